@@ -4,10 +4,12 @@ To add a command, write its function in a file of this folder, and register it h
 family of commands, such as `log stats`, add an `app` here, and register its commands in the family's file.
 """
 
+import errno
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ray_messaging.cli.dead_letters import app as dead_letters_app
 from ray_messaging.cli.doctor import doctor
@@ -18,8 +20,34 @@ from ray_messaging.cli.replay import demo, replay
 from ray_messaging.cli.report import report
 from ray_messaging.cli.surveys import surveys
 from ray_messaging.cli.ui import ui
+from ray_messaging.errors import MessagingError
+
+USAGE, INTERRUPTED = 2, 130
+
+
+class _Commands(TyperGroup):
+    """Commands that print errors of this library and of the system as one line on stderr, with exit code 2.
+
+    Ctrl-C exits with code 130.
+    """
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - click's context, or that of typer's own click
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("stopped", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except (MessagingError, OSError) as error:
+            if (
+                isinstance(error, OSError) and error.errno == errno.EPIPE
+            ):  # the reader of the output has closed the pipe
+                raise
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(USAGE) from error
+
 
 app = typer.Typer(
+    cls=_Commands,
     name="ray-messaging",
     help="Durable, filtered, logged messaging between millions of agents on a Ray cluster.",
     no_args_is_help=True,

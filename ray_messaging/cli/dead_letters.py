@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from ray_messaging.cli.options import Json
-from ray_messaging.cli.session import check_file, clean_errors, join_experiment, output, print_json
+from ray_messaging.cli.session import check_file, join_experiment, output, print_json
 from ray_messaging.cli.show import counted, plain_table, print_table
 from ray_messaging.cluster.handles.dead_letters import DeadLetter, DeadLetters
 from ray_messaging.common.texts import TEXT_WIDTH, printable, shortened, utc_time
@@ -152,35 +152,33 @@ def list_letters(
     as_json: Json = False,
 ) -> None:
     """Print the dead letters, the oldest first, with mailbox and reason."""
-    with clean_errors():
-        letters = _open(exp_id, redis)
-        found = letters.list(limit=limit, after=after, mailbox=mailbox)
-        if as_json:
-            print_json(*(encode(record(letter)) for letter in found))
-            return
-        console = output()
-        show_letters(console, found, letters.stats())
-        if len(found) == limit:
-            console.print(f"There may be more: --after {found[-1].id}, or another --limit.")
+    letters = _open(exp_id, redis)
+    found = letters.list(limit=limit, after=after, mailbox=mailbox)
+    if as_json:
+        print_json(*(encode(record(letter)) for letter in found))
+        return
+    console = output()
+    show_letters(console, found, letters.stats())
+    if len(found) == limit:
+        console.print(f"There may be more: --after {found[-1].id}, or another --limit.")
 
 
 @app.command(short_help="Print the messages of one dead letter.")
 def show(exp_id: ExpId, letter: Letter, redis: Redis = None, export: Export = None, as_json: Json = False) -> None:
     """Print the messages in a dead letter, or the bytes of one that cannot be decoded."""
-    with clean_errors():
+    if export is not None:
+        check_file(export, "choose another file")
+        if export.exists():
+            raise ConfigError(f"{str(export)!r} is there already: choose another file")
+    found = _open(exp_id, redis).get(letter)
+    if export is not None:
+        _write(export, found.frame)
+    if as_json:
+        print_json(encode(record(found, whole=True)))
+    else:
+        show_letter(output(), found)
         if export is not None:
-            check_file(export, "choose another file")
-            if export.exists():
-                raise ConfigError(f"{str(export)!r} is there already: choose another file")
-        found = _open(exp_id, redis).get(letter)
-        if export is not None:
-            _write(export, found.frame)
-        if as_json:
-            print_json(encode(record(found, whole=True)))
-        else:
-            show_letter(output(), found)
-            if export is not None:
-                output().print(f"\nIts {len(found.frame):,} bytes are in {export}.")
+            output().print(f"\nIts {len(found.frame):,} bytes are in {export}.")
 
 
 @app.command(short_help="Send letters again, to their present listeners.")
@@ -196,14 +194,13 @@ def requeue(
 
     Letters that cannot be sent stay; then the exit code is 1, and the reasons are printed.
     """
-    with clean_errors():
-        some = _selection(ids, mailbox, every=every)
-        done = _open(exp_id, redis).requeue(some, mailbox=mailbox, everything=every)
-        if as_json:
-            print_json(encode({"letters": done.letters, "messages": done.messages, "left": done.left}))
-        else:
-            output().print(f"Sent again {counted(done.messages, 'message')}; {counted(done.letters, 'letter')} gone.")
-        _finish([f"{letter}: {why}" for letter, why in done.left.items()], quiet=as_json)
+    some = _selection(ids, mailbox, every=every)
+    done = _open(exp_id, redis).requeue(some, mailbox=mailbox, everything=every)
+    if as_json:
+        print_json(encode({"letters": done.letters, "messages": done.messages, "left": done.left}))
+    else:
+        output().print(f"Sent again {counted(done.messages, 'message')}; {counted(done.letters, 'letter')} gone.")
+    _finish([f"{letter}: {why}" for letter, why in done.left.items()], quiet=as_json)
 
 
 @app.command(short_help="Delete letters with their messages.")
@@ -216,15 +213,14 @@ def drop(
     as_json: Json = False,
 ) -> None:
     """Delete dead letters with their messages; the exit code is 1 if one did not exist."""
-    with clean_errors():
-        some = _selection(ids, mailbox, every=every)
-        dropped = _open(exp_id, redis).drop(some, mailbox=mailbox, everything=every)
-        missing = 0 if some is None else len(set(some)) - dropped
-        if as_json:
-            print_json(encode({"dropped": dropped, "missing": missing}))
-        else:
-            output().print(f"Deleted {counted(dropped, 'letter')}.")
-        _finish([f"{counted(missing, 'letter')} not there (any more)"] * bool(missing), quiet=False)
+    some = _selection(ids, mailbox, every=every)
+    dropped = _open(exp_id, redis).drop(some, mailbox=mailbox, everything=every)
+    missing = 0 if some is None else len(set(some)) - dropped
+    if as_json:
+        print_json(encode({"dropped": dropped, "missing": missing}))
+    else:
+        output().print(f"Deleted {counted(dropped, 'letter')}.")
+    _finish([f"{counted(missing, 'letter')} not there (any more)"] * bool(missing), quiet=False)
 
 
 def _open(exp_id: str, redis: str | None) -> DeadLetters:

@@ -11,7 +11,7 @@ from ray_messaging.addressing.channels import check_name
 from ray_messaging.cli.doctor_machine import examine_machine
 from ray_messaging.cli.doctor_server import examine_server
 from ray_messaging.cli.options import Json
-from ray_messaging.cli.session import clean_errors, output
+from ray_messaging.cli.session import output
 from ray_messaging.cli.show import plain_table, print_table
 from ray_messaging.cluster.handles.connection import named_actors
 from ray_messaging.cluster.health_check import check_health
@@ -74,18 +74,17 @@ def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: Json = False) -> 
 
     The exit code is 0 without critical findings, 1 with one, and 2 if the check itself failed.
     """
-    with clean_errors():
-        config = None if redis is None else RedisConfig.from_url(redis)
-        if exp_id is not None:
-            health = _experiment(check_name("exp_id", exp_id), config)
-        elif config is not None:
-            health = examine_server(config)
-        else:
-            health = examine_machine()
-        if as_json:
-            typer.echo(json.dumps(health.to_dict()))
-        else:
-            show_health(output(), health)
+    config = None if redis is None else RedisConfig.from_url(redis)
+    if exp_id is not None:
+        health = _experiment(check_name("exp_id", exp_id), config)
+    elif config is not None:
+        health = examine_server(config)
+    else:
+        health = examine_machine()
+    if as_json:
+        typer.echo(json.dumps(health.to_dict()))
+    else:
+        show_health(output(), health)
     if health.level == "critical":
         raise typer.Exit(CRITICAL)
 

@@ -11,7 +11,7 @@ from ray import cloudpickle
 
 from ray_messaging.cli.options import Rules
 from ray_messaging.cli.rule_specs import parse_rules
-from ray_messaging.cli.session import clean_errors, output
+from ray_messaging.cli.session import output
 from ray_messaging.errors import ConfigError
 
 Model = Annotated[str, typer.Option("--model", metavar="MODULE:FUNCTION", help="The model, as town:person.")]
@@ -32,17 +32,16 @@ def fork(
     """
     from ray_messaging import Messaging, compare  # noqa: PLC0415 - they take a second
 
-    with clean_errors():
-        function = _model(model)
-        given = None if rules is None else parse_rules(rules)
-        console = output()
-        with Messaging.fork(parent, folder.name, at_step=at_step, log_dir=folder, rules=given) as messaging:
-            console.print(f"The fork of {parent} begins with step {messaging.steps.now}.")
-            groups = {name: [*agents] for name, agents in messaging.steps.hosted().items()}
-            everybody = [agent for agents in groups.values() for agent in agents]
-            result = messaging.run(function, agents=everybody, groups=groups, until=until, by=by)
-        console.print(repr(result))
-        console.print(str(compare(folder, parent)))
+    function = _model(model)
+    given = None if rules is None else parse_rules(rules)
+    console = output()
+    with Messaging.fork(parent, folder.name, at_step=at_step, log_dir=folder, rules=given) as messaging:
+        console.print(f"The fork of {parent} begins with step {messaging.steps.now}.")
+        groups = {name: [*agents] for name, agents in messaging.steps.hosted().items()}
+        everybody = [agent for agents in groups.values() for agent in agents]
+        result = messaging.run(function, agents=everybody, groups=groups, until=until, by=by)
+    console.print(repr(result))
+    console.print(str(compare(folder, parent)))
 
 
 def _model(named: str) -> Callable[..., Any]:

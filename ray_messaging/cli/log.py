@@ -20,7 +20,7 @@ from ray_messaging.cli.log_show import (
     show_table,
 )
 from ray_messaging.cli.options import Json
-from ray_messaging.cli.session import DOES_NOT_BALANCE, check_file, clean_errors, output, print_json
+from ray_messaging.cli.session import DOES_NOT_BALANCE, check_file, output, print_json
 from ray_messaging.cli.show import counted
 from ray_messaging.cluster.spec import absolute
 from ray_messaging.errors import Closed, ConfigError
@@ -79,11 +79,10 @@ def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_fi
 @app.command(short_help="Write the rows that the log of a killed run lacks.")
 def finish(folder: Annotated[str, typer.Argument(metavar="LOG_DIR", help="The log_dir of a run.")]) -> None:
     """Write the rows that the log of a killed run lacks, from the data that its embedded server has left."""
-    with clean_errors():
-        from ray_messaging.cluster.finishing import finish as finish_folder  # noqa: PLC0415 - no other command needs it
+    from ray_messaging.cluster.finishing import finish as finish_folder  # noqa: PLC0415 - no other command needs it
 
-        found = finish_folder(str(absolute(folder)))
-        rows = EventLog.open(folder).end + 1
+    found = finish_folder(str(absolute(folder)))
+    rows = EventLog.open(folder).end + 1
     output().print(f"The log is complete{'' if found else ' already'}: {counted(rows, 'row')}.")
 
 
@@ -116,11 +115,10 @@ def sql(
     as_json: Json = False,
 ) -> None:
     """Print the answer to a SELECT over the table messages, with DuckDB: with --json all rows, else the first ones."""
-    with clean_errors():
-        try:
-            table = open_log(target).sql(query)
-        except ImportError as error:
-            raise ConfigError(str(getattr(error, "cause", error))) from error  # Ray's error wraps it
+    try:
+        table = open_log(target).sql(query)
+    except ImportError as error:
+        raise ConfigError(str(getattr(error, "cause", error))) from error  # Ray's error wraps it
     if as_json:
         print_json(*map(json_line, table.to_pylist()))
         return
@@ -163,8 +161,7 @@ def thread(
     as_json: Json = False,
 ) -> None:
     """Print the thread that a message belongs to: its first question, the answers to that, the answers to those."""
-    with clean_errors():
-        table = open_log(target).thread(message_id, text=True)
+    table = open_log(target).thread(message_id, text=True)
     _print_lines(table, as_json=as_json, otherwise="No message has this id.")
 
 
@@ -174,8 +171,7 @@ def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Js
 
     With --json each message of the tree is a line, before its causes; `cause_of` is the one above it.
     """
-    with clean_errors():
-        found = open_log(target).why(message_id, depth)
+    found = open_log(target).why(message_id, depth)
     if as_json:
         print_json(*(json_line(row | {"payload": Raw(row["payload"].encode())}) for row in found.rows()))
     else:
@@ -185,8 +181,7 @@ def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Js
 @app.command(short_help="Print whom a message could have moved, step by step.")
 def effects(target: Target, message_id: MessageId, depth: Steps = DEPTH, as_json: Json = False) -> None:
     """Print how many agents a message of a step could have moved, step by step: with --json the agents, a line each."""
-    with clean_errors():
-        found = open_log(target).effects(message_id, depth)
+    found = open_log(target).effects(message_id, depth)
     if as_json:
         print_json(*map(json_line, found.agents.to_pylist()))
     else:
@@ -221,14 +216,13 @@ def tail(
 @app.command(short_help="Show what ran: settings, groups, rules, starts.")
 def run(target: Target, as_json: Json = False) -> None:
     """Show what ran: steps, groups, the model, each start with its command and versions, and changes of the rules."""
-    with clean_errors():
-        found = open_log(target).run
-        if as_json:
-            print_json(json_line(found or {}))
-        elif found is None:
-            output().print("This log has no record of its run.")
-        else:
-            show_run(output(), found)
+    found = open_log(target).run
+    if as_json:
+        print_json(json_line(found or {}))
+    elif found is None:
+        output().print("This log has no record of its run.")
+    else:
+        show_run(output(), found)
 
 
 @app.command(short_help="Write rows to a Parquet, CSV or JSON lines file.")
@@ -260,13 +254,12 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Show the first step, agent and message in which two runs in steps differ. The exit code is 1 if they do."""
-    with clean_errors():
-        found = open_log(one).diff(open_log(other))
-        if as_json:
-            print_json(json_line({"differ": found is not None}) if found is None else difference_line(found))
-        elif found is None:
-            output().print("Both runs sent the same.")
-        else:
-            show_difference(output(), found, one, other)
+    found = open_log(one).diff(open_log(other))
+    if as_json:
+        print_json(json_line({"differ": found is not None}) if found is None else difference_line(found))
+    elif found is None:
+        output().print("Both runs sent the same.")
+    else:
+        show_difference(output(), found, one, other)
     if found is not None:
         raise typer.Exit(1)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ray_messaging.cli.session import clean_errors, join_experiment
+from ray_messaging.cli.session import join_experiment
 from ray_messaging.errors import ConfigError, InvalidQuery
 from ray_messaging.eventlog.event_log import EventLog
 
@@ -56,18 +56,14 @@ _ENDS = ("from_id", "to_id", "agent")
 
 
 def with_fields(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options in OPTIONS, except those in `without`, to a command.
-
-    The command gets their values as `fields`. Its errors are printed as by `clean_errors`.
-    """
+    """Add the options in OPTIONS, except those in `without`, to a command, which gets their values as `fields`."""
     names = [name for name in OPTIONS if name not in without]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**values: Any) -> None:  # noqa: ANN401 - the options' values
-            given = {name: values.pop(name) for name in names}
-            with clean_errors():
-                command(**values, fields=read_fields(given))
+            fields = read_fields({name: values.pop(name) for name in names})
+            command(**values, fields=fields)
 
         hints = get_type_hints(command, include_extras=True)
         own = [found for name, found in signature(command).parameters.items() if name != "fields"]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ray_messaging.cli.session import clean_errors, join_experiment, output
+from ray_messaging.cli.session import join_experiment, output
 from ray_messaging.errors import ConfigError
 
 app = typer.Typer(help="Show metrics, or write a dashboard for Grafana.", no_args_is_help=True)
@@ -18,7 +18,7 @@ _FILE = "ray_messaging_grafana_dashboard.json"
 @app.command(short_help="Print the metrics of an experiment.")
 def show(exp_id: Annotated[str, typer.Argument(metavar="EXP_ID", help="A running experiment.")]) -> None:
     """Print the metrics of a running experiment, in Prometheus' format."""
-    with clean_errors(), join_experiment(exp_id, "start the experiment") as messaging:
+    with join_experiment(exp_id, "start the experiment") as messaging:
         try:
             typer.echo(messaging.metrics_text(), nl=False)
         except ImportError as error:
@@ -35,16 +35,15 @@ def dashboard(
     ] = None,
 ) -> None:
     """Write a dashboard for Grafana, of the metrics that Ray's Prometheus endpoint has with metrics=True."""
-    with clean_errors():
-        target = folder or _folder_of_ray()
-        if not target.is_dir():
-            raise ConfigError(
-                f"{target} is no folder: start Ray with its dashboard (pip install 'ray[default]'; ray start --head), "
-                "or name the folder from which your Grafana takes dashboards"
-            )
-        text = files("ray_messaging.observability.metrics").joinpath("grafana_dashboard.json").read_text("utf-8")
-        target.joinpath(_FILE).write_text(text, encoding="utf-8")
-        output().print(f"The dashboard is in {target / _FILE}.")
+    target = folder or _folder_of_ray()
+    if not target.is_dir():
+        raise ConfigError(
+            f"{target} is no folder: start Ray with its dashboard (pip install 'ray[default]'; ray start --head), "
+            "or name the folder from which your Grafana takes dashboards"
+        )
+    text = files("ray_messaging.observability.metrics").joinpath("grafana_dashboard.json").read_text("utf-8")
+    target.joinpath(_FILE).write_text(text, encoding="utf-8")
+    output().print(f"The dashboard is in {target / _FILE}.")
 
 
 def _folder_of_ray() -> Path:

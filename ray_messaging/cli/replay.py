@@ -24,7 +24,7 @@ from ray_messaging.cli.options import (
     read_speed,
 )
 from ray_messaging.cli.rule_specs import parse_rules
-from ray_messaging.cli.session import check_outputs, clean_errors, finish, output, run
+from ray_messaging.cli.session import check_outputs, finish, output, run
 from ray_messaging.cli.show import counted
 from ray_messaging.cli.ui import check_extra
 from ray_messaging.errors import ConfigError
@@ -54,24 +54,23 @@ def demo(
     seed: Seed = 1,
 ) -> None:
     """Run a society of agents that send each other messages, with a black list, and show the result."""
-    with clean_errors():
-        if ui and log_dir is None:
-            raise ConfigError("the inspector shows the messages of a log: add --log-dir demo-log to --ui")
-        if ui:
-            check_extra()
-        check_outputs(json_file, log_dir)
-        society = generate(agents, groups, messages, seed=seed)
-        plan = Plan(society.traffic, society.group_of)
-        console = output()
-        console.print(
-            f"Demo: {agents:,} agents in {groups} groups (a Ray actor each) send {messages:,} messages to each other. "
-            f"A black list blocks all messages of agent {society.silenced}, and those of "
-            f"{len(society.black_list) - 1} pairs."
-        )
-        rules = [BlackList(society.black_list)]
-        outcome = run(console, plan, rules, redis, purpose="demo", probe=True, log_dir=log_dir, ui=ui)
-        console.print(NEXT)
-        finish(outcome, json_file, {"agents": agents, "seed": seed})
+    if ui and log_dir is None:
+        raise ConfigError("the inspector shows the messages of a log: add --log-dir demo-log to --ui")
+    if ui:
+        check_extra()
+    check_outputs(json_file, log_dir)
+    society = generate(agents, groups, messages, seed=seed)
+    plan = Plan(society.traffic, society.group_of)
+    console = output()
+    console.print(
+        f"Demo: {agents:,} agents in {groups} groups (a Ray actor each) send {messages:,} messages to each other. "
+        f"A black list blocks all messages of agent {society.silenced}, and those of "
+        f"{len(society.black_list) - 1} pairs."
+    )
+    rules = [BlackList(society.black_list)]
+    outcome = run(console, plan, rules, redis, purpose="demo", probe=True, log_dir=log_dir, ui=ui)
+    console.print(NEXT)
+    finish(outcome, json_file, {"agents": agents, "seed": seed})
 
 
 def _pace(traffic: Traffic, speed: float | None) -> str:
@@ -106,18 +105,17 @@ def replay(
     Exit code 1: the account does not balance. 2: an argument is invalid, or the run failed.
     """
     pace = read_speed(speed)
-    with clean_errors():
-        check_outputs(json_file, log_dir)
-        parsed = parse_rules(rules or [])
-        names = {"from_field": from_field, "to_field": to_field, "time_field": time_field, "text_field": text_field}
-        traffic = Traffic.of(read_trace(trace, **names))
-        plan = Plan(traffic, assign_groups(traffic.agents, groups), speed=pace)
-        console = output()
-        _note(plan, groups, parsed, pace)
-        console.print(
-            f"Replay of {trace.name}: {len(traffic):,} messages among {len(traffic.agents):,} agents in "
-            f"{counted(plan.groups, 'group')} (a Ray actor each), {_pace(traffic, pace)}, "
-            f"{'rules: ' + ', '.join(rule.name for rule in parsed) if parsed else 'no rules'}."
-        )
-        outcome = run(console, plan, parsed, redis, purpose="replay", probe=False, log_dir=log_dir)
-        finish(outcome, json_file, {"trace": str(trace), "agents": len(traffic.agents)})
+    check_outputs(json_file, log_dir)
+    parsed = parse_rules(rules or [])
+    names = {"from_field": from_field, "to_field": to_field, "time_field": time_field, "text_field": text_field}
+    traffic = Traffic.of(read_trace(trace, **names))
+    plan = Plan(traffic, assign_groups(traffic.agents, groups), speed=pace)
+    console = output()
+    _note(plan, groups, parsed, pace)
+    console.print(
+        f"Replay of {trace.name}: {len(traffic):,} messages among {len(traffic.agents):,} agents in "
+        f"{counted(plan.groups, 'group')} (a Ray actor each), {_pace(traffic, pace)}, "
+        f"{'rules: ' + ', '.join(rule.name for rule in parsed) if parsed else 'no rules'}."
+    )
+    outcome = run(console, plan, parsed, redis, purpose="replay", probe=False, log_dir=log_dir)
+    finish(outcome, json_file, {"trace": str(trace), "agents": len(traffic.agents)})

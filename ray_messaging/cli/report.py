@@ -10,7 +10,7 @@ import typer
 from ray_messaging.cli.log_options import open_log
 from ray_messaging.cli.options import Json
 from ray_messaging.cli.report_charts import network_chart, step_chart, traffic_chart
-from ray_messaging.cli.session import check_file, clean_errors, output, print_json
+from ray_messaging.cli.session import check_file, output, print_json
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.texts import printable, utc_time
 from ray_messaging.errors import ConfigError
@@ -199,17 +199,16 @@ def report(
 
     The page is one HTML file, which can be opened without a network.
     """
-    with clean_errors():
-        check_file(file, "choose another file with --file")
-        logs = {name: open_log(name) for name in (log_dir, other) if name is not None}
-        try:
-            text = page_of(logs)
-        except ImportError as error:
-            raise ConfigError(
-                "a report needs matplotlib and networkx: pip install 'ray-messaging[plot,networkx]'"
-            ) from error
-        file.write_text(text, encoding="utf-8")
-        if as_json:
-            print_json(json_line({"file": str(file), "bytes": len(text.encode())}))
-        else:
-            output().print(f"The report is in {file}: open it in a browser.")
+    check_file(file, "choose another file with --file")
+    logs = {name: open_log(name) for name in (log_dir, other) if name is not None}
+    try:
+        text = page_of(logs)
+    except ImportError as error:
+        raise ConfigError(
+            "a report needs matplotlib and networkx: pip install 'ray-messaging[plot,networkx]'"
+        ) from error
+    file.write_text(text, encoding="utf-8")
+    if as_json:
+        print_json(json_line({"file": str(file), "bytes": len(text.encode())}))
+    else:
+        output().print(f"The report is in {file}: open it in a browser.")

@@ -1,13 +1,12 @@
-"""Steps that several commands share: checks, a run, its report, errors and exit codes."""
+"""Steps that several commands share: checks, a run, and its report."""
 
-import errno
 import json
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
@@ -20,14 +19,14 @@ from ray_messaging.addressing.channels import check_name
 from ray_messaging.cli.show import progress_bars, show_check, show_fates, show_heat_map, show_log, show_speed
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.cluster.ray_clusters import check_ray_address, join_ray, searched_clusters
-from ray_messaging.errors import ConfigError, MessagingError, Unbalanced, UnknownName
+from ray_messaging.errors import ConfigError, Unbalanced, UnknownName
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.interception.rules import Rule
 from ray_messaging.replay.account import Account
 from ray_messaging.replay.plan import Plan
 from ray_messaging.replay.runner import ROUNDS, ReplayRunner
 
-DOES_NOT_BALANCE, USAGE, INTERRUPTED = 1, 2, 130
+DOES_NOT_BALANCE = 1
 PLAIN_WIDTH = 200  # columns if the output is not a terminal
 
 
@@ -159,27 +158,6 @@ def check_log_dir(log_dir: str | None) -> None:
             f"{log_dir!r} holds the log of an earlier run (ray-messaging log stats {log_dir} shows it): choose "
             "another --log-dir, or remove that one"
         )
-
-
-@contextmanager
-def clean_errors() -> Iterator[None]:
-    """Print errors of this library and of the system as one line on stderr, with exit code 2.
-
-    Ctrl-C exits with code 130.
-    """
-    try:
-        yield
-    except MessagingError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(USAGE) from error
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # whoever reads the output has closed the pipe
-            raise
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(USAGE) from error
-    except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
-        raise typer.Exit(INTERRUPTED) from None
 
 
 def print_json(*lines: bytes) -> None:

@@ -6,7 +6,7 @@ import typer
 from msgspec.json import encode
 
 from ray_messaging.cli.options import Json
-from ray_messaging.cli.session import clean_errors, join_experiment, output, print_json
+from ray_messaging.cli.session import join_experiment, output, print_json
 from ray_messaging.cli.show import plain_table, print_table
 from ray_messaging.common.texts import utc_time
 
@@ -17,7 +17,7 @@ def surveys(
     exp_id: Annotated[str, typer.Argument(metavar="EXP_ID", help="A running experiment.")], as_json: Json = False
 ) -> None:
     """List the surveys of an experiment, each with its numbers of agents: answered, pending, invalid and others."""
-    with clean_errors(), join_experiment(exp_id, "start the experiment") as messaging:
+    with join_experiment(exp_id, "start the experiment") as messaging:
         found = [messaging.survey(survey_id) for survey_id in messaging.surveys()]
         if as_json:
             print_json(*(encode({"id": each.id, "created_at": each.created_at, **each.counts()}) for each in found))

@@ -10,7 +10,7 @@ import typer
 from msgspec.json import encode
 
 from ray_messaging.cli.rule_specs import KNOWN, parse_rule
-from ray_messaging.cli.session import clean_errors, join_experiment, output, print_json
+from ray_messaging.cli.session import join_experiment, output, print_json
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError
 from ray_messaging.inspector.server.serve import Bound, Place, bind, serve
@@ -53,22 +53,21 @@ def ui(
 
     It ends with Ctrl-C.
     """
-    with clean_errors():
-        check_extra()
-        bound = bind(Place(host, port, tuple(allow_host or ())), token=token or control)
-        with bound.socket:
-            found = join_experiment(target, "start it first") if of_process else open_run(target)
-            if control and not isinstance(found, Messaging):
-                raise ConfigError(f"--control steers a running experiment, and {target!r} is the folder of a log")
-            source = LiveSource(found) if isinstance(found, Messaging) else found
-            examples = [known.example for known in KNOWN.values()]
-            steering = LiveControl(found, parse_rule, examples) if control and isinstance(found, Messaging) else None
-            from ray_messaging.inspector.server.answer_cache import AnswerCache  # noqa: PLC0415
-            from ray_messaging.inspector.server.application import application  # noqa: PLC0415 - of the extra
+    check_extra()
+    bound = bind(Place(host, port, tuple(allow_host or ())), token=token or control)
+    with bound.socket:
+        found = join_experiment(target, "start it first") if of_process else open_run(target)
+        if control and not isinstance(found, Messaging):
+            raise ConfigError(f"--control steers a running experiment, and {target!r} is the folder of a log")
+        source = LiveSource(found) if isinstance(found, Messaging) else found
+        examples = [known.example for known in KNOWN.values()]
+        steering = LiveControl(found, parse_rule, examples) if control and isinstance(found, Messaging) else None
+        from ray_messaging.inspector.server.answer_cache import AnswerCache  # noqa: PLC0415
+        from ray_messaging.inspector.server.application import application  # noqa: PLC0415 - of the extra
 
-            app = application(AnswerCache(source, steering))
-            until = _stdin_closed() if of_process else None
-            serve(app, bound, on_ready=lambda: _tell(source, bound, as_json=as_json), until=until)
+        app = application(AnswerCache(source, steering))
+        until = _stdin_closed() if of_process else None
+        serve(app, bound, on_ready=lambda: _tell(source, bound, as_json=as_json), until=until)
 
 
 def check_extra() -> None:
