@@ -74,7 +74,7 @@ def _trial(config: RedisConfig, space: str) -> list[Finding]:
     """Send a message through a key space that is used for this only, and remove the key space."""
     tolerant = config.model_copy(update={"allow_eviction": True})  # eviction is reported already
     try:
-        taken = bool(_keys(tolerant, space))
+        taken = any(_found(tolerant, keys) for keys in _keys(tolerant, space))
     except (RedisError, OSError) as error:
         return [critical("server trial", f"its keys cannot be listed: {error}", _RIGHTS)]
     if taken:
@@ -117,40 +117,36 @@ async def _send_one(config: RedisConfig, exp_id: str) -> float:
 
 def _try_commands(config: RedisConfig, exp_id: str) -> None:
     """Run the commands that are used in addition to scripts; raise the server's errors."""
-    for shard in range(config.shards):
-        _try_commands_of(config, shard_keys(exp_id, shard, config.shards))
+    for keys in _keys(config, exp_id):
+        with client_of(config, keys) as client:
+            table, stream = keys.table("trial"), keys.stream("trial:0")
+            client.hsetnx(table, "a", 1)
+            client.hset(table, "b", 2)
+            client.hincrby(table, "a", 1)
+            client.hmget(table, "a", "b")
+            client.hgetall(table)
+            client.hkeys(table)
+            client.xadd(stream, {"f": b"x"})
+            client.xrange(stream)
+            client.xrevrange(stream)
+            client.xlen(stream)
+            client.publish(keys.own, b"(")
 
 
-def _try_commands_of(config: RedisConfig, keys: Keys) -> None:
-    with client_of(config, keys) as client:
-        table, stream = keys.table("trial"), keys.stream("trial:0")
-        client.hsetnx(table, "a", 1)
-        client.hset(table, "b", 2)
-        client.hincrby(table, "a", 1)
-        client.hmget(table, "a", "b")
-        client.hgetall(table)
-        client.hkeys(table)
-        client.xadd(stream, {"f": b"x"})
-        client.xrange(stream)
-        client.xrevrange(stream)
-        client.xlen(stream)
-        client.publish(keys.own, b"(")
+def _keys(config: RedisConfig, exp_id: str) -> list[Keys]:
+    """Return the keys of each server."""
+    return [shard_keys(exp_id, shard, config.shards) for shard in range(config.shards)]
 
 
-def _keys(config: RedisConfig, exp_id: str) -> list[bytes]:
-    return [key for shard in range(config.shards) for key in _keys_of(config, shard_keys(exp_id, shard, config.shards))]
-
-
-def _keys_of(config: RedisConfig, keys: Keys) -> list[bytes]:
+def _found(config: RedisConfig, keys: Keys) -> list[bytes]:
     with client_of(config, keys) as client:
         return list(client.scan_iter(keys.prefix + "*", count=SCAN_COUNT))
 
 
 def _erase(config: RedisConfig, exp_id: str) -> list[Finding]:
-    for shard in range(config.shards):
-        keys = shard_keys(exp_id, shard, config.shards)
+    for keys in _keys(config, exp_id):
         try:
-            left = _keys_of(config, keys)
+            left = _found(config, keys)
             with client_of(config, keys) as client:
                 if left:
                     client.unlink(*left)

@@ -4,13 +4,16 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from ray_messaging.cli.session import join_experiment
+from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError, InvalidQuery
 from ray_messaging.eventlog.event_log import EventLog
+
+T = TypeVar("T")
 
 _ID_HELP = "repeatable; '' is the user"
 
@@ -115,13 +118,19 @@ def _read_time(text: str) -> float | str:
 
 
 def open_log(target: str) -> EventLog:
-    """Open the log of a folder, or of a running experiment.
+    """Open the log of a folder, or of a running experiment; raise as `open_run`."""
+    found = open_run(target, EventLog.open)
+    return found.log if isinstance(found, Messaging) else found
+
+
+def open_run(target: str, open_folder: Callable[[str], T]) -> T | Messaging:
+    """Open the folder of a log by `open_folder`, or a running experiment.
 
     Raises: LogError if the folder holds no log, ConfigError if it is a file, or neither exists.
     """
     if Path(target).is_file():
         raise ConfigError(f"{target!r} is a file: pass the folder that holds the log's events-*.parquet")
     if "/" in target or Path(target).is_dir():
-        return EventLog.open(target)
+        return open_folder(target)
     missing = f"there is no folder {target!r} here, and "
-    return join_experiment(target, "pass the log_dir of a run", missing=missing).log
+    return join_experiment(target, "pass the log_dir of a run", missing=missing)

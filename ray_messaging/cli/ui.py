@@ -3,12 +3,12 @@
 import sys
 import threading
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from msgspec.json import encode
 
+from ray_messaging.cli.log_options import open_run
 from ray_messaging.cli.rule_specs import KNOWN, parse_rule
 from ray_messaging.cli.session import join_experiment, output, print_json
 from ray_messaging.cluster.messaging import Messaging
@@ -56,7 +56,7 @@ def ui(
     check_extra()
     bound = bind(Place(host, port, tuple(allow_host or ())), token=token or control)
     with bound.socket:
-        found = join_experiment(target, "start it first") if of_process else open_run(target)
+        found = join_experiment(target, "start it first") if of_process else open_run(target, FolderSource)
         if control and not isinstance(found, Messaging):
             raise ConfigError(f"--control steers a running experiment, and {target!r} is the folder of a log")
         source = LiveSource(found) if isinstance(found, Messaging) else found
@@ -74,19 +74,6 @@ def check_extra() -> None:
     """Raise ConfigError if the extra `ui` is not installed."""
     if find_spec("nicegui") is None:
         raise ConfigError("the inspector needs NiceGUI: pip install 'ray-messaging[ui]'")
-
-
-def open_run(target: str) -> FolderSource | Messaging:
-    """Open the folder of a log, or a running experiment.
-
-    Raises: LogError if the folder holds no log, ConfigError if it is a file, or neither exists.
-    """
-    if Path(target).is_file():
-        raise ConfigError(f"{target!r} is a file: pass the folder that holds the log's events-*.parquet")
-    if "/" in target or Path(target).is_dir():
-        return FolderSource(target)
-    missing = f"there is no folder {target!r} here, and "
-    return join_experiment(target, "pass the log_dir of a run", missing=missing)
 
 
 def _tell(source: Source, bound: Bound, *, as_json: bool) -> None:

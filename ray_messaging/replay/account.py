@@ -1,17 +1,18 @@
 """The account of a replay: the fate of every message, and whether the figures balance."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
+from ray_messaging.receipt import BLOCKED, DELIVERED, FATES, PUBLISHED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.replay.plan import Plan, Share
 from ray_messaging.replay.worker import Sent, Tally
 
+_NOT_IN_JSON = {"fates", "unknown", "agents_differ", "unheard", "matrix"}
 _NAMED = 5  # most agents that are named because their messages were undeliverable
 
 
@@ -75,26 +76,14 @@ class Account:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the account in JSON's types."""
-        return {
-            "messages": self.messages,
+        """Return the account in JSON's types. `problems` stands for `unknown` and `agents_differ`."""
+        names = [field.name for field in fields(self) if field.name not in _NOT_IN_JSON]
+        return {name: getattr(self, name) for name in names} | {
             **self.fates,
-            "received": self.received,
-            "duplicates": self.duplicates,
-            "out_of_order": self.out_of_order,
             "seconds": round(self.seconds, 6),
             "messages_per_second": round(self.per_second, 1),
             "balances": self.balances,
             "problems": self.problems,
-            "received_equals_file": self.received_equals_file,
-            "lost": self.lost,
-            "leaked": self.leaked,
-            "misdirected": self.misdirected,
-            "changed": self.changed,
-            "unexpected": self.unexpected,
-            "latency_ms": self.latency_ms,
-            "blocked_by": self.blocked_by,
-            "groups": self.groups,
             "group_matrix": self.matrix,
             "received_by_agent": {str(agent): count for agent, count in self.received_by_agent.items()},
         }
@@ -109,15 +98,11 @@ def build_account(plan: Plan, shares: list[Share], sent: list[Sent], tallies: li
     seen = np.sum([tally.seen for tally in tallies], axis=0, dtype=np.int64)
     by_agent = np.sum([tally.by_agent for tally in tallies], axis=0)
     delivered_to = np.bincount(traffic.receivers[delivered], minlength=len(traffic.agents))
+    begun = min(part.began_at for part in sent)
     file_counts = np.bincount(traffic.receivers, minlength=len(traffic.agents))
     return Account(
         messages=len(traffic),
-        fates={
-            "delivered": counts[DELIVERED],
-            "blocked": counts[BLOCKED],
-            "published": counts[PUBLISHED],
-            "undeliverable": counts[UNDELIVERABLE],
-        },
+        fates={FATES[code]: counts[code] for code in (DELIVERED, BLOCKED, PUBLISHED, UNDELIVERABLE)},
         unknown=counts[UNKNOWN],
         received=sum(tally.received for tally in tallies),
         duplicates=int(np.maximum(seen - 1, 0).sum()),
@@ -128,15 +113,18 @@ def build_account(plan: Plan, shares: list[Share], sent: list[Sent], tallies: li
         changed=sum(tally.changed for tally in tallies),
         unexpected=sum(tally.unexpected for tally in tallies),
         agents_differ=int((by_agent != delivered_to).sum()),
-        seconds=_ended(sent, tallies) - min(part.began_at for part in sent),
-        latency_ms=percentiles(np.concatenate([_latencies(tally) for tally in tallies])),
+        seconds=max(*(part.ended_at for part in sent), *(tally.last_at for tally in tallies)) - begun,
+        latency_ms=percentiles(np.concatenate([tally.latencies for tally in tallies])),
         blocked_by=dict(sum((part.blocked_by for part in sent), Counter[str]())),
         unheard=dict(unheard.most_common(_NAMED)),
         received_by_agent={
             agent: count for agent, count in zip(traffic.agents, by_agent.tolist(), strict=True) if count
         },
         received_equals_file=bool((by_agent == file_counts).all()),
-        groups=_groups(plan, shares, tallies),
+        groups=[
+            {"name": share.name, "agents": size, "sent": len(share.rows), "received": tally.received}
+            for share, size, tally in zip(shares, plan.sizes, tallies, strict=True)
+        ],
         matrix=matrix(plan, delivered).tolist(),
     )
 
@@ -162,18 +150,3 @@ def percentiles(seconds: NDArray[np.floating[Any]]) -> dict[str, float | None]:
         return {"p50": None, "p99": None}
     p50, p99 = np.percentile(np.asarray(seconds, np.float64) * 1000, (50, 99)).tolist()
     return {"p50": round(p50, 4), "p99": round(p99, 4)}
-
-
-def _ended(sent: list[Sent], tallies: list[Tally]) -> float:
-    return max([part.ended_at for part in sent] + [tally.last_at for tally in tallies])
-
-
-def _latencies(tally: Tally) -> NDArray[np.float32]:
-    return np.zeros(0, np.float32) if tally.latencies is None else tally.latencies
-
-
-def _groups(plan: Plan, shares: list[Share], tallies: list[Tally]) -> list[dict[str, Any]]:
-    return [
-        {"name": share.name, "agents": size, "sent": len(share.rows), "received": tally.received}
-        for share, size, tally in zip(shares, plan.sizes, tallies, strict=True)
-    ]

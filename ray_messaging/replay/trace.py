@@ -11,7 +11,6 @@ import numpy.typing as npt
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import ConfigError
 from ray_messaging.replay.trace_formats import Source, reader_for
-from ray_messaging.replay.trace_rows import RequestedFields
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -70,7 +69,7 @@ def read_trace(
     Raises: TraceError with `file` and `line` (from 1; 0 if the file cannot be opened) if the file is not a valid trace;
     ConfigError for a template that is not plain.
     """
-    requested = RequestedFields(from_field, to_field, time_field, text_field)
+    requested = {"sender": from_field, "receiver": to_field, "time": time_field, "text": text_field}
     source = Source(Path(path))
     columns = reader_for(source)(source, requested)
-    return Trace(columns.senders, columns.receivers, columns.times_array(), columns.texts, source.stem)
+    return Trace(columns.senders, columns.receivers, np.array(columns.times), columns.texts, source.stem)

@@ -14,23 +14,14 @@ from typing import Any
 import msgspec
 
 from ray_messaging.errors import TraceError
-from ray_messaging.replay.trace_rows import (
-    FROM_FIELDS,
-    TEXT_FIELDS,
-    TO_FIELDS,
-    Columns,
-    RequestedFields,
-    RowError,
-    is_exact,
-)
+from ray_messaging.replay.trace_rows import FIELDS, Columns, Requested, RowError, is_exact
 
 GZIP_MAGIC = b"\x1f\x8b"
 CHUNK_BYTES = 1 << 20
 EDGE_FIELDS = ("src", "dst", "time")
 TIMELESS_WIDTH = 2
-TEXT_FIELDS_SET = frozenset(TEXT_FIELDS)
 SHOWN_CHARS = 60
-NO_MESSAGES = "the file holds no message: a trace needs one message a line"
+_TEXTS = frozenset(FIELDS["text"][1])
 
 # A file of KONECT begins with a line like `% sym unweighted`: its third column is a weight, and the fourth the time.
 KONECT_FIELDS = ("src", "dst", "weight", "time")
@@ -100,7 +91,7 @@ class Source:
             ) from error
 
 
-Reader = Callable[[Source, RequestedFields], Columns]
+Reader = Callable[[Source, Requested], Columns]
 
 
 def _number(spelled: str) -> float | Decimal:
@@ -136,7 +127,7 @@ def reader_for(source: Source) -> Reader:
     return read_csv if "," in first else read_edges
 
 
-def read_edges(source: Source, requested: RequestedFields) -> Columns:
+def read_edges(source: Source, requested: Requested) -> Columns:
     """Read `src dst [time]` lines, split at white space. The first line decides whether there are times.
 
     Lines that begin with # are comments. In files of KONECT, lines that begin with % are comments, too, and the others
@@ -162,7 +153,9 @@ def read_edges(source: Source, requested: RequestedFields) -> Columns:
             if not width:
                 _check_first(cells)
                 width = len(cells) if TIMELESS_WIDTH <= len(cells) < len(names) else len(names)
-            _add_edge(columns, cells, width, timed=width == len(names))
+            if len(cells) != width:
+                raise RowError(f"{len(cells)} columns instead of {width}")  # noqa: TRY301 - one way out
+            columns.add(cells if width == len(names) else [*cells, len(columns)])
         except RowError as broken:
             expected, found = " ".join(names[: width or len(names)]), _cut(content.strip())
             raise source.broken(
@@ -173,7 +166,7 @@ def read_edges(source: Source, requested: RequestedFields) -> Columns:
     return _filled(source, columns)
 
 
-def read_csv(source: Source, requested: RequestedFields) -> Columns:
+def read_csv(source: Source, requested: Requested) -> Columns:
     """Read comma-separated rows after a header. Quoted cells may have line breaks in them.
 
     Raises: TraceError with the number of the first line of a row that is not valid.
@@ -181,17 +174,20 @@ def read_csv(source: Source, requested: RequestedFields) -> Columns:
     columns: Columns | None = None
     width = 0
     for line, cells in _csv_rows(source):
+        if columns is not None and len(cells) != width:
+            expected = f"expected {width} cells as in the header, found {len(cells)}"
+            raise source.broken(line, f"{expected}: correct or quote them")
         try:
             if columns is None:
                 columns, width = Columns(_header_keys(cells), requested), len(cells)
             else:
-                _add_cells(columns, cells, width)
+                columns.add(cells)
         except RowError as broken:
             raise source.broken(line, str(broken)) from None
     return _filled(source, columns)
 
 
-def read_json_lines(source: Source, requested: RequestedFields) -> Columns:
+def read_json_lines(source: Source, requested: Requested) -> Columns:
     """Read one JSON object per line. The first object decides which of the default names are used.
 
     Raises: TraceError with the number of the first line that is not valid.
@@ -204,7 +200,9 @@ def read_json_lines(source: Source, requested: RequestedFields) -> Columns:
             row = _json_rows.decode(content)
             if columns is None:
                 columns = Columns({name: name for name in row}, requested)
-            _add_object(columns, row)
+            if columns.texts is None and not _TEXTS.isdisjoint(row):  # it would be dropped silently
+                raise RowError("this row has a text, and those before it have none: give every row one")  # noqa: TRY301 - as above
+            columns.add(row)
         except RowError as broken:
             raise source.broken(line, str(broken)) from None
         except (msgspec.DecodeError, RecursionError) as error:
@@ -225,31 +223,10 @@ READERS: dict[str, Reader] = {
 def _check_first(cells: list[Any]) -> None:
     """Raise RowError if the first line is not an edge."""
     first, second = (cell.lower() for cell in (cells * 2)[:2])
-    if first in FROM_FIELDS and second in TO_FIELDS:
+    if first in FIELDS["sender"][1] and second in FIELDS["receiver"][1]:
         raise RowError("it names the columns")
     if any(cell.endswith((",", ";")) for cell in cells):
         raise RowError("cells end at white space, and not at commas")
-
-
-def _add_edge(columns: Columns, cells: list[Any], width: int, *, timed: bool) -> None:
-    if len(cells) != width:
-        raise RowError(f"{len(cells)} columns instead of {width}")
-    if not timed:
-        cells.append(len(columns))
-    columns.add(cells)
-
-
-def _add_cells(columns: Columns, cells: list[str], width: int) -> None:
-    if len(cells) != width:
-        raise RowError(f"expected {width} cells as in the header, found {len(cells)}: correct or quote them")
-    columns.add(cells)
-
-
-def _add_object(columns: Columns, row: dict[str, Any]) -> None:
-    # Silently dropping a text would be worse than an error.
-    if columns.texts is None and not TEXT_FIELDS_SET.isdisjoint(row):
-        raise RowError("this row has a text, and those before it have none: give every row one")
-    columns.add(row)
 
 
 def _csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
@@ -278,7 +255,7 @@ def _header_keys(cells: list[str]) -> dict[str, int]:
 
 def _filled(source: Source, columns: Columns | None) -> Columns:
     if not columns:
-        raise source.broken(1, NO_MESSAGES)
+        raise source.broken(1, "the file holds no message: a trace needs one message a line")
     return columns
 
 

@@ -2,17 +2,15 @@
 
 import re
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from math import isfinite
 from operator import itemgetter
 from string import Formatter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import ConfigError, InvalidAddress
@@ -22,11 +20,15 @@ SHOWN_FIELDS = 20
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHOWN_CHARS = 40
 
-# Exports of our own log have from_id, to_id, sent_at and payload; there `sender` is a group.
-FROM_FIELDS = ("from", "src", "source", "from_id", "sender")
-TO_FIELDS = ("to", "dst", "target", "to_id", "receiver", "recipient")
-TIME_FIELDS = ("time", "ts", "timestamp", "seq", "sent_at")
-TEXT_FIELDS = ("text", "message", "content", "payload")
+# The option that names each field of a message, and the names of the field if it is not given. Exports of our own log
+# have from_id, to_id, sent_at and payload; there `sender` is a group.
+FIELDS = {
+    "sender": ("from", ("from", "src", "source", "from_id", "sender")),
+    "receiver": ("to", ("to", "dst", "target", "to_id", "receiver", "recipient")),
+    "time": ("time", ("time", "ts", "timestamp", "seq", "sent_at")),
+    "text": ("text", ("text", "message", "content", "payload")),
+}
+Requested = Mapping[str, str | None]  # the user's name of each field; None: one of those in FIELDS
 
 _SHORT = 15  # a float can hold every number of at most so many characters
 _FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # as pandas and numpy write whole numbers
@@ -42,25 +44,20 @@ class RowError(Exception):
     """A row is not valid. Callers, which know file and line, raise a TraceError from it."""
 
 
-def find_field(noun: str, requested: str | None, defaults: Sequence[str], keys: Mapping[str, Any]) -> str | None:
+def find_field(noun: str, requested: Requested, keys: Mapping[str, Any]) -> str | None:
     """Return the field to read: the requested one, or else the first default name that exists, or None if none does.
 
     Case does not matter for default names.
 
     Raises: RowError if the requested field does not exist.
     """
-    if requested is not None:
-        if requested not in keys:
-            raise RowError(f"no field {requested!r} for the {noun}: the fields are {shown(keys)}")
-        return requested
+    if (name := requested[noun]) is not None:
+        if name not in keys:
+            raise RowError(f"no field {name!r} for the {noun}: the fields are {shown(keys)}")
+        return name
     # Reversed, so that of two spellings the first one in the file is used.
     by_lower = {key.lower(): key for key in reversed(list(keys))}
-    return next((by_lower[name] for name in defaults if name in by_lower), None)
-
-
-def is_template(field: str) -> bool:
-    """Return whether a field is a template (`{game}-{sender}`) rather than a plain name."""
-    return "{" in field or "}" in field
+    return next((by_lower[name] for name in FIELDS[noun][1] if name in by_lower), None)
 
 
 def compile_template(noun: str, template: str, keys: Mapping[str, Any]) -> Getter:
@@ -128,15 +125,6 @@ def _piece(name: str, get: Getter, row: Any) -> str:  # noqa: ANN401 - a list or
     return stripped
 
 
-class RequestedFields(NamedTuple):
-    """The fields that a user has requested. None: use the default names."""
-
-    sender: str | None = None
-    receiver: str | None = None
-    time: str | None = None
-    text: str | None = None
-
-
 class Columns:
     """The columns of a trace, built row by row.
 
@@ -145,18 +133,17 @@ class Columns:
     Raises: RowError for a missing field or an invalid value, ConfigError for an invalid template.
     """
 
-    def __init__(self, keys: Mapping[str, Any], requested: RequestedFields) -> None:
+    def __init__(self, keys: Mapping[str, Any], requested: Requested) -> None:
         self.senders: list[AgentId] = []
         self.receivers: list[AgentId] = []
         # Not a list: 8 bytes a message instead of 32.
         self.times = array("d")
-        sender = _id_getter("sender", requested.sender, FROM_FIELDS, keys)
-        receiver = _id_getter("receiver", requested.receiver, TO_FIELDS, keys)
-        time = find_field("time", requested.time, TIME_FIELDS, keys)
+        sender, receiver = (_id_getter(noun, requested, keys) for noun in ("sender", "receiver"))
+        time = find_field("time", requested, keys)
         if sender is None or receiver is None or time is None:
             raise RowError(_none_found({"sender": sender, "receiver": receiver, "time": time}, keys))
         self._sender, self._receiver, self._time = sender, receiver, itemgetter(keys[time])
-        text = find_field("text", requested.text, TEXT_FIELDS, keys)
+        text = find_field("text", requested, keys)
         if text == "payload" and any(key.startswith("payload.") for key in keys):
             raise RowError(
                 "the payloads are in columns of their own here: export the log to .jsonl, which has them whole"
@@ -183,24 +170,20 @@ class Columns:
                 "(on the command line by --from, --to, --time, --text)"
             ) from None
 
-    def times_array(self) -> npt.NDArray[np.float64]:
-        """Return a copy of the times as an array, float64."""
-        return np.array(self.times, dtype=np.float64)
 
-
-def _id_getter(noun: str, requested: str | None, defaults: Sequence[str], keys: Mapping[str, Any]) -> Getter | None:
-    if requested is not None and is_template(requested):
-        return compile_template(noun, requested, keys)
-    found = find_field(noun, requested, defaults, keys)
+def _id_getter(noun: str, requested: Requested, keys: Mapping[str, Any]) -> Getter | None:
+    name = requested[noun]
+    if name is not None and ("{" in name or "}" in name):
+        return compile_template(noun, name, keys)
+    found = find_field(noun, requested, keys)
     return None if found is None else itemgetter(keys[found])
 
 
 def _none_found(fields: Mapping[str, object], keys: Mapping[str, Any]) -> str:
     """Build the error text for missing fields: the expected names, the file's fields, and the options."""
-    options = {"sender": ("from", FROM_FIELDS), "receiver": ("to", TO_FIELDS), "time": ("time", TIME_FIELDS)}
     missing = [
-        f"for the {noun}: expected one of {', '.join(options[noun][1])}, found {shown(keys)}; "
-        f"name yours by {options[noun][0]}_field (on the command line --{options[noun][0]})"
+        f"for the {noun}: expected one of {', '.join(FIELDS[noun][1])}, found {shown(keys)}; "
+        f"name yours by {FIELDS[noun][0]}_field (on the command line --{FIELDS[noun][0]})"
         for noun, found in fields.items()
         if found is None
     ]

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -54,7 +54,7 @@ class Tally:
     changed: int = 0
     unexpected: int = 0
     last_at: float = 0.0
-    latencies: NDArray[np.float32] | None = None
+    latencies: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
 class Checker:
