@@ -55,8 +55,7 @@ class AgentMoves:
         return moves
 
     def _hosted(self) -> dict[str, AgentSet]:
-        hosted: dict[str, AgentSet] = self._connection.ask(self._connection.interceptor.agents.remote())
-        return hosted
+        return self._connection.ask(self._connection.interceptor.agents.remote())
 
     @property
     def _in_steps(self) -> bool:

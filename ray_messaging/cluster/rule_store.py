@@ -174,8 +174,7 @@ class RuleStore:
         return bool(await self._saved())
 
     async def _saved(self) -> list[bytes]:
-        found: list[bytes] = await asyncio.to_thread(_internal_kv_list, self._code, namespace=NAMESPACE)
-        return found
+        return await asyncio.to_thread(_internal_kv_list, self._code, namespace=NAMESPACE)
 
     async def forget_rules(self) -> None:
         """Delete the rules of this experiment from Ray, at its end, or after an earlier run that died."""

@@ -55,8 +55,7 @@ class Audience:
         return hash((self.name, self._connection.exp_id))
 
     def _newest(self) -> AudienceVersion:
-        found: AudienceVersion = self._connection.ask(self._connection.interceptor.audiences.remote()).of(self.name)
-        return found
+        return self._connection.ask(self._connection.interceptor.audiences.remote()).of(self.name)
 
     def _edges(self) -> Edges:
         version = self._newest().version

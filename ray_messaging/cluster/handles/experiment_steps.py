@@ -112,8 +112,7 @@ class ExperimentSteps:
 
     def progress(self) -> Progress:
         """Return how far each group is, and whether the steps are paused."""
-        progress: Progress = self._connection.ask(self._interceptor.step_progress.remote())
-        return progress
+        return self._connection.ask(self._interceptor.step_progress.remote())
 
     @property
     def now(self) -> int:
@@ -127,13 +126,11 @@ class ExperimentSteps:
 
     def hosted(self) -> dict[str, AgentSet]:
         """Return the agents of the groups that each step waits for."""
-        found: dict[str, AgentSet] = self._connection.ask(self._interceptor.hosted.remote(self.groups))
-        return found
+        return self._connection.ask(self._interceptor.hosted.remote(self.groups))
 
     def moved(self) -> dict[str, AgentSet]:
         """Return the agents of each group that agents have left, or to which agents have come."""
-        found: dict[str, AgentSet] = self._connection.ask(self._interceptor.moved.remote())
-        return found
+        return self._connection.ask(self._interceptor.moved.remote())
 
     @property
     def wait_for(self) -> str:
@@ -180,8 +177,7 @@ class ExperimentSteps:
 
     def stragglers(self) -> list[Straggler]:
         """Return the groups that have held up a step for `Steps.stall_s`, when the interceptor last checked."""
-        found: list[Straggler] = self._connection.ask(self._interceptor.step_stragglers.remote())
-        return found
+        return self._connection.ask(self._interceptor.step_stragglers.remote())
 
     def wait(self, until: int, *, timeout: float | None = None, progress: bool = False) -> None:
         """Wait until all groups have committed the steps before `until`; raise TimeoutError after `timeout` seconds.
@@ -207,8 +203,7 @@ class ExperimentSteps:
 
     def pause(self) -> int:
         """Let no group begin another step until `resume` or `advance`. Return the last step that may have begun."""
-        last: int = self._connection.ask(self._interceptor.pause_steps.remote())
-        return last
+        return self._connection.ask(self._interceptor.pause_steps.remote())
 
     def resume(self, last: int | None = None) -> None:
         """Let the steps go on after a pause, up to and including step `last` (None: without an end).
@@ -242,13 +237,11 @@ class ExperimentSteps:
 
     def collected(self, through: int) -> list[Collected]:
         """Return what groups have collected in the steps up to `through`, as far as no event log has taken it."""
-        found: list[Collected] = self._connection.ask(self._interceptor.step_collected.remote(through))
-        return found
+        return self._connection.ask(self._interceptor.step_collected.remote(through))
 
     def history_digest(self, step: int) -> bytes:
         """Return the digest of all steps up to and including `step`, 32 bytes; raises as `digest`."""
-        found: bytes = self._connection.ask(self._interceptor.history_digest.remote(step))
-        return found
+        return self._connection.ask(self._interceptor.history_digest.remote(step))
 
     def fates(self, step: int) -> "Counter[str]":
         """Return how many messages of a step had each fate. Raises UnknownName as `digest` does.
@@ -261,8 +254,7 @@ class ExperimentSteps:
         return +found
 
     def _sealed(self, step: int) -> dict[str, StepCounts]:
-        found: dict[str, StepCounts] = self._connection.ask(self._interceptor.sealed_step.remote(step))
-        return found
+        return self._connection.ask(self._interceptor.sealed_step.remote(step))
 
 
 def step_count(call: str, given: object, least: int) -> int:

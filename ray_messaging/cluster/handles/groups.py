@@ -123,8 +123,7 @@ class Groups:
         self._connection.ask(self._connection.interceptor.remove.remote(name))
 
     def _names(self) -> list[str]:
-        names: list[str] = self._connection.ask(self._connection.interceptor.groups.remote())
-        return names
+        return self._connection.ask(self._connection.interceptor.groups.remote())
 
     def _names_while_it_runs(self) -> list[str]:
         """Return the names of the groups; raise Closed if the experiment has ended."""

@@ -35,8 +35,7 @@ class ExperimentRules:
 
     def list(self) -> Sequence[dict[str, Any]]:
         """Return a description of each rule: its name, kind and settings, its failures and its last error."""
-        found: list[dict[str, Any]] = self._connection.ask(self._interceptor.rules.remote())
-        return found
+        return self._connection.ask(self._interceptor.rules.remote())
 
     def insert(self, rule: "Rule", index: int | None = None, *, at_step: int | None = None) -> None:
         """Insert a rule before the one at `index` (None: at the end).
@@ -52,10 +51,8 @@ class ExperimentRules:
 
     def pop(self, which: int | str = -1, *, at_step: int | None = None) -> dict[str, Any]:
         """Remove a rule, given by its index or name, and return its description; raises as `insert`."""
-        found: dict[str, Any] = self._connection.ask(self._interceptor.pop_rule.remote(which, at_step=at_step))
-        return found
+        return self._connection.ask(self._interceptor.pop_rule.remote(which, at_step=at_step))
 
     def changes(self) -> "Sequence[RuleChange]":
         """Return the changes since this start of the experiment, in the order of the calls."""
-        found: list[RuleChange] = self._connection.ask(self._interceptor.rule_changes.remote())
-        return found
+        return self._connection.ask(self._interceptor.rule_changes.remote())

@@ -56,14 +56,12 @@ class Survey(Generic[T]):
     @property
     def question(self) -> dict[str, Any]:
         """Return the question."""
-        found: dict[str, Any] = msgspec.json.decode(self._survey.record.question)
-        return found
+        return msgspec.json.decode(self._survey.record.question)
 
     @property
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema that answers must fit."""
-        found: dict[str, Any] = msgspec.json.decode(self._survey.record.schema)
-        return found
+        return msgspec.json.decode(self._survey.record.schema)
 
     # -- the answers ----------------------------------------------------------------------------------------------
 

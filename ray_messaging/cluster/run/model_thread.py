@@ -156,8 +156,7 @@ class Turns(Awaitable[T]):
             try:
                 found = inner.send(None) if error is None else inner.throw(error)
             except StopIteration as end:
-                result: T = end.value
-                return result
+                return end.value
             finally:
                 self._holder.end(self._what)
             try:

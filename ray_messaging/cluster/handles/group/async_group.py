@@ -20,7 +20,7 @@ from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_subtopi
 from ray_messaging.audiences.cache import UNRESOLVED, name_of
 from ray_messaging.cluster.handles.connection import gone, insist, known_dead, value_of, wait_restart
 from ray_messaging.cluster.handles.group.fetched import Fetched
-from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneConnection, LaneRoute, LoopConnection
+from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneRoute
 from ray_messaging.cluster.handles.group.group_service import GroupService
 from ray_messaging.cluster.handles.group.waiting import InLoop, Waiting
 from ray_messaging.cluster.lane_calls import (
@@ -133,12 +133,8 @@ class AsyncGroup(StampedHandle):
         self._fetches = self._received = 0  # the last fetch that began, and with commit="acked" that returned
         self._unacked: dict[tuple[str, int], Token] = {}  # the tokens of such fetches
         self._restarting = False  # the group's actor died during a send
-        connect = LaneConnection.open if waiting.blocks else LoopConnection.open
-        wait_s = experiment.settings.send_timeout_s
-        route = LaneRoute()
-        self._lane = waiting.shared(
-            lambda: GroupLane(actor, self._actor_name, wait_s, waiting, connect, route, shared=not waiting.blocks)
-        )
+        wait_s, route = experiment.settings.send_timeout_s, LaneRoute()
+        self._lane = waiting.shared(lambda: GroupLane(actor, self._actor_name, wait_s, waiting, route))
         self._tracer = tracer_of(experiment.tracing, experiment.exp_id, name)
         self._keep = keep  # the experiment lives as long as a reference to its actors
 
@@ -264,8 +260,7 @@ class AsyncGroup(StampedHandle):
         [batch] = batches_of_entries(entries, self.step)
         call, frame = secrets.token_hex(8), encode(batch)
         asker = asker_here()
-        answer: Message = await self._insist(lambda: self.actor.ask.remote(call, frame, timeout, asker))
-        return answer
+        return await self._insist(lambda: self.actor.ask.remote(call, frame, timeout, asker))
 
     async def ask_columns(
         self,
@@ -419,8 +414,7 @@ class AsyncGroup(StampedHandle):
             self._token = None  # it is committed
         left = None if until is None else max(0.0, until - time.monotonic())
         arguments = (self._caller, self._token, limit, left, options)
-        found: tuple[Token | None, Messages] = await self._insist(lambda: self.actor.fetch.remote(*arguments))
-        return found
+        return await self._insist(lambda: self.actor.fetch.remote(*arguments))
 
     async def _ask(self, call: Call) -> tuple[bytes, list[bytes]] | None:
         """Make an idempotent call over the lane; return its answer, or None if the call must be made by Ray."""
@@ -517,8 +511,7 @@ class AsyncGroup(StampedHandle):
 
         Raises: ConfigError if the experiment has no steps.
         """
-        state: bytes | None = await self._insist(self.actor.step_state.remote)
-        return state
+        return await self._insist(self.actor.step_state.remote)
 
     async def fates(self, step: int) -> "Counter[str]":
         """Return how many of the messages that this group sent in a step had each fate.
@@ -526,8 +519,7 @@ class AsyncGroup(StampedHandle):
         Raises: UnknownName until all groups have committed the step, and later than 64 steps after it; ConfigError if
         the experiment has no steps.
         """
-        fates: Counter[str] = await self._insist(partial(self.actor.step_fates.remote, step))
-        return fates
+        return await self._insist(partial(self.actor.step_fates.remote, step))
 
     # -- agents that come and go ----------------------------------------------------------------------------------
 
@@ -559,5 +551,4 @@ class AsyncGroup(StampedHandle):
 
     async def stats(self) -> dict[str, Any]:
         """Return counters of this group."""
-        stats: dict[str, Any] = await self._insist(self.actor.stats.remote)
-        return stats
+        return await self._insist(self.actor.stats.remote)

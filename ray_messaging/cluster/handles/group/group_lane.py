@@ -16,11 +16,11 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from struct import Struct as Packer
 from struct import unpack
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ray_messaging.cluster.handles.connection import value_of, wait_restart
 from ray_messaging.cluster.handles.group.waiting import Waiting
@@ -64,28 +64,6 @@ class LaneReply(NamedTuple):
     answer: tuple[bytes, list[bytes]] | None
 
 
-class Connection(Protocol):
-    """A connection to the group's actor. `process` names the actor's process; a Ray call must reach the same one."""
-
-    process: str
-
-    @property
-    def closed(self) -> bool:
-        """Return whether this side has closed the connection."""
-
-    def alive(self) -> bool:
-        """Return whether the actor's side is open, as far as is known."""
-
-    def close(self) -> None:
-        """Close the connection."""
-
-    def turn(self) -> AbstractAsyncContextManager[object]:
-        """Return a context for one send."""
-
-    async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
-        """Make a call; return its answer."""
-
-
 class LaneRoute:
     """The address of an actor's lane, if a handle knows it, and the time until which calls are made by Ray."""
 
@@ -97,8 +75,8 @@ class LaneRoute:
 class GroupLane:
     """The connections of one handle to its group's actor.
 
-    A blocking handle has one connection for each thread that makes a call at the same time. With `shared`, all calls of
-    an event loop share one connection. The lanes of several event loops share the `route`.
+    A blocking handle has one connection for each thread that makes a call at the same time. All calls of an event loop
+    share one connection. The lanes of several event loops share the `route`.
     """
 
     def __init__(
@@ -107,23 +85,19 @@ class GroupLane:
         actor_name: str,
         wait_s: float,
         waiting: Waiting,
-        connect: Callable[[LaneAddress], Awaitable[Connection]],
         route: LaneRoute,
-        *,
-        shared: bool,
     ) -> None:
         self._actor = actor
         self._actor_name = actor_name
         self._wait_s = wait_s  # how long to wait for the actor to start again
         self._waiting = waiting
-        self._connect = connect
-        self._shared = shared
+        self._shared = not waiting.blocks
         self._lost = False  # the actor's process may have died
         self._route = route
         self._idle: list[Connection] = []
         self._opening = waiting.lock()
 
-    async def connection(self) -> Connection | None:
+    async def connection(self) -> "Connection | None":
         """Return a connection for one call, or None if the call must be made by Ray."""
         found = self._known()
         if found is not None or _ENCRYPTED or time.monotonic() < self._route.by_ray_until:
@@ -134,7 +108,7 @@ class GroupLane:
                 self._idle.append(found)
             return found
 
-    def _known(self) -> Connection | None:
+    def _known(self) -> "Connection | None":
         while self._idle:
             found = self._idle.pop()
             if found.alive():
@@ -145,7 +119,7 @@ class GroupLane:
             self._lost = True
         return None
 
-    async def _open(self) -> Connection | None:
+    async def _open(self) -> "Connection | None":
         if self._lost:  # the next process has another lane, and a call during the restart would fail seconds later
             await wait_restart(self._waiting, self._actor, self._wait_s)
             self._route.address, self._lost = None, False
@@ -156,7 +130,7 @@ class GroupLane:
                 address = LaneAddress(*await value_of(self._waiting, answer, actor_name=self._actor_name))
                 self._route.address = address
             keep_memory()
-            return await self._connect(address)
+            return await LoopConnection.open(address) if self._shared else LaneConnection(address)
         except (MessagingError, OSError) as error:
             logger.info("no lane to %s, so it is called by Ray: %s", self._actor_name, error)
             self._route.address = None
@@ -164,7 +138,7 @@ class GroupLane:
                 self._route.by_ray_until = time.monotonic() + LANE_RETRY.first_s  # meanwhile calls go by Ray
             return None
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: "Connection") -> None:
         """Keep a connection for later calls, unless it is closed."""
         if connection.closed:
             self._lost = True  # another program may have the port by now, so ask the actor for its address again
@@ -173,7 +147,10 @@ class GroupLane:
 
 
 class LaneConnection:
-    """A connection for one thread. It is closed after a call that got no answer."""
+    """A connection for one thread. It is closed after a call that got no answer.
+
+    `process` names the actor's process; a Ray call must reach the same one.
+    """
 
     def __init__(self, address: LaneAddress) -> None:
         self.process = address.token
@@ -191,11 +168,6 @@ class LaneConnection:
         except BaseException:
             self._socket.close()
             raise
-
-    @classmethod
-    async def open(cls, address: LaneAddress) -> "LaneConnection":
-        """Connect; raise OSError."""
-        return cls(address)
 
     @property
     def closed(self) -> bool:
@@ -224,23 +196,20 @@ class LaneConnection:
         """Make a call, without suspending."""
         head, _ = body_of(call, frames)
         size = REQUEST.size + len(head) + sum(map(len, frames))
-        answered = begun = False
+        begun = False
         if size > FRAME_LIMIT:
             return LaneReply(begun, None)
         try:
             self._wait_at_most(patience_s(size))
             self._send(_PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + head, frames)
             begun = True
-            found = self._answer()
-            answered = True
-        except (OSError, FrameError) as error:
+            return LaneReply(begun, self._answer())
+        except BaseException as error:  # also after an interrupt
+            self.close()
+            if not isinstance(error, OSError | FrameError):
+                raise
             logger.info("the group's actor did not answer over its lane, so it is asked by Ray: %r", error)
             return LaneReply(begun, None)
-        else:
-            return LaneReply(begun, found)
-        finally:
-            if not answered:  # also after an interrupt
-                self.close()
 
     def _send(self, head: bytes, frames: Sequence[bytes]) -> None:
         self._socket.sendall(head, socket.MSG_MORE if frames else 0)
@@ -375,3 +344,6 @@ class LoopConnection:
         head, _ = body_of(AliveCall())
         with suppress(OSError):
             await self._client.ask(head)
+
+
+Connection = LaneConnection | LoopConnection

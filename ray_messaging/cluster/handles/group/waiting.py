@@ -4,8 +4,8 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import ray
 
@@ -15,36 +15,8 @@ Refs = list[Any]  # of ObjectRefs
 T = TypeVar("T")
 
 
-class Lock(Protocol):
-    """A lock that calls hold while they wait."""
-
-    def held(self) -> AbstractAsyncContextManager[object]:
-        """Return a context that holds the lock."""
-
-
-class Waiting(Protocol):
-    """The way in which a handle's calls wait: blocking, or in an event loop."""
-
-    blocks: bool  # its coroutines never suspend: see `common.awaitables.finish`
-
-    async def value(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-        """Return the result of a Ray call, or raise its error."""
-
-    async def some(self, refs: Refs, timeout_s: float) -> tuple[Refs, Refs]:
-        """Wait for Ray calls up to a time; return those that have ended, and the others."""
-
-    async def pause(self, seconds: float) -> None:
-        """Wait for some seconds."""
-
-    def lock(self) -> Lock:
-        """Return a new lock."""
-
-    def shared(self, make: Callable[[], T]) -> Callable[[], T]:
-        """Return a function that returns an object made by `make`, which concurrent calls share."""
-
-
 class Blocking:
-    """Waits that block the thread: the coroutines never suspend."""
+    """Waits that block the thread: the coroutines never suspend (see `common.awaitables.finish`)."""
 
     blocks = True
 
@@ -60,7 +32,7 @@ class Blocking:
         """Wait for some seconds."""
         time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop
 
-    def lock(self) -> Lock:
+    def lock(self) -> "_ThreadLock":
         """Return a lock for threads."""
         return _ThreadLock()
 
@@ -81,27 +53,39 @@ class InLoop:
 
     async def some(self, refs: Refs, timeout_s: float) -> tuple[Refs, Refs]:
         """Wait for Ray calls up to a time; return those that have ended, and the others."""
-        futures = [asyncio.wrap_future(ref.future()) for ref in refs]
+        futures = {asyncio.wrap_future(ref.future()): ref for ref in refs}
         for future in futures:  # nobody reads the error of a future that fails later
             future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        await asyncio.wait(futures, timeout=timeout_s)
-        ended = [future.done() for future in futures]
-        return (
-            [ref for ref, end in zip(refs, ended, strict=True) if end],
-            [ref for ref, end in zip(refs, ended, strict=True) if not end],
-        )
+        ended, _ = await asyncio.wait(futures, timeout=timeout_s)
+        left = [ref for future, ref in futures.items() if future not in ended]
+        return [ref for future, ref in futures.items() if future in ended], left
 
     async def pause(self, seconds: float) -> None:
         """Wait for some seconds."""
         await asyncio.sleep(seconds)
 
-    def lock(self) -> Lock:
+    def lock(self) -> "_TaskLock":
         """Return a lock for tasks. It raises ConfigError if tasks of two event loops want it at the same time."""
         return _TaskLock()
 
     def shared(self, make: Callable[[], T]) -> Callable[[], T]:
         """Return a function that calls `make` once per event loop, and returns the same object to all callers in it."""
-        return _PerLoop(make).get
+        made: dict[asyncio.AbstractEventLoop, T] = {}
+        guard = threading.Lock()
+
+        def get() -> T:
+            loop = asyncio.get_running_loop()
+            if loop not in made:
+                with guard:
+                    for closed in [each for each in made if each.is_closed()]:
+                        del made[closed]
+                    made[loop] = make()
+            return made[loop]
+
+        return get
+
+
+Waiting = Blocking | InLoop
 
 
 class _ThreadLock:
@@ -110,28 +94,11 @@ class _ThreadLock:
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def held(self) -> "_ThreadLock":
-        """Return a context that holds the lock."""
-        return self
-
-    async def __aenter__(self) -> None:
-        self._lock.acquire()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-class _Turns:
-    """The number of calls in one event loop that hold a lock or wait for it."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self.loop = loop
-        self.lock = asyncio.Lock()
-        self.calls = 0
-
-    def over(self) -> bool:
-        """Return whether no call is left. Calls of a closed event loop do not count, because they never continue."""
-        return not self.calls or self.loop is None or self.loop.is_closed()
+    @asynccontextmanager
+    async def held(self) -> AsyncGenerator[None, None]:
+        """Hold the lock."""
+        with self._lock:
+            yield
 
 
 class _TaskLock:
@@ -139,46 +106,29 @@ class _TaskLock:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._turns = _Turns(None)
+        self._loop: asyncio.AbstractEventLoop | None = None  # the last one whose tasks wanted the lock
+        self._lock = asyncio.Lock()  # of that loop
+        self._calls = 0  # its calls that hold the lock or wait for it
 
     @asynccontextmanager
     async def held(self) -> AsyncGenerator[None, None]:
         """Hold the lock; raise ConfigError while a call in another event loop holds it or waits for it."""
-        turns = self._enter(asyncio.get_running_loop())
-        try:
-            async with turns.lock:
-                yield
-        finally:
-            with self._guard:
-                turns.calls -= 1
-
-    def _enter(self, loop: asyncio.AbstractEventLoop) -> _Turns:
+        loop = asyncio.get_running_loop()
         with self._guard:
-            if self._turns.loop is not loop:
-                if not self._turns.over():
+            if self._loop is not loop:
+                # Calls of a closed event loop do not count, because they never continue.
+                if self._calls and self._loop is not None and not self._loop.is_closed():
                     raise ConfigError(
                         "`group.aio` fetches and acks in one event loop at a time, and a call of another loop has not"
                         " ended. Give each event loop a handle of its own: messaging.group(name).aio"
                     )
-                self._turns = _Turns(loop)
-            self._turns.calls += 1
-            return self._turns
-
-
-class _PerLoop(Generic[T]):
-    """Objects that `make` makes, one for each event loop."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._guard = threading.Lock()
-        self._made: dict[asyncio.AbstractEventLoop, T] = {}
-
-    def get(self) -> T:
-        """Return the object of the running event loop."""
-        loop = asyncio.get_running_loop()
-        found = self._made.get(loop)
-        if found is None:
+                self._loop, self._lock, self._calls = loop, asyncio.Lock(), 0
+            self._calls += 1
+            lock = self._lock
+        try:
+            async with lock:
+                yield
+        finally:
             with self._guard:
-                self._made = {each: made for each, made in self._made.items() if not each.is_closed()}
-                found = self._made[loop] = self._make()
-        return found
+                if self._loop is loop:
+                    self._calls -= 1
