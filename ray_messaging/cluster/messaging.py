@@ -605,12 +605,16 @@ class Messaging:
         Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, or agents and groups
         that differ from those of earlier steps; StepTooLarge if a group gets more messages in a step than it can read.
         """
-        from ray_messaging.cluster.run.run import run
+        from ray_messaging.cluster.run.run import Run
         from ray_messaging.cluster.run.run_actor import RunOptions
+        from ray_messaging.steps.step_loop import check_until
 
+        check_until(until)
         options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
         try:
-            return run(self, model, agents, groups, until, graph, options, shared, self._run_actors, progress=progress)
+            with Run(self, model, agents, groups, graph, shared, options, self._run_actors, until) as standing:
+                parts = standing._go_on(until, progress=progress, with_states=True)
+            return standing._gathered(parts, until)
         except StepFailed as error:
             # Our own frames say nothing to a user.
             raise error.with_traceback(None) from error.__cause__

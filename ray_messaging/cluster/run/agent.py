@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
-from ray_messaging.cluster.run.plan import Homes
+from ray_messaging.cluster.run.plan import Rows
 from ray_messaging.cluster.run.step_calls import NO_LIMITS, RememberedCalls, StepCalls
 from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingError, NoQuestion, StepFailed
 from ray_messaging.message import Message
@@ -56,9 +56,10 @@ class Agent:
     def __init__(self, society: "Society", agent_id: AgentId, place: int) -> None:
         self.id = agent_id
         self.state: dict[str, Any] = {}
-        self.data: Mapping[str, Any] = society.data[place] if society.data else {}
+        self.data: Mapping[str, Any]
+        self.neighbours: Sequence[AgentId]
+        self.data, self.neighbours = society.rows.get(agent_id) or ({}, ())
         self.shared = society.shared
-        self.neighbours: Sequence[AgentId] = society.neighbours[place] if society.neighbours else ()
         self.stopped = False
         self._society = society
         self._place = place
@@ -179,7 +180,6 @@ Model = Callable[[Agent, Messages], object]
 class Society:
     """The agents of one group, and the model's function that runs for each of them in each step.
 
-    Args: `data` has a row for each agent, `neighbours` the neighbours of each agent. Each may be empty, for no data.
     With `only_active` an agent is called only if it has heard something, a rule has blocked what it sent, its state was
     set from outside, it asked to stay active, or no model was called for it before.
     """
@@ -191,8 +191,7 @@ class Society:
         *,
         start: Callable[[Agent], dict[str, Any]] | None = None,
         shared: object = None,
-        data: Sequence[Mapping[str, Any]] = (),
-        neighbours: Sequence[Sequence[AgentId]] = (),
+        rows: Rows | None = None,
         concurrency: int = 100,
         timeout: float | None = None,
         thread: ModelThread | None = None,
@@ -211,9 +210,7 @@ class Society:
         self.call_counts: Counter[str] = Counter()
         self.seed = 0
         self.shared = shared
-        self.data = data
-        self.neighbours = neighbours
-        self.homes: Homes | None = None  # data and neighbours of agents that have moved
+        self.rows = {} if rows is None else rows
         self.moves: dict[AgentId, str] = {}  # the agents that move after this step, and to which group
         self.staying: set[int] = set()  # the places of the agents that asked to stay active
         self._only_active = only_active
@@ -254,26 +251,20 @@ class Society:
         called = self._called(step)
         agents = self._agents if isinstance(called, slice) else [self._agents[place] for place in called.tolist()]
         self.staying = set()
-        if memory is None:
-            self.calls = None
-        else:
+        self.calls = None
+        if memory is not None:
             self.calls = RememberedCalls(
                 memory,
                 self._threads,
                 self._holder,
                 self.call_counts,
-                recorded=self.records_calls,
-                settings=self.call_settings,
-                gate=self.call_gate,
+                self.records_calls,
+                self.call_settings,
+                self.call_gate,
             )
+        concurrency = min(self._concurrency, len(agents))
         self._calls = StepCalls(
-            self._model,
-            self._model_thread,
-            self._holder,
-            self.calls,
-            self._failed,
-            concurrency=min(self._concurrency, len(agents)),
-            timeout=self._timeout,
+            self._model, self._model_thread, self._holder, self.calls, self._failed, concurrency, self._timeout
         )
         try:
             await self._calls.run(zip(agents, step.inboxes(called), strict=True))
@@ -333,8 +324,6 @@ class Society:
         Args: `before` has the agents to which the state belongs (None: the same as `agents`), `arrivals` the agents
         that have come from other groups, with these groups' states.
         """
-        if self.homes is not None:
-            self.data, self.neighbours = self.homes.rows(agents)
         self._agents = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
         self._active, self._forms = [], []
         self._ids = b"".join(map(id_bytes, agents))

@@ -1,6 +1,7 @@
 """The agents of a group as arrays, for a model's function that runs once per group and step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -15,6 +16,7 @@ from ray_messaging.cluster.run.agent import NO_CHANGE, START, check_agents, kept
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.step_calls import unfit_answer
+from ray_messaging.common.awaitables import raising
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.exact import decode_exactly
@@ -79,6 +81,7 @@ class CrowdSociety:
 
     async def run(self, step: Step, _calls: CallMemory | None = None) -> None:
         """Run the model; raise StepFailed if it raises an exception."""
+        starts = False
         if (
             self._crowd is None
             or step.number - 1 != self.last_step
@@ -86,56 +89,49 @@ class CrowdSociety:
             or step.before != step.places.agents
         ):
             self.read(step.agents, step.state, step.before, step.arrivals)
-            if step.state is None and self._start is not None:
-                await self._call(step, self._set_start, "start")
+            starts = step.state is None
         self.last_step = None
-        if step.number == self.change.step:
-            await self._call(step, self._set, "states=")
-        await self._call(step, self._run, "the model")
-        if self._collects(step):
-            await self._call(step, self._collect, "collect")
-            await self._call(step, self._keep, "the model")
+        await self._model_thread.call(self._run, step, starts)
         self.last_step = step.number
 
-    async def _call(self, step: Step, function: Callable[[Crowd, Step], None], name: str) -> None:
+    def _run(self, step: Step, starts: bool) -> None:  # noqa: FBT001 - by the thread's call
+        """Run the step in the model's thread; `starts` says that the group has no state yet."""
+        crowd = self._crowd
+        assert crowd is not None
+        if starts and self._start is not None:
+            with self._named_in_errors("start", step):
+                crowd._draw = partial(uniform_rows, step.seed, START, step.places)
+                crowd.state = raising(self._start, crowd)
+                if not isinstance(crowd.state, dict):
+                    raise TypeError(f"start must return a dict of arrays, not {type(crowd.state).__name__}")
+        if step.number == self.change.step:
+            with self._named_in_errors("states=", step):
+                self._change_states(crowd)
+        with self._named_in_errors("the model", step):
+            crowd._draw = step.uniform
+            answer = raising(self._model, crowd, step)
+            if answer is not None:
+                raise unfit_answer(answer, "group")
+        if self._collector is not None and self._collector.is_due(step.number):
+            with self._named_in_errors("collect", step):
+                step.keep_series(raising(self._collector.of_group, crowd))
+        with self._named_in_errors("the model", step):
+            step.state = _encoded(crowd)
+
+    @contextmanager
+    def _named_in_errors(self, name: str, step: Step) -> Iterator[None]:
         try:
-            assert self._crowd is not None
-            await self._model_thread.call(function, self._crowd, step)
+            yield
         except (Exception, SystemExit) as error:
             raise step_failed(error, name, self._group, step.number) from error
 
-    def _set_start(self, crowd: Crowd, step: Step) -> None:
-        assert self._start is not None
-        crowd._draw = partial(uniform_rows, step.seed, START, step.places)
-        crowd.state = self._start(crowd)
-        if not isinstance(crowd.state, dict):
-            raise TypeError(f"start must return a dict of arrays, not {type(crowd.state).__name__}")
-
-    def _set(self, crowd: Crowd, _step: Step) -> None:
+    def _change_states(self, crowd: Crowd) -> None:
         for place, agent in enumerate(crowd.ids.tolist()):
             for name, value in self.change.states.get(agent, {}).items():
                 array, given = crowd.state[name], exact_array(value, f"states[{agent!r}][{name!r}]")
                 array[place] = given
                 if not np.array_equal(array[place].astype(given.dtype), given, equal_nan=given.dtype.kind == "f"):
                     raise TypeError(f"group.state[{name!r}] is {array.dtype}, which cannot hold {value!r} exactly")
-
-    def _run(self, crowd: Crowd, step: Step) -> None:
-        crowd._draw = step.uniform
-        answer = self._model(crowd, step)
-        if answer is not None:
-            raise unfit_answer(answer, "group")
-        if not self._collects(step):
-            step.state = self._encoded()
-
-    def _collects(self, step: Step) -> bool:
-        return self._collector is not None and self._collector.is_due(step.number)
-
-    def _collect(self, crowd: Crowd, step: Step) -> None:
-        assert self._collector is not None
-        step.keep_series(self._collector.of_group(crowd))
-
-    def _keep(self, _crowd: Crowd, step: Step) -> None:
-        step.state = self._encoded()
 
     @property
     def states(self) -> dict[str, dict[str, NDArray[Any]]]:
@@ -176,14 +172,14 @@ class CrowdSociety:
         check_agents(known == _ids_of(part.before.column.to_numpy()), part.group, count)
         return {name: _array(*parts) for name, parts in kept.items()}
 
-    def _encoded(self) -> bytes:
-        assert self._crowd is not None
-        kept = {}
-        for name, array in self._crowd.state.items():
-            found = _checked(name, array)
-            kept[name] = found.dtype.str, found.shape, found.tobytes()
-            self._crowd.state[name] = found  # as after a restart, when a number has become an array
-        return _encode((_ids_of(self._crowd.ids), kept))
+
+def _encoded(crowd: Crowd) -> bytes:
+    kept = {}
+    for name, array in crowd.state.items():
+        found = _checked(name, array)
+        kept[name] = found.dtype.str, found.shape, found.tobytes()
+        crowd.state[name] = found  # as after a restart, when a number has become an array
+    return _encode((_ids_of(crowd.ids), kept))
 
 
 def _checked(name: object, value: Any) -> NDArray[Any]:  # noqa: ANN401 - what a user keeps

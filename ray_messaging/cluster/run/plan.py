@@ -11,14 +11,16 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.edge_pairs import edge_pairs
 
+# By agent its data and its neighbours; empty if the run has neither.
+Rows = dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]]
+
 
 class GroupPlan(NamedTuple):
-    """One group of a run: its agents in canonical order, and a row of data and a list of neighbours for each agent."""
+    """One group of a run: its agents in canonical order, and their data and neighbours."""
 
     name: str
     agents: AgentSet
-    data: Sequence[Mapping[str, Any]]
-    neighbours: Sequence[Sequence[AgentId]]
+    rows: Rows
 
 
 def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> list[GroupPlan]:
@@ -36,18 +38,10 @@ def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> lis
     neighbours = None if graph is None else _neighbours(graph)
     if neighbours is not None:
         _check_neighbours(neighbours, named.values())
-    plans = []
-    for name, ids in named.items():
-        hosted = AgentSet.of(ids)
-        listed = list(hosted) if frame is not None or neighbours is not None else []
-        plans.append(
-            GroupPlan(
-                name,
-                hosted,
-                [data[agent] for agent in listed] if frame is not None else [],
-                [neighbours.get(agent, []) for agent in listed] if neighbours is not None else [],
-            )
-        )
+    plans = [GroupPlan(name, AgentSet.of(ids), {}) for name, ids in named.items()]
+    for plan in plans if frame is not None or neighbours is not None else ():
+        for agent in plan.agents:
+            plan.rows[agent] = data.get(agent, {}), () if neighbours is None else neighbours.get(agent, [])
     return plans
 
 
@@ -56,7 +50,7 @@ def senders_of(plans: Sequence[GroupPlan]) -> dict[str, set[str]]:
     owners = {agent: plan.name for plan in plans for agent in plan.agents}
     found: dict[str, set[str]] = {plan.name: set() for plan in plans}
     for plan in plans:
-        for owner in {owners.get(agent) for agents in plan.neighbours for agent in agents} - {None}:
+        for owner in {owners.get(agent) for _, neighbours in plan.rows.values() for agent in neighbours} - {None}:
             found[str(owner)].add(plan.name)
     return found
 
@@ -134,51 +128,24 @@ def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: I
         )
 
 
-# For each of some agents a row of data, and a list of neighbours. Each part is empty if the run has none.
-AgentRows = tuple[Sequence[Mapping[str, Any]], Sequence[Sequence[AgentId]]]
-
-
 class Homes:
-    """Data and neighbours of all agents of a run, which are kept with the groups in which the agents began.
+    """The rows of the agents that are in a group now: its plan gets those of the other groups once it needs them.
 
-    Args: `plan` is the plan of this group, `others` has the plans of all groups, as Ray references by name.
+    Args: `others` has the plans of all groups, as Ray references by name.
     """
 
     def __init__(self, plan: GroupPlan, others: Mapping[str, Any]) -> None:
         self._plan = plan
         self._others = others
-        self._found: dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]] = {}
+        self._loaded = False
         self._seen: AgentSet = plan.agents  # the agents that were prepared last, most often the same in every step
 
     async def prepare(self, agents: AgentSet) -> None:
-        """Load the plans of the other groups, if `rows` needs them for these agents."""
+        """Load the rows of the other groups' agents, if some of these agents began there."""
         if agents is self._seen:
             return
-        if not self._found and (self._plan.data or self._plan.neighbours) and len(agents - self._plan.agents):
+        if not self._loaded and len(agents - self._plan.agents):
+            self._loaded = True
             for reference in self._others.values():
-                plan: GroupPlan = await reference
-                for place, agent in enumerate(plan.agents):
-                    data = plan.data[place] if plan.data else {}
-                    self._found[agent] = data, plan.neighbours[place] if plan.neighbours else ()
+                self._plan.rows.update((await reference).rows)
         self._seen = agents
-
-    def rows(self, agents: Sequence[AgentId]) -> AgentRows:
-        """Return data and neighbours of some agents."""
-        plan = self._plan
-        if not self._found:
-            return (plan.data, plan.neighbours) if AgentSet.of(agents) == plan.agents else self._some(agents)
-        found = [self._found.get(agent, ({}, ())) for agent in agents]
-        return [data for data, _ in found], [neighbours for _, neighbours in found]
-
-    def _some(self, agents: Sequence[AgentId]) -> AgentRows:
-        """Return data and neighbours of some of the agents that began in this group."""
-        plan = self._plan
-        if not plan.data and not plan.neighbours:
-            return [], []
-        wanted = frozenset(agents)
-        places = [place for place, agent in enumerate(plan.agents) if agent in wanted]
-        data, neighbours = plan.data, plan.neighbours
-        return (
-            [data[place] for place in places] if data else [],
-            [neighbours[place] for place in places] if neighbours else [],
-        )

@@ -33,7 +33,6 @@ from ray_messaging.errors import BudgetSpent, Closed, ConfigError, StepFailed, U
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.series import check_collect
 from ray_messaging.receiving.call_checks import check_timeout
-from ray_messaging.steps.step_loop import check_until
 from ray_messaging.transports.step_values import StepSettings, WaitFor
 
 if TYPE_CHECKING:
@@ -98,11 +97,6 @@ class RunActors:
             if self._end is not None:
                 self._end.cancel()
             return kept
-
-
-def start_run_actor() -> Any:  # noqa: ANN401 - a Ray actor handle
-    """Start an actor for one group of a run."""
-    return remote(RunActor, _KIND).remote()
 
 
 def _says_yes(answer: Any) -> bool:  # noqa: ANN401 - an ObjectRef
@@ -219,7 +213,7 @@ class Run:
 
             def start(name: str) -> Any:  # noqa: ANN401 - an ObjectRef
                 if name not in actors:
-                    actors[name] = start_run_actor()
+                    actors[name] = remote(RunActor, _KIND).remote()
                 return actors[name].open.remote(messaging, plan_refs[name])
 
             # All groups have their mailboxes before the first step begins.
@@ -359,26 +353,6 @@ class Run:
         return series_table(self._messaging.steps.collected(self.step - 1))
 
 
-def run(
-    messaging: "Messaging",
-    model: Any,  # noqa: ANN401 - a function of the user's
-    agents: object,
-    groups: object,
-    until: int,
-    graph: object,
-    options: RunOptions,
-    shared: object,
-    kept: RunActors,
-    *,
-    progress: bool,
-) -> Result:
-    """Run a model as `Messaging.run` says, in the kept actors of the previous run if they fit."""
-    check_until(until)
-    with Run(messaging, model, agents, groups, graph, shared, options, kept, until) as standing:
-        parts = standing._go_on(until, progress=progress, with_states=True)
-    return standing._gathered(parts, until)
-
-
 def parent_of(messaging: "Messaging") -> str | None:
     """Return the folder of the run of which this one is a fork, also one that goes on; None if it is no fork."""
     record = None if messaging.log_dir is None else messaging.log.run
@@ -461,7 +435,7 @@ def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
 def plans_for(options: RunOptions, agents: object, groups: object, graph: object, cpus: int) -> list[GroupPlan]:
     """Return the groups of a run; raise ConfigError for arguments that are invalid, or have no use with by="group"."""
     plans = plan_groups(agents, groups, graph, cpus)
-    if options.by == "group" and (graph is not None or any(plan.data for plan in plans)):
+    if options.by == "group" and (graph is not None or any(plan.rows for plan in plans)):
         raise ConfigError('with by="group" pass the graph and the data of agents as shared=')
     return plans
 
@@ -511,12 +485,12 @@ def _watch(refs: Sequence[Any], end: EarlyEnd, bar: RunProgress) -> list[GroupRe
     waiting, spent = list(refs), False
     while waiting:
         done, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_S)
-        spent = spent or any(GroupResult(*part).spent for part in _results(done))
+        spent = spent or any(part.spent for part in _results(done))
         if waiting and (end.asked or spent):
             end.tell()
         if waiting:
             bar.show()
-    return [GroupResult(*part) for part in _results(refs)]
+    return _results(refs)
 
 
 def _check_change(states: Sequence[AgentId], plans: Sequence[GroupPlan]) -> None:

@@ -150,11 +150,9 @@ class RunActor:
         self._society = society_of(plan, model, options, shared, self._thread)
         self._society.change = inputs.change
         self._homes = Homes(plan, inputs.plans)
-        if isinstance(self._society, Society):
-            self._society.homes = self._homes
-            if messaging is not None:
-                self._limit_calls(self._society, messaging, group)
         if messaging is not None:
+            if isinstance(self._society, Society):
+                self._limit_calls(self._society, messaging, group)
             await self.open(messaging, plan)
 
     async def _run_step(self, step: Step, loop: StepLoop, parent: str | None) -> None:
@@ -239,8 +237,7 @@ def society_of(
         model,
         start=options.start,
         shared=shared,
-        data=plan.data,
-        neighbours=plan.neighbours,
+        rows=plan.rows,
         concurrency=options.concurrency,
         timeout=options.timeout,
         thread=thread,

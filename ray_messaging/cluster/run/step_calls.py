@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from time import perf_counter
@@ -39,6 +40,7 @@ _TOO_MANY, _SERVER_ERRORS = 429, 5  # HTTP
 RESULT = "the result of me.remember"  # names in errors where the value is that cannot be kept
 
 
+@dataclass(eq=False)
 class StepCalls:
     """The calls of a model for the agents of a group in one step; they run in the model's thread.
 
@@ -46,24 +48,15 @@ class StepCalls:
     failure.
     """
 
-    def __init__(
-        self,
-        model: "Model",
-        thread: ModelThread,
-        holder: Holder,
-        remembered: "RememberedCalls | None",
-        failed: "Callable[[Agent, BaseException], MessagingError]",
-        *,
-        concurrency: int,
-        timeout: float | None,
-    ) -> None:
-        self._model = model
-        self._thread = thread
-        self._holder = holder
-        self._remembered = remembered
-        self._failed = failed
-        self._concurrency = concurrency
-        self._timeout = timeout
+    model: "Model"
+    thread: ModelThread
+    holder: Holder
+    remembered: "RememberedCalls | None"
+    failed: "Callable[[Agent, BaseException], MessagingError]"
+    concurrency: int
+    timeout: float | None
+
+    def __post_init__(self) -> None:
         self._running: dict[Agent, float] = {}  # when the call for an agent began
         self._workers: list[asyncio.Task[None]] = []
         self._over = asyncio.Event()
@@ -72,9 +65,9 @@ class StepCalls:
 
     async def run(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         """Call the model for agents, in ascending order; raise the first error."""
-        watched = self._timeout is not None or is_async(self._model)
+        watched = self.timeout is not None or is_async(self.model)
         try:
-            await self._thread.call(self._call_all, agents, look=self._look if watched else None)
+            await self.thread.call(self._call_all, agents, look=self._look if watched else None)
         finally:
             self._over.set()
 
@@ -87,8 +80,8 @@ class StepCalls:
 
     def end(self, error: BaseException) -> None:
         """End the calls with an error, from any thread. Remembered calls in flight get some time to end."""
-        under_way = self._remembered is not None and self._remembered.under_way
-        if self._end_by is None and self._thread.tell(self._cancel, error):
+        under_way = self.remembered is not None and self.remembered.under_way
+        if self._end_by is None and self.thread.tell(self._cancel, error):
             self._end_by = perf_counter() + _END_S + (CALLS_END_S if under_way else 0.0)
         else:
             self._end_by = self._end_by or 0.0
@@ -107,48 +100,48 @@ class StepCalls:
                 assert self._error is not None
                 raise self._error
             return self._end_by - now
-        if self._timeout is None:
+        if self.timeout is None:
             return None
-        return min([*self._running.values()], default=now) + self._timeout - now
+        return min([*self._running.values()], default=now) + self.timeout - now
 
     def _late(self, now: float) -> MessagingError | None:
         """Return the error for the agent whose call takes too long, or that blocks the others; None if none does."""
         began = dict(self._running)
-        if self._timeout is None or not began or now - min(began.values()) < self._timeout:
+        if self.timeout is None or not began or now - min(began.values()) < self.timeout:
             return None
         return self._too_late(min(began, key=began.__getitem__), now)
 
     def _too_late(self, agent: "Agent", now: float) -> MessagingError:
-        assert self._timeout is not None
-        text = f"it was not done after timeout={self._timeout} s"
-        held, seconds = self._holder.longest(now)
+        assert self.timeout is not None
+        text = f"it was not done after timeout={self.timeout} s"
+        held, seconds = self.holder.longest(now)
         # The one that cost the others most of their time is named, however long they had begun before it.
-        if held is not None and (held is agent or 2 * seconds >= self._timeout):
+        if held is not None and (held is agent or 2 * seconds >= self.timeout):
             agent = held
             text += f", and its model blocked the event loop for {seconds:.1f} s: call what blocks by asyncio.to_thread"
         elif held is not None:
             text += f"; meanwhile the model of agent {held.id!r} blocked the event loop for {seconds:.1f} s"
-        return self._failed(agent, TimeoutError(text))
+        return self.failed(agent, TimeoutError(text))
 
     # -- in the model's thread ------------------------------------------------------------------------------------
 
     def _call_all(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         calls = self._calls(agents)
-        if not is_async(self._model):  # its calls may still return awaitables, for example if it is decorated
+        if not is_async(self.model):  # its calls may still return awaitables, for example if it is decorated
             calls = iter([*calls])
         if (first := next(calls, None)) is not None:
-            self._thread.wait_for(self._await_all(chain([first], calls)))
+            self.thread.wait_for(self._await_all(chain([first], calls)))
 
     def _calls(self, agents: "Iterable[tuple[Agent, Messages]]") -> Iterator[_Call]:
         """Call the model for agents; yield the calls that are to be awaited. Raises the error of the first failure."""
-        model, timed = self._model, self._timeout is not None
+        model, timed = self.model, self.timeout is not None
         for agent, inbox in agents:
             if timed:
                 self._running[agent] = perf_counter()
             try:
                 answer = model(agent, inbox)
             except (Exception, SystemExit) as error:
-                raise self._failed(agent, error) from error
+                raise self.failed(agent, error) from error
             if answer is None and not timed:
                 continue
             if answer is not None and inspect.isawaitable(answer):
@@ -161,14 +154,14 @@ class StepCalls:
         """Raise an error if a call did not return None, or took too long without being ended."""
         began = self._running.pop(agent, None)
         now = perf_counter()
-        if began is not None and self._timeout is not None and now - began > self._timeout:
+        if began is not None and self.timeout is not None and now - began > self.timeout:
             raise self._too_late(agent, now)
         if answer is not None:
-            raise self._failed(agent, unfit_answer(answer))
+            raise self.failed(agent, unfit_answer(answer))
 
     async def _await_all(self, calls: Iterator[_Call]) -> None:
         """Await calls, at most `concurrency` at once; raise the first error after remembered calls have ended."""
-        self._workers = [asyncio.create_task(self._await(calls)) for _ in range(self._concurrency)]
+        self._workers = [asyncio.create_task(self._await(calls)) for _ in range(self.concurrency)]
         try:
             await asyncio.gather(*self._workers)
         except (MessagingError, asyncio.CancelledError) as error:
@@ -176,8 +169,8 @@ class StepCalls:
         else:
             return
         left: set[asyncio.Task[Any]] = {*self._workers}
-        if self._remembered is not None:
-            left |= self._remembered.under_way
+        if self.remembered is not None:
+            left |= self.remembered.under_way
         for seconds in (CALLS_END_S, _END_S):
             left = (await asyncio.wait(left, timeout=seconds))[1] if left else left
             for task in left:
@@ -187,25 +180,25 @@ class StepCalls:
 
     def _cancel(self, error: BaseException) -> None:
         self._error = self._error or error
-        if self._remembered is not None:
-            self._remembered.ending = True
+        if self.remembered is not None:
+            self.remembered.ending = True
         for worker in self._workers:
             worker.cancel()
 
     async def _await(self, calls: Iterator[_Call]) -> None:
         for agent, call in calls:
-            if self._timeout is not None:
+            if self.timeout is not None:
                 self._running[agent] = perf_counter()
             try:
-                answer = await Turns(call, self._holder, agent, "the model")
+                answer = await Turns(call, self.holder, agent, "the model")
             except (Exception, SystemExit, asyncio.CancelledError) as error:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                     raise  # another agent failed, or this one is late
-                raise self._failed(agent, error) from error
+                raise self.failed(agent, error) from error
             self._check_done(agent, answer)
-            if self._remembered is not None and self._remembered.forgotten(agent.id):
-                raise self._failed(agent, RuntimeError("it ended before its me.remember(...): await that"))
+            if self.remembered is not None and self.remembered.forgotten(agent.id):
+                raise self.failed(agent, RuntimeError("it ended before its me.remember(...): await that"))
 
 
 def unfit_answer(answer: object, which: str = "me") -> TypeError:
@@ -227,6 +220,7 @@ class _Remembered(msgspec.Struct):
     place: int  # among all calls of the step, in the order in which they began
 
 
+@dataclass(eq=False)
 class RememberedCalls:
     """The remembered calls of one step: an equal call of an agent has the same result each time the step runs.
 
@@ -237,27 +231,18 @@ class RememberedCalls:
     `gate` (None: they need not). `counts` gets the number of calls by who has answered, and of retries.
     """
 
-    def __init__(
-        self,
-        memory: CallMemory,
-        threads: Executor,
-        holder: Holder,
-        counts: Counter[str] | None = None,
-        *,
-        recorded: bool = False,
-        settings: Calls = NO_LIMITS,
-        gate: CallGate | None = None,
-    ) -> None:
-        self.memory = memory
+    memory: CallMemory
+    threads: Executor
+    holder: Holder
+    counts: Counter[str] = field(default_factory=Counter)
+    recorded: bool = False
+    settings: Calls = NO_LIMITS
+    gate: CallGate | None = None
+
+    def __post_init__(self) -> None:
         self.spent: BudgetSpent | None = None  # the budget is spent, so that the step cannot be committed
-        self._counts = Counter() if counts is None else counts
-        self._settings = settings
-        self._gate = gate
         self.under_way: set[asyncio.Task[Any]] = set()
         self.ending = False  # the step has failed, so no more calls may begin
-        self._threads = threads
-        self._holder = holder
-        self._recorded = recorded
         self._records: list[CallRecord | None] = []  # by the places of the calls; None: it has not ended well
         self._asked: dict[str, int] = {}  # how many calls have each digest
         self._unended: dict[AgentId, int] = {}
@@ -276,7 +261,7 @@ class RememberedCalls:
         what = asked(agent.id, function, args, kwargs)
         self._asked[what.digest] = n = self._asked.get(what.digest, 0) + 1
         self._unended[agent.id] = self._unended.get(agent.id, 0) + 1
-        text = arguments_text(args, kwargs) if self._recorded and self._settings.keep_arguments else None
+        text = arguments_text(args, kwargs) if self.recorded and self.settings.keep_arguments else None
         call = _Remembered(agent, what, n, f"{what.digest}-{n}", text, len(self._records))
         self._records.append(None)
         known = self.memory.known(call.key)
@@ -299,8 +284,8 @@ class RememberedCalls:
         return self._end(call, source, made)
 
     def _end(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
-        self._counts[source] += 1
-        if self._recorded:
+        self.counts[source] += 1
+        if self.recorded:
             self._records[call.place] = CallRecord(
                 call.key,
                 call.agent.id,
@@ -367,18 +352,18 @@ class RememberedCalls:
                 answer = await self._try(call.agent, function)
                 return KeptCall(perf_counter() - began, tries, msgspec.Raw(encode_exactly(answer, RESULT)))
             except Exception as error:
-                if tries > self._settings.retries or self.ending or not may_pass(error):
+                if tries > self.settings.retries or self.ending or not may_pass(error):
                     raise
             finally:
-                if self._gate is not None:
-                    self._gate.leave()
-            self._counts[RETRIES] += 1
+                if self.gate is not None:
+                    self.gate.leave()
+            self.counts[RETRIES] += 1
             await backoff.sleep()
 
     async def _enter(self) -> None:
-        if self._gate is not None:
+        if self.gate is not None:
             try:
-                await self._gate.enter()
+                await self.gate.enter()
             except BudgetSpent as error:
                 self.spent = error
                 raise
@@ -386,12 +371,10 @@ class RememberedCalls:
     async def _try(self, agent: "Agent", function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         what = "an async function that is remembered"
         if is_async(function):
-            return await Turns(function(), self._holder, agent, what)
+            return await Turns(function(), self.holder, agent, what)
         context = contextvars.copy_context()
-        answer = await asyncio.get_running_loop().run_in_executor(
-            self._threads, partial(context.run, raising, function)
-        )
-        return await Turns(answer, self._holder, agent, what) if inspect.isawaitable(answer) else answer
+        answer = await asyncio.get_running_loop().run_in_executor(self.threads, partial(context.run, raising, function))
+        return await Turns(answer, self.holder, agent, what) if inspect.isawaitable(answer) else answer
 
 
 def may_pass(error: BaseException) -> bool:

@@ -118,6 +118,16 @@ def test_remembered_calls_data_and_moves():
     assert sorted(asked) == [1, 1, 1, 3, 3, 3, 7, 7, 7, 9, 9, 9]
 
 
+def test_an_agent_keeps_its_data_and_neighbours_in_a_group_that_began_without_agents():
+    def person(me, inbox):
+        me.state |= {"mood": me.data["mood"], "friends": [*me.neighbours]}
+        me.move("empty")
+
+    frame = pd.DataFrame({"mood": [0.5, 0.25]})
+    result = run(person, agents=frame, graph=[(0, 1), (1, 0)], groups={"full": [0, 1], "empty": []}, until=3)
+    assert result.states == {0: {"mood": 0.5, "friends": [1]}, 1: {"mood": 0.25, "friends": [0]}}
+
+
 def test_by_group_in_a_running_event_loop():
     def crowd(group, step):
         group.state["x"] = group.state.get("x", np.zeros(len(group.ids))) + step.uniform(1)[:, 0]

@@ -14,7 +14,7 @@ from ray_messaging.cluster.run.plan import plan_groups
 
 def neighbours(agents, graph, groups=2):
     plans = plan_groups(agents, groups, graph, 2)
-    return {agent: found for plan in plans for agent, found in zip(plan.agents, plan.neighbours, strict=True)}
+    return {agent: found for plan in plans for agent, (_, found) in plan.rows.items()}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_neighbours_are_those_that_the_graph_says(graph, expected):
 def test_rows_of_a_table_go_to_the_agents_of_its_index(index):
     plans = plan_groups(pd.DataFrame({"mood": [0.5, 0.7]}, index=index), 1, None, 2)
     ids = dict(zip([*map(check_id, index)], [{"mood": 0.5}, {"mood": 0.7}], strict=True))
-    assert [*zip(plans[0].agents, plans[0].data, strict=True)] == [(agent, ids[agent]) for agent in plans[0].agents]
+    assert {agent: data for agent, (data, _) in plans[0].rows.items()} == ids
 
 
 @pytest.mark.parametrize(
