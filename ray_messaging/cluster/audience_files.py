@@ -2,10 +2,11 @@
 
 import asyncio
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import ray
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ray_messaging.audiences.building import Positions
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.files import read_edges, version_folder, write_edges
 from ray_messaging.audiences.graph_edges import GraphEdges
@@ -29,50 +31,37 @@ from ray_messaging.model.columns import IdColumn
 _ATTEMPTS: Final = 5  # each attempt starts the actor again if it is gone
 
 
-class Joining(NamedTuple):
-    """Change of an audience: agents become members."""
-
-    name: str
-    agents: AgentSet
-
-    def applied(self, edges: Edges) -> Edges:
-        """Return the pairs with these members added; raise ConfigError if the audience has no members."""
-        return MemberEdges.among(_members(self.name, edges) | self.agents)
+# A change of an audience returns its new pairs, or None if the audience is removed. Ray sends it to other nodes.
+Change = Callable[[Edges], Edges | None]
 
 
-class Leaving(NamedTuple):
-    """Change of an audience: agents are no longer members."""
-
-    name: str
-    agents: AgentSet
-
-    def applied(self, edges: Edges) -> Edges:
-        """Return the pairs without these members; raise ConfigError if the audience has no members."""
-        return MemberEdges.among(_members(self.name, edges) - self.agents)
+def join(name: str, agents: AgentSet, edges: Edges) -> Edges:
+    """Return the pairs with further members; raise ConfigError if the audience has no members."""
+    return MemberEdges.among(_members(name, edges) | agents)
 
 
-class Moving(NamedTuple):
-    """Change of an audience: agents have new positions."""
-
-    name: str
-    ids: IdColumn
-    points: object
-
-    def applied(self, edges: Edges) -> Edges:
-        """Return the pairs of the new positions.
-
-        Raises: ConfigError if the audience has no positions; AudienceTooLarge if there are too many pairs.
-        """
-        if not isinstance(edges, GraphEdges) or edges.positions is None:
-            raise ConfigError(f"audience {self.name!r} has no positions: create_audience(..., positions=, radius=)")
-        return edges.positions.moved(self.ids, self.points).edges()
+def leave(name: str, agents: AgentSet, edges: Edges) -> Edges:
+    """Return the pairs without these members; raise ConfigError if the audience has no members."""
+    return MemberEdges.among(_members(name, edges) - agents)
 
 
-class Ending(NamedTuple):
-    """Change of an audience: it is removed."""
+def move(name: str, ids: IdColumn, points: object, edges: Edges) -> Edges:
+    """Return the pairs of new positions.
 
-    def applied(self, edges: Edges) -> None:
-        """Return None, which means that the audience has no pairs any more."""
+    Raises: ConfigError if the audience has no positions; AudienceTooLarge if there are too many pairs.
+    """
+    return positions_of(name, edges).moved(ids, points).edges()
+
+
+def remove(_edges: Edges) -> None:
+    """Return None: the audience has no pairs any more."""
+
+
+def positions_of(name: str, edges: Edges) -> Positions:
+    """Return the positions from which the pairs were made; raise ConfigError if the audience has none."""
+    if not isinstance(edges, GraphEdges) or edges.positions is None:
+        raise ConfigError(f"audience {name!r} has no positions: create_audience(..., positions=, radius=)")
+    return edges.positions
 
 
 def _members(name: str, edges: Edges) -> AgentSet:
@@ -82,9 +71,6 @@ def _members(name: str, edges: Edges) -> AgentSet:
             "a graph is replaced by remove_audience and create_audience"
         )
     return edges.members
-
-
-Change = Joining | Leaving | Moving | Ending
 
 
 class AudienceMaker:
@@ -120,26 +106,18 @@ class AudienceMaker:
                 )
             self._publish(name, audiences.last_version(name) + 1, Kind(kind), edges)
 
-    def change(self, name: str, change: Change) -> None:
-        """Make a new version of an audience.
+    def change(self, name: str, change: Change, step: int | None = None) -> None:
+        """Make a new version of an audience, which is used at once, or from a step on unless another process made it.
 
         Raises: UnknownName if the audience does not exist; ConfigError if the change is for another kind of audience.
         """
         with self._alone() as audiences:
-            last = audiences.of(name)
-            old = read_edges(version_folder(self._folder, name, last.version), name, last.version)
-            edges = change.applied(old)
-            if edges is None or edges.digest.hex() != last.facts.digest:
-                self._publish(name, last.version + 1, last.facts.kind, edges)
-
-    def move_in_step(self, name: str, step: int, change: Change) -> None:
-        """Make the version that is used from a step on, unless another process has made it."""
-        with self._alone() as audiences:
-            if audiences.moved_with(name, step):
+            if step is not None and audiences.moved_with(name, step):
                 return
             last = audiences.of(name, step)
-            edges = change.applied(read_edges(version_folder(self._folder, name, last.version), name, last.version))
-            self._publish(name, audiences.last_version(name) + 1, last.facts.kind, edges, step)
+            edges = change(read_edges(version_folder(self._folder, name, last.version), name, last.version))
+            if step is not None or edges is None or edges.digest.hex() != last.facts.digest:
+                self._publish(name, audiences.last_version(name) + 1, last.facts.kind, edges, step)
 
     def _publish(self, name: str, version: int, kind: Kind, edges: Edges | None, since: int | None = None) -> None:
         facts = ""
@@ -219,28 +197,28 @@ class AudienceFiles:
 
         Raises: AudienceTooLarge if the positions make too many pairs.
         """
-        change = Moving(name, ids, points)
+        change = partial(move, name, ids, points)
         if self._here():
-            await asyncio.to_thread(self._maker().move_in_step, name, step, change)
+            await asyncio.to_thread(self._maker().change, name, change, step)
         else:
-            await self._through_actor("move_in_step", name, step, change)
+            await self._through_actor("change", name, change, step)
 
     def create(self, name: str, kind: str, edges: Edges) -> None:
         """Create an audience; raise AlreadyExists if one has this name."""
-        if self._here():  # in the caller's thread, where Ctrl-C can end it
-            self._maker().create(name, kind, edges)
-        else:
-            run_in_own_loop(lambda: self._through_actor("create", name, kind, edges))
+        self._make("create", name, kind, edges)
 
     def change(self, name: str, change: Change) -> None:
         """Make a new version of an audience.
 
         Raises: UnknownName if the audience does not exist; ConfigError if the change is for another kind of audience.
         """
-        if self._here():
-            self._maker().change(name, change)
+        self._make("change", name, change)
+
+    def _make(self, call: str, *arguments: object) -> None:
+        if self._here():  # in the caller's thread, where Ctrl-C can end it
+            getattr(self._maker(), call)(*arguments)
         else:
-            run_in_own_loop(lambda: self._through_actor("change", name, change))
+            run_in_own_loop(lambda: self._through_actor(call, *arguments))
 
     def _maker(self) -> AudienceMaker:
         return AudienceMaker(self._home.folder, self._interceptor)

@@ -455,12 +455,10 @@ class Messaging:
         arguments do not fit together; InvalidAddress for an invalid name or id; AudienceTooLarge above `most_pairs`;
         ConfigError for positions without scipy.
         """
-        from ray_messaging.cluster.handles.audience import Layout, create_audience
+        from ray_messaging.cluster.handles.audience import create_audience
 
-        layout = None if positions is None else Layout(ids, positions, radius, most_pairs)
-        return create_audience(
-            self._connection, self._audience_files, name, graph=graph, members=members, positions=layout
-        )
+        files = self._audience_files
+        return create_audience(self._connection, files, name, graph, members, positions, radius, ids, most_pairs)
 
     def audience(self, name: str) -> "Audience":
         """Return an audience by its name; raise UnknownName if there is none."""
@@ -478,9 +476,9 @@ class Messaging:
 
     def remove_audience(self, name: str) -> None:
         """Remove an audience. Later broadcasts to it raise UnknownName, and so does this if there is none."""
-        from ray_messaging.cluster.audience_files import Ending
+        from ray_messaging.cluster.audience_files import remove
 
-        self._audience_files.change(name, Ending())
+        self._audience_files.change(name, remove)
 
     @cached_property
     def _audience_files(self) -> "AudienceFiles":

@@ -1,9 +1,9 @@
 """Handle of an audience, and the calls that make, find and remove audiences."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
+from collections.abc import Iterable, Iterator
+from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.graph_edges import GraphEdges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceVersion, Kind
-from ray_messaging.cluster.audience_files import AudienceFiles, Joining, Leaving, Moving
+from ray_messaging.cluster.audience_files import AudienceFiles, join, leave, move, positions_of
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.errors import ConfigError, InvalidColumns, UnknownName
@@ -113,7 +113,7 @@ class Audience:
         """
         agents = AgentSet.of(ids)
         check_hosted(self._connection, self.name, agents)
-        self._files.change(self.name, Joining(self.name, agents))
+        self._files.change(self.name, partial(join, self.name, agents))
 
     def remove(self, ids: "Iterable[AgentId]") -> None:
         """Remove members; agents that are not members are ignored.
@@ -121,7 +121,7 @@ class Audience:
         Raises: InvalidAddress for an invalid id; UnknownName if the audience was removed; ConfigError for another kind
         of audience.
         """
-        self._files.change(self.name, Leaving(self.name, AgentSet.of(ids)))
+        self._files.change(self.name, partial(leave, self.name, AgentSet.of(ids)))
 
     def move(self, ids: "Iterable[AgentId]", positions: object) -> None:
         """Set the positions of some agents, an array (n, 2) or (n, 3). The pairs are computed from the new positions.
@@ -129,17 +129,15 @@ class Audience:
         Raises: InvalidColumns if the arguments do not fit together; UnknownName for an agent without a position;
         AudienceTooLarge if there are too many pairs; ConfigError for another kind of audience.
         """
-        self._files.change(self.name, Moving(self.name, IdColumn.checked(ids), positions))
+        self._files.change(self.name, partial(move, self.name, IdColumn.checked(ids), positions))
 
     def positions(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the ids of the agents that have positions, ascending, and their positions.
 
         Raises: UnknownName if the audience was removed; ConfigError if it has no positions.
         """
-        edges = self._edges()
-        if not isinstance(edges, GraphEdges) or edges.positions is None:
-            raise ConfigError(f"audience {self.name!r} has no positions: create_audience(..., positions=, radius=)")
-        return edges.positions.ids, edges.positions.points
+        positions = positions_of(self.name, self._edges())
+        return positions.ids, positions.points
 
 
 def check_hosted(connection: ExperimentConnection, name: str, agents: AgentSet) -> None:
@@ -161,23 +159,16 @@ def _hosted(connection: ExperimentConnection) -> AgentSet:
     return reduce(or_, connection.ask(connection.interceptor.agents.remote()).values(), NO_AGENTS)
 
 
-class Layout(NamedTuple):
-    """Positions as a user passed them: ids (None: all agents), points, radius, and the limit of pairs."""
-
-    ids: object
-    points: object
-    radius: object
-    limit: int
-
-
 def create_audience(
     connection: ExperimentConnection,
     files: AudienceFiles,
     name: str,
-    *,
     graph: object,
     members: object,
-    positions: Layout | None,
+    positions: object,
+    radius: object,
+    ids: object,
+    most_pairs: int,
 ) -> Audience:
     """Create an audience; arguments and errors are those of `Messaging.create_audience`."""
     check_name("audience", name)
@@ -188,7 +179,7 @@ def create_audience(
         edges: Edges = MemberEdges.among(agents)
         kind = Kind.MEMBERS
     elif positions is not None:
-        placed = Positions.given(_ids(connection, positions), *positions[1:])
+        placed = Positions.given(_ids(connection, ids, positions), positions, radius, most_pairs)
         agents, edges, kind = AgentSet(placed.ids), placed.edges(), Kind.POSITIONS
     else:
         built = build_edges(_chunks(graph))
@@ -198,15 +189,15 @@ def create_audience(
     return Audience(connection, name)
 
 
-def _ids(connection: ExperimentConnection, layout: Layout) -> IdColumn:
+def _ids(connection: ExperimentConnection, given: Any, points: Any) -> IdColumn:  # noqa: ANN401 - as a user passes them
     """Return the agents of positions: the given ones, or else all hosted ones, or else the first numbers."""
-    if layout.ids is not None:
-        ids = column_of(cast("Iterable[Any]", layout.ids))
-        if len(ids) != len(cast("Sequence[Any]", layout.ids)):
+    if given is not None:
+        ids = column_of(given)
+        if len(ids) != len(given):
             raise InvalidColumns("ids must name each agent once")
         return ids
     every = _hosted(connection)
-    return every.column if every else IdColumn(np.arange(np.shape(cast("Any", layout.points))[0]))
+    return every.column if every else IdColumn(np.arange(np.shape(points)[0]))
 
 
 def _chunks(graph: object) -> Iterable[object]:
