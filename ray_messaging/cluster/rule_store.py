@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
@@ -32,13 +32,6 @@ logger = logging.getLogger(__name__)
 _CALLS = 1_000  # the most changes for which a repeated call is recognized
 
 
-class _Known(NamedTuple):
-    """A rule in force, and the pickle from which it was made."""
-
-    rule: Rule
-    pickled: PickledRule
-
-
 class RuleStore:
     """Durable store of the rules of one run of an experiment, and of their state."""
 
@@ -52,7 +45,8 @@ class RuleStore:
         self._code = f"{self._runs}{run}/"
         self._kept: str | None = None  # the entry in Ray of the rules in force
         self._names: list[str] | None = None  # the next list for the server: the entry's name, the rules' names
-        self._known: dict[int, _Known] = {}
+        # By its id() each rule in force, so that no other object gets the id, and the pickle from which it was made.
+        self._known: dict[int, tuple[Rule, PickledRule]] = {}
         self._in_force: list[str] | None = None  # the list that is on the server
         self._writing: StateChanges | None = None
 
@@ -113,22 +107,22 @@ class RuleStore:
         unpickled.
         """
         rule = unpickled(data)
-        self._known[id(rule)] = _Known(rule, data)
+        self._known[id(rule)] = rule, data
         return rule
 
     def pickle_of(self, rule: Rule) -> PickledRule:
         """Return the pickle from which a rule was made, or a new one if it was made here."""
-        known = self._known.get(id(rule))
-        return pickled(rule) if known is None else known.pickled
+        _, known = self._known.get(id(rule), (rule, None))
+        return known or pickled(rule)
 
     async def save_rules(self, rules: Iterable[Rule]) -> None:
         """Store the rules in Ray for a restart of this actor. They are in force after the next write to the server."""
         kept = tuple(rules)
         # A rule without a known pickle was made here: it is a black list.
-        self._known = {id(rule): self._known.get(id(rule)) or _Known(rule, pickled(rule)) for rule in kept}
+        self._known = {id(rule): (rule, self.pickle_of(rule)) for rule in kept}
         while len(self.calls) > _CALLS:
             self.calls.popitem(last=False)
-        pickles = [known.pickled for known in self._known.values()]
+        pickles = [data for _, data in self._known.values()]
         code = ray.cloudpickle.dumps((pickles, self.calls, self.scheduled, self.changes))
         name = self._code + secrets.token_hex(8)
         await asyncio.to_thread(_internal_kv_put, name, code, namespace=NAMESPACE)

@@ -214,7 +214,7 @@ class _Deputy:
         await self.host.start(ray.util.get_node_ip_address())
 
     async def ban(self, pair):
-        await self.host.change(lambda: self.host.interceptor.black_list.add({pair}))
+        await self.host.editor.change(lambda: self.host.interceptor.black_list.add({pair}))
 
     async def abandon(self):
         await self.host.abandon()

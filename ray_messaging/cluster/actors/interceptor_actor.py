@@ -163,10 +163,10 @@ class InterceptorActor:
         """Reset the number of blocked messages of some agents, or of one (None: of all)."""
         counts = self._host.interceptor.violations
         if agents is None:
-            await self._host.change(counts.clear)
+            await self._host.editor.change(counts.clear)
         else:
             forgiven = [check_id(agent) for agent in ([agents] if isinstance(agents, int | str) else agents)]
-            await self._host.change(lambda: [counts.pop(agent, None) for agent in forgiven])
+            await self._host.editor.change(lambda: [counts.pop(agent, None) for agent in forgiven])
 
     async def reset_rule_failures(self, which: int | str | None = None) -> None:
         """Reset the failure count of a rule (None: of all rules), so that its next failure is logged again.

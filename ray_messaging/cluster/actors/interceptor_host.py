@@ -3,18 +3,18 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.records import Audiences
-from ray_messaging.cluster.actors.ownership import Heartbeat, Ownership
-from ray_messaging.cluster.actors.rule_editor import PendingChanges, RuleEditor
+from ray_messaging.cluster.actors.ownership import Heartbeat, take_claim
+from ray_messaging.cluster.actors.rule_editor import RuleEditor
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, StragglerWatch, check_step_rules
 from ray_messaging.cluster.rule_store import RuleStore, description, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # A rule that cannot be interrupted ends the process after this many times rule_timeout_s, but not sooner than the
 # least time below: a shorter pause is not a hang.
@@ -77,15 +75,12 @@ class InterceptorHost:
         self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
         self._store = RuleStore(self._server, spec.exp_id, spec.run)
-        self._ownership = Ownership(self._server, self._store, spec)
         self._heartbeat: Heartbeat | None = None
         self._interceptor: Interceptor | None = None
         self._lane = LaneServer(self._answer, self._snapshot)
         self._directory = Directory(spec.exp_id)
-        self._changes = PendingChanges(redis, self._server.where, spec.settings.send_timeout_s)
-        self._saving = asyncio.Lock()
         self._holding, self._released = asyncio.Lock(), set[str]()  # names of holds that have ended
-        self.editor = RuleEditor(self.experiment, self._store, lambda: self.interceptor, self.change, self._save_rules)
+        self.editor = RuleEditor(self.experiment, self._store, lambda: self.interceptor, self._server.where)
         self._stragglers: StragglerWatch | None = None
         self._watchdog: Watchdog | None = None
         self._step_rules: StepRuleRunner | None = None  # None: the experiment has no steps
@@ -127,7 +122,7 @@ class InterceptorHost:
         await self.transport.connect()
         if self._spec.fork is not None and await self._server.holder() is None:
             await self._load_checkpoint(self._spec.fork)
-        epoch, restarted = await self._ownership.take()
+        epoch, restarted = await take_claim(self._server, self._store, self._spec)
         await begin_steps(self.transport.steps, self._spec)
         if self._spec.steps is not None and not restarted:
             await self.steps.resume()  # a pause, or a Ctrl-C, of a driver that died ends with that driver
@@ -211,19 +206,6 @@ class InterceptorHost:
 
     # -- rules at run time ----------------------------------------------------------------------------------------
 
-    async def change(self, change: Callable[[], T]) -> T:
-        """Change the rules or their state; return when the change is stored and in force.
-
-        Raises: ConnectionFailed if the change is in force, but could not be stored in time.
-        """
-        return await self._changes.wait_stored(self.interceptor.change(change, also=self._save_rules))
-
-    async def _save_rules(self) -> None:
-        async with self._saving:  # the rules stored last must be those in force
-            await self._store.save_rules(self.interceptor.rules.now)
-        if self._step_rules is not None:
-            await self._step_rules.follow()
-
     def admitted(self, rule: Rule) -> Rule:
         """Return this process's copy of a rule. An object that is not a rule is returned as it is, and refused later.
 
@@ -278,7 +260,7 @@ class InterceptorHost:
 
     async def new_round(self) -> None:
         """Begin a new round for all rules that count by rounds; raise RuleError if a rule's `new_round` failed."""
-        failures = await self.change(self.interceptor.new_round)
+        failures = await self.editor.change(self.interceptor.new_round)
         if failures:
             names = ", ".join(map(repr, failures))
             raise RuleError(

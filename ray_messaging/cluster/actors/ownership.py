@@ -5,7 +5,6 @@ The claim ends when the start ends, or when another start resets the experiment.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from ray_messaging.cluster.rule_store import RuleStore
@@ -24,76 +23,68 @@ _ENDING_S = 20.0  # Ray's processes may outlive a killed driver by so long
 _END_TIMEOUT_S = 1.0
 
 
-class Ownership:
-    """Claim of an experiment by one start of it (`spec.run`)."""
+async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: InterceptorSpec) -> tuple[int, bool]:
+    """Claim an experiment; return a new epoch, and whether this start held it before its actor's restart.
 
-    def __init__(self, server: RedisExperimentStore, store: RuleStore, spec: InterceptorSpec) -> None:
-        self._server = server
-        self._store = store
-        self._spec = spec
+    Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if another
+    start has claimed it meanwhile.
+    """
+    mine = spec.run.encode()
+    while True:
+        holder = await server.holder()
+        if holder != mine:
+            if await store.began():  # rules and bans that changed since the start would be lost
+                raise other_run(spec.exp_id, 0)
+            if holder is not None or await server.is_headless():
+                await _check(server, spec, holder)
+        taken = await server.claim(holder, reset=spec.on_existing == "reset")
+        if taken is not Claim.LOST:
+            break
+    epoch = await server.take_interceptor_epoch()  # from here on verdicts of an earlier start are refused
+    if taken is Claim.ERASE:
+        await server.erase_earlier()
+    return epoch, holder == mine and taken is Claim.HELD
 
-    async def take(self) -> tuple[int, bool]:
-        """Claim the experiment; return a new epoch, and whether this start held it before its actor's restart.
 
-        Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if
-        another start has claimed it meanwhile.
-        """
-        mine = self._spec.run.encode()
-        while True:
-            holder = await self._server.holder()
-            if holder != mine:
-                if await self._store.began():  # rules and bans that changed since the start would be lost
-                    raise other_run(self._spec.exp_id, 0)
-                if holder is not None or await self._server.is_headless():
-                    await self._check(holder or b"")
-            taken = await self._server.claim(holder, reset=self._spec.on_existing == "reset")
-            if taken is not Claim.LOST:
-                break
-        epoch = await self._server.take_interceptor_epoch()  # from here on verdicts of an earlier start are refused
-        if taken is Claim.ERASE:
-            await self._server.erase_earlier()
-        return epoch, holder == mine and taken is Claim.HELD
+async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: bytes | None) -> None:
+    """Raise AlreadyExists if another start keeps its claim."""
+    if spec.on_existing == "reset":
+        return
+    deadline = asyncio.get_running_loop().time() + (_ENDING_S if spec.on_existing == "resume" else 0.0)
+    while (lives := await _lives(server)) and asyncio.get_running_loop().time() < deadline:
+        pass  # after the kill of a driver, Ray takes some seconds to end its actors
+    if lives:
+        text = (
+            f"experiment {spec.exp_id!r} runs already: another Ray cluster uses it on the server at {server.where}. "
+            "Shut it down there, choose another exp_id, or start it afresh by on_existing='reset', which ends it"
+        )
+    elif spec.on_existing == "resume":
+        return
+    elif spec.fork is not None:
+        text = (
+            f"experiment {spec.exp_id!r} has data on the server at {server.where} already, and a fork begins with its "
+            "parent's: choose another exp_id"
+        )
+    else:
+        text = (
+            f"experiment {spec.exp_id!r} has data on the server at {server.where} already: go on with them by "
+            "on_existing='resume', delete them by on_existing='reset', or choose another exp_id"
+            f"{'' if spec.log_dir is None else ' and log_dir'}"
+        )
+    raise AlreadyExists(text, kind="experiment", value=spec.exp_id, owner=holder.decode() if holder else None)
 
-    async def _check(self, holder: bytes) -> None:
-        """Raise AlreadyExists if another start keeps its claim."""
-        spec = self._spec
-        if spec.on_existing == "reset":
-            return
-        deadline = asyncio.get_running_loop().time() + (_ENDING_S if spec.on_existing == "resume" else 0.0)
-        while (lives := await self._lives()) and asyncio.get_running_loop().time() < deadline:
-            pass  # after the kill of a driver, Ray takes some seconds to end its actors
-        if lives:
-            text = (
-                f"experiment {spec.exp_id!r} runs already: another Ray cluster uses it on the server at "
-                f"{self._server.where}. Shut it down there, choose another exp_id, or start it afresh by "
-                "on_existing='reset', which ends it"
-            )
-        elif spec.fork is not None and spec.on_existing == "error":
-            text = (
-                f"experiment {spec.exp_id!r} has data on the server at {self._server.where} already, and a fork begins "
-                "with its parent's: choose another exp_id"
-            )
-        elif spec.on_existing == "error":
-            text = (
-                f"experiment {spec.exp_id!r} has data on the server at {self._server.where} already: go on with them "
-                "by on_existing='resume', delete them by on_existing='reset', or choose another exp_id"
-                f"{'' if spec.log_dir is None else ' and log_dir'}"
-            )
-        else:
-            return
-        raise AlreadyExists(text, kind="experiment", value=spec.exp_id, owner=holder.decode() or None)
 
-    async def _lives(self) -> bool:
-        """Return whether the claiming start's interceptor lives, because its heartbeat changes.
+async def _lives(server: RedisExperimentStore) -> bool:
+    """Return whether the claiming start's interceptor lives, because its heartbeat changes.
 
-        The time in the heartbeat is not compared with our clock, because clocks may differ.
-        """
-        first = beat = await self._server.heartbeat()
-        deadline = asyncio.get_running_loop().time() + _SILENT_S
-        while first is not None and beat == first and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(BEAT_S / 4)
-            beat = await self._server.heartbeat()
-        return beat is not None and beat != first
+    The time in the heartbeat is not compared with our clock, because clocks may differ.
+    """
+    first = beat = await server.heartbeat()
+    deadline = asyncio.get_running_loop().time() + _SILENT_S
+    while first is not None and beat == first and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(BEAT_S / 4)
+        beat = await server.heartbeat()
+    return beat is not None and beat != first
 
 
 class Heartbeat:
@@ -109,16 +100,13 @@ class Heartbeat:
 
     async def _run(self) -> None:
         while self._interceptor.fenced is None:
-            await self._guarded(self._beat)
+            await self._beat()
             await asyncio.sleep(BEAT_S)
 
     async def _beat(self) -> None:
-        if not await self._store.look(self._interceptor.epoch):
-            await self._interceptor.renew()
-
-    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work()
+            if not await self._store.look(self._interceptor.epoch):
+                await self._interceptor.renew()
         except Fenced as error:
             logger.error("the interceptor of %s gives no more verdicts: %s", self._interceptor.exp_id, error)  # noqa: TRY400
             self._interceptor.fence(error)

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import ray
 
@@ -12,7 +12,6 @@ from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner
 from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.rule_store import RuleStore, description
 from ray_messaging.cluster.spec import Experiment, ScheduledChange
-from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError, ConnectionFailed, MessagingError, RuleError
 from ray_messaging.eventlog.records import RuleChange
 from ray_messaging.interception.rules import Rule
@@ -28,38 +27,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CHANGES = 10_000  # the most changes that are kept for people to read
-
-
-class PendingChanges:
-    """The changes of rules that are being stored, for which callers wait at most `limit_s`."""
-
-    def __init__(self, server: ServerConfig, where: str, limit_s: float) -> None:
-        self._server = server
-        self._where = where
-        self._limit_s = limit_s
-        self._unfinished: set[asyncio.Task[Any]] = set()
-
-    async def wait_stored(self, change: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a change once it is stored; raise its error, or ConnectionFailed after the limit."""
-        task = asyncio.create_task(change, name="ray_messaging change of the rules")
-        self._unfinished.add(task)
-        task.add_done_callback(self._unfinished.discard)
-        if (await asyncio.wait([task], timeout=self._limit_s))[0]:
-            return task.result()
-        task.add_done_callback(_retrieve_error)
-        raise ConnectionFailed(
-            f"the change is in force, but not kept: the server at {self._where} has not taken it within "
-            f"{self._limit_s:g} s. Do not repeat it: it is stored once the server takes writes, and lost if the "
-            "interceptor dies before",
-            host=self._server.server,
-            port=self._server.port,
-        )
-
-
-def _retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Retrieve a change's error after its caller has left, so that asyncio reports none; failed writes are logged."""
-    if not task.cancelled():
-        task.exception()
 
 
 class RuleRequest(NamedTuple):
@@ -84,34 +51,51 @@ class RuleRequest(NamedTuple):
         return rules.pop(self.which) if self.change == "remove" else rules.replace(self.which, self.rule)
 
 
-class Change(Protocol):
-    """A change of the rules or their state, which is stored and in force when it has returned."""
-
-    def __call__(self, change: Callable[[], T]) -> Awaitable[T]:
-        """Make the change; return its result."""
-
-
 class RuleEditor:
     """Changes of the rules: at once, or for a step and all later ones; and a record of all, in the event log too.
 
-    Args: `store` keeps those that wait for their step, and the record. `interceptor` returns the interceptor; `change`
-    makes a change; `save` stores the rules of now and the changes that wait.
+    Args: `store` keeps those that wait for their step, and the record. `interceptor` returns the interceptor. `where`
+    is the server's address in errors.
     """
 
     def __init__(
-        self,
-        experiment: Experiment,
-        store: RuleStore,
-        interceptor: Callable[[], Interceptor],
-        change: Change,
-        save: Callable[[], Awaitable[None]],
+        self, experiment: Experiment, store: RuleStore, interceptor: Callable[[], Interceptor], where: str
     ) -> None:
         self._experiment = experiment
         self._store = store
         self._interceptor = interceptor
-        self._change = change
-        self._save = save
+        self._where = where
+        self._saving = asyncio.Lock()
+        self._unfinished: set[asyncio.Task[Any]] = set()  # changes that are not stored yet
         self._steps: tuple[RedisSteps, StepRuleRunner] | None = None
+
+    async def change(self, change: Callable[[], T]) -> T:
+        """Change the rules or their state; return when the change is stored and in force.
+
+        Raises: ConnectionFailed if the change is in force, but could not be stored in time.
+        """
+        changing = self._interceptor().change(change, also=self._save)
+        task = asyncio.create_task(changing, name="ray_messaging change of the rules")
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        limit_s = self._experiment.settings.send_timeout_s
+        if (await asyncio.wait([task], timeout=limit_s))[0]:
+            return task.result()
+        # Failed writes are logged. Without this, asyncio would report an error that nobody has retrieved.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        raise ConnectionFailed(
+            f"the change is in force, but not kept: the server at {self._where} has not taken it within "
+            f"{limit_s:g} s. Do not repeat it: it is stored once the server takes writes, and lost if the "
+            "interceptor dies before",
+            host=self._experiment.redis.server,
+            port=self._experiment.redis.port,
+        )
+
+    async def _save(self) -> None:
+        async with self._saving:  # the rules stored last must be those in force
+            await self._store.save_rules(self._interceptor().rules.now)
+        if self._steps is not None:
+            await self._steps[1].follow()
 
     def use_steps(self, steps: "RedisSteps", runner: StepRuleRunner) -> None:
         """Know the experiment's steps from now on."""
@@ -130,7 +114,7 @@ class RuleEditor:
         """
         if at_step is None:
             step = await self._open_step()
-            described = await self._change(lambda: self._make(request, step))
+            described = await self.change(lambda: self._make(request, step))
         else:
             described = await self._edit_from(request, check_at_step(at_step))
         self._log()
@@ -146,7 +130,7 @@ class RuleEditor:
                 async with runner.between_steps() as following:
                     if at_step == following:
                         await self.apply(at_step)  # those that came earlier
-                        return await self._change(lambda: self._make(request, at_step, whole=True))
+                        return await self.change(lambda: self._make(request, at_step, whole=True))
                 raise ConfigError(
                     f"at_step={at_step}: a change of the rules can apply to step {following or earliest} at the "
                     "earliest, because the steps before have begun"
@@ -156,7 +140,7 @@ class RuleEditor:
             await runner.follow()  # no step waits for a change that was refused
             raise
         await self._save()
-        await self._change(lambda: None)
+        await self.change(lambda: None)
         return described
 
     async def edit_state(self, change: str, make: Callable[[], T], rule: str) -> T:
@@ -168,7 +152,7 @@ class RuleEditor:
             self._note(change, {"name": rule}, step)
             return result
 
-        result = await self._change(noted)
+        result = await self.change(noted)
         self._log()
         return result
 
