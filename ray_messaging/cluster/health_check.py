@@ -3,9 +3,11 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -24,6 +26,8 @@ from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.server_facts import Kept, ServerFacts
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 DEADLINE_S = 5.0
 _TASK_S = 10.0  # the most time for a Ray task to start
@@ -67,13 +71,24 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     if client.is_connected():
         return _ask_on_cluster(exp_id, experiment, handles)
     deadline = time.monotonic() + DEADLINE_S
-    probe = _ServerProbe(exp_id, experiment)
+    known = experiment
+
+    def probe() -> ServerFacts | None:
+        nonlocal known
+        if known is None or known.withheld:
+            known = _find_experiment(exp_id) or known
+        return _facts_of(known, exp_id)
+
+    probing = _soon(probe)
     prefix = f"{exp_id}/"
     named = _named_in_time(prefix)
     actors = {f"{prefix}interceptor": None} | dict(handles) | (named or {})
     found = ask_actors(prefix, actors, deadline, look_up=named is not None)
-    facts = probe.answer(deadline)
-    known = probe.experiment
+    try:
+        facts = probing.result(max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        late = f"the server gave no answer within {DEADLINE_S:g} s"
+        facts = None if known is None else ServerFacts(known.redis.server, error=late)
     embedded = f"{prefix}server" in actors
     allow_eviction = facts is not None and facts.allow_eviction
     waited = 0 if known is None else known.settings.wait_replicas
@@ -138,34 +153,28 @@ def _no_log(experiment: Experiment) -> Finding:
     )
 
 
-class _ServerProbe:
-    """Thread that asks the server for its facts; a thread, because a DNS lookup has no timeout."""
+def _soon(call: Callable[[], T]) -> "Future[T]":
+    """Begin a call in a thread of its own, because neither Ray's calls nor DNS lookups have a timeout."""
+    future: Future[T] = Future()
 
-    def __init__(self, exp_id: str, experiment: Experiment | None) -> None:
-        self.experiment = experiment
-        self._exp_id = exp_id
-        self._facts: ServerFacts | None = None
-        self._thread = threading.Thread(target=self._ask, name="ray_messaging health", daemon=True)
-        self._thread.start()
-
-    def _ask(self) -> None:
-        if self.experiment is None or self.experiment.withheld:
-            self.experiment = _find_experiment(self._exp_id) or self.experiment
-        if self.experiment is None or self.experiment.withheld:
-            return
-        redis = self.experiment.redis
+    def run() -> None:
         try:
-            self._facts = backend_of(redis).probe(self._exp_id)
-        except Exception as error:  # noqa: BLE001 - it is told as a finding
-            self._facts = ServerFacts(redis.server, error=f"asking failed ({type(error).__name__}: {error})")
+            future.set_result(call())
+        except Exception as error:  # noqa: BLE001 - whoever waits gets it
+            future.set_exception(error)
 
-    def answer(self, deadline: float) -> ServerFacts | None:
-        """Return the server's facts, or None if its address is unknown."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._thread.is_alive() and self.experiment is not None:
-            late = f"the server gave no answer within {DEADLINE_S:g} s"
-            return ServerFacts(self.experiment.redis.server, error=late)
-        return self._facts
+    threading.Thread(target=run, name="ray_messaging health", daemon=True).start()
+    return future
+
+
+def _facts_of(experiment: Experiment | None, exp_id: str) -> ServerFacts | None:
+    """Return the server's facts, or None if its address is unknown."""
+    if experiment is None or experiment.withheld:
+        return None
+    try:
+        return backend_of(experiment.redis).probe(exp_id)
+    except Exception as error:  # noqa: BLE001 - it is told as a finding
+        return ServerFacts(experiment.redis.server, error=f"asking failed ({type(error).__name__}: {error})")
 
 
 def _find_experiment(exp_id: str) -> Experiment | None:
@@ -193,30 +202,21 @@ def _further_servers(exp_id: str) -> list[str]:
 
 def _call(name: str, method: str) -> Any:  # noqa: ANN401 - the method's result
     """Return the result of an actor's method, or None if there is no such actor, or it fails or is too slow."""
-    actor = find_actor(name)
-    if actor is None:
-        return None
     try:
-        return ray.get(getattr(actor, method).remote(), timeout=DEADLINE_S / 3)
+        actor = find_actor(name)
+        return None if actor is None else ray.get(getattr(actor, method).remote(), timeout=DEADLINE_S / 3)
     except (ValueError, RayError) as error:
         logger.debug("%s does not return the server's address: %s", name, error)  # it is among the findings
         return None
 
 
 def _named_in_time(prefix: str) -> dict[str, Any] | None:
-    """Return the living actors, or None if Ray's head gives no answer in time. Ray's own call has no timeout."""
-    found: list[dict[str, Any]] = []
-
-    def ask() -> None:
-        try:
-            found.append(named_actors(prefix))
-        except (RayError, RuntimeError) as error:
-            logger.debug("Ray does not list its actors: %s", error)  # it is among the findings
-
-    thread = threading.Thread(target=ask, name="ray_messaging actors", daemon=True)
-    thread.start()
-    thread.join(DEADLINE_S / 2)
-    return found[0] if found else None
+    """Return the living actors, or None if Ray's head gives no answer in time."""
+    try:
+        return _soon(partial(named_actors, prefix)).result(DEADLINE_S / 2)
+    except (TimeoutError, RayError, RuntimeError) as error:
+        logger.debug("Ray does not list its actors: %r", error)  # it is among the findings
+        return None
 
 
 def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float, *, look_up: bool = True) -> list[ActorFacts]:

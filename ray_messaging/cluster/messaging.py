@@ -391,9 +391,9 @@ class Messaging:
         group already; MoveFailed if the fetched messages were not committed in time; ConfigError for agents of
         `open_messager` without steps.
         """
-        from ray_messaging.cluster.moves import AgentMoves
+        from ray_messaging.cluster.moves import move_agents
 
-        AgentMoves(self._connection, self._groups).move(agents, to, timeout)
+        move_agents(self._connection, self._groups, agents, to, timeout)
 
     def rebalance(self, *, dry_run: bool = False, timeout: float = MOVE_TIMEOUT_S) -> "list[AgentMove]":
         """Move agents from groups with much load to groups with little, and return the moves; raises as `move_agents`.
@@ -403,9 +403,9 @@ class Messaging:
 
         Args: with `dry_run` no agent moves, and the planned moves are returned.
         """
-        from ray_messaging.cluster.moves import AgentMoves
+        from ray_messaging.cluster.moves import rebalance
 
-        return AgentMoves(self._connection, self._groups).rebalance(timeout, dry_run=dry_run)
+        return rebalance(self._connection, self._groups, timeout, dry_run=dry_run)
 
     def remove_group(self, name: str) -> None:
         """Stop a group and remove its mailbox; its unread messages become dead letters."""

@@ -25,59 +25,50 @@ class AgentMove(NamedTuple):
         return f"AgentMove({len(self.agents):,} agents, {self.source!r} -> {self.target!r})"
 
 
-class AgentMoves:
-    """Moves of agents between the groups of one experiment."""
+def move_agents(
+    connection: ExperimentConnection, groups: Groups, agents: Iterable[AgentId], to: str | Group, timeout: float
+) -> None:
+    """Move agents to a group. The agents of one group move together, or none of them does."""
+    target = to.name if isinstance(to, Group) else check_name("group name", to)
+    check_timeout(timeout, optional=False)
+    hosted = connection.ask(connection.interceptor.agents.remote())
+    _carry_out(connection, groups, plan_move(AgentSet.of(agents), target, hosted), timeout)
 
-    def __init__(self, connection: ExperimentConnection, groups: Groups) -> None:
-        self._connection = connection
-        self._groups = groups
 
-    def move(self, agents: Iterable[AgentId], to: str | Group, timeout: float) -> None:
-        """Move agents to a group. The agents of one group move together, or none of them does."""
-        target = to.name if isinstance(to, Group) else check_name("group name", to)
-        check_timeout(timeout, optional=False)
-        self._carry_out(plan_move(AgentSet.of(agents), target, self._hosted()), timeout)
+def rebalance(connection: ExperimentConnection, groups: Groups, timeout: float, *, dry_run: bool) -> list[AgentMove]:
+    """Move agents from groups with much load to groups with little; return the moves."""
+    check_timeout(timeout, optional=False)
+    agents, fetched = connection.ask(connection.interceptor.agents.remote()), {}
+    # With steps no messages are fetched, so the load of a group is the number of its agents. All groups count,
+    # including those of users' own actors.
+    if not connection.experiment.steps:
+        ours = [group for group in groups.all() if group.name in agents]
+        agents = {group.name: agents[group.name] for group in ours}
+        fetched = {group.name: float(group.stats()["fetched"]) for group in ours}
+    moves = plan_balance(agents, fetched)
+    if not dry_run:
+        _carry_out(connection, groups, moves, timeout)
+    return moves
 
-    def rebalance(self, timeout: float, *, dry_run: bool) -> list[AgentMove]:
-        """Move agents from groups with much load to groups with little; return the moves."""
-        check_timeout(timeout, optional=False)
-        groups = [] if self._in_steps else self._groups.all()
-        hosted = self._hosted()
-        # With steps no messages are fetched, so the load of a group is the number of its agents. All groups count,
-        # including those of users' own actors.
-        agents = (
-            hosted if self._in_steps else {group.name: hosted[group.name] for group in groups if group.name in hosted}
-        )
-        fetched = {group.name: float(group.stats()["fetched"]) for group in groups if group.name in agents}
-        moves = plan_balance(agents, fetched)
-        if not dry_run:
-            self._carry_out(moves, timeout)
-        return moves
 
-    def _hosted(self) -> dict[str, AgentSet]:
-        return self._connection.ask(self._connection.interceptor.agents.remote())
+def _carry_out(connection: ExperimentConnection, groups: Groups, moves: Iterable[AgentMove], timeout: float) -> None:
+    if connection.experiment.steps:  # the interceptor moves them, without the groups' processes
+        for move in moves:
+            connection.ask(connection.interceptor.rehost.remote(*move, timeout))
+        return
+    sources = [(_source(groups, move), move) for move in moves]
+    for group, move in sources:
+        group.move_agents(move.agents, to=move.target, timeout=timeout)
 
-    @property
-    def _in_steps(self) -> bool:
-        return self._connection.experiment.steps
 
-    def _carry_out(self, moves: Iterable[AgentMove], timeout: float) -> None:
-        if self._in_steps:  # the interceptor moves them, without the groups' processes
-            for move in moves:
-                self._connection.ask(self._connection.interceptor.rehost.remote(*move, timeout))
-            return
-        sources = [(self._source(move), move) for move in moves]
-        for group, move in sources:
-            group.move_agents(move.agents, to=move.target, timeout=timeout)
-
-    def _source(self, move: AgentMove) -> Group:
-        try:
-            return self._groups.find(move.source)
-        except UnknownName as error:
-            raise ConfigError(
-                f"group {move.source!r} lives in an actor of yours, and only that one can let agents go: "
-                f"`await messager.move_agents(ids, to={move.target!r})` there"
-            ) from error
+def _source(groups: Groups, move: AgentMove) -> Group:
+    try:
+        return groups.find(move.source)
+    except UnknownName as error:
+        raise ConfigError(
+            f"group {move.source!r} lives in an actor of yours, and only that one can let agents go: "
+            f"`await messager.move_agents(ids, to={move.target!r})` there"
+        ) from error
 
 
 def plan_move(asked: AgentSet, target: str, hosted: Mapping[str, AgentSet]) -> list[AgentMove]:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -132,7 +131,11 @@ class DeadLetters:
         """Return one letter; raise UnknownName if none has this id."""
         found = self._run(lambda store: store.get(_checked(letter)))
         if found is None:
-            raise _unknown(letter)
+            raise UnknownName(
+                f"there is no dead letter {letter!r}: it was requeued or dropped, or never there",
+                kind="dead letter",
+                value=letter,
+            )
         return self._letter(found)
 
     def check(self) -> "DeadLetters":
@@ -252,20 +255,15 @@ class DeadLetters:
         """Run an operation on the store, and wait for its result. In a running event loop this blocks the loop."""
 
         async def run() -> T:
-            async with self._store() as store:
-                return await work(store)
+            unlimited = self._settings.model_copy(update={"dead_bytes": _NO_LIMIT})
+            stores = backend_of(self._redis).stores(self.exp_id, unlimited)
+            await stores.transport.connect()
+            try:
+                return await work(stores.dead_letters)
+            finally:
+                await stores.transport.close()
 
         return run_in_own_loop(run)
-
-    @asynccontextmanager
-    async def _store(self) -> "AsyncIterator[RedisDeadLetters]":
-        unlimited = self._settings.model_copy(update={"dead_bytes": _NO_LIMIT})
-        stores = backend_of(self._redis).stores(self.exp_id, unlimited)
-        await stores.transport.connect()
-        try:
-            yield stores.dead_letters
-        finally:
-            await stores.transport.close()
 
 
 class _Chosen(NamedTuple):
@@ -304,11 +302,3 @@ def _checked(letter: str) -> str:
     if found is None or max(map(int, found.groups())) >= 2**64:
         raise ConfigError(f"{letter!r} is no id of a dead letter: they look like 1700000000000-0")
     return letter
-
-
-def _unknown(letter: str) -> UnknownName:
-    return UnknownName(
-        f"there is no dead letter {letter!r}: it was requeued or dropped, or never there",
-        kind="dead letter",
-        value=letter,
-    )

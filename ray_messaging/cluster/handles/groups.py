@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 
@@ -11,18 +11,9 @@ from ray_messaging.cluster.actors.group_actor import GroupActor
 from ray_messaging.cluster.handles.connection import ExperimentConnection, find_actor, result, start_in_turn
 from ray_messaging.cluster.handles.group.group import Group
 from ray_messaging.cluster.lifecycle import ACTOR, StartedExperiment, leave, remote
-from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import AlreadyExists, Closed, UnknownName, ended
 from ray_messaging.model.agent_sets import column_of
 from ray_messaging.model.columns import IdColumn
-
-
-class StartingGroup(NamedTuple):
-    """A group that is starting: its actor, and the call that opens its mailbox."""
-
-    name: str
-    actor: Any
-    opened: Any  # an ObjectRef
 
 
 class Groups:
@@ -47,27 +38,42 @@ class Groups:
         topics = tuple(map(check_subtopic, subtopics))
         hosted = {check_name("group name", name): column_of(agents, once=True) for name, agents in groups.items()}
         before = self._names_while_it_runs()
-        starting: list[StartingGroup] = []
+        experiment = self._connection.with_password()
+        actors: dict[str, Any] = {}
+        opened: dict[Any, str] = {}  # the calls that open the mailboxes
 
         def start(name: str, agents: IdColumn) -> Any:  # noqa: ANN401 - an ObjectRef
-            experiment = self._connection.with_password()
-            starting.append(_start(experiment, name, agents, topics, actor_options or {}))
-            return starting[-1].opened
+            named: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": experiment.group_name(name)}
+            try:
+                actor = remote(GroupActor, named | (actor_options or {})).remote(experiment, name)
+                call = actor.open.remote(agents, topics)  # on Ray Client this call raises the error
+            except ValueError as error:
+                raise AlreadyExists(
+                    f"experiment {self._exp_id!r} has a group {name!r} already: choose another name, or use "
+                    f"messaging.group({name!r})",
+                    kind="group",
+                    value=name,
+                    owner=None,
+                ) from error
+            actors[name], opened[call] = actor, name
+            return call
 
         try:
             start_in_turn(
                 (partial(start, *group) for group in hosted.items()),
-                lambda opened: result(opened, actor_name=_named(starting, opened)),
+                lambda call: result(call, actor_name=f"group {opened[call]!r}"),
             )
         except BaseException:
-            _kill(starting)
-            for group in starting:
-                if group.name not in before:  # keep the mailbox of an earlier run
-                    self._remove_mailbox(group.name)
+            for actor in actors.values():
+                ray.kill(actor)
+            if opened:
+                ray.wait([*opened], num_returns=len(opened))
+            for name in actors.keys() - {*before}:  # the mailboxes of an earlier run stay
+                self._remove_mailbox(name)
             raise
-        made = {group.name: self._handle(group.name, group.actor) for group in starting}
+        made = {name: self._handle(name, actor) for name, actor in actors.items()}
         if self._started is not None:
-            self._started.groups.update({group.name: group.actor for group in starting})
+            self._started.groups.update(actors)
         self.known.update(made)
         return made
 
@@ -133,33 +139,3 @@ class Groups:
             return self._names()
         except Closed as error:
             raise ended(self._exp_id) from error
-
-
-def _named(starting: Sequence[StartingGroup], opened: Any) -> str:  # noqa: ANN401 - an ObjectRef
-    return next(f"group {group.name!r}" for group in starting if group.opened == opened)
-
-
-def _start(
-    experiment: Experiment, name: str, agents: IdColumn, subtopics: tuple[str, ...], options: dict[str, Any]
-) -> StartingGroup:
-    """Start a group's actor and open its mailbox, without waiting; raise AlreadyExists if its name is taken."""
-    named: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": experiment.group_name(name)} | options
-    try:
-        actor = remote(GroupActor, named).remote(experiment, name)
-        return StartingGroup(name, actor, actor.open.remote(agents, subtopics))  # on Ray Client this call raises it
-    except ValueError as error:
-        raise AlreadyExists(
-            f"experiment {experiment.exp_id!r} has a group {name!r} already: choose another name, or use "
-            f"messaging.group({name!r})",
-            kind="group",
-            value=name,
-            owner=None,
-        ) from error
-
-
-def _kill(starting: list[StartingGroup]) -> None:
-    """End groups after a failed or interrupted start."""
-    for group in starting:
-        ray.kill(group.actor)
-    if starting:
-        ray.wait([group.opened for group in starting], num_returns=len(starting))

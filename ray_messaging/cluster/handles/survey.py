@@ -173,16 +173,9 @@ class Survey(Generic[T]):
 
 async def asked_agents(surveys: Surveys, to: object) -> AgentSet:
     """Return the agents that a survey asks: those of groups, or of all (None), or these ids; raise UnknownName."""
-    groups = _groups(to)
-    if to is None or groups:
-        return await surveys.agents_of(groups)
+    groups = [to] if isinstance(to, Group) else to
+    if groups is None:
+        return await surveys.agents_of(None)
+    if isinstance(groups, list | tuple) and groups and all(isinstance(each, Group) for each in groups):
+        return await surveys.agents_of([group.name for group in groups])
     return AgentSet.of(cast("Iterable[AgentId]", to))
-
-
-def _groups(to: object) -> list[str] | None:
-    """Return the names of the groups that are asked, or None if `to` does not consist of groups."""
-    if isinstance(to, Group):
-        return [to.name]
-    if isinstance(to, list | tuple) and to and all(isinstance(each, Group) for each in to):
-        return [group.name for group in to]
-    return None
