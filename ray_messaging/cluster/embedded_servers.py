@@ -144,10 +144,15 @@ def config_here(config: ServerConfig) -> ServerConfig:
 
 
 class KeptData(NamedTuple):
-    """A folder on this machine for servers' data, with a folder in it for each server. One server alone uses it."""
+    """A folder on this machine for servers' data, with a folder in it for each server. One server alone uses it.
+
+    `asked_for`: the user has named the folder. Otherwise the data are kept until the log has all rows, because all
+    other processes may die before that, and with steps so that a later start can go on with them.
+    """
 
     folder: Path
     of_servers: tuple[Path, ...]
+    asked_for: bool
 
     @classmethod
     def of(cls, given: str | Path | None, *, log_dir: str | None, shards: Shards) -> Self | None:
@@ -157,17 +162,15 @@ class KeptData(NamedTuple):
         """
         if shards == PER_NODE:  # check_shards refuses a folder that is given
             return None
-        if given is None:
-            if log_dir is None or "://" in log_dir:
-                return None
-            given = beside(log_dir)
+        if given is None and (log_dir is None or "://" in log_dir):
+            return None
         if "://" in str(given):
             raise ConfigError(f"data_dir={str(given)!r} must be a folder on this machine, not a URI")
-        folder = Path(given).expanduser().absolute()
+        folder = Path(given or beside(str(log_dir))).expanduser().absolute()
         count = int(shards or 1)
         servers = tuple(folder / f"shard-{shard}-of-{count}" for shard in range(count)) if count > 1 else (folder,)
         _check(folder, servers)
-        return cls(folder, servers)
+        return cls(folder, servers, given is not None)
 
     def clean(self) -> None:
         """Remove the folder, after the folders of all servers were removed."""

@@ -8,8 +8,6 @@ import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -33,7 +31,7 @@ from ray_messaging.cluster.embedded_servers import (
 from ray_messaging.cluster.handles.connection import NAMESPACE, connect, find_actor, named_actors, result, wait_dead
 from ray_messaging.cluster.ray_clusters import ensure_ray
 from ray_messaging.cluster.rule_store import pickled
-from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, StartFacts, absolute
+from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, absolute
 from ray_messaging.config import Calls, MessagingConfig, RedisConfig, ServerConfig, Steps
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MessagingError, RuleError, UnknownName
 from ray_messaging.interception.rules import Rule
@@ -66,16 +64,15 @@ class StartedExperiment:
         self._untouched = False  # the server has data of this start only
         self._temporary: str | None = None  # the folder of audiences that end with the experiment
         self._kept: KeptData | None = None
-        self._keeping = Keeping.NOTHING
+        self._until_logged = False  # the servers' data are only kept until the log has all rows
 
-    def start(
-        self, spec: InterceptorSpec, config: ServerConfig | None, kept: KeptData | None, keeping: "Keeping"
-    ) -> None:
+    def start(self, spec: InterceptorSpec, config: ServerConfig | None, kept: KeptData | None) -> None:
         """Start the actors.
 
         Args: `config` is the address of the user's server; None: start embedded servers, with their data in `kept`.
         """
-        self._kept, self._keeping = kept, keeping
+        self._kept = kept
+        self._until_logged = kept is not None and not kept.asked_for and spec.steps is None
         node = ray.get_runtime_context().get_node_id()
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         if config is None and kept is None and spec.log_dir is None and spec.audiences is not None:
@@ -105,7 +102,7 @@ class StartedExperiment:
             text = (
                 f"experiment {spec.exp_id!r} has data of an earlier run in {kept.folder}: "
                 f"{remedy if spec.fork is None else 'remove that folder'}, or choose another "
-                f"{'data_dir' if keeping is Keeping.NOTHING else 'log_dir'}"
+                f"{'data_dir' if kept.asked_for else 'log_dir'}"
             )
             raise AlreadyExists(text, kind=error.kind, value=error.value, owner=error.owner) from error
         if experiment.log_dir is not None:
@@ -124,8 +121,8 @@ class StartedExperiment:
             steps = None if spec.steps is None else spec.steps.model_dump()
             rules = result(self.interceptor.rules.remote(), actor_name=f"experiment {spec.exp_id!r}")
             data = None if kept is None or len(kept.of_servers) > 1 else str(kept.folder)
-            facts = StartFacts(command_line(), steps, rules, data)
-            result(self.log.note_start.remote(facts), actor_name=f"the event log of experiment {spec.exp_id!r}")
+            noted = self.log.note_start.remote(command_line(), steps, rules, data)
+            result(noted, actor_name=f"the event log of experiment {spec.exp_id!r}")
         self.experiment = experiment
 
     def _start_servers(self, spec: InterceptorSpec, kept: KeptData | None) -> None:
@@ -139,7 +136,7 @@ class StartedExperiment:
                 secrets.token_hex(16),
                 None if folder is None else str(folder),
                 spec.nodes.count(node),
-                "no" if self._keeping is Keeping.UNTIL_LOGGED else None,
+                "no" if self._until_logged else None,
                 spec.log_dir if folder is not None and len(folders) == 1 else None,
             )
             self._servers.append(remote(ServerActor, options).remote(*arguments))
@@ -149,41 +146,32 @@ class StartedExperiment:
         if ray.is_initialized():
             leave(list(self.groups.values()))
             logged = self.log is not None and finish_log(self.log)
-            until_logged = self._keeping is Keeping.UNTIL_LOGGED
             if self.interceptor is not None:
-                over = until_logged and logged and self.experiment is not None
+                over = self._until_logged and logged and self.experiment is not None
                 leave([self.interceptor], erase=erase or over or self._untouched)
-            erase = erase or until_logged  # then the files have no data that anybody needs
+            erase = erase or self._until_logged  # then the files have no data that anybody needs
             if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
                 ray.kill(audiences)  # other processes may still have handles of it
             attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
             _kill(self._servers)
             if erase and self._kept is not None:
                 self._kept.clean()
-            if self._keeping is Keeping.STEPS and self.experiment is not None and not erase:
-                self._tell_of_data()
+            elif self._kept is not None and not self._kept.asked_for and self.experiment is not None:
+                _tell_of_data(self._kept.folder)
             if self._ray_is_ours:
                 ray.shutdown()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _tell_of_data(self) -> None:
-        """Print where data are that the user did not ask to keep, so that somebody removes them."""
-        if self._kept is None or not self._kept.folder.is_dir():  # with Ray Client it is on another machine
-            return
-        nbytes = sum(path.stat().st_size for path in self._kept.folder.rglob("*") if path.is_file())
+
+def _tell_of_data(folder: Path) -> None:
+    """Print where data are that the user did not ask to keep, so that somebody removes them."""
+    if folder.is_dir():  # with Ray Client it is on another machine
+        nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         sys.stderr.write(
-            f"{self._kept.folder} ({nbytes / 1e6:.1f} MB) has the agents' states, by which a later start goes on with "
-            "the run (on_existing='resume'): remove that folder where nobody will; the event log does not need it\n"
+            f"{folder} ({nbytes / 1e6:.1f} MB) has the agents' states, by which a later start goes on with the run "
+            "(on_existing='resume'): remove that folder where nobody will; the event log does not need it\n"
         )
-
-
-class Keeping(Enum):
-    """Why embedded servers keep their data in a folder without a `data_dir` of the user."""
-
-    NOTHING = 0  # they do not keep their data, or the user has named the folder
-    UNTIL_LOGGED = 1  # until the log has all rows: all other processes may die before that
-    STEPS = 2  # so that a later start can go on with the steps
 
 
 def start_experiment(
@@ -225,24 +213,30 @@ def start_experiment(
     started = StartedExperiment(ray_is_ours=ensure_ray())
     try:
         _end_running(exp_id, on_existing)
-        spec = InterceptorSpec(
-            exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing, absolute(log_dir), steps, metrics
-        )
-        kept = None
-        if config is None:
-            kept = KeptData.of(data_dir, log_dir=spec.log_dir, shards=shards)
-        nodes = nodes_of(shards) if config is None else ()
-        spec = replace(spec, audiences=_audience_home(spec, config, kept), tracing=tracing)
-        if fork is None and on_existing == "resume" and spec.log_dir is not None:
+        pickles, run, log = check_rules(rules), secrets.token_hex(4), absolute(log_dir)
+        kept = KeptData.of(data_dir, log_dir=log, shards=shards) if config is None else None
+        if fork is None and on_existing == "resume" and log is not None:
             from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415 - brings pyarrow, 80 MB
             from ray_messaging.eventlog.records import unbegun_fork  # noqa: PLC0415 - as above
 
-            fork = unbegun_fork(Folder(spec.log_dir))
-        spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE, fork=fork, calls=calls)
-        keeping = Keeping.NOTHING
-        if kept is not None and data_dir is None:
-            keeping = Keeping.UNTIL_LOGGED if steps is None else Keeping.STEPS
-        started.start(spec, config, kept, keeping)
+            fork = unbegun_fork(Folder(log))
+        spec = InterceptorSpec(
+            exp_id,
+            run,
+            settings,
+            pickles,
+            on_existing,
+            log,
+            steps,
+            metrics,
+            _audience_home(exp_id, run, log, config, kept),
+            tracing,
+            nodes_of(shards) if config is None else (),
+            fork,
+            calls,
+            per_node=shards == PER_NODE,
+        )
+        started.start(spec, config, kept)
         if config is not None:
             from ray_messaging.cluster.health_check import warn_of_data_loss  # noqa: PLC0415 - brings redis-py
 
@@ -268,20 +262,22 @@ def _check_kinds(settings: object, steps: object, calls: object, **folders: obje
             raise ConfigError(f"{name}={folder!r} is no path: write {name}='a folder'")
 
 
-def _audience_home(spec: InterceptorSpec, config: ServerConfig | None, kept: KeptData | None) -> AudienceHome:
+def _audience_home(
+    exp_id: str, run: str, log_dir: str | None, config: ServerConfig | None, kept: KeptData | None
+) -> AudienceHome:
     """Return the node and the folder of the audiences' files.
 
     The node is this one. The folder is in the log's folder, else in that of the server's data, else a temporary one. A
     user's own server keeps the experiment's data for a later start, so the name of a temporary folder has a hash of the
     server's address, by which a later start on this node finds the files.
     """
-    if spec.log_dir is not None and "://" not in spec.log_dir:
-        folder = Path(spec.log_dir, "audiences")
+    if log_dir is not None and "://" not in log_dir:
+        folder = Path(log_dir, "audiences")
     elif kept is not None:
         folder = kept.folder / "audiences"
     else:
-        server = spec.run if config is None else f"{crc32(repr(config).encode()):08x}"
-        folder = Path(tempfile.gettempdir(), f"ray_messaging-audiences-{os.getuid()}", f"{spec.exp_id}-{server}")
+        server = run if config is None else f"{crc32(repr(config).encode()):08x}"
+        folder = Path(tempfile.gettempdir(), f"ray_messaging-audiences-{os.getuid()}", f"{exp_id}-{server}")
     return AudienceHome(ray.get_runtime_context().get_node_id(), str(folder))
 
 

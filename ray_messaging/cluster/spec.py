@@ -4,7 +4,7 @@ import logging
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 
@@ -109,18 +109,6 @@ class InterceptorSpec:
     fork: int | None = None  # begin with the checkpoint after this step in log_dir; None: begin anew
     calls: "Calls | None" = None
     per_node: bool = False  # the bodies that a group sends are on its own node's server
-
-
-class StartFacts(NamedTuple):
-    """Facts of a start for the record of the run: the command, the settings of steps, descriptions of the rules.
-
-    `data` is the folder of the embedded server's data, or None if there is none.
-    """
-
-    command: list[str]
-    steps: dict[str, Any] | None
-    rules: list[dict[str, Any]]
-    data: str | None = None
 
 
 def no_log(exp_id: str) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_messaging.cluster.handles.remote_log import Seen
-from ray_messaging.cluster.spec import Experiment, StartFacts
+from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import AlreadyExists, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
@@ -179,20 +179,25 @@ class LogHost:
 
     # -- the record of the run ------------------------------------------------------------------------------------
 
-    async def note_start(self, facts: StartFacts) -> None:
-        """Record this start of the experiment in the folder; raise LogError if that cannot be written."""
+    async def note_start(
+        self, command: list[str], steps: dict[str, Any] | None, rules: list[dict[str, Any]], data: str | None = None
+    ) -> None:
+        """Record this start of the experiment in the folder; raise LogError if that cannot be written.
+
+        Args: `steps` has their settings, `rules` a description of each, `data` is the folder of the server's data.
+        """
         probe = await asyncio.to_thread(backend_of(self._experiment.redis).probe)
         start = RunStart(
             self._experiment.run,
             utc_now(),
             self._on_existing,
-            facts.command,
+            command,
             versions(),
             f"{kind_and_version(probe.info)} at {probe.where}" if probe.info else probe.where,
-            facts.rules,
-            data=facts.data,
+            rules,
+            data=data,
         )
-        await self._note(note_start, self._experiment.exp_id, facts.steps, start)
+        await self._note(note_start, self._experiment.exp_id, steps, start)
 
     async def note_model(self, model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
         """Record a call of `messaging.run` in the folder; return what `note_model` does.

@@ -19,8 +19,8 @@ def test_one_server_has_the_folder_itself_and_several_have_one_each(tmp_path):
     one, several = tmp_path / "one", tmp_path / "several"
     shards = tuple(several / f"shard-{shard}-of-3" for shard in range(3))
     for _ in ("empty", "with data"):
-        assert kept(one) == (one, (one,))
-        assert kept(several, 3) == (several, shards)
+        assert kept(one) == (one, (one,), True)
+        assert kept(several, 3) == (several, shards, True)
         if not one.exists():
             keep(one, *shards)
 
