@@ -35,7 +35,6 @@ class AnswerMailbox:
 
     def __init__(self, engine: Engine, questions: OpenQuestions, fetcher: Fetcher, *, keeps_late: bool = True) -> None:
         self.engine = engine
-        self.late = 0
         self._questions = questions
         self._fetcher = fetcher
         self._keeps_late = keeps_late
@@ -89,19 +88,14 @@ class AnswerMailbox:
             if told or not len(late):  # the failure of a handler is not an ordinary message, so a late one is dropped
                 self._handled.append(found)
                 continue
-            self.late += len(late)
             keep = self._keeps_late and self._uncommitted < _MOST_KEPT
             if self._fetcher.listens:  # else nothing could fetch them, but the event log has them
-                self._hand_in(found, late)
+                for part in _runs(found, late):
+                    nbytes = 0 if part.batch.lines is None else part.batch.lines.nbytes
+                    self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))
                 self._uncommitted += len(late) if keep else 0
             kept = late if keep and self._fetcher.listens else late[:0]
             self._handled += _runs(found, np.setdiff1d(np.arange(found.low, found.high), kept))
-
-    def _hand_in(self, found: Slice, late: Rows) -> None:
-        """Put late answers into the inbox."""
-        for part in _runs(found, late):
-            nbytes = 0 if part.batch.lines is None else part.batch.lines.nbytes
-            self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))
 
     def late_among(self, slices: Iterable[Slice]) -> list[Slice]:
         """Return those slices that are late answers."""

@@ -34,9 +34,12 @@ class AnswerTable:
 
     A question waits for its answer until the answer is there, or the time is up. A question that was blocked, or that
     no mailbox takes, does not wait.
+
+    Args: `more` waits until another process has answers and adds them, or returns when the time is up. None: whoever
+    receives answers calls `add`.
     """
 
-    def __init__(self, exp_id: str, rows: int, timeout: float | None) -> None:
+    def __init__(self, exp_id: str, rows: int, timeout: float | None, more: "MoreAnswers | None" = None) -> None:
         self.exp_id = exp_id
         self.parts: list[AnswerPart] = []
         self.late = 0  # answers that came too late, or were not the first to their question
@@ -48,6 +51,8 @@ class AnswerTable:
         self._left = rows
         self.errors: dict[int, NoAnswer] = {}  # by question: why it will have no answer
         self._asked_last = False  # another process was asked after the time was up
+        self._more = more
+        self._news = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._part)
@@ -80,10 +85,12 @@ class AnswerTable:
         unsent = self._unsent() & (self._part == _NONE)
         unsent[[*self.errors]] = False
         self._left -= int(np.count_nonzero(unsent))
+        self._news.set()
 
     def end(self) -> None:
         """Stop waiting for answers: those that come from now on are late."""
         self._due = time.monotonic()
+        self._news.set()
 
     def _unsent(self) -> NDArray[np.bool_]:
         return np.zeros(len(self), np.bool_) if self._fates is None else self._fates > PUBLISHED
@@ -100,6 +107,7 @@ class AnswerTable:
         if not self.done and place not in self.errors and self._part[place] == _NONE:
             self.errors[place] = error
             self._left -= 1
+            self._news.set()
 
     def take(self, places: Rows, batch: Batch, rows: Rows) -> NDArray[np.bool_]:
         """Take answers to the questions at these places; return which are the first and come in time, bool (n,)."""
@@ -116,11 +124,26 @@ class AnswerTable:
             self.add(AnswerPart(places[first], batch if whole else batch.take(rows[first])))
         return first
 
+    def take_one(self, place: int, batch: Batch, row: int) -> bool:
+        """Take the answer to one question; return whether it is the first and comes in time."""
+        return bool(self.take(np.array([place]), batch, np.array([row]))[0])
+
     def add(self, part: AnswerPart) -> None:
         """Add answers that are the first to their questions."""
         self._part[part.places], self._row[part.places] = len(self.parts), np.arange(part.batch.rows)
         self.parts.append(part)
         self._left -= part.batch.rows
+        self._news.set()
+
+    async def change(self) -> None:
+        """Wait until answers come, or the time is up."""
+        if self._more is not None:
+            await self._more(self)
+            return
+        self._news.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.seconds_left):
+                await self._news.wait()
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -204,36 +227,7 @@ MoreAnswers = Callable[[AnswerTable], Coroutine[Any, Any, None]]  # waits for an
 
 
 class Answers(AnswerTable):
-    """The answers to a messager's questions: `async for answer in answers` yields them as they come.
-
-    Args: `more` waits until there are answers and adds them, or returns when the time is up. None: whoever receives
-    answers calls `add`.
-    """
-
-    def __init__(self, exp_id: str, rows: int, timeout: float | None, more: MoreAnswers | None = None) -> None:
-        super().__init__(exp_id, rows, timeout)
-        self._more = more
-        self._news = asyncio.Event()
-
-    def sent(self, receipts: Receipts) -> None:
-        """Set the receipts of the questions. Questions that did not arrive stop waiting for an answer."""
-        super().sent(receipts)
-        self._news.set()
-
-    def add(self, part: AnswerPart) -> None:
-        """Add answers that are the first to their questions."""
-        super().add(part)
-        self._news.set()
-
-    def fail(self, place: int, error: NoAnswer) -> None:
-        """Record why a question will have no answer."""
-        super().fail(place, error)
-        self._news.set()
-
-    def end(self) -> None:
-        """Stop waiting for answers: those that come from now on are late."""
-        super().end()
-        self._news.set()
+    """The answers to a messager's questions: `async for answer in answers` yields them as they come."""
 
     async def wait(self) -> "Answers":
         """Wait until all answers are there, or the time is up; return self."""
@@ -252,31 +246,14 @@ class Answers(AnswerTable):
                 return
             await self.change()
 
-    async def change(self) -> None:
-        """Wait until answers come, or the time is up."""
-        if self._more is not None:
-            await self._more(self)
-            return
-        self._news.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.seconds_left):
-                await self._news.wait()
-
 
 class GroupAnswers(AnswerTable):
-    """The answers to the questions of a group's handle: `for answer in answers` yields them as they come.
-
-    Args: `more` blocks until there are answers and adds them, or returns when the time is up.
-    """
-
-    def __init__(self, exp_id: str, rows: int, timeout: float | None, more: MoreAnswers) -> None:
-        super().__init__(exp_id, rows, timeout)
-        self._more = more
+    """The answers to the questions of a group's handle: `for answer in answers` yields them as they come."""
 
     def wait(self) -> "GroupAnswers":
         """Wait until all answers are there, or the time is up; return self."""
         while self.asks_again():
-            finish(self._more(self))
+            finish(self.change())
         return self
 
     def __iter__(self) -> Iterator[Message]:
@@ -287,4 +264,4 @@ class GroupAnswers(AnswerTable):
                 at += 1
             if not self.asks_again():
                 return
-            finish(self._more(self))
+            finish(self.change())

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ray_messaging.addressing.channels import (
-    AgentId,
-    agent_channel,
-    answer_mailbox,
-    check_subtopic,
-)
+from ray_messaging.addressing.channels import AgentId, agent_channel, answer_mailbox, check_subtopic
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answer_mailbox import AnswerMailbox
 from ray_messaging.conversations.answers import Answers
@@ -61,6 +56,7 @@ class Conversation:
     """
 
     def __init__(self, engine: Engine, open_transport: "Callable[[], RedisTransport]") -> None:
+        self.name = engine.name  # of its service, too, because a messager has one service at a time
         self._engine = engine
         self._open_transport = open_transport
         self._open = OpenQuestions(engine.exp_id, from_any=not engine.settings.strict_answers)
@@ -277,14 +273,6 @@ class Conversation:
         return receipt
 
     # -- serving --------------------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """Return the name of this messager.
-
-        Its service has the same name, because a messager has one service at a time.
-        """
-        return self._engine.name
 
     async def begin(self) -> Sequence[Message]:
         """Begin to serve; return the messages that an earlier service of this messager has left unhandled."""

@@ -3,10 +3,10 @@
 from asyncio import Future
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,19 +21,49 @@ from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.message_ids import MessageIdColumn
 
 _NO_ROWS: Rows = np.empty(0, np.intp)
-_LONE = 64  # up to so many lone questions, those that no longer wait are not searched for and dropped
 
 
-class LoneQuestion(NamedTuple):
-    """A question that was asked by itself, not in a batch.
+class LoneAnswers:
+    """The answers to questions that were asked one by one: each has a future, instead of a row of an AnswerTable."""
 
-    `text` is its id without the number, `to_id` the agent that was asked, and `answer` the future of its answer.
-    """
+    def __init__(self, exp_id: str, futures: "Sequence[Future[Message]]") -> None:
+        self._exp_id = exp_id
+        self._waiting = dict(enumerate(futures))
 
-    text: str
-    to_id: AgentId | None
-    topic: str
-    answer: "Future[Message]"
+    @property
+    def done(self) -> bool:
+        """Return whether no question waits: each has its answer or an error, or its caller was cancelled."""
+        return all(future.done() for future in self._waiting.values())
+
+    def waits(self, places: Rows) -> NDArray[np.bool_]:
+        """Return which of the questions at these places wait for an answer, bool (n,)."""
+        there = [place in self._waiting and not self._waiting[place].done() for place in places.tolist()]
+        return np.array(there, np.bool_)
+
+    def take_one(self, place: int, batch: Batch, row: int) -> bool:
+        """Take the answer to one question; return whether it is the first and comes in time."""
+        future = self._waiting.pop(place, None)
+        if future is None or future.done():
+            return False
+        future.set_result(Message(self._exp_id, batch, row))
+        return True
+
+    def take(self, places: Rows, batch: Batch, rows: Rows) -> NDArray[np.bool_]:
+        """Take answers to the questions at these places; return which are the first and come in time, bool (n,)."""
+        pairs = zip(places.tolist(), rows.tolist(), strict=True)
+        return np.array([self.take_one(place, batch, row) for place, row in pairs], np.bool_)
+
+    def fail(self, place: int, error: Exception) -> None:
+        """Raise an error at the caller that waits for the answer to a question, if it still does."""
+        future = self._waiting.pop(place, None)
+        if future is not None and not future.done():
+            future.set_exception(error)
+            future.exception()  # retrieved, so that asyncio does not log it if the caller is gone
+
+    def end(self) -> None:
+        """Raise Closed at all callers that still wait."""
+        for place in [*self._waiting]:
+            self.fail(place, Closed("this messager was closed before the answer came"))
 
 
 class OpenQuestion(NamedTuple):
@@ -47,26 +77,18 @@ class OpenQuestion(NamedTuple):
     fail: Callable[[str], None]
 
 
-class Asked(msgspec.Struct, eq=False):
-    """The questions of one batch.
+class Asked(NamedTuple):
+    """The questions of one batch, which is without payloads. The first one is at `place` among those of the asker."""
 
-    Their numbers begin with `first`, and the first one is at `place` in the asker's table.
-    """
-
-    first: int
-    text: str
-    to_ids: IdColumn
-    topics: tuple[str, ...]
-    topic: NDArray[np.uint16] | None
-    asker: AnswerTable
+    batch: Batch
+    asker: AnswerTable | LoneAnswers
     place: int
 
-    def batch_of(self, rows: Rows) -> Batch:
-        """Return some of the questions as a batch, to look up the mailboxes of their agents."""
-        ids, topic = self.to_ids.take(rows), None if self.topic is None else self.topic[rows]
-        return Batch(
-            sender="", epoch=0, first=0, from_ids=ids, to_ids=ids, topics=self.topics, topic=topic, rows=len(rows)
-        )
+    def fail(self, rows: Sequence[int], why: str) -> None:
+        """End the wait of some questions."""
+        for row in rows:
+            error = no_answer(self.batch.to_ids[row], self.batch.message_id(row), why)
+            self.asker.fail(self.place + row, error)
 
 
 class OpenQuestions:
@@ -79,80 +101,56 @@ class OpenQuestions:
         self._exp_id = exp_id
         self._from_any = from_any
         self._texts: set[str] = set()  # of ids, without the numbers
-        self._lone: dict[int, LoneQuestion] = {}
-        self._most_lone = _LONE  # above it, those that no longer wait are dropped
         self._asked: list[Asked] = []  # by number
         self._firsts: list[int] = []
-        self._most = 0  # the same limit for `_asked`
+        self._most = 0  # above it, those of `_asked` that no longer wait are dropped
 
     def add_lone(self, batch: Batch, answers: "Sequence[Future[Message]]") -> None:
-        """Start to wait for the answers to lone questions.
+        """Start to wait for the answers to lone questions, each with its future. Otherwise as `add`."""
+        self.add(batch, LoneAnswers(self._exp_id, answers))
 
-        Args: batch has the questions, whose ids were just assigned; answers has a future for each.
-        """
-        if len(self._lone) > self._most_lone:  # the callers of some were cancelled, or had no answer in time
-            self._lone = {number: lone for number, lone in self._lone.items() if not lone.answer.done()}
-            self._most_lone = max(_LONE, 2 * len(self._lone))
-        text = _text(batch)
-        self._texts.add(text)
-        only = batch.topics[0] if batch.topic is None else ""
-        for number, answer in enumerate(answers, batch.first):
-            row = number - batch.first
-            self._lone[number] = LoneQuestion(text, batch.to_ids[row], only or batch.topic_of(row), answer)
-
-    def add(self, batch: Batch, asker: AnswerTable, place: int = 0) -> None:
+    def add(self, batch: Batch, asker: AnswerTable | LoneAnswers, place: int = 0) -> None:
         """Start to wait for the answers to a batch whose ids were just assigned.
 
         Args: place is the number that its first question has in the asker's table.
         """
-        self._drop_done()
-        self._texts.add(_text(batch))
-        at = bisect_right(self._firsts, batch.first)
-        self._firsts.insert(at, batch.first)
-        asked = Asked(batch.first, _text(batch), batch.to_ids, batch.topics, batch.topic, asker, place)
-        self._asked.insert(at, asked)
-
-    def _drop_done(self) -> None:
         if len(self._asked) > self._most:
             self._asked = [asked for asked in self._asked if not asked.asker.done]
-            self._firsts = [asked.first for asked in self._asked]
+            self._firsts = [asked.batch.first for asked in self._asked]
             self._most = 2 * len(self._asked)  # so that each is looked at a few times, however many wait
+        bare = copy(batch)
+        bare.lines = bare.extension = None
+        self._texts.add(f"{batch.sender}-{batch.epoch}-")
+        at = bisect_right(self._firsts, batch.first)
+        self._firsts.insert(at, batch.first)
+        self._asked.insert(at, Asked(bare, asker, place))
 
     @property
     def waiting(self) -> bool:
         """Return whether any question waits for its answer."""
-        lone = any(not each.answer.done() for each in self._lone.values())
-        return lone or any(not each.asker.done for each in self._asked)
+        return any(not each.asker.done for each in self._asked)
 
     def open(self, directory: Directory) -> Iterator[OpenQuestion]:
-        """Yield the questions that wait, grouped by the mailboxes that host their agents in the directory."""
-        for number, lone in [*self._lone.items()]:
-            if not lone.answer.done():
-                mailboxes = directory.mailboxes_of(lone.to_id, lone.topic)
-                key = f"{lone.text}{number}"
-                yield OpenQuestion(key, mailboxes, partial(self._fail_lone, lone, key))
+        """Yield the questions that wait: lone ones by themselves, others grouped by their agents' mailboxes."""
         for asked in [*self._asked]:
-            places = np.arange(asked.place, asked.place + len(asked.to_ids))
+            batch = asked.batch
+            places = np.arange(asked.place, asked.place + batch.rows)
             rows = _NO_ROWS if asked.asker.done else np.flatnonzero(asked.asker.waits(places))
-            if len(rows):
-                routes = directory.route(asked.batch_of(rows))
-                for route in np.unique(routes).tolist():
-                    some = partial(_fail_some, asked, rows[routes == route])
-                    yield OpenQuestion((asked.first, route), directory.mailboxes(route), some)
-
-    def _fail_lone(self, lone: LoneQuestion, question: str, why: str) -> None:
-        if not lone.answer.done():
-            lone.answer.set_exception(no_answer(lone.to_id, question, why))
+            routes = directory.route(batch.take(rows)) if len(rows) else rows
+            if isinstance(asked.asker, LoneAnswers):
+                for row, route in zip(rows.tolist(), routes.tolist(), strict=True):
+                    fail = partial(asked.fail, [row])
+                    yield OpenQuestion(batch.message_id(row), directory.mailboxes(route), fail)
+                continue
+            for route in np.unique(routes).tolist():
+                fail = partial(asked.fail, rows[routes == route].tolist())
+                yield OpenQuestion((batch.first, route), directory.mailboxes(route), fail)
 
     def end(self) -> None:
         """Stop waiting for answers: callers that still wait get a Closed error."""
-        for lone in self._lone.values():
-            if not lone.answer.done():
-                lone.answer.set_exception(Closed("this messager was closed before the answer came"))
-                lone.answer.exception()  # retrieved, so that asyncio does not log it if the caller is gone
         for asked in self._asked:
             asked.asker.end()
-        self._lone, self._asked, self._firsts = {}, [], []
+        self._asked, self._firsts = [], []
 
     def answer(self, found: Slice) -> Rows:
         """Pass answers to their askers; return the rows that are no answers to open questions, or come late."""
@@ -166,10 +164,6 @@ class OpenQuestions:
         known = self._known(replies, rows)
         numbers = replies.numbers[rows]
         taken = np.zeros(len(rows), np.bool_)
-        if self._lone:
-            lone = known & np.isin(numbers, np.fromiter(self._lone, np.int64, len(self._lone)))
-            for at in np.flatnonzero(lone).tolist():
-                taken[at] = self._answer_lone(int(numbers[at]), batch, int(rows[at]))
         ranges = np.searchsorted(np.array(self._firsts), numbers, side="right") - 1
         for at in np.unique(ranges[known]).tolist():
             if at >= 0:
@@ -182,33 +176,17 @@ class OpenQuestions:
         number = replies.numbers.item(row)
         if replies.texts[0 if replies.places is None else replies.places[row]] not in self._texts:
             return False
-        if number in self._lone:
-            return self._answer_lone(number, batch, row)
         at = bisect_right(self._firsts, number) - 1
         if at < 0:
             return False
-        asked = self._asked[at]
-        place = number - asked.first
-        if place >= len(asked.to_ids) or not (self._from_any or batch.from_ids[row] == asked.to_ids[place]):
+        questions, asker, first = self._asked[at]
+        place = number - questions.first
+        if place >= questions.rows or not (self._from_any or batch.from_ids[row] == questions.to_ids[place]):
             return False
         if batch.extension is not None and batch.extension.failed:
-            asked.asker.fail(asked.place + place, answer_failed(Message(self._exp_id, batch, row)))
+            asker.fail(first + place, answer_failed(Message(self._exp_id, batch, row)))
             return True
-        return bool(asked.asker.take(np.array([asked.place + place]), batch, np.array([row]))[0])
-
-    def _answer_lone(self, number: int, batch: Batch, row: int) -> bool:
-        """Pass one answer to the asker of a lone question; return whether it counts, as the first and in time."""
-        asked = self._lone.get(number)
-        if asked is None or not (self._from_any or batch.from_ids[row] == asked.to_id):
-            return False
-        del self._lone[number]
-        if asked.answer.done():
-            return False
-        if batch.extension is not None and batch.extension.failed:
-            asked.answer.set_exception(answer_failed(Message(self._exp_id, batch, row)))
-        else:
-            asked.answer.set_result(Message(self._exp_id, batch, row))
-        return True
+        return asker.take_one(first + place, batch, row)
 
     def _known(self, replies: MessageIdColumn, rows: Rows) -> NDArray[np.bool_]:
         """Return which rows answer questions that this messager has asked."""
@@ -216,10 +194,10 @@ class OpenQuestions:
         return np.broadcast_to(ours[0], len(rows)) if replies.places is None else ours[replies.places[rows]]
 
     def _answer(self, asked: Asked, numbers: NDArray[np.int64], batch: Batch, rows: Rows) -> NDArray[np.bool_]:
-        places = (numbers - asked.first).astype(np.intp)
-        counts = places < len(asked.to_ids)
+        places = (numbers - asked.batch.first).astype(np.intp)
+        counts = places < asked.batch.rows
         if not self._from_any:
-            counts[counts] = _equal(batch.from_ids.take(rows[counts]), asked.to_ids.take(places[counts]))
+            counts[counts] = _equal(batch.from_ids.take(rows[counts]), asked.batch.to_ids.take(places[counts]))
         if batch.extension is not None and batch.extension.failed:
             for place, row in zip(places[counts].tolist(), rows[counts].tolist(), strict=True):
                 asked.asker.fail(asked.place + place, answer_failed(Message(self._exp_id, batch, row)))
@@ -248,17 +226,6 @@ def answer_failed(answer: Message) -> AnswerFailed:
         error=error,
         text=text,
     )
-
-
-def _fail_some(asked: Asked, rows: Rows, why: str) -> None:
-    for row in rows.tolist():
-        error = no_answer(asked.to_ids[row], f"{asked.text}{asked.first + row}", why)
-        asked.asker.fail(asked.place + row, error)
-
-
-def _text(batch: Batch) -> str:
-    """Return the beginning that the ids of all messages of a batch share: the ids without their numbers."""
-    return f"{batch.sender}-{batch.epoch}-"
 
 
 def _equal(left: IdColumn, right: IdColumn) -> NDArray[np.bool_]:

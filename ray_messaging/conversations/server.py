@@ -68,9 +68,7 @@ class Serving(NamedTuple):
 class Service(Protocol):
     """The messager whose messages are served. The server tells it which handlers fail or wait."""
 
-    @property
-    def name(self) -> str:
-        """Return a name that no other service of the mailbox has."""
+    name: str  # which no other service of the mailbox has
 
     @property
     def waits(self) -> Waits | None:
