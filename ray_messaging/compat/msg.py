@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Callable
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any, Literal, Self, TypeAlias, TypeGuard
 from uuid import uuid4
 
@@ -25,6 +26,12 @@ _SHOWN = 10  # the most keys that an error names
 _FIRST_COLOR, _COLORS, _PLAIN = 90, 8, "\x1b[0m"
 
 
+def _field(name: str, doc: str) -> Any:  # noqa: ANN401 - a property
+    """Return a property that keeps its value as `_name`, as AgentScope's do: a subclass may override its setter."""
+    key = f"_{name}"
+    return property(attrgetter(key), lambda msg, value: setattr(msg, key, value), doc=doc)
+
+
 class Msg:
     """A message of AgentScope 0.1: speaker `name`, `content`, and a role: system, user or assistant.
 
@@ -34,6 +41,13 @@ class Msg:
     Args: `url` is one URL or a list of URLs, `metadata` a str or dict; `echo` prints the message, with its name in
     colour. Raises: InvalidMsg, a ValueError, for any other role.
     """
+
+    id: str = _field("id", "The message's id: 32 hex digits, unless another one was set.")
+    name: str = _field("name", "The speaker's name.")
+    content: Any = _field("content", "The content, which may be any object. To be sent, it must be a JSON value.")
+    url: str | list[str] | None = _field("url", "The URL or URLs of the message's images, sounds and files.")
+    metadata: str | dict[str, Any] | None = _field("metadata", "The application's own data.")
+    timestamp: str = _field("timestamp", f"The time of creation, `{_TIMESTAMP}` in local time, unless another was set.")
 
     def __init__(
         self,
@@ -61,33 +75,6 @@ class Msg:
             print(self.formatted_str(colored=True))  # noqa: T201 - what echo asks for
 
     @property
-    def id(self) -> str:
-        """Return the message's id: 32 hex digits, unless another one was set."""
-        return self._id
-
-    @id.setter  # noqa: A003 - AgentScope's name
-    def id(self, value: str) -> None:
-        self._id = value
-
-    @property
-    def name(self) -> str:
-        """Return the speaker's name."""
-        return self._name
-
-    @name.setter
-    def name(self, value: str) -> None:
-        self._name = value
-
-    @property
-    def content(self) -> Any:  # noqa: ANN401 - the contract's
-        """Return the content, which may be any object. To be sent, it must be a JSON value."""
-        return self._content
-
-    @content.setter
-    def content(self, value: Any) -> None:  # noqa: ANN401 - as above
-        self._content = value
-
-    @property
     def role(self) -> Role:
         """Return the speaker's role. Setting any other role than the three raises InvalidMsg."""
         return self._role
@@ -95,33 +82,6 @@ class Msg:
     @role.setter
     def role(self, value: Role) -> None:
         self._role = _checked_role(value)
-
-    @property
-    def url(self) -> str | list[str] | None:
-        """Return the URL or URLs of the message's images, sounds and files."""
-        return self._url
-
-    @url.setter
-    def url(self, value: str | list[str] | None) -> None:
-        self._url = value
-
-    @property
-    def metadata(self) -> str | dict[str, Any] | None:
-        """Return the application's own data."""
-        return self._metadata
-
-    @metadata.setter
-    def metadata(self, value: str | dict[str, Any] | None) -> None:
-        self._metadata = value
-
-    @property
-    def timestamp(self) -> str:
-        """Return the time of creation, `%Y-%m-%d %H:%M:%S` in local time, unless another time was set."""
-        return self._timestamp
-
-    @timestamp.setter
-    def timestamp(self, value: str) -> None:
-        self._timestamp = value
 
     def formatted_str(self, colored: bool = False) -> str:  # noqa: FBT001 - AgentScope's signature
         """Return `name: content`, and a line for each URL. With `colored`, each name has its own terminal colour."""
@@ -136,16 +96,17 @@ class Msg:
         module for a subclass.
         """
         module, name = _name_of(type(self))
+        kept = self.__dict__
         return {
             "__module__": module,
             "__name__": name,
-            "id": self._id,
-            "name": self._name,
-            "content": self._content,
-            "role": self._role,
-            "url": self._url,
-            "metadata": self._metadata,
-            "timestamp": self._timestamp,
+            "id": kept["_id"],
+            "name": kept["_name"],
+            "content": kept["_content"],
+            "role": kept["_role"],
+            "url": kept["_url"],
+            "metadata": kept["_metadata"],
+            "timestamp": kept["_timestamp"],
         }
 
     @classmethod
