@@ -5,12 +5,12 @@ that seem wrong are read again and compared by their texts, so that a hash colli
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,34 +63,25 @@ def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = 
     if missing:
         raise Unbalanced("the log is not complete: " + "; ".join(missing), offenders=[])
     partitions = min(_MOST_FILES, max(1, -(-view.end // partition_rows)))
-    rows = sends = 0
-    fates = np.zeros(_NO_FATE + 1, np.int64)
-    suspects = _Suspects()
-    with _Partitions(_SEND, "message", partitions) as by_message, _Partitions(_PLACE, "place", partitions) as by_place:
-        for found in in_threads(_records, _scan(view, expand=expand)):
-            rows += found.rows
-            by_message.put(found.sends)
-            by_place.put(found.places)
-            fates += found.more
-            sends += int(found.more.sum())
-        for records in by_message:
-            counted = _check_sends(records, suspects)
-            sends += int(counted.sum())
+    rows, fates, suspects = 0, np.zeros(_NO_FATE + 1, np.int64), np.zeros(0, np.uint64)
+    with ExitStack() as files:
+        by_message = _Partitions(files, _SEND, "message", partitions)
+        by_place = _Partitions(files, _PLACE, "place", partitions)
+        for sends, places, more in in_threads(_records, _scan(view, expand=expand)):
+            rows += len(sends)
+            by_message.put(sends)
+            by_place.put(places)
+            fates += more
+        for records in by_message.arrays():
+            wrong, counted = _check_sends(records)
             fates += counted
-        for places in by_place:
-            _check_places(places, suspects)
-    if suspects.messages:
-        _check_suspects(view, suspects, sends, expand=expand)
-    return Balance(sends, rows, dict(zip(FATES, fates.tolist(), strict=False)))
-
-
-class _Records(NamedTuple):
-    """The sends and places of some rows, and by fate the hearers of broadcasts beside the first of each row."""
-
-    rows: int
-    sends: NDArray[Any]
-    places: NDArray[Any]
-    more: NDArray[np.int64]
+            suspects = _first([suspects, wrong])
+        for records in by_place.arrays():
+            suspects = _first([suspects, _sharing_places(records)])
+    sent = int(fates.sum())
+    if len(suspects):
+        _check_suspects(view, suspects, sent, expand=expand)
+    return Balance(sent, rows, dict(zip(FATES, fates.tolist(), strict=False)))
 
 
 def _scan(view: View, *, expand: bool) -> Iterator[pa.Table]:
@@ -115,7 +106,8 @@ def _messages(part: pa.Table) -> NDArray[np.uint64]:
     return messages
 
 
-def _records(part: pa.Table) -> _Records:
+def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+    """Return the sends and places of some rows, and by fate the hearers of broadcasts beside the first of each row."""
     part = part.combine_chunks()
     messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])
     known = {fate: code for code, fate in enumerate(FATES)}
@@ -135,41 +127,22 @@ def _records(part: pa.Table) -> _Records:
     pairs = part["pairs"].fill_null(1).to_numpy()
     folded = np.flatnonzero(pairs != 1)
     if len(folded):
-        nobody = _of_many(part)[folded]
+        nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null()).to_numpy()[folded]
         places["place"][folded[~nobody]] += messages[folded[~nobody]]  # the hearers of one row share its place
         np.add.at(more, sends["fate"][folded[nobody]], pairs[folded[nobody]] - 1)
-    return _Records(len(part), sends, places, more)
-
-
-def _of_many(part: pa.Table) -> NDArray[np.bool_]:
-    """Tell of each row whether it stands for the hearers of a broadcast."""
-    nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null())
-    found: NDArray[np.bool_] = pc.and_(nobody, part["pairs"].is_valid()).to_numpy()
-    return found
+    return sends, places, more
 
 
 class _Partitions:
-    """Records partitioned into files by a hash, read back file by file."""
+    """Records partitioned into files by the hash `key`, and read back file by file."""
 
-    def __init__(self, dtype: np.dtype[Any], key: str, partitions: int) -> None:
+    def __init__(self, stack: ExitStack, dtype: np.dtype[Any], key: str, partitions: int) -> None:
         self._dtype, self._key = dtype, key
-        self._files: list[IO[bytes]] = []
-        with ExitStack() as stack:
-            for _ in range(partitions):
-                self._files.append(stack.enter_context(TemporaryFile(prefix="ray_messaging-balance-")))
-            self._open = stack.pop_all()
-
-    def __enter__(self) -> "_Partitions":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
+        files = (TemporaryFile(prefix="ray_messaging-balance-") for _ in range(partitions))  # noqa: SIM115 - see below
+        self._files = [stack.enter_context(file) for file in files]
 
     def put(self, records: NDArray[Any]) -> None:
         partitions = len(self._files)
-        if partitions == 1:
-            self._files[0].write(records.tobytes())
-            return
         # The high bits: the low bits of a product are less mixed.
         partition = (records[self._key] >> np.uint64(33)) % np.uint64(partitions)
         order = np.argsort(partition, kind="stable")
@@ -177,52 +150,40 @@ class _Partitions:
         for file, share in zip(self._files, np.split(records[order], ends), strict=True):
             file.write(share.tobytes())
 
-    def __iter__(self) -> Any:  # noqa: ANN401 - an iterator of arrays
+    def arrays(self) -> Iterator[NDArray[Any]]:
         for file in self._files:
             file.seek(0)
             yield np.frombuffer(file.read(), self._dtype)
 
 
-class _Suspects:
-    """Hashes of the first suspect messages; `more`: there are others."""
-
-    def __init__(self) -> None:
-        self.messages: set[int] = set()
-        self.more = False
-
-    def add(self, messages: NDArray[np.uint64]) -> None:
-        found = np.setdiff1d(messages, np.array([*self.messages], np.uint64))
-        capacity = _SUSPECTS - len(self.messages)
-        self.more |= len(found) > capacity
-        self.messages.update(found[:capacity].tolist())
+def _first(messages: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    """Return the distinct hashes of suspect messages, as many as are looked up; one more if there are more."""
+    return np.unique(np.concatenate(messages))[: _SUSPECTS + 1]
 
 
-def _check_sends(records: NDArray[Any], suspects: _Suspects) -> NDArray[np.int64]:
-    """Add messages with two fates, none, or two rows for one mailbox; return the sends by fate."""
+def _check_sends(records: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Return messages with two fates, none, or two rows for one mailbox; and the sends by fate."""
     records = records[np.lexsort((records["mailbox"], records["message"]))]
     messages, fates = records["message"], records["fate"]
     again = messages[1:] == messages[:-1]
     twice = again & (records["mailbox"][1:] == records["mailbox"][:-1])
     differ = again & (fates[1:] != fates[:-1])
     wrong = np.concatenate([messages[1:][twice | differ], messages[fates == _NO_FATE]])
-    if len(wrong):
-        suspects.add(wrong)
     first = np.ones(len(records), np.bool_)
     first[1:] = ~again
-    return np.bincount(fates[first], minlength=_NO_FATE + 1)
+    return wrong, np.bincount(fates[first], minlength=_NO_FATE + 1)
 
 
-def _check_places(records: NDArray[Any], suspects: _Suspects) -> None:
-    """Add messages that share a position in a stream."""
+def _sharing_places(records: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return messages that share a position in a stream."""
     records = records[np.argsort(records["place"])]
     same = records["place"][1:] == records["place"][:-1]
-    if same.any():
-        suspects.add(np.concatenate([records["message"][1:][same], records["message"][:-1][same]]))
+    return np.concatenate([records["message"][1:][same], records["message"][:-1][same]])
 
 
-def _check_suspects(view: View, suspects: _Suspects, sends: int, *, expand: bool) -> None:
+def _check_suspects(view: View, suspects: NDArray[np.uint64], sends: int, *, expand: bool) -> None:
     """Look the suspects up by id; raise Unbalanced if one is an offender."""
-    wanted = np.array(sorted(suspects.messages), np.uint64)
+    wanted = suspects[:_SUSPECTS]
     rows = [row for part in _scan(view, expand=expand) for row in _rows_of(part, wanted)]
     by_message: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -233,7 +194,8 @@ def _check_suspects(view: View, suspects: _Suspects, sends: int, *, expand: bool
         return
     offenders = list(wrong)[:OFFENDERS]
     raise Unbalanced(
-        f"{'at least ' * suspects.more}{len(wrong):,} of {sends:,} sends did not end in exactly one fate: "
+        f"{'at least ' * (len(suspects) > len(wanted))}{len(wrong):,} of {sends:,} sends did not end in exactly one "
+        "fate: "
         + "; ".join(f"{name} {wrong[name]}" for name in offenders[:3])
         + ("; ..." if len(wrong) > 3 else "")
         + ". Inspect them by log.query(...) with internal=True: mailbox, entry and row are each row's "

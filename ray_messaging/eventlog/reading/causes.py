@@ -22,7 +22,7 @@ from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.eventlog.calls import Called, calls_of
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 from ray_messaging.eventlog.reading.filters import Filters, check_count, check_text, invalid
-from ray_messaging.eventlog.reading.query import expanded, messages, once_each
+from ray_messaging.eventlog.reading.query import found_in, messages, once_each
 from ray_messaging.eventlog.reading.results import COLUMNS, stored, with_ids
 from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.steps.box_frames import FIRST_ADDED, FIRST_OUTSIDE
@@ -212,7 +212,7 @@ class _Search:
     def _read(self, hands: Collection[_Hand], causes: Collection[str]) -> None:
         agents, steps = ([*dict.fromkeys(each)] for each in zip(*hands, strict=True))
         filters = Filters(to_id=agents, step_read=steps, fate="delivered")
-        table = expanded(self._view, filters, stored(COLUMNS), text=True)
+        table = found_in(self._view, filters, stored(COLUMNS), text=True, expand=True)
         for agent, step in hands:
             reader = pc.field("to_name" if isinstance(agent, str) else "to_id")
             own = once_each(table.filter((reader == agent) & (pc.field("step_read") == step)))

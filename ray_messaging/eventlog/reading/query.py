@@ -7,7 +7,7 @@ recipients.
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion
 from ray_messaging.eventlog.reading.filters import Filters, check_agent, check_count, check_text, invalid
-from ray_messaging.eventlog.reading.results import COLUMNS, joined, stored, typed_schema, with_ids
-from ray_messaging.eventlog.reading.scan import View, in_threads, scan, schemas
+from ray_messaging.eventlog.reading.results import COLUMNS, joined, stored, with_ids
+from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.eventlog.reading.scan import has_names as names_are_in
-from ray_messaging.eventlog.records import all_agents, run_facts
+from ray_messaging.eventlog.records import all_agents
 from ray_messaging.eventlog.schema import SCHEMA, TEXT
 
 REACHED = b"reached"  # in a page's metadata: the last position examined
@@ -45,9 +45,7 @@ def query(
     text; `expand` returns one row for each hearer of a broadcast; as_text is the argument of `results.with_ids`.
     """
     names, filters = stored(SCHEMA.names if internal else COLUMNS), Filters(**fields)
-    if expand:
-        return with_ids(expanded(view, filters, names, text=text), as_text=as_text)
-    return with_ids(joined(scan(view, filters, names, text=text), names), as_text=as_text)
+    return with_ids(found_in(view, filters, names, text=text, expand=expand), as_text=as_text)
 
 
 def since(
@@ -67,15 +65,13 @@ def since(
 
     Args: with `expand`, `limit` is a number of rows before broadcasts are expanded.
     """
-    names, filters = (
-        stored(SCHEMA.names if internal else COLUMNS),
-        Filters(**(fields | {"after": position, "limit": limit})),
-    )
+    names = stored(SCHEMA.names if internal else COLUMNS)
+    filters = Filters(**(fields | {"after": position, "limit": limit}))
     found: list[pa.Table] = []
     rows, reached = 0, max(position, view.end - 1)
-    for part in _parts(view, filters, names, limit, text=text, expand=expand):
-        rows, found = rows + part.rows, found + part.pieces
-        reached = part.last if rows == limit else reached
+    for part, pieces in _parts(view, filters, names, limit, text=text, expand=expand):
+        rows, found = rows + len(part), found + pieces
+        reached = part["position"][-1].as_py() if rows == limit else reached
     return with_ids(joined(found, names), as_text=as_text).replace_schema_metadata({REACHED: str(reached)})
 
 
@@ -103,13 +99,13 @@ def conversation(
 def edges(view: View, **fields: Any) -> pa.Table:  # noqa: ANN401
     """Return the edges of the message graph by time: one row per message from an agent to an agent."""
     filters = Filters(**({"fate": "delivered"} | fields))
-    table = with_ids(expanded(view, filters, stored(EDGE), only=_between_agents)).select([*EDGE, "position"])
-    return once_each(table).sort_by(_IN_TIME)
 
+    def between_agents(part: pa.Table) -> pa.Table:
+        ends = (pc.or_(part[f"{end}_id"].is_valid(), part[f"{end}_name"].is_valid()) for end in ("from", "to"))
+        return part.filter(pc.and_(*ends))
 
-def _between_agents(part: pa.Table) -> pa.Table:
-    ends = (pc.or_(part[f"{end}_id"].is_valid(), part[f"{end}_name"].is_valid()) for end in ("from", "to"))
-    return part.filter(pc.and_(*ends))
+    table = with_ids(found_in(view, filters, stored(EDGE), expand=True, only=between_agents))
+    return once_each(table.select([*EDGE, "position"])).sort_by(_IN_TIME)
 
 
 def once_each(table: pa.Table) -> pa.Table:
@@ -121,61 +117,45 @@ def once_each(table: pa.Table) -> pa.Table:
     return table.take(first.sort()).drop_columns(["row"])
 
 
-class _Part(NamedTuple):
-    """A part of the log: the number and the last position of its rows before expansion, and the matching rows."""
-
-    rows: int
-    last: int
-    pieces: list[pa.Table]
-
-
 def _parts(
     view: View, filters: Filters, names: Sequence[str], limit: int | None, *, text: bool, expand: bool
-) -> Iterator[_Part]:
-    """Yield the parts of the log; with `expand`, each broadcast as one row for each of its hearers.
+) -> Iterator[tuple[pa.Table, list[pa.Table]]]:
+    """Yield the parts of the log, and their matching rows; with `expand`, a row for each hearer of a broadcast.
 
     Args: `limit` is a number of rows before broadcasts are expanded; None: no limit.
     """
     expansion, needed = Expansion(view.folder), [*dict.fromkeys([*names, *(NEEDED if expand else ())])]
 
-    def part_of(rows: pa.Table) -> _Part:
-        pieces = [*expansion.expanded(rows, filters)] if expand else [rows]
-        return _Part(len(rows), rows["position"][-1].as_py(), [piece.drop_columns(unasked) for piece in pieces])
+    def matching(part: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
+        pieces = [*expansion.expanded(part, filters)] if expand else [part]
+        return part, [piece.drop_columns(unasked) for piece in pieces]
 
     unasked = needed[len(names) :]
     parts = scan(view, filters.limited(limit, loose=expand), needed, text=text)
-    return in_threads(part_of, parts) if expand else map(part_of, parts)
+    return in_threads(matching, parts) if expand else map(matching, parts)
 
 
-def expanded(
+def found_in(
     view: View,
     filters: Filters,
     names: Sequence[str],
     *,
     text: bool = False,
+    expand: bool = False,
     only: Callable[[pa.Table], pa.Table] = lambda piece: piece,
 ) -> pa.Table:
-    """Return the matching rows, with one row for each hearer of a broadcast.
+    """Return the matching rows; with `expand`, one row for each hearer of a broadcast.
 
     Args: `only` selects rows from each piece of the result.
     """
     found: list[pa.Table] = []
     left = filters.limit
-    for part in _parts(view, filters, names, None, text=text, expand=True) if left != 0 else ():
-        found += map(only, part.pieces)
+    limit = None if expand else left
+    for _, pieces in _parts(view, filters, names, limit, text=text, expand=expand) if left != 0 else ():
+        found += map(only, pieces)
         if left is not None and sum(map(len, found)) >= left:
             break
     return joined(found, names).slice(0, left)
-
-
-def typed(view: View, **fields: Any) -> pa.Schema:  # noqa: ANN401
-    """Return the schema of the `payload.x` columns that `query` would return for these fields."""
-    return typed_schema(schemas(view, Filters(**fields)))
-
-
-def end(view: View) -> int:
-    """Return the position of the last row, -1 for an empty log."""
-    return view.end - 1
 
 
 def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # noqa: ANN401
@@ -183,11 +163,6 @@ def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # no
     if expand and all_agents(view.folder).strings:
         return True
     return names_are_in(view, Filters(**fields))
-
-
-def run(view: View) -> dict[str, Any] | None:
-    """Return the record of the run; None if the folder has none."""
-    return run_facts(view.folder)
 
 
 # -- the last rows ----------------------------------------------------------------------------------------------------
@@ -261,7 +236,8 @@ def thread(view: View, *, message_id: str, text: bool = False) -> pa.Table:
     generations, seen = [_first(view, wanted, text=text)], set[str]()
     while questions := _questions(generations[-1]) - seen:
         seen |= questions
-        generations.append(found_in(view, Filters(in_reply_to=questions), text=text).sort_by(_IN_TIME))
+        answers = found_in(view, Filters(in_reply_to=questions), stored(COLUMNS), text=text)
+        generations.append(answers.sort_by(_IN_TIME))
     return with_ids(joined(generations, COLUMNS))
 
 
@@ -283,20 +259,15 @@ def messages(view: View, message_ids: Collection[str], *, text: bool) -> pa.Tabl
     An id that begins with a number is most often the id of a message in a step, so these steps are searched first.
     """
     steps = {step for each in message_ids if (step := each.partition("-")[0]).isdecimal() and len(step) <= _MOST_DIGITS}
-    fields: dict[str, Any] = {"message_id": [*message_ids]}
-    tables = [found_in(view, Filters(**fields, step=[*map(int, steps)]), text=text)] if steps else []
+    names = stored(COLUMNS)
+    in_steps = Filters(message_id=[*message_ids], step=[*map(int, steps)])
+    tables = [found_in(view, in_steps, names, text=text)] if steps else []
     found = {each for table in tables for each in table["message_id"].to_pylist()}
     if missing := [each for each in message_ids if each not in found]:
-        tables.append(found_in(view, Filters(message_id=missing), text=text))
-    return joined(tables, stored(COLUMNS))
+        tables.append(found_in(view, Filters(message_id=missing), names, text=text))
+    return joined(tables, names)
 
 
 def _questions(generation: pa.Table) -> set[str]:
     """Return the ids of those messages that may have answers."""
     return set(generation.filter(generation["expects_answer"])["message_id"].to_pylist())  # null counts as False
-
-
-def found_in(view: View, filters: Filters, *, text: bool) -> pa.Table:
-    """Return the matching rows, with the stored columns."""
-    names = stored(COLUMNS)
-    return joined(scan(view, filters, names, text=text), names)

@@ -8,22 +8,13 @@ from ray_messaging.eventlog.reading.balance import balance
 from ray_messaging.eventlog.reading.causes import why
 from ray_messaging.eventlog.reading.counting import count, sample, stats
 from ray_messaging.eventlog.reading.effects import effects
-from ray_messaging.eventlog.reading.filters import refuse_name
-from ray_messaging.eventlog.reading.query import (
-    conversation,
-    edges,
-    end,
-    has_names,
-    query,
-    recent,
-    run,
-    since,
-    thread,
-    typed,
-)
-from ray_messaging.eventlog.reading.scan import View
+from ray_messaging.eventlog.reading.filters import Filters, refuse_name
+from ray_messaging.eventlog.reading.query import conversation, edges, has_names, query, recent, since, thread
+from ray_messaging.eventlog.reading.results import typed_schema
+from ray_messaging.eventlog.reading.scan import View, schemas
 from ray_messaging.eventlog.reading.sql import sql
 from ray_messaging.eventlog.reading.step_digests import digest, history
+from ray_messaging.eventlog.records import run_facts
 from ray_messaging.eventlog.series import read_series
 
 QUESTIONS: dict[str, Callable[..., Any]] = {
@@ -42,12 +33,12 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "balance": balance,
     "digest": digest,
     "history_digest": history,
-    "end": end,
+    "end": lambda view: view.end - 1,  # the position of the last row, -1 for an empty log
     "series": lambda view: read_series(view.folder, view.collected),
     "calls": lambda view: read_calls(view.folder, view.collected),
-    "run": run,
+    "run": lambda view: run_facts(view.folder),
     "has_names": has_names,
-    "typed": typed,
+    "typed": lambda view, **fields: typed_schema(schemas(view, Filters(**fields))),  # of the columns of `query`
 }
 COLLECTED = frozenset(("series", "calls", "sql", "why"))  # questions that read what groups have collected
 

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, tee, zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,41 +25,31 @@ _OF_BROADCASTS = ["audience", "audience_version", "pairs", "hearing_agents"]
 _COLUMNS = [*_OF_MESSAGES, *_OF_BROADCASTS, "fate", "rule", "labels", "in_reply_to", "expects_answer"]
 
 
-class StepSum(NamedTuple):
-    """The messages of one step: how many there are, and their digest."""
-
-    step: int
-    messages: int
-    digest: bytes
-
-
 def digest(view: View, *, step: int) -> bytes:
     """Return the digest of a step. A step that is not sealed has the digest of a step without messages."""
-    found = _sums(view, step=step).get(step)
-    return step_digest([]) if found is None else found.digest
+    _, sums = _sums(view, step=step)
+    return step_digest([sums[step]])
 
 
 def history(view: View, *, step: int) -> bytes:
     """Return the digest of all steps up to `step`."""
-    sums = _sums(view, step=slice(0, step + 1))
+    messages, sums = _sums(view, step=slice(0, step + 1))
     chained = b""
     for number in range(step + 1):
-        found = sums.get(number) or StepSum(number, 0, step_digest([]))
-        chained = history_digest(chained, number, found.messages, found.digest)
+        chained = history_digest(chained, number, messages[number], step_digest([sums[number]]))
     return chained
 
 
-def _sums(view: View, **fields: Any) -> dict[int, StepSum]:  # noqa: ANN401 - as a query's
-    """Return the sum of each step.
+def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]:
+    """Return the number of messages of each step, and the sum of their digests.
 
     All rows are read first, as messages from outside may be logged before earlier steps.
     """
-    messages: Counter[int] = Counter()
-    totals: Counter[int] = Counter()
-    for row, weight in _rows(view, Filters(**fields)):
+    messages, sums = Counter[int](), Counter[int]()
+    for row, weight in _rows(view, Filters(step=step)):
         messages[row.step] += weight
-        totals[row.step] += sum_of([row], [weight])
-    return {step: StepSum(step, messages[step], step_digest([total])) for step, total in totals.items()}
+        sums[row.step] += sum_of([row], [weight])
+    return messages, sums
 
 
 def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
