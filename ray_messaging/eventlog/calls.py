@@ -4,7 +4,7 @@
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import msgspec
@@ -115,12 +115,10 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
             "again",
             path=log_dir,
         )
-    files = [file for file in folder.collected_files(Kind.CALLS) if steps_in(file)[0] <= step <= steps_in(file)[1]]
-    found = (row for file in files for row in _read(folder, file, step).to_pylist())
     return {
         row["key"]: row["exact"] or encode_exactly(msgspec.json.decode(row["result"]), "a result")
-        for row in found
-        if (row["agent"] if row["agent_name"] is None else row["agent_name"]) in agents
+        for row in _rows_of(folder, folder.collected_files(Kind.CALLS), {step})
+        if row["agent"] in agents
     }
 
 
@@ -131,15 +129,19 @@ def calls_of(
     files, entries = unwritten.beside_files(folder, Kind.CALLS)
     found = defaultdict[tuple[AgentId, int], list[Called]](list)
     steps = {step for _, step in hands}
-    tables = [calls_table([entry for entry in entries if entry.step in steps])]
-    for file in files:
-        first, last = steps_in(file)
-        tables += (_read(folder, file, step) for step in sorted(steps) if first <= step <= last)
-    for row in pa.concat_tables(tables).to_pylist():
-        hand = row["agent"] if row["agent_name"] is None else row["agent_name"], row["step"]
-        if hand in hands:
+    unstored = calls_table([entry for entry in entries if entry.step in steps])
+    for row in _rows_of(folder, files, steps, unstored):
+        if (hand := (row["agent"], row["step"])) in hands:
             found[hand].append(Called(row["function"], row["arguments"], row["result"], row["source"]))
     return found
+
+
+def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield the calls in some steps, and those of `more` tables, with an `agent` of either type."""
+    spans = ((file, *steps_in(file)) for file in files)
+    stored = (_read(folder, file, step) for file, low, high in spans for step in sorted(steps) if low <= step <= high)
+    for row in (row for table in (*more, *stored) for row in table.to_pylist()):
+        yield row | ({} if row["agent_name"] is None else {"agent": row["agent_name"]})
 
 
 def _read(folder: Folder, file: str, step: int | None = None) -> pa.Table:

@@ -156,23 +156,18 @@ def _copy_rows(parent: Folder, folder: Folder, former: str, exp_id: str, step: i
         if tables:
             number += 1
             meta = {"exp_id": exp_id, "epoch": 0, "first_row": first_row, "cursors": {}, "steps": position}
-            times = segment.first_s, segment.last_s
-            written = folder.write(number, tables, meta | dict(zip(("first_s", "last_s"), times, strict=True)))
-            first_row += written.rows
+            meta |= {"first_s": segment.first_s, "last_s": segment.last_s}
+            first_row += folder.write(number, tables, meta).rows
 
 
 def _numbered(tables: Sequence[pa.Table], first_row: int) -> list[pa.Table]:
     """Return the tables that have rows, with the positions that the rows have without those that were left out."""
     found = [table for table in tables if len(table)]
-    order: NDArray[np.int64] = (
-        np.sort(np.concatenate([table[POSITION.name].to_numpy() for table in found]))
-        if found
-        else np.zeros(0, np.int64)
-    )
-    place = [table.schema.get_field_index(POSITION.name) for table in found]
+    positions = [table[POSITION.name].to_numpy() for table in found]
+    order = np.sort(np.concatenate([np.zeros(0, np.int64), *positions]))
     return [
-        table.set_column(at, POSITION, pa.array(np.searchsorted(order, table[POSITION.name].to_numpy()) + first_row))
-        for at, table in zip(place, found, strict=True)
+        table.drop_columns([POSITION.name]).append_column(POSITION, pa.array(np.searchsorted(order, own) + first_row))
+        for table, own in zip(found, positions, strict=True)
     ]
 
 

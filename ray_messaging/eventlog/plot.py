@@ -13,6 +13,7 @@ _MAP = "Blues"
 _SUFFIXES = (".png", ".pdf", ".svg")
 _DPI = 150
 _LONGEST_NAME = 18
+_UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))  # of time, with their seconds
 _MOST_NUMBERS = 12  # rows or columns with numbers in the cells
 
 
@@ -82,7 +83,8 @@ def _draw_traffic(axes: Any, stats: dict[str, Any]) -> None:  # noqa: ANN401 - m
     if not drawn:
         _draw_empty(axes)
         return
-    unit, seconds = _unit(width * len(fates[drawn[0]]))
+    span = width * len(fates[drawn[0]])
+    unit, seconds = next((found for found in _UNITS if span >= 2 * found[1]), _UNITS[-1])
     edges = [bin_ * width / seconds for bin_ in range(len(fates[drawn[0]]) + 1)]
     floor = [0] * (len(edges) - 1)
     for fate in dict.fromkeys(drawn):
@@ -95,7 +97,7 @@ def _draw_traffic(axes: Any, stats: dict[str, Any]) -> None:  # noqa: ANN401 - m
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(bottom=0)
     start = datetime.fromtimestamp(traffic["start"], UTC)
-    axes.set_xlabel(f"{unit} since {start:%Y-%m-%d %H:%M:%S} UTC")
+    axes.set_xlabel(f"{unit}s since {start:%Y-%m-%d %H:%M:%S} UTC")
     axes.legend(ncols=len(COLOURS), frameon=False, loc="lower left", bbox_to_anchor=(0, 1.09), borderaxespad=0)
 
 
@@ -103,17 +105,8 @@ def span_in_words(seconds: float) -> str:
     """Return a round span of time in words, such as "100 ms", "minute" or "6 hours"."""
     if seconds < 1:
         return f"{seconds * 1000:g} ms"
-    lengths = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
-    unit, length = next(found for found in lengths if seconds % found[1] == 0)
+    unit, length = next(found for found in _UNITS if seconds % found[1] == 0)
     return unit if seconds == length else f"{seconds / length:g} {unit}s"
-
-
-def _unit(seconds: float) -> tuple[str, int]:
-    """Return the unit for a time axis of this length, and the number of seconds in the unit."""
-    return next(
-        (found for found in (("days", 86_400), ("hours", 3600), ("minutes", 60)) if seconds >= 2 * found[1]),
-        ("seconds", 1),
-    )
 
 
 def _draw_groups(figure: Any, axes: Any, groups: dict[str, Any]) -> None:  # noqa: ANN401 - matplotlib's

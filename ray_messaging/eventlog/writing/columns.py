@@ -1,6 +1,6 @@
 """Columns of the event log, built from the columns of frames. Python loops run per frame, not per row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from ray_messaging.eventlog.writing.addresses import (
 )
 from ray_messaging.eventlog.writing.hearers import Hearers, hearer_columns
 from ray_messaging.eventlog.writing.payloads import payload_columns, sparse_column
-from ray_messaging.eventlog.writing.repeated_columns import NAME, Codes, coded, nulls, places, repeated, truth
+from ray_messaging.eventlog.writing.repeated_columns import NAME, Codes, coded, nulls, places, repeated
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
@@ -95,7 +95,7 @@ def record_batch(exp_id: str, parts: Sequence[Part]) -> pa.RecordBatch:
         "reason": reason,
         "sender": repeated([part.batch.sender for part in parts], counts),
         "mailbox": repeated([part.mailbox for part in parts], counts),
-        "noted": _noted(run),
+        "noted": pa.array(np.repeat([part.note is not None for part in parts], counts)),
         "entry": repeated([part.entry for part in parts], counts),
         "row": pa.array(np.concatenate([_places(part) for part in parts])),
     }
@@ -128,22 +128,21 @@ def _places(part: Part) -> Codes:
     return places(len(part.batch)) if part.rows is None else part.rows
 
 
-def _each(run: _Run, value: Callable[[Part], Any], dtype: Any) -> NDArray[Any]:  # noqa: ANN401 - numpy's dtype
-    """Return a column filled with `value(part)` for each part: an array or a single value.
+def _spread(values: Iterable[Any], counts: Sequence[int], dtype: type[Any]) -> NDArray[Any]:
+    """Return a column of some parts, each with an array or a single value for its `count` rows.
 
     The values are copied, because a view would keep the frame in memory.
     """
-    column = np.empty(run.rows, dtype)
-    for part, start, count in zip(run.parts, run.starts, run.counts, strict=True):
-        column[start : start + count] = value(part)
+    column, start = np.empty(sum(counts), dtype), 0
+    for value, count in zip(values, counts, strict=True):
+        column[start : start + count] = value
+        start += count
     return column
 
 
 def _times(run: _Run) -> pa.Array:
-    times = [part.batch.sent_at for part in run.parts]
-    if any(isinstance(time, np.ndarray) for time in times):
-        return pa.array(_micros(_each(run, lambda part: part.batch.sent_at, np.float64))).view(_TIME)
-    return pa.array(np.repeat(_micros(np.array(times, np.float64)), run.counts)).view(_TIME)
+    times = _spread((part.batch.sent_at for part in run.parts), run.counts, np.float64)
+    return pa.array(_micros(times)).view(_TIME)
 
 
 def _micros(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -157,35 +156,21 @@ def _micros(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def _delivered_at(run: _Run) -> pa.Array:
     taken = np.array([int(part.entry.partition("-")[0]) * 1000 for part in run.parts], np.int64)
-    times = np.repeat(taken, run.counts)
-    nowhere = run.fates > PUBLISHED
-    if isinstance(nowhere, bool):
-        return nulls(run.rows, _TIME) if nowhere else pa.array(times).view(_TIME)
-    return pa.array(times, mask=nowhere).view(_TIME)
+    nowhere = np.broadcast_to(run.fates > PUBLISHED, run.rows)
+    return pa.array(np.repeat(taken, run.counts), mask=nowhere if nowhere.any() else None).view(_TIME)
 
 
 def _fates(parts: Sequence[Part], counts: Sequence[int]) -> int | NDArray[np.uint8]:
     found = [part.fates for part in parts]
-    if all(isinstance(fate, int) for fate in found):
-        return found[0] if len(set(found)) == 1 else np.repeat(np.array(found, np.uint8), counts)
-    each = (
-        np.full(count, fate, np.uint8) if isinstance(fate, int) else fate
-        for fate, count in zip(found, counts, strict=True)
-    )
-    return np.concatenate([*each])
+    if all(isinstance(fate, int) and fate == found[0] for fate in found):
+        return found[0]
+    return _spread(found, counts, np.uint8)
 
 
 def _fate(run: _Run) -> pa.Array:
     if isinstance(run.fates, int):
         return repeated([FATES[run.fates]], [run.rows])
     return coded(pa.array(run.fates.astype(np.int32)), FATES)
-
-
-def _noted(run: _Run) -> pa.Array:
-    noted = [part.note is not None for part in run.parts]
-    if len(set(noted)) == 1:
-        return truth(run.rows, value=noted[0])
-    return pa.array(np.repeat(noted, run.counts))
 
 
 def _topics(run: _Run) -> tuple[list[str], Codes | None]:
@@ -276,10 +261,7 @@ def number_column(found: Sequence[NDArray[Any] | int | None], counts: Sequence[i
     """
     if all(value is None for value in found):
         return nulls(sum(counts), pa.from_numpy_dtype(dtype))
-    column, start = np.zeros(sum(counts), dtype), 0
-    for value, count in zip(found, counts, strict=True):
-        column[start : start + count] = 0 if value is None else value
-        start += count
+    column = _spread((0 if value is None else value for value in found), counts, dtype)
     missing = [value is None for value in found]
     return pa.array(column, mask=np.repeat(missing, counts) if any(missing) else None)
 
@@ -298,12 +280,9 @@ def _message_ids(found: Sequence[MessageIdColumn | None], counts: Sequence[int])
 
 def message_ids(batches: Sequence[Batch]) -> pa.StringArray:
     """Return the ids of all messages, in the form of `Batch.message_id`."""
-    runs = [_ids_in_step([*run]) if in_step else _ids([*run]) for in_step, run in groupby(batches, _is_in_step)]
-    return runs[0] if len(runs) == 1 else pa.concat_arrays(runs)
-
-
-def _is_in_step(batch: Batch) -> bool:
-    return batch.ordinal is not None
+    runs = groupby(batches, lambda batch: batch.ordinal is not None)
+    made = [_ids_in_step([*run]) if in_step else _ids([*run]) for in_step, run in runs]
+    return made[0] if len(made) == 1 else pa.concat_arrays(made)
 
 
 def _ids_in_step(batches: Sequence[Batch]) -> pa.StringArray:

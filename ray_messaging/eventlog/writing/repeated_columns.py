@@ -20,14 +20,9 @@ def nulls(rows: int, kind: pa.DataType) -> pa.Array:
     return _shared_nulls(kind).slice(0, rows) if rows <= _SHARED_ROWS else pa.nulls(rows, kind)
 
 
-def truth(rows: int, *, value: bool) -> pa.BooleanArray:
-    """Return a column with the same boolean in each row."""
-    return _shared_truth(value).slice(0, rows) if rows <= _SHARED_ROWS else pa.array(np.full(rows, value))
-
-
 def places(rows: int) -> Codes:
-    """Return a read-only array of 0, 1, 2, ... as int32, shape (rows,)."""
-    return _shared_places()[:rows] if rows <= _SHARED_ROWS else np.arange(rows, dtype=np.int32)
+    """Return 0, 1, 2, ... as int32, shape (rows,)."""
+    return np.arange(rows, dtype=np.int32)
 
 
 def coded(codes: pa.Array, names: Sequence[str]) -> pa.DictionaryArray:
@@ -63,17 +58,5 @@ def _shared_nulls(kind: pa.DataType) -> pa.Array:
 
 
 @cache
-def _shared_truth(value: bool) -> pa.BooleanArray:  # noqa: FBT001 - a cache's key
-    return pa.array(np.full(_SHARED_ROWS, value))
-
-
-@cache
 def _shared_zeros() -> pa.Array:
     return pa.array(np.zeros(_SHARED_ROWS, np.int32))
-
-
-@cache
-def _shared_places() -> Codes:
-    found = np.arange(_SHARED_ROWS, dtype=np.int32)
-    found.flags.writeable = False
-    return found
