@@ -102,10 +102,7 @@ def show_letter(console: Console, letter: DeadLetter) -> None:
 
 
 def record(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
-    """Return a letter in JSON's types.
-
-    With `whole` it has its messages, too, or its bytes (base64) if it cannot be decoded.
-    """
+    """Return a letter in JSON's types; `whole`: with its messages, or its bytes (base64) if it cannot be decoded."""
     found: dict[str, Any] = {
         "id": letter.id,
         "mailbox": letter.mailbox,
@@ -235,10 +232,7 @@ def _open(exp_id: str, redis: str | None) -> DeadLetters:
 
 
 def _selection(ids: Sequence[str] | None, mailbox: str | None, *, every: bool) -> list[str] | None:
-    """Return the given ids, or None if another option selects letters.
-
-    Raises: ConfigError unless exactly one option selects letters.
-    """
+    """Return the given ids, None if another option selects letters; raise ConfigError unless exactly one does."""
     if bool(ids) + (mailbox is not None) + every != 1:
         raise ConfigError("say which dead letters: by their ids, --mailbox NAME or --all, and only by one of these")
     return list(ids) if ids else None

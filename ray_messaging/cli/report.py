@@ -160,10 +160,7 @@ def _facts(facts: Mapping[str, Any]) -> str:
 
 
 def _settings(rule: object) -> object:
-    """Return a rule as text: its kind, and those of its settings that are not empty.
-
-    Anything else is returned as it is.
-    """
+    """Return a rule as text: its kind and its settings that are not empty. Anything else is returned as it is."""
     if not isinstance(rule, Mapping):
         return rule
     settings = {

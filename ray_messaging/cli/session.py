@@ -147,10 +147,7 @@ def check_file(file: Path | None, advice: str) -> None:
 
 
 def check_log_dir(log_dir: str | None) -> None:
-    """Raise ConfigError if a folder has a log already, LogError if it cannot be read.
-
-    Called before anything is started.
-    """
+    """Raise ConfigError if a folder has a log, LogError if it cannot be read. Called before anything is started."""
     if log_dir == "":
         raise ConfigError("--log-dir '' is no folder: name one, or leave the option out")
     if log_dir is not None and Folder(log_dir).segments():
@@ -177,10 +174,7 @@ def output() -> Console:
 
 
 def join_experiment(exp_id: str, otherwise: str, *, missing: str = "") -> Messaging:
-    """Return a running experiment.
-
-    Raises: ConfigError if it does not run. The error names `otherwise` as a remedy besides RAY_ADDRESS.
-    """
+    """Return a running experiment; raise ConfigError, which names `otherwise` as a remedy, if it does not run."""
     if not join_ray(check_name("exp_id", exp_id)):
         raise ConfigError(
             f"{missing}no Ray cluster runs here that could have experiment {exp_id!r}: set RAY_ADDRESS, or {otherwise}"

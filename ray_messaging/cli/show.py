@@ -68,10 +68,7 @@ def show_heat_map(console: Console, account: Account) -> None:
 def heat_map(
     console: Console, title: str, rows: Sequence[str], columns: Sequence[str], matrix: Sequence[Sequence[int]]
 ) -> None:
-    """Print a matrix of counts.
-
-    If it is too wide for the terminal, each count is one digit: 9 means over 90% of the maximum.
-    """
+    """Print a matrix of counts; too wide for the terminal, as digits: 9 means over 90% of the maximum."""
     most = max((count for row in matrix for count in row), default=0)
     width = max(len(f"{most:,}"), *map(len, columns)) + GAP
     wide = width * len(columns) + max(map(len, rows)) + GAP > console.width
@@ -104,10 +101,7 @@ def show_check(console: Console, account: Account) -> None:
 
 
 def show_log(console: Console, log_dir: str, logged: dict[str, int], probes: int = 0) -> None:
-    """Print the event log's total, and the command to read it.
-
-    Args: probes is the number of single messages that were sent after the run.
-    """
+    """Print the event log's total, that `probes` single messages came after the run, and how to read it."""
     console.print(
         f"The event log has {sum(logged.values()):,} sends, each with one fate, as in the senders' receipts"
         f"{f' (and {probes:,} lone messages)' if probes else ''}. Look into it:\n  ray-messaging log stats {log_dir}"

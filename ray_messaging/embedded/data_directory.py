@@ -101,10 +101,7 @@ def _expects_successor(path: Path) -> bool:
 
 
 def make_temporary(path: Path, busy: Callable[[], None]) -> int:
-    """Make a directory and lock it; return the lock.
-
-    First, directories that killed guards left beside it are removed.
-    """
+    """Make a directory and return its lock, after the removal of those that killed guards left beside it."""
     sweep(path.parent, busy)
     while True:
         path.mkdir(mode=0o700)
@@ -178,10 +175,7 @@ def sweep(root: Path, busy: Callable[[], None]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a locked directory.
-
-    Its lock file is removed last, so that a later sweep can continue if this one is cut off.
-    """
+    """Remove a locked directory, its lock file last: a later sweep can continue if this one is cut off."""
     for child in path.iterdir():
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child, ignore_errors=True)
@@ -210,10 +204,7 @@ def erase(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove the directory of a killed guard, once its server has released the lock.
-
-    That server dies with the guard.
-    """
+    """Remove the directory of a killed guard, once its server, which dies with it, has released the lock."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:

@@ -116,10 +116,7 @@ class Valkey:
         return data_directory.last_lines(self._path, self._log_start)
 
     def wait_ready(self, watch: Watch) -> None:
-        """Wait until the server answers.
-
-        Raises: CannotStart if it ends or does not answer; Stopped if the owner ends, or orders to stop.
-        """
+        """Wait until the server answers. Raises CannotStart if it does not, Stopped if the owner ends or says so."""
         worked = -1
         while not self.ask("PING").startswith(b"+OK\r\n+PONG"):
             if self.exited():
@@ -138,10 +135,7 @@ class Valkey:
         return int(fields[11]) + int(fields[12])  # user and system time
 
     def ask(self, command: str) -> bytes:
-        """Return the answers to AUTH and a command, or b"" if there are none.
-
-        The password is sent only to this very process.
-        """
+        """Return the answers to AUTH, sent only to this very process, and a command; b"" if there are none."""
         answer, address = b"", (self._order["host"], self._order["port"])
         if not listens(self.pid, address[1]):
             return b""

@@ -271,10 +271,7 @@ class EmbeddedServer:
         return Path(tempfile.gettempdir()).absolute() / f"{data_directory.TEMPORARY_PREFIX}{name}"
 
     def _order(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any]:
-        """Return the order for the guard.
-
-        It goes through a pipe, because a list of processes would show the password.
-        """
+        """Return the order for the guard, which goes through a pipe: a list of processes would show the password."""
         return {
             "binary": find_binary(),
             "environment": dict(KEPT_VARIABLES),

@@ -17,10 +17,7 @@ JOIN_S: Final = 5.0
 
 
 class ServerSupervisor:
-    """Starts one server, and restarts it if it dies.
-
-    It gives up if the server dies within seconds several times in a row.
-    """
+    """Starts one server and restarts it if it dies, until it dies within seconds several times in a row."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
@@ -35,10 +32,7 @@ class ServerSupervisor:
         self._last_end = ""
 
     def start(self, *, succeed: bool) -> None:
-        """Start the server, or with `succeed` take over that of a predecessor.
-
-        If it fails, `config` raises the failure.
-        """
+        """Start the server, or with `succeed` take over a predecessor's; if that fails, `config` raises the failure."""
         try:
             self._serves(self._server.take_over() if succeed else self._server.start())
         except (ConfigError, ServerFailed) as error:
@@ -74,10 +68,7 @@ class ServerSupervisor:
         }
 
     def stop(self, *, erase: bool = False) -> None:
-        """Stop the server and remove its temporary data.
-
-        With `erase`, files in a `data_dir` are removed, too, if it has no data.
-        """
+        """Stop the server, remove its temporary data, and with `erase` its files in a `data_dir` without data."""
         self._stopping.set()
         self._server.stop(erase=erase)
         if self._thread.is_alive():

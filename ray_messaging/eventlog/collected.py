@@ -13,19 +13,13 @@ from ray_messaging.transports.step_values import Collected, Kind
 
 
 class Unwritten(NamedTuple):
-    """What groups have collected as the server had it; some of it may be in files by now.
-
-    `born` is that of `Folder.collected_files`.
-    """
+    """What groups have collected as the server had it, some of it in files by now; `born`: see `collected_files`."""
 
     born: str | None = None
     entries: Sequence[Collected] = ()
 
     def beside_files(self, folder: Folder, kind: Kind) -> tuple[list[str], list[Collected]]:
-        """Return the files of a kind, and the entries of this kind that are in none of them.
-
-        Raises: LogError if the folder cannot be read.
-        """
+        """Return the files of a kind, and the entries that are in none; raise LogError if the folder cannot be read."""
         files = folder.collected_files(kind, self.born)
         last = steps_in(files[-1])[1] if files else -1
         return files, [entry for entry in self.entries if entry.kind is kind and entry.step > last]

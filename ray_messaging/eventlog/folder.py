@@ -145,10 +145,7 @@ class Folder:
         return sorted(found, key=lambda segment: segment.number)
 
     def write(self, number: int, tables: pa.Table | Sequence[pa.Table], meta: dict[str, Any]) -> Segment:
-        """Write a segment durably. It replaces an earlier segment of the same number completely.
-
-        Raises: OSError if a file cannot be written.
-        """
+        """Write a segment durably in place of one of the same number; raise OSError if a file cannot be written."""
         return self.publish(self.stage(number, tables, meta))
 
     def stage(self, number: int, tables: pa.Table | Sequence[pa.Table], meta: dict[str, Any]) -> Staged:
@@ -260,10 +257,7 @@ class Folder:
         return sorted(int(info.base_name.partition(".")[0]) for info in files)
 
     def write_file(self, name: str, data: bytes | pa.Buffer) -> None:
-        """Write a file beside the segments, atomically and durably; make the folders that are in its name.
-
-        Raises: OSError if that fails.
-        """
+        """Write a file beside the segments, atomically and durably, and the folders in its name. Raises OSError."""
         path, (top, *below) = self._file(name), name.split("/")
         if below:
             self.filesystem.create_dir(path.rpartition("/")[0], recursive=True)

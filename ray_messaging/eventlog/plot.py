@@ -35,10 +35,7 @@ def plot(stats: dict[str, Any], path: str | Path, *, title: str = "") -> None:
 
 
 def figure_of(stats: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's Figure
-    """Return a figure that shows the result of `EventLog.stats`.
-
-    Raises: ImportError, which says how to install matplotlib, if it is not installed.
-    """
+    """Return a figure that shows the result of `EventLog.stats`; raise ImportError as `new_figure`."""
     groups = stats["groups"]
     height = max(2.6, 0.38 * len(groups["from"]) + 1.3)
     figure, (above, below) = new_figure(10, 3.6, height)

@@ -84,10 +84,7 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 def read_run(folder: "Folder") -> RunRecord | None:
-    """Return the record of the folder's run, or None if it has none.
-
-    Raises: LogError if the record is damaged, ConfigError if it has another format.
-    """
+    """Return the run's record, None: it has none; raise LogError if it is damaged, ConfigError if of another format."""
 
     def decoded(data: bytes) -> RunRecord:
         if (known := int(msgspec.json.decode(data)["format"])) != FORMAT:
@@ -156,10 +153,7 @@ def has_ended(folder: "Folder") -> bool:
 
 
 def unended(folder: "Folder") -> str | None:
-    """Return what to do about a run that has no end, or None if it has ended or there is no record.
-
-    Raises as `read_run`.
-    """
+    """Return what to do about a run without an end; None if it has ended or has no record. Raises as `read_run`."""
     record = read_run(folder)
     if record is None or not record.starts or record.starts[-1].ended is not None:
         return None

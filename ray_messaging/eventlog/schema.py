@@ -142,10 +142,7 @@ def without_empty(table: pa.Table) -> pa.Table:
 
 
 def placed(tables: Iterable[pa.Table], first_row: int) -> list[pa.Table]:
-    """Return tables with a column of positions.
-
-    The rows of tables that lack the column get successive positions from `first_row` on.
-    """
+    """Return tables with a column of positions. The rows of those that lack it are numbered from `first_row` on."""
     found = []
     for table in tables:
         if POSITION.name not in table.column_names:

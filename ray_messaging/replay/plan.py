@@ -137,10 +137,7 @@ class Plan:
 
 
 def assign_groups(agents: Sequence[AgentId], groups: int) -> NDArray[np.int32]:
-    """Assign agents to groups in turn; return the group of each agent.
-
-    If there are fewer agents than groups, some get none.
-    """
+    """Return the group of each agent, in turn; of fewer agents than groups, some groups get none."""
     return (np.arange(len(agents)) % groups).astype(np.int32)
 
 

@@ -147,10 +147,7 @@ class ReplayRunner:
     def _watch(
         self, refs: list[Any], others: list[Any], on_progress: Progress, expected: int | None = None
     ) -> list[Any]:
-        """Wait for calls and return their results.
-
-        If one of them, or of `others`, fails, its error is raised at once.
-        """
+        """Wait for calls, and return their results. If one of them or of `others` fails, raise its error at once."""
         pending = [*refs, *others]
         while not set(refs).isdisjoint(pending):
             done, pending = ray.wait(pending, num_returns=len(pending), timeout=REFRESH_S)

@@ -105,10 +105,7 @@ _json_rows = msgspec.json.Decoder(dict[str, Any], float_hook=_number)
 
 
 def reader_for(source: Source) -> Reader:
-    """Return the reader for a file's extension, or else for its first line with data.
-
-    Raises: TraceError for a JSON array.
-    """
+    """Return the reader for a file's extension, else for its first line; raise TraceError for a JSON array."""
     if _JSON_ARRAY.match(source.text):
         raise source.broken(
             1,

@@ -113,10 +113,7 @@ class Checker:
         np.add.at(tally.by_agent, receivers[right.astype(bool)], 1)
 
     def _check_order(self, rows: NDArray[np.int64]) -> None:
-        """Count rows that are lower than their predecessor of the same pair.
-
-        Equal rows are duplicates, counted elsewhere.
-        """
+        """Count rows lower than their predecessor of the same pair; equal ones are duplicates, counted elsewhere."""
         if not len(rows):
             return
         pairs = self._reference.pairs[rows]

@@ -40,10 +40,7 @@ _HASHED_PLACES = 256  # of a text, each with random numbers of its own; a later 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Result for a balanced log: its sends, its rows, and the number of sends by fate.
-
-    A broadcast counts as one send to each of its hearers.
-    """
+    """Sends, rows, and sends by fate of a balanced log. A broadcast counts as one send to each of its hearers."""
 
     sends: int
     rows: int

@@ -30,10 +30,7 @@ Derive = Callable[[pa.Table], pa.Table]
 
 
 def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> pa.Table:  # noqa: ANN401 - see Fields
-    """Count the matching rows by one or several of COUNTABLE.
-
-    Returns: a table of these columns and `count`, the largest counts first.
-    """
+    """Count the matching rows by some of COUNTABLE; return these columns and `count`, the largest counts first."""
     keys = check_columns(by, COUNTABLE)
     (counted,) = counts(view, Filters(**fields), [keys], _with_units)
     return counted
@@ -52,10 +49,7 @@ class Sample(NamedTuple):
 
 
 def sample(view: View, *, by: str | Collection[str], after: int, most: int) -> Sample:
-    """Count the rows after a position.
-
-    If there are more than `most` rows, count about `most` of them, in slices of all parts.
-    """
+    """Count the rows after a position; of more than `most` rows, count about `most`, in slices of all parts."""
     if not isinstance(most, int) or most < _SLICES:
         raise invalid("most", most, f"must be a number of rows, at least {_SLICES}")
     keys, behind = check_columns(by, COUNTABLE), Filters(after=after).after

@@ -46,10 +46,7 @@ class _Rows(NamedTuple):
 
 
 class Expansion:
-    """The hearers of the broadcasts in one folder's log.
-
-    It reads the audiences from the folder, and caches them.
-    """
+    """The hearers of the broadcasts in one folder's log, by the audiences there, which it caches."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder

@@ -138,10 +138,7 @@ def check_count(name: str, value: object, *, at_least: int) -> int | None:
 
 
 def check_span(name: str, value: range | slice) -> tuple[int, int]:
-    """Return the first step of a range or slice, and the step after its last.
-
-    Raises: InvalidQuery if it leaves steps out, or a bound is not an int.
-    """
+    """Return the first step of a range or slice, and that after its last; raise InvalidQuery if it leaves steps out."""
     if value.step not in {None, 1}:
         raise invalid(name, value, "leaves steps out: write a range without a step, or a list")
     low = INT64_MIN if value.start is None else _number(name, value.start)

@@ -121,10 +121,7 @@ def export(source: Source, path: str | Path, on_progress: OnProgress | None, fie
 
 
 def _check_place(path: Path) -> None:
-    """Raise InvalidQuery if the file would be in an event log's folder.
-
-    Readers of the folder would take it for a part of the log.
-    """
+    """Raise InvalidQuery if the file would be in an event log's folder: its readers would take it for a part."""
     if (path.parent / ACCOUNT).exists() or any(
         SEGMENT.fullmatch(each.name) for each in path.parent.glob("events-*.parquet")
     ):
@@ -209,10 +206,7 @@ def _json_lines_writer(file: IO[bytes], _schema: pa.Schema) -> Iterator[WritePag
 
 @contextmanager
 def _csv_writer(file: IO[bytes], schema: pa.Schema) -> Iterator[WritePage]:
-    """Yield a function that writes a page as CSV.
-
-    Labels are joined by `;`, times are ISO text in UTC, vectors are text.
-    """
+    """Yield a function that writes CSV: labels joined by `;`, times as ISO text in UTC, vectors as text."""
     with pacsv.CSVWriter(file, _flat(schema.empty_table()).schema) as writer:
         yield lambda page: writer.write_table(_flat(page))
 

@@ -144,10 +144,7 @@ def found_in(
     expand: bool = False,
     only: Callable[[pa.Table], pa.Table] = lambda piece: piece,
 ) -> pa.Table:
-    """Return the matching rows; with `expand`, one row for each hearer of a broadcast.
-
-    Args: `only` selects rows from each piece of the result.
-    """
+    """Return the matching rows, with `expand` one for each hearer of a broadcast; `only` selects rows of each piece."""
     found: list[pa.Table] = []
     left = filters.limit
     limit = None if expand else left

@@ -30,10 +30,7 @@ def stored_column(name: str, schema: pa.Schema) -> pc.Expression:
 
 
 def _channel(schema: pa.Schema) -> pc.Expression:
-    """Return the channels of rows with typed payloads.
-
-    A channel that is stored as null is composed from the recipient's id.
-    """
+    """Return the channels of rows with typed payloads. A channel that is null is composed from the recipient's id."""
     (head,) = channel_head(schema).values()
     *ends, subtopic = (stored_column(name, schema).cast(pa.string()) for name in ("to_name", "to_id", "subtopic"))
     made = pc.binary_join_element_wise(pc.scalar(head), pc.coalesce(*ends), pc.scalar(":"), subtopic, pc.scalar(""))
@@ -41,10 +38,7 @@ def _channel(schema: pa.Schema) -> pc.Expression:
 
 
 def field_of(name: str, kind: pa.DataType | None = None) -> pa.Field:
-    """Return the field that a column has in query results.
-
-    Args: kind is the type of the column; None: its type in the log's schema.
-    """
+    """Return the field that a column has in query results, of this type or (None) of that in the log's schema."""
     if name == POSITION.name:
         return POSITION
     if name not in SCHEMA.names:

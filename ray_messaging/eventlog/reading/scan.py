@@ -202,20 +202,14 @@ class _Reader:
         return ds.FileSystemDataset([fragment], dataset.schema, dataset.format, dataset.filesystem)
 
     def _needed(self, schema: pa.Schema) -> list[str]:
-        """Return the columns to read.
-
-        All typed columns are read if the result has the payload, or its text is searched.
-        """
+        """Return the columns to read: all typed ones if the result has the payload, or its text is searched."""
         searched = self._filters.contains is not None and TEXT not in schema.names
         typed = typed_names(schema.names) if searched or TEXT in self._columns else []
         ends = [name for name in self._columns if name == POSITION.name]
         return [*(name for name in self._columns if name not in ends), *typed, *ends]
 
     def _finished(self, part: pa.Table) -> pa.Table:
-        """Return the rows of a part that contain the searched text.
-
-        Typed payloads get the form that the result needs.
-        """
+        """Return the rows of a part that contain the searched text, with typed payloads as the result needs them."""
         typed, contains = typed_names(part.column_names), self._filters.contains
         if typed and (self._text or contains is not None):
             texts = texts_of(part)

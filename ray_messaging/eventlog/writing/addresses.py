@@ -105,10 +105,7 @@ def ends(columns: Sequence[IdColumn]) -> Ends:
 
 
 def are_of_agents(to: Ends, topics: Sequence[str]) -> bool:
-    """Return whether each row's channel is its recipient's channel for the topic, and has its id as it is.
-
-    Then readers of the log can compose it.
-    """
+    """Return whether readers can compose each row's channel: of its recipient for the topic, with the id as it is."""
     if any(map(_is_plain, topics)) or any(escaped(name) != name for name in to.names):
         return False
     return to.kinds is None or not (to.kinds == NONE).any()

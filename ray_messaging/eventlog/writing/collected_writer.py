@@ -31,10 +31,7 @@ class CollectedWriter:
         self._born = await self._retry(partial(self._store.collected_born, f"{time.time_ns() // 10**6:013d}"))
 
     async def write(self, through: int, *, least: int = 1) -> None:
-        """Write what was collected in the steps up to `through` into files, if it has at least so many bytes.
-
-        Raises: as `SegmentStore.store`.
-        """
+        """Write what was collected up to a step, if it has `least` bytes or more. Raises as `SegmentStore.store`."""
         if await self._retry(self._store.collected_bytes) < least:
             return
         found = await self.unwritten(through)

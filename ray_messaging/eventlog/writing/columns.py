@@ -205,10 +205,7 @@ def _labels(run: _Run) -> pa.Array:
 
 
 def _notes(run: _Run) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return three columns: rule, reason, and the payload before a rewrite.
-
-    If several rules judged a row, the last counts.
-    """
+    """Return three columns: rule, reason, payload before a rewrite. If several rules judged a row, the last counts."""
     unheard = np.broadcast_to(run.fates == UNDELIVERABLE, run.rows)
     if not unheard.any() and not any(part.note and (part.note.why or part.note.before) for part in run.parts):
         none = nulls(run.rows, NAME)
@@ -255,10 +252,7 @@ def extension_columns(batches: Sequence[Batch]) -> dict[str, pa.Array]:
 
 
 def number_column(found: Sequence[NDArray[Any] | int | None], counts: Sequence[int], dtype: type[Any]) -> pa.Array:
-    """Return a column filled with each batch's array or single value; None gives nulls.
-
-    It shares no memory with the batches.
-    """
+    """Return a column of each batch's array or single value, copied; None gives nulls."""
     if all(value is None for value in found):
         return nulls(sum(counts), pa.from_numpy_dtype(dtype))
     column = _spread((0 if value is None else value for value in found), counts, dtype)

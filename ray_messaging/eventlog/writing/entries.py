@@ -92,10 +92,7 @@ def payload_bytes(part: Part) -> int:
 
 
 def pieces(part: Part, begin: int, limit: int) -> Iterator[tuple[Part, int]]:
-    """Yield a part's rows from `begin` on, in pieces of at most `limit` bytes of payload.
-
-    With each piece comes the number of the row after it.
-    """
+    """Yield a part's rows from `begin` on in pieces of at most `limit` payload bytes, each with the row after it."""
     rows, lines = len(part.batch), part.batch.lines
     assert lines is not None
     rewritten = _before(part)

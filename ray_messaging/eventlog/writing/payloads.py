@@ -34,10 +34,7 @@ def payload_columns(payloads: Sequence[Payloads | None]) -> dict[str, pa.Array]:
 
 
 def _stored(column: pa.Array) -> pa.Array:
-    """Return a typed column as it is stored.
-
-    Texts get offsets of 64 bits, as 32 bits would limit the texts of a step.
-    """
+    """Return a typed column with offsets of 64 bits for texts: 32 bits would limit the texts of a step."""
     return column.cast(_TEXT) if pa.types.is_string(column.type) else column
 
 

@@ -90,10 +90,7 @@ class SegmentStore:
         await self._retry(lambda: self._log.note_resumed(self.epoch, taken))
 
     async def store(self, sealed: Sealed) -> Segment:
-        """Make a segment durable; return it.
-
-        Raises: Fenced if a newer writer owns the log; LogError if a write fails after `stop_retrying`.
-        """
+        """Make a segment durable. Raises Fenced for a newer writer, LogError if it fails after `stop_retrying`."""
         begun = time.perf_counter()
         segment = await self._retry(lambda: self._write(sealed))
         self.last_s = time.perf_counter() - begun
@@ -143,10 +140,7 @@ class SegmentStore:
             self.lost = True
 
     async def note_missing(self, text: str) -> None:
-        """Add a description of missing rows to the folder's account.
-
-        Raises LogError if that fails after `stop_retrying`.
-        """
+        """Add missing rows to the folder's account. Raises LogError if that fails after `stop_retrying`."""
         await self._retry(lambda: self._under_lock(lambda: note_missing(self._folder, self._writer, text)))
 
     def stop_retrying(self) -> None:
@@ -192,10 +186,7 @@ class SegmentStore:
         return self._folder.stage(sealed.number, sealed.tables, sealed.meta | own)
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call until it succeeds.
-
-        No rows are dropped meanwhile, and senders wait once the streams are full.
-        """
+        """Repeat a call until it succeeds. No rows are dropped meanwhile: senders wait once the streams are full."""
         backoff = Backoff(LOG_WRITE_RETRY)
         while True:
             last = self._stopping.is_set()

@@ -140,10 +140,7 @@ class StepFeed:
                 await task_health.end(self._news)
 
     async def _wait(self, news: str) -> None:
-        """Wait for news of steps, or for a call of `ask`.
-
-        In the second case the wait for news goes on during the next call.
-        """
+        """Wait for news of steps, or for a call of `ask`, after which the wait for news goes on in the next call."""
         if self._news is None:
             waiting = self._reader.retry(partial(self._store.wait, news, STEP_NEWS_TIMEOUT_S))
             self._news = asyncio.create_task(waiting, name="ray_messaging log news of steps")
@@ -190,10 +187,7 @@ class StepFeed:
             await self._take(rows, "")
 
     async def _parts(self, box: str, step: int, covers: list[Cover]) -> list[tuple[Part, bool]]:
-        """Return the rows of a box that are logged with a step.
-
-        The second of each pair says if they are the supervisor's notes.
-        """
+        """Return the rows of a box that are logged with a step, each part with whether it is the supervisor's notes."""
         if _step_of(box) == step:
             return [(part, False) for part in self._fresh(box, await self._frames(box, covers, _START))]
         frames = await self._frames(box, covers, self._after.get(box, _START), step)

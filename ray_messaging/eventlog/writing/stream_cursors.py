@@ -43,10 +43,7 @@ class StreamCursors:
         self._widening = 1.0  # factor of streams per read, after empty reads
 
     def update(self, streams: LogStreams, ends: Mapping[str, str]) -> None:
-        """Set the list of streams.
-
-        Args: `ends` has the last entry of each stream that ended.
-        """
+        """Set the list of streams, and the last entry of each stream that ended."""
         self.cursors = {name: self.cursors.get(name, START.entry) for name in [*streams.live, *streams.ended]}
         self._ended = {name: ends[name] for name in streams.ended}
         self._seen = {name: entry for name, entry in self._seen.items() if name in self.cursors}

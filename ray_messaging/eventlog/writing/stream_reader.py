@@ -92,10 +92,7 @@ class StreamReader:
                 yield chunk
 
     async def _bury(self) -> None:
-        """Move unreadable entries of the log stream to the dead letters.
-
-        Those of a mailbox are moved by its own reader.
-        """
+        """Move unreadable entries of the log stream to the dead letters; a mailbox's own reader moves its own."""
         refused, self._refused = self._refused, []
         for item, why in refused:
             await self.retry(partial(self.transport.bury, LOG, item.entry, item.frame, why[:NAME_LENGTH]))
@@ -143,10 +140,7 @@ _NONE = Chunk((), (), streams_changed=False)
 
 
 class ReadAhead:
-    """Reads of the streams, made one read ahead of their use.
-
-    `little` says whether the last read returned few bytes.
-    """
+    """Reads of the streams, one ahead of their use. `little` says whether the last one returned few bytes."""
 
     def __init__(self, reader: StreamReader, streams: StreamCursors) -> None:
         self.little = False
@@ -160,10 +154,7 @@ class ReadAhead:
         return self._pending is not None
 
     async def items(self, patience_s: Callable[[], float]) -> list[LogItem]:
-        """Return the next entries.
-
-        Wait up to `patience_s()` seconds for some, unless other streams are to be read in turn.
-        """
+        """Return the next entries; wait `patience_s()` seconds for some, unless other streams are read in turn."""
         if self._pending is None:
             read = self._streams.next_read()
             items = await self._reader.read(read, patience_s() if read.wait else 0.0)

@@ -200,10 +200,7 @@ class LogWriter:
         return self._streams.reached(name, entry)
 
     async def wait_beyond(self, row: int, timeout_s: float) -> bool:
-        """Wait for more than `row` rows; return whether there are more now.
-
-        Raises the error that stopped the writer.
-        """
+        """Wait for more than `row` rows; return whether there are. Raises the error that stopped the writer."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.rows <= row:
