@@ -11,14 +11,8 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.compat.supervisor import Message as RoundMessage
 from ray_messaging.compat.supervisor import MessageKind
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules.moderator import (
-    NO_LIMIT_S,
-    Calls,
-    OnError,
-    check_name,
-    check_on_error,
-    check_timeout,
-)
+from ray_messaging.interception.rules.checks import check_choice, check_name, check_positive
+from ray_messaging.interception.rules.moderator import NO_LIMIT_S, Calls, OnError
 from ray_messaging.interception.rules.pairs import Pair
 from ray_messaging.interception.rules.rule import (
     ALLOW,
@@ -71,6 +65,7 @@ class Block(SlowRule):
     """
 
     time_limit_s = NO_LIMIT_S  # each call has its own limit
+    _described = ("timeout_s", "on_error")
 
     def __init__(
         self,
@@ -87,8 +82,8 @@ class Block(SlowRule):
         if make_llm is not None and (llm is not None or not callable(make_llm)):
             raise RuleError("give either llm, or make_llm, which is a function that returns it", rule=self.name)
         self.block = block
-        self.timeout_s = check_timeout(timeout_s, self.name)
-        self.on_error = check_on_error(on_error, self.name)
+        self.timeout_s = check_positive("timeout_s", timeout_s, self.name)
+        self.on_error = check_choice("on_error", on_error, ("block", "allow"), self.name)
         self._llm = llm
         self._make_llm = make_llm
         self._calls = Calls(1, self.timeout_s)
@@ -114,16 +109,10 @@ class Block(SlowRule):
 
     def describe(self) -> dict[str, Any]:
         """Return the name, kind, settings and the block's class, in JSON's types."""
-        settings = {"timeout_s": self.timeout_s, "on_error": self.on_error}
-        return {**super().describe(), "block": type(self.block).__qualname__, **settings}
+        return {**super().describe(), "block": type(self.block).__qualname__}
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name not in {"_calls", "context"}}
-        return state if self._make_llm is None else {**state, "_llm": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._calls = Calls(1, self.timeout_s)
+        return self.__dict__ | {"context": None, "_llm": self._llm if self._make_llm is None else None}
 
     def __repr__(self) -> str:
         return f"Block({type(self.block).__qualname__}, name={self.name!r})"
@@ -302,6 +291,8 @@ class Supervisor(StepRule):
     Raises: RuleError if an argument is not valid.
     """
 
+    _described = ("timeout_s", "on_error")
+
     def __init__(
         self,
         supervisor: object,
@@ -319,8 +310,8 @@ class Supervisor(StepRule):
                 rule=self.name,
             )
         self.supervisor: Any = supervisor
-        self.time_limit_s = check_timeout(timeout_s, self.name)
-        self.on_error = check_on_error(on_error, self.name)
+        self.timeout_s = self.time_limit_s = check_positive("timeout_s", timeout_s, self.name)
+        self.on_error = check_choice("on_error", on_error, ("block", "allow"), self.name)
         self._clock = clock
         self._last: tuple[int, StepVerdicts] | None = None
 
@@ -348,11 +339,10 @@ class Supervisor(StepRule):
 
     def describe(self) -> dict[str, Any]:
         """Return the name, kind, settings and the supervisor's class, in JSON's types."""
-        settings = {"timeout_s": self.time_limit_s, "on_error": self.on_error}
-        return {**super().describe(), "supervisor": type(self.supervisor).__qualname__, **settings}
+        return {**super().describe(), "supervisor": type(self.supervisor).__qualname__}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "context"} | {"_last": None}
+        return self.__dict__ | {"_last": None}
 
 
 def _message(message: Message, number: int, row: int, day: int, tick: float) -> RoundMessage:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.rules.checks import check_count
 from ray_messaging.interception.rules.pairs import Pair, PairIndex, PairTable, blocks, check_pairs, name_of
 from ray_messaging.interception.rules.rule import ALLOW, RAISED, PairCheck, Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.server.table import Table
@@ -34,11 +35,9 @@ class Ban(Rule):
         if isinstance(check, SlowRule) or not isinstance(check, Rule):
             what = "is slow, and a ban cannot wait for it" if isinstance(check, SlowRule) else "is no rule"
             raise RuleError(f"check={check!r} {what}: pass a rule that judges at once, such as Pattern", rule=name)
-        if isinstance(after, bool) or not isinstance(after, int) or after < 1:
-            raise RuleError(f"after={after!r} is no number of violations: give an int of at least 1", rule=name)
         self.name = name
         self.inner = check
-        self.after = after
+        self.after = check_count("after", after, 1, name)
         self.needs_payload = check.needs_payload
         self.judges_broadcasts = check.judges_broadcasts
         self.state = Table()

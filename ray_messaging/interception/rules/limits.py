@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.rules.checks import check_count, check_positive
 from ray_messaging.interception.rules.pairs import blocks, name_of
 from ray_messaging.interception.rules.rule import Rule, Verdict
 from ray_messaging.interception.server.table import Table
@@ -80,6 +81,7 @@ class RateLimit(Rule):
     """
 
     judges_broadcasts = "message"
+    _described = ("per_second", "per_round")
 
     def __init__(
         self,
@@ -89,24 +91,18 @@ class RateLimit(Rule):
         name: str = "rate_limit",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _check_limits(per_second, per_round, name)
+        if per_second is None and per_round is None:
+            raise RuleError("a rate limit needs per_second, per_round, or both: give a number", rule=name)
         self.name = name
-        self.per_second = per_second
-        self.per_round = per_round
+        self.per_second = None if per_second is None else check_positive("per_second", per_second, name)
+        self.per_round = None if per_round is None else check_count("per_round", per_round, 1, name)
         self.state: Table[int] | None = None if per_round is None else Table()
         self._clock = clock
-        self._reset()
-
-    def _reset(self) -> None:
         self._empty_at: dict[AgentId | None, float] = {}  # when the bucket was empty, or would have been
         self._sweep_at = _LEAST_SWEEP
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_empty_at", "_sweep_at")}
-
-    def __setstate__(self, kept: dict[str, Any]) -> None:
-        self.__dict__.update(kept)
-        self._reset()
+        return self.__dict__ | {"_empty_at": {}}
 
     @property
     def has_rounds(self) -> bool:
@@ -167,23 +163,6 @@ class RateLimit(Rule):
         limit = f"{self.per_round} a round" if by_round else f"{self.per_second:g} a second"
         return f"{name_of(sender)} writes more messages than it may: the limit is {limit}"
 
-    def describe(self) -> dict[str, Any]:
-        """Return the name, kind and limits."""
-        return {**super().describe(), "per_second": self.per_second, "per_round": self.per_round}
-
-
-def _check_limits(per_second: object, per_round: object, name: str) -> None:
-    if per_second is None and per_round is None:
-        raise RuleError("a rate limit needs per_second, per_round, or both: give a number", rule=name)
-    if per_second is not None and not (
-        isinstance(per_second, int | float) and not isinstance(per_second, bool) and 0 < per_second < math.inf
-    ):
-        raise RuleError(f"per_second={per_second!r} is no rate: give a number above 0, such as 0.5", rule=name)
-    if per_round is not None and not (
-        isinstance(per_round, int) and not isinstance(per_round, bool) and 0 < per_round < 2**62
-    ):
-        raise RuleError(f"per_round={per_round!r} is no number of messages: give an int of at least 1", rule=name)
-
 
 class RoundQuota(Rule):
     """Limit, for each agent and round, the agents that it writes to, and its blocked messages.
@@ -203,16 +182,14 @@ class RoundQuota(Rule):
     """
 
     state: Table[int]
+    _described = ("contacts", "blocked")
 
     def __init__(self, contacts: int | None = None, blocked: int | None = None, *, name: str = "round_quota") -> None:
         if contacts is None and blocked is None:
             raise RuleError("a quota needs contacts, blocked, or both: give a number", rule=name)
-        for what, value, least in (("contacts", contacts, 0), ("blocked", blocked, 1)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise RuleError(f"{what}={value!r} cannot be a quota: give an int of at least {least}", rule=name)
         self.name = name
-        self.contacts = contacts
-        self.blocked = blocked
+        self.contacts = None if contacts is None else check_count("contacts", contacts, 0, name)
+        self.blocked = None if blocked is None else check_count("blocked", blocked, 1, name)
         self.judges_broadcasts = "message" if contacts is None else "pair"
         self.state = Table()
         self.restored()
@@ -282,10 +259,6 @@ class RoundQuota(Rule):
             self.state[pair] = 1
         return found
 
-    def describe(self) -> dict[str, Any]:
-        """Return the name, kind and quotas."""
-        return {**super().describe(), "contacts": self.contacts, "blocked": self.blocked}
-
 
 class MaxLength(Rule):
     """Block payloads whose JSON text is longer than `limit_bytes`. The user's messages are checked, too.
@@ -299,13 +272,11 @@ class MaxLength(Rule):
 
     needs_payload = True
     judges_broadcasts = "message"
+    _described = ("limit_bytes",)
 
     def __init__(self, limit_bytes: int, *, name: str = "max_length") -> None:
-        if isinstance(limit_bytes, bool) or not isinstance(limit_bytes, int):
-            raise RuleError(f"a limit of {limit_bytes!r} is no number of bytes: give an int", rule=name)
-        if limit_bytes < 2:
-            raise RuleError(f"a limit of {limit_bytes} bytes blocks every payload: even {{}} takes 2", rule=name)
-        self.limit_bytes = limit_bytes
+        why = ", as a smaller one blocks every payload: even {} takes 2"
+        self.limit_bytes = check_count("limit_bytes", limit_bytes, 2, name, why)
         self.name = name
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
@@ -317,7 +288,3 @@ class MaxLength(Rule):
         index = range(len(sizes)) if batch.lines.index is None else batch.lines.index.tolist()
         over = {row: sizes[line] for row, line in enumerate(index) if sizes[line] > self.limit_bytes}
         return blocks(over, (f"payload of {size} bytes, the limit is {self.limit_bytes}" for size in over.values()))
-
-    def describe(self) -> dict[str, Any]:
-        """Return the name, kind and limit."""
-        return {**super().describe(), "limit_bytes": self.limit_bytes}

@@ -12,7 +12,8 @@ import numpy as np
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.common.backoff import MODERATOR_RETRY, Backoff
 from ray_messaging.errors import Closed, RuleError
-from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked
+from ray_messaging.interception.rules.checks import check_choice, check_count, check_name, check_positive
+from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked, text_of
 from ray_messaging.interception.server.watchdog import Steps, Stuck
 from ray_messaging.limits_and_timeouts import MODERATOR_TIMEOUT_S
 from ray_messaging.message import Message
@@ -40,8 +41,8 @@ class Calls:
     """
 
     def __init__(self, concurrency: int, timeout_s: float) -> None:
-        self._concurrency = concurrency
-        self._timeout_s = timeout_s
+        self.concurrency = concurrency
+        self.timeout_s = timeout_s
         self._places = asyncio.Semaphore(concurrency)
         self._abandoned: dict[asyncio.Future[Any], float] = {}  # a call -> the loop time at which it was cancelled
 
@@ -56,25 +57,25 @@ class Calls:
             await self._wait_for_abandoned()
             future = asyncio.create_task(_watched(rule, call))
             try:
-                await asyncio.wait((future,), timeout=self._timeout_s)
+                await asyncio.wait((future,), timeout=self.timeout_s)
             finally:
                 if not future.done():
-                    self._abandon(future)
+                    self._abandoned[future] = asyncio.get_running_loop().time()
+                    future.add_done_callback(self._ended)
+                    future.cancel()
             if not future.done():
-                raise TimeoutError(f"no answer within {self._timeout_s:g} s")
+                raise TimeoutError(f"no answer within {self.timeout_s:g} s")
             if future.cancelled():  # else the caller would seem to be cancelled
                 raise RuntimeError("the call was cancelled from within")
             return future.result()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Calls, (self.concurrency, self.timeout_s)  # the pickle of a new one
 
     async def close(self) -> None:
         """Wait a moment for cancelled calls to end."""
         if self._abandoned:
             await asyncio.wait(self._abandoned, timeout=_GRACE_S)
-
-    def _abandon(self, future: asyncio.Future[Any]) -> None:
-        self._abandoned[future] = asyncio.get_running_loop().time()
-        future.add_done_callback(self._ended)
-        future.cancel()
 
     def _ended(self, future: asyncio.Future[Any]) -> None:
         del self._abandoned[future]
@@ -82,7 +83,7 @@ class Calls:
             future.exception()  # retrieved, so that asyncio does not log it
 
     async def _wait_for_abandoned(self) -> None:
-        while len(self._abandoned) >= self._concurrency:
+        while len(self._abandoned) >= self.concurrency:
             left_s = max(self._abandoned.values()) + _GRACE_S - asyncio.get_running_loop().time()
             if left_s <= 0:
                 raise TimeoutError(
@@ -128,6 +129,7 @@ class Moderator(SlowRule):
     """
 
     time_limit_s = NO_LIMIT_S
+    _described = ("timeout_s", "concurrency", "cache", "retries", "on_error")
 
     def __init__(
         self,
@@ -145,11 +147,11 @@ class Moderator(SlowRule):
         self._judge = _check_judge(judge, name)
         if key is not None and (not callable(key) or is_async(key)):
             raise RuleError(f"key must be a plain function of a message, not {key!r}", rule=name)
-        self.timeout_s = check_timeout(timeout_s, name)
-        self.concurrency = _check_count("concurrency", concurrency, 1, name)
-        self.cache = _check_count("cache", cache, 0, name)
-        self.retries = _check_count("retries", retries, 0, name)
-        self.on_error = check_on_error(on_error, name)
+        self.timeout_s = check_positive("timeout_s", timeout_s, name)
+        self.concurrency = check_count("concurrency", concurrency, 1, name)
+        self.cache = check_count("cache", cache, 0, name)
+        self.retries = check_count("retries", retries, 0, name)
+        self.on_error = check_choice("on_error", on_error, ("block", "allow"), name)
         self._key = _payload_digest if key is None else key
         self._work = _Work(concurrency, timeout_s)
 
@@ -194,32 +196,11 @@ class Moderator(SlowRule):
     def stats(self) -> dict[str, int]:
         """Return how many messages were asked, cached, shared (got another message's call), failed, or are waiting."""
         work = self._work
-        return {
-            "asked": work.asked,
-            "cached": work.cached,
-            "shared": work.shared,
-            "failed": work.failed,
-            "waiting": work.waiting,
-        }
+        return {name: getattr(work, name) for name in ("asked", "cached", "shared", "failed", "waiting")}
 
     def describe(self) -> dict[str, Any]:
         """Return the name, kind, settings and counts, in JSON's types."""
-        return {
-            **super().describe(),
-            "timeout_s": self.timeout_s,
-            "concurrency": self.concurrency,
-            "cache": self.cache,
-            "retries": self.retries,
-            "on_error": self.on_error,
-            "stats": self.stats(),
-        }
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in {"_work", "context"}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._work = _Work(self.concurrency, self.timeout_s)
+        return {**super().describe(), "stats": self.stats()}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r})"
@@ -279,12 +260,12 @@ class Moderator(SlowRule):
         if not work.failing and self.context is None:  # in an interceptor, the interceptor logs it, once
             work.failing = True  # failures in a row are logged once: a service that is down fails for every message
             then = "passes" if self.on_error == "allow" else "is blocked"
-            logger.warning("rule %r fails, what it should judge %s: %s: %s", self.name, then, _kind(error), error)
+            logger.warning("rule %r fails, what it should judge %s: %s", self.name, then, text_of(error))
         return self.count_failure(error)
 
 
 class _Work:
-    """A moderator's calls, cache and counts. They are not pickled with the rule."""
+    """A moderator's calls, cache and counts. Its pickle is that of a new one."""
 
     def __init__(self, concurrency: int, timeout_s: float) -> None:
         self.calls = Calls(concurrency, timeout_s)
@@ -292,6 +273,9 @@ class _Work:
         self.running: dict[Hashable, asyncio.Task[Verdict]] = {}
         self.asked = self.cached = self.shared = self.failed = self.waiting = 0
         self.failing = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Work, (self.calls.concurrency, self.calls.timeout_s)
 
 
 def as_verdict(answer: object) -> Verdict:
@@ -303,29 +287,6 @@ def as_verdict(answer: object) -> Verdict:
     if isinstance(answer, Verdict):
         return checked(answer)
     raise TypeError(f"{answer!r} is no answer: return True, False, a reason (str) or a Verdict")
-
-
-def check_name(name: object) -> str:
-    """Return a rule's name; raise RuleError if it is not a text, or empty."""
-    if not isinstance(name, str) or not name:
-        raise RuleError(f"a rule's name must be a text, not {name!r}", rule=repr(name))
-    return name
-
-
-def check_timeout(timeout_s: float, rule: str) -> float:
-    """Return a time limit in seconds; raise RuleError if it is not a number above 0."""
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < float("inf"):
-        raise RuleError(f"timeout_s must be a number of seconds above 0, not {timeout_s!r}", rule=rule)
-    return timeout_s
-
-
-def check_on_error(on_error: object, rule: str) -> OnError:
-    """Return `on_error`; raise RuleError if it is neither "block" nor "allow"."""
-    if on_error == "block":
-        return "block"
-    if on_error == "allow":
-        return "allow"
-    raise RuleError(f'on_error must be "block" or "allow", not {on_error!r}', rule=rule)
 
 
 def _check_judge(judge: Any, rule: str) -> Callable[[Message], Awaitable[Answer]]:  # noqa: ANN401 - given by a user
@@ -341,16 +302,6 @@ def _check_judge(judge: Any, rule: str) -> Callable[[Message], Awaitable[Answer]
     return found
 
 
-def _check_count(setting: str, count: object, least: int, rule: str) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < least:
-        raise RuleError(f"{setting} must be a whole number of at least {least}, not {count!r}", rule=rule)
-    return count
-
-
 def _payload_digest(message: Message) -> bytes:
     # Not the payload itself: the cache would keep 10,000 large ones.
     return blake2b(message.data, digest_size=_DIGEST_BYTES).digest()
-
-
-def _kind(error: Exception) -> str:
-    return type(error).__name__

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from ray_messaging.errors import ConfigError, ConnectionFailed, RuleError
+from ray_messaging.interception.rules.checks import check_count
 from ray_messaging.interception.rules.moderator import Moderator, OnError
 from ray_messaging.interception.rules.rule import ALLOW, Verdict, block
 from ray_messaging.limits_and_timeouts import MODERATOR_TIMEOUT_S
@@ -283,12 +284,14 @@ class OpenAIModerator(Moderator):
                 raise RuleError(f"{setting} must be a text, not {value!r}", rule=name)
         if show is not None and not callable(show):
             raise RuleError(f"show must be a function of a message, not {show!r}", rule=name)
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise RuleError(f"retries must be a whole number of at least 0, not {retries!r}", rule=name)
         if importlib.util.find_spec("openai") is None:
             raise ConfigError(MISSING)
         self._endpoint = Endpoint(
-            model, check_url(base_url, name), check_key(api_key, name), retries, dict(options or {})
+            model,
+            check_url(base_url, name),
+            check_key(api_key, name),
+            check_count("retries", retries, 0, name),
+            dict(options or {}),
         )
         self._question = _Question(prompt, self._endpoint, show)
         super().__init__(

@@ -11,6 +11,7 @@ import regex
 
 from ray_messaging.compat.msg import ROLES, names_msg
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.rules.checks import check_choice, check_positive
 from ray_messaging.interception.rules.rule import ALLOW, Rule, Verdict, block, label, rewrite
 from ray_messaging.model.batch import Batch
 
@@ -202,6 +203,7 @@ class Pattern(Rule):
 
     needs_payload = True
     judges_broadcasts = "message"
+    _described = ("words", "regexes", "field", "ignore_case", "time_limit_s", "action")
 
     def __init__(
         self,
@@ -219,16 +221,12 @@ class Pattern(Rule):
         self.regexes = _listed("regexes", regexes, name)
         if not self.words and not self.regexes:
             raise RuleError("there is nothing to look for: give words, regexes, or both", rule=name)
-        if action not in ("block", "label", "mask"):
-            raise RuleError(f"action={action!r} is unknown: write 'block', 'label' or 'mask'", rule=name)
         if not isinstance(field, str | None):
             raise RuleError(f"field={field!r} is no field of a payload: give a str", rule=name)
-        if isinstance(time_limit_s, bool) or not isinstance(time_limit_s, int | float) or not 0 < time_limit_s < 1e6:
-            raise RuleError(f"time_limit_s={time_limit_s!r} is no limit: give seconds above 0", rule=name)
         self.field = field
         self.ignore_case = ignore_case
-        self.time_limit_s = time_limit_s
-        self.action = action
+        self.time_limit_s = check_positive("time_limit_s", time_limit_s, name, below=1e6)
+        self.action = check_choice("action", action, ("block", "label", "mask"), name)
         self._words = Words(self.words, fold=ignore_case, rule=name)
         self._regexes = [_compiled(text, regex.IGNORECASE if ignore_case else 0, name) for text in self.regexes]
 
@@ -297,18 +295,6 @@ class Pattern(Rule):
         for compiled in self._regexes:
             masked = clock.sub(compiled, masked)
         return text if masked == shown else masked
-
-    def describe(self) -> dict[str, Any]:
-        """Return the name, kind and settings."""
-        return {
-            **super().describe(),
-            "words": list(self.words),
-            "regexes": list(self.regexes),
-            "field": self.field,
-            "ignore_case": self.ignore_case,
-            "time_limit_s": self.time_limit_s,
-            "action": self.action,
-        }
 
 
 class _Clock:

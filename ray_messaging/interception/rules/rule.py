@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,7 @@ class Rule:
     judges_broadcasts: Literal["pair", "message"] = "pair"
     state: Table[Any] | None = None
     context: "Interceptor | None" = None
+    _described: ClassVar[tuple[str, ...]] = ()  # the attributes that `describe` shows
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401 - as type's
         super().__init_subclass__(**kwargs)
@@ -141,7 +142,9 @@ class Rule:
 
     def describe(self) -> dict[str, Any]:
         """Return the name, kind and settings, in JSON's types, for people to read."""
-        return {"name": self.name, "kind": type(self).__name__}
+        shown = {name: getattr(self, name) for name in self._described}
+        settings = {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
+        return {"name": self.name, "kind": type(self).__name__, **settings}
 
 
 class SlowRule(Rule):

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.rules.checks import check_choice
 from ray_messaging.interception.rules.rule import Rule, Verdict, block, label
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE, STR, IdColumn
@@ -45,6 +46,7 @@ class Sample(Rule):
     """
 
     judges_broadcasts = "message"
+    _described = ("share", "seed", "action")
 
     def __init__(
         self, share: float, seed: int = 0, *, action: Literal["block", "label"] = "block", name: str = "sample"
@@ -53,12 +55,10 @@ class Sample(Rule):
             raise RuleError(f"share={share!r} is no share: give a number from 0 to 1", rule=name)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise RuleError(f"seed={seed!r} is no seed: give an int", rule=name)
-        if action not in ("block", "label"):
-            raise RuleError(f"action={action!r} is unknown: write 'block' or 'label'", rule=name)
         self.name = name
         self.share = share
         self.seed = seed
-        self.action = action
+        self.action = check_choice("action", action, ("block", "label"), name)
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
         """Return the verdicts on the picked rows."""
@@ -80,7 +80,3 @@ class Sample(Rule):
 
     def _start(self, of: str) -> np.uint64:
         return np.uint64(int.from_bytes(blake2b(f"{self.seed}:{of}".encode(), digest_size=8).digest(), "little"))
-
-    def describe(self) -> dict[str, Any]:
-        """Return the name, kind, share, seed and action."""
-        return {**super().describe(), "share": self.share, "seed": self.seed, "action": self.action}

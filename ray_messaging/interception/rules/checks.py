@@ -1,0 +1,37 @@
+"""Checks of the settings that users give to rules. Each returns the value, or raises RuleError."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import TypeVar
+
+from ray_messaging.errors import RuleError
+
+T = TypeVar("T")
+
+
+def check_count(setting: str, value: object, least: int, rule: str, why: str = "") -> int:
+    """Return a whole number that is not below `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**62:
+        raise RuleError(f"{setting}={value!r} cannot be: give an int of at least {least}{why}", rule=rule)
+    return value
+
+
+def check_positive(setting: str, value: float, rule: str, below: float = inf) -> float:
+    """Return a number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:
+        raise RuleError(f"{setting}={value!r} cannot be: give a number above 0, such as 0.5", rule=rule)
+    return value
+
+
+def check_choice(setting: str, value: T, choices: Sequence[T], rule: str) -> T:
+    """Return one of some values."""
+    if value not in choices:
+        raise RuleError(f"{setting}={value!r} is unknown: write {' or '.join(map(repr, choices))}", rule=rule)
+    return value
+
+
+def check_name(name: object) -> str:
+    """Return a rule's name."""
+    if not isinstance(name, str) or not name:
+        raise RuleError(f"a rule's name must be a text, not {name!r}", rule=repr(name))
+    return name
