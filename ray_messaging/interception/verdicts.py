@@ -1,7 +1,7 @@
 """Verdicts on a batch: as an object with the verdicts by row, and as the reply that an interceptor sends."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -73,7 +73,7 @@ class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
         return found
 
 
-class BatchVerdict(msgspec.Struct):
+class BatchVerdict(msgspec.Struct, array_like=True):
     """The verdicts on a batch by row. A row that is in none of the fields passes unchanged.
 
     `blocked` maps a row to (rule, reason), `rewritten` a row to (rule, payload as JSON), `labels` a label to its rows.
@@ -94,23 +94,13 @@ class BatchVerdict(msgspec.Struct):
             self.labels.setdefault(name, set()).update(rows)
         self.deferred |= other.deferred
 
-    def moved(self, places: Sequence[int]) -> "BatchVerdict":
-        """Return the same verdicts for another batch, in which row i of this batch is at `places[i]`."""
+    def moved(self, places: Mapping[int, int]) -> "BatchVerdict":
+        """Return the verdicts on some rows for another batch, in which row i of this batch is at `places[i]`."""
         return BatchVerdict(
-            {places[row]: why for row, why in self.blocked.items()},
-            {places[row]: change for row, change in self.rewritten.items()},
-            {name: {places[row] for row in rows} for name, rows in self.labels.items()},
-            {places[row] for row in self.deferred},
-        )
-
-    def picked(self, rows: Sequence[int], places: Sequence[int]) -> "BatchVerdict":
-        """Return the verdicts on some rows for another batch, in which these rows are at `places`."""
-        at = dict(zip(rows, places, strict=True))
-        return BatchVerdict(
-            {at[row]: why for row, why in self.blocked.items() if row in at},
-            {at[row]: change for row, change in self.rewritten.items() if row in at},
-            {name: {at[row] for row in found if row in at} for name, found in self.labels.items()},
-            {at[row] for row in self.deferred if row in at},
+            {place: self.blocked[row] for row, place in places.items() if row in self.blocked},
+            {place: self.rewritten[row] for row, place in places.items() if row in self.rewritten},
+            {name: {place for row, place in places.items() if row in rows} for name, rows in self.labels.items()},
+            {place for row, place in places.items() if row in self.deferred},
         )
 
     def encode(self, epoch: int, *, wants_payload: bool, snapshot: int = 0) -> bytes:

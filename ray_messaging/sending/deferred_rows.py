@@ -174,7 +174,7 @@ class DeferredRows:
             verdict = await self._wait(request.batch)
             for in_flight, places in request.by_in_flight(verdict.deferred):
                 rows = [place.row for _, place in places]
-                in_flight.apply(verdict.picked([at for at, _ in places], rows), np.array(rows, np.intp))
+                in_flight.apply(verdict.moved({at: place.row for at, place in places}), np.array(rows, np.intp))
                 self._resolve(in_flight, rows, verdict.epoch)
             self._unasked += [request.places[at] for at in sorted(verdict.deferred)]
             self._ask_soon()

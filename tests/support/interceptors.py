@@ -35,7 +35,7 @@ async def waited(interceptor, asked, rows=None):
     while found.deferred:
         left = sorted(found.deferred)
         found.deferred.clear()
-        found.add((await answered(interceptor, asked, [places[at] for at in left])).moved(left))
+        found.add((await answered(interceptor, asked, [places[at] for at in left])).moved(dict(enumerate(left))))
     return found
 
 

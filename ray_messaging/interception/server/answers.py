@@ -3,18 +3,16 @@
 import asyncio
 import time
 import zlib
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from ray_messaging.errors import FrameError
 from ray_messaging.interception.server.attempts import attempt_at
-from ray_messaging.interception.server.rule_pipeline import Deferred, of_row
+from ray_messaging.interception.server.rule_pipeline import Deferred
 from ray_messaging.interception.server.state_writer import StateWriter
-from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict, decode_verdicts, encode_verdicts
+from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts, encode_verdicts
 from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
 
@@ -28,23 +26,18 @@ _ZLIB = zlib.compress(b"")[:1]
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Paused(msgspec.Struct, array_like=True, frozen=True):
-    """Messages that wait for a slow rule, by number (uint32), and the names of the rules that they have passed."""
+class Progress(msgspec.Struct, array_like=True, frozen=True):
+    """The rules that a deferred message has passed, and the verdict of these rules on it."""
 
     passed: tuple[str, ...]
-    numbers: bytes
+    so_far: BatchVerdict
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
-    """An answer to a batch, and how far the rules are with the messages that it defers.
-
-    `so_far` is a `VerdictReply` with the verdicts of the rules that these messages have passed. Its rows are the
-    messages of `paused`, in order.
-    """
+    """An answer to a batch, and how far the rules are with each message that it defers, by the message's number."""
 
     answer: bytes
-    paused: tuple[Paused, ...] = ()
-    so_far: bytes = b""
+    paused: dict[int, Progress] = {}
 
     def pack(self) -> bytes:
         """Return the record as bytes, compressed unless it is small."""
@@ -75,13 +68,6 @@ def _inflated(data: bytes) -> bytes:
 _decode = msgspec.msgpack.Decoder(Record).decode
 
 
-class Progress(NamedTuple):
-    """The rules that a deferred message has passed, and the verdict of these rules on it."""
-
-    passed: tuple[str, ...]
-    so_far: BatchVerdict
-
-
 def key_of(batch: Batch) -> str:
     """Return the key of a batch, by which its answer is kept. It is the same if the batch is sent again.
 
@@ -98,21 +84,11 @@ def _head(batch: Batch) -> str:
 
 def record(answer: bytes, deferred: Iterable[Deferred]) -> bytes:
     """Return an answer, with the progress of the messages that it defers, as a packed `Record`."""
-    groups: defaultdict[tuple[str, ...], list[Deferred]] = defaultdict(list)
-    for each in deferred:
-        groups[each.passed].append(each)
-    so_far = BatchVerdict()
-    for place, each in enumerate(each for group in groups.values() for each in group):
-        so_far.add(each.so_far.moved([place]))
-    paused = tuple(
-        Paused(passed, np.array([_number(each.message) for each in group], "<u4").tobytes())
-        for passed, group in groups.items()
-    )
-    return Record(answer, paused, so_far.encode(FOREIGN, wants_payload=False) if groups else b"").pack()
+    return Record(answer, {_number(each.message, 0): Progress(each.passed, each.so_far) for each in deferred}).pack()
 
 
-def _number(message: Batch) -> int:
-    return 0 if message.numbers is None else int(message.numbers[0])
+def _number(batch: Batch, row: int) -> int:
+    return row if batch.numbers is None else int(batch.numbers[row])
 
 
 class Answers:
@@ -189,7 +165,7 @@ class Answers:
 
     def progress(self, message: Batch, row: int) -> Progress | None:
         """Return the saved progress of a deferred message, or None if no rule has counted it."""
-        number = row if message.numbers is None else int(message.numbers[row])
+        number = _number(message, row)
         single = self._paused(message.message_id(row)).get(number)
         if single is not None:  # newer than the record of its batch
             return single
@@ -200,7 +176,7 @@ class Answers:
         if not data:
             return {}
         if self._read[0] is not data:
-            self._read = data, _progress(Record.unpack(data))
+            self._read = data, Record.unpack(data).paused
         return self._read[1]
 
     def put(self, sender: str, key: str, answer: bytes) -> None:
@@ -299,8 +275,7 @@ class Answers:
         if self.is_deferred(key):
             return True
         sender, epoch, first, _ = key.rsplit(" ", 3) if key.count(" ") > 2 else ("", "", "0", "")
-        numbers = (number for group in paused for number in np.frombuffer(group.numbers, "<u4").tolist())
-        return any(self.is_deferred(f"{sender}-{epoch}-{int(first) + number}") for number in numbers)
+        return any(self.is_deferred(f"{sender}-{epoch}-{int(first) + number}") for number in paused)
 
     def load(self, counted: Mapping[str, bytes], epoch: int) -> None:
         """Load a predecessor's answers. They will be given with this interceptor's epoch."""
@@ -308,12 +283,3 @@ class Answers:
         now = time.monotonic()
         for key, data in counted.items():
             self._add(key, data, now)
-
-
-def _progress(kept: Record) -> dict[int, Progress]:
-    """Return the progress of each message of a record, by the message's number."""
-    found = [(number, group.passed) for group in kept.paused for number in np.frombuffer(group.numbers, "<u4").tolist()]
-    if not found:
-        return {}
-    so_far = decode_verdicts(kept.so_far).batch_verdict(len(found))
-    return {number: Progress(passed, of_row(so_far, place)) for place, (number, passed) in enumerate(found)}

@@ -205,8 +205,8 @@ class RulePipeline:
         found, slow = self._ask_at_once(rule)
         for rows, message in slow:
             place = self._place(rows[0])
-            self.verdict.deferred.update(map(self._place, rows))
             self.deferred[place] = Deferred(message, self._take_out(place), rule, then, passed)
+            self.verdict.deferred.update(map(self._place, rows))
         if slow:
             kept = self._drop([row for rows, _ in slow for row in rows])
             places = {old: new for new, old in enumerate(kept.tolist())} if found else {}
@@ -215,7 +215,7 @@ class RulePipeline:
 
     def _take_out(self, place: int) -> BatchVerdict:
         """Remove one row's verdict so far, and return it as the verdict on a batch of one."""
-        single = of_row(self.verdict, place)
+        single = self.verdict.moved({place: 0})
         self.verdict.rewritten.pop(place, None)
         for name in single.labels:
             self.verdict.labels[name].discard(place)
@@ -258,19 +258,6 @@ class RulePipeline:
 
     def _place(self, row: int) -> int:
         return row if self._rows is None else int(self._rows[row])
-
-
-def of_row(verdict: BatchVerdict, row: int) -> BatchVerdict:
-    """Return the verdict on one row, as the verdict on a batch of one."""
-    single = BatchVerdict()
-    if row in verdict.blocked:
-        single.blocked[0] = verdict.blocked[row]
-    if row in verdict.rewritten:
-        single.rewritten[0] = verdict.rewritten[row]
-    for name, rows in verdict.labels.items():
-        if row in rows:
-            single.labels[name] = {0}
-    return single
 
 
 def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:

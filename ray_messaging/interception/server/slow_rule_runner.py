@@ -12,7 +12,7 @@ import numpy as np
 from ray_messaging.interception.broadcasts import once_each, pair_rows
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.server.answers import Answers, record
-from ray_messaging.interception.server.rule_pipeline import FAILURES, Deferred, RulePipeline, failed, of_row
+from ray_messaging.interception.server.rule_pipeline import FAILURES, Deferred, RulePipeline, failed
 from ray_messaging.interception.server.state_writer import StateWriter
 from ray_messaging.interception.verdicts import PATIENCE_S, BatchVerdict, decode_verdicts
 from ray_messaging.message import Message
@@ -195,7 +195,7 @@ class SlowRuleRunner:
             progress = self._answers.progress(batch, row)
             rows, so_far = groups.setdefault(() if progress is None else progress.passed, ([], BatchVerdict()))
             if progress is not None:
-                so_far.add(progress.so_far.moved([len(rows)]))
+                so_far.add(progress.so_far.moved({0: len(rows)}))
             rows.append(row)
         for passed, (rows, so_far) in groups.items():
             self._apply_rest(batch.take(np.array(rows, np.intp)), passed, so_far)
@@ -212,7 +212,7 @@ class SlowRuleRunner:
         pipeline.run([rule for rule in self._interceptor.rules.each if rule.name not in passed], passed)
         deferred = [*pipeline.deferred.values()]
         settled = [
-            (_one(batch, row), of_row(pipeline.verdict, row))
+            (_one(batch, row), pipeline.verdict.moved({row: 0}))
             for row in range(len(batch))
             if row not in pipeline.deferred
         ]
@@ -275,7 +275,7 @@ class SlowRuleRunner:
             if entry is None:
                 found.deferred.add(row)
             else:
-                found.add(entry[1].moved([row]))
+                found.add(entry[1].moved({0: row}))
         return found
 
     def _notify(self, key: str) -> None:
