@@ -3,7 +3,8 @@
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSet
+from collections import UserDict
+from collections.abc import Callable, Iterable, Iterator, MutableSet
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -144,31 +145,18 @@ class Block(SlowRule):
         return block(f"{self.name} refused it, from {message.from_id!r} to {message.to_id!r}")
 
 
-class ViolationCounts(MutableMapping[AgentId, int]):
+class ViolationCounts(UserDict[AgentId, int]):
     """The interceptor's violation counts; a missing sender has 0, as in a defaultdict."""
 
-    __slots__ = ("_context",)
-
     def __init__(self, context: "Interceptor") -> None:
-        self._context = context
+        self.data: Any = context.violations  # no copy
 
-    def __getitem__(self, from_id: AgentId) -> int:
-        return self._context.violations.get(from_id, 0)
+    def __missing__(self, from_id: AgentId) -> int:
+        return 0
 
-    def __setitem__(self, from_id: AgentId, count: int) -> None:
-        self._context.violations[from_id] = count
-
-    def __delitem__(self, from_id: AgentId) -> None:
-        del self._context.violations[from_id]
-
-    def __contains__(self, from_id: object) -> bool:
-        return from_id in self._context.violations
-
-    def __iter__(self) -> Iterator[AgentId]:
-        return iter(self._context.violations)
-
-    def __len__(self) -> int:
-        return len(self._context.violations)
+    def get(self, from_id: AgentId, default: Any = 0) -> Any:  # noqa: ANN401 - as dict's
+        """Return a sender's count, 0 by default."""
+        return self.data.get(from_id, default)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)  # copies and pickles are plain, and change nothing here

@@ -59,7 +59,7 @@ class _Form(NamedTuple):
 
 
 class Endpoint:
-    """The connection to one model. Its client is created on first use, and is not pickled with the rule."""
+    """The connection to one model. Its client is created on first use. Its pickle is that of a new one."""
 
     def __init__(
         self, model: str, base_url: str | None, api_key: SecretStr | None, retries: int, options: dict[str, Any]
@@ -69,22 +69,14 @@ class Endpoint:
         self._base_url = base_url
         self._api_key = api_key
         self._options = options
-        self._reset()
-
-    def _reset(self) -> None:
         self.usage = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
         self._client: Any = None
         self._opening = asyncio.Lock()
         self._form = _Form(0 if "response_format" not in self._options else 2, "temperature" not in self._options)
         self._worked = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        kept = ("model", "retries", "_base_url", "_api_key", "_options")
-        return {name: self.__dict__[name] for name in kept}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Endpoint, (self.model, self._base_url, self._api_key, self.retries, self._options)
 
     @property
     def address(self) -> str:
@@ -293,13 +285,14 @@ class OpenAIModerator(Moderator):
             check_count("retries", retries, 0, name),
             dict(options or {}),
         )
-        self._question = _Question(prompt, self._endpoint, show)
+        self._prompt = prompt
+        self._show = show
         super().__init__(
-            self._question,
+            self._asked,
             timeout_s=timeout_s,
             concurrency=concurrency,
             cache=cache,
-            key=self._question.key,
+            key=self._digest,
             on_error=on_error,
             name=name,
         )
@@ -310,7 +303,7 @@ class OpenAIModerator(Moderator):
 
     def describe(self) -> dict[str, Any]:
         """Return the name, kind, settings and counts, in JSON's types, without the key."""
-        settings = {"prompt": self._question.prompt, "model": self._endpoint.model, "base_url": self._endpoint.address}
+        settings = {"prompt": self._prompt, "model": self._endpoint.model, "base_url": self._endpoint.address}
         return {**super().describe(), **settings, "retries": self._endpoint.retries}
 
     async def close(self) -> None:
@@ -318,20 +311,11 @@ class OpenAIModerator(Moderator):
         await super().close()
         await self._endpoint.close()
 
-
-class _Question:
-    """The request about one message to a model. A call returns the verdict in the model's answer."""
-
-    def __init__(self, prompt: str, endpoint: Endpoint, show: Callable[[Message], Any] | None) -> None:
-        self.prompt = prompt
-        self._endpoint = endpoint
-        self._show = show
-
-    async def __call__(self, message: Message) -> Verdict:
-        system = {"role": "system", "content": _SYSTEM.format(prompt=self.prompt)}
+    async def _asked(self, message: Message) -> Verdict:
+        system = {"role": "system", "content": _SYSTEM.format(prompt=self._prompt)}
         return read_verdict(await self._endpoint.ask([system, {"role": "user", "content": self._turn(message)}]))
 
-    def key(self, message: Message) -> bytes:
+    def _digest(self, message: Message) -> bytes:
         """Return the same key for all messages that look the same to the model."""
         return blake2b(self._turn(message).encode(errors="replace"), digest_size=20).digest()
 
