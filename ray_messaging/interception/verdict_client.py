@@ -168,11 +168,11 @@ async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
                 return await attempt()
         except Exception as error:
             why = getattr(error, "cause", None)  # Ray's error has the exception in the actor as its cause
-            if isinstance(why, ConfigError) and not isinstance(why, TransitError):
-                raise why from error
-            if isinstance(why, Fenced) and why.name != INTERCEPTOR:  # the whole experiment is over: it has no successor
-                raise why from error
-            if isinstance(why, Closed):  # it is closed for good
+            if (
+                (isinstance(why, ConfigError) and not isinstance(why, TransitError))
+                or (isinstance(why, Fenced) and why.name != INTERCEPTOR)  # the experiment is over: it has no successor
+                or isinstance(why, Closed)  # for good
+            ):
                 raise why from error
             if not isinstance(error, TimeoutError):
                 reason = error  # it says more than the TimeoutError with which the last attempt may end
@@ -233,9 +233,7 @@ class RemoteVerdictClient(VerdictClient):
             if passed is not None:
                 return passed
         asked_at = asyncio.get_running_loop().time()
-        verdicts = decode_verdicts(await self._ask(encode(batch, with_payload=self._with_payload)))
-        if not verdicts.judged:
-            verdicts = await self._ask_with_payloads(batch, patient=False)
+        verdicts = await self._verdicts(batch, with_payload=self._with_payload)
         self._with_payload = verdicts.wants_payload
         if self._delegated_rules is not None and self._lane is not None:
             self._delegated_rules.heard(self._lane, verdicts.snapshot, asked_at, batch)
@@ -243,10 +241,7 @@ class RemoteVerdictClient(VerdictClient):
 
     async def wait(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on deferred rows. Payloads are sent only if the interceptor has lost them."""
-        verdicts = decode_verdicts(await self._ask(encode(batch, with_payload=False), patient=True))
-        if not verdicts.judged:
-            verdicts = await self._ask_with_payloads(batch, patient=True)
-        return verdicts.batch_verdict(batch.rows)
+        return (await self._verdicts(batch, with_payload=False, patient=True)).batch_verdict(batch.rows)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
         """Return a verdict that passes broadcasts without expanding them, or None if there are rules.
@@ -275,14 +270,16 @@ class RemoteVerdictClient(VerdictClient):
         """Return the names of the rules that judge whole steps."""
         return await self._unless_over(_retry(self._handle.step_rules.remote, self._timeout_s))
 
-    async def _ask_with_payloads(self, batch: Batch, *, patient: bool) -> VerdictReply:
-        verdicts = decode_verdicts(await self._ask(encode(batch), patient=patient))
-        if not verdicts.judged:  # a message without a verdict must not pass
-            raise InterceptorUnavailable(
-                "the interceptor has the payloads, and gave no verdict, so nothing was sent: look at its actor, then "
-                "send again"
-            )
-        return verdicts
+    async def _verdicts(self, batch: Batch, *, with_payload: bool, patient: bool = False) -> VerdictReply:
+        for payloads in dict.fromkeys((with_payload, True)):
+            request = encode(batch, with_payload=payloads)
+            verdicts = decode_verdicts(await self._unless_over(self._ask(request, patient=patient)))
+            if verdicts.judged:
+                return verdicts
+        raise InterceptorUnavailable(  # a message without a verdict must not pass
+            "the interceptor has the payloads, and gave no verdict, so nothing was sent: look at its actor, then send "
+            "again"
+        )
 
     async def ended(self) -> Closed | None:
         """Return a Closed error if the interceptor or a server is lost for good, so that the experiment has ended.
@@ -296,9 +293,6 @@ class RemoteVerdictClient(VerdictClient):
             return ended(self._exp_id) if self._exp_id and type(error).__name__ in _GONE else None
         return None if lost is None else Closed(lost)
 
-    async def _ask(self, request: bytes, *, patient: bool = False) -> bytes:
-        return await self._unless_over(self._ask_in_time(request, patient=patient))
-
     async def _unless_over(self, answer: Awaitable[T]) -> T:
         """Return an answer of the interceptor; raise Closed if the experiment has ended."""
         try:
@@ -308,7 +302,7 @@ class RemoteVerdictClient(VerdictClient):
                 raise ended(self._exp_id, unsent=True) from error.__cause__
             raise
 
-    async def _ask_in_time(self, request: bytes, *, patient: bool) -> bytes:
+    async def _ask(self, request: bytes, *, patient: bool) -> bytes:
         lane = self._lane
         limit_s = self._timeout_s + (PATIENCE_S if patient else 0.0)
         if lane is not None:

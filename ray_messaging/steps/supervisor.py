@@ -152,14 +152,13 @@ class Supervisor:
             return changes, violations, b""
         sent = await sent_messages(self._store, number, self._settings.horizon)
         batch = no_messages("", number) if sent is None else sent.batch
-        review = await self._reviewer.review(number, batch)
-        verdict = review.verdict
-        if review.added or verdict.blocked or verdict.rewritten or verdict.labels:
+        verdict, added = await self._reviewer.review(number, batch)
+        if added or verdict.blocked or verdict.rewritten or verdict.labels:
             delta = await self._transport.load_directory(self._directory.version)
             self._directory.update(*delta._replace(changed=[each for each in delta.changed if each.exclusive]))
         if sent is not None:
             changes.apply(sent, verdict)
-        changes.add(review.added)
+        changes.add(added)
         violations.update(batch.from_ids.take(np.fromiter(verdict.blocked, np.intp)).tolist())
         return changes, violations, encode_blocked([(batch, verdict.blocked)])
 

@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 _DISTINCT = 20  # distinct errors kept for one rule
 _CHARS = 300  # kept of an error's text
-_AGAIN = 10  # a repeated error is logged again each time its count has grown by this factor
 _FURTHER = ("", "", "further errors")
 
 
@@ -148,8 +147,7 @@ class _Error:
 
     text: str  # of the first occurrence
     where: str
-    count: int = 0
-    log_at: int = 0
+    count: int
 
 
 @dataclass(slots=True)
@@ -157,7 +155,6 @@ class _Record:
     """The failures of one rule. The rule is kept, so that no other object gets its id()."""
 
     rule: Rule
-    count: int = 0
     last: str = ""
     last_at: float = 0.0
     errors: dict[tuple[str, str, str], _Error] = field(default_factory=dict)
@@ -181,23 +178,21 @@ class RuleFailures:
         """
         record = self._records.setdefault(id(rule), _Record(rule))
         text = text_of(error)[:_CHARS]
-        record.count += messages
         record.last, record.last_at = text, time.time()
         key = _key(error, text)
         if key not in record.errors and len(record.errors) >= _DISTINCT:
             key = _FURTHER
-        found = record.errors.setdefault(key, _Error(text, key[1]))
+        found = record.errors.get(key)
+        if found is None:
+            record.errors[key] = _Error(text, key[1], messages)
+            call = at or f"{messages} message{'s' * (messages != 1)}"
+            line = "rule %r failed at %s: %s; repeats of this error are counted, see the rule's `failures`"
+            logger.error(line, rule.name, call, text, exc_info=error)
+            return
+        digits = len(str(found.count))
         found.count += messages
-        if found.count >= found.log_at:
-            if found.log_at:
-                logger.error("rule %r has failed %d times by now: %s (%s)", rule.name, found.count, text, found.where)
-            else:
-                call = at or f"{messages} message{'s' * (messages != 1)}"
-                line = "rule %r failed at %s: %s; repeats of this error are counted, see the rule's `failures`"
-                logger.error(line, rule.name, call, text, exc_info=error)
-            found.log_at = _AGAIN * max(found.log_at, 1)
-            while found.log_at <= found.count:
-                found.log_at *= _AGAIN
+        if len(str(found.count)) > digits:  # a repeated error is logged again at 10, 100, ... messages
+            logger.error("rule %r has failed %d times by now: %s (%s)", rule.name, found.count, text, found.where)
 
     def of(self, rule: Rule) -> dict[str, Any]:
         """Return a rule's failures in JSON's types; {} if there are none.
@@ -209,7 +204,7 @@ class RuleFailures:
             return {}
         errors = [{"error": each.text, "where": each.where, "failures": each.count} for each in record.errors.values()]
         return {
-            "failures": record.count,
+            "failures": sum(each.count for each in record.errors.values()),
             "on_error": rule.on_error,
             "last_error": record.last,
             "last_failed_at": record.last_at,

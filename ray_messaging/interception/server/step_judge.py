@@ -32,13 +32,6 @@ class AddedMessage(NamedTuple):
     line: bytes
 
 
-class StepReview(NamedTuple):
-    """The verdicts on the messages of a step, and the messages that rules add to it."""
-
-    verdict: BatchVerdict
-    added: list[AddedMessage]
-
-
 class _Kept(msgspec.Struct, array_like=True):
     """What the rules keep of a step: their tables, and how many messages of each sender they have blocked."""
 
@@ -126,7 +119,7 @@ class RuleReviewer:
         """Return whether any rule judges whole steps."""
         return bool(self._rules())
 
-    async def review(self, number: int, batch: Batch) -> StepReview:
+    async def review(self, number: int, batch: Batch) -> tuple[BatchVerdict, list[AddedMessage]]:
         """Return the verdicts and added messages of the rules on a step, and end the round of these rules.
 
         A rule that fails blocks the whole step, unless its `on_error` is "allow".
@@ -139,7 +132,7 @@ class RuleReviewer:
             added += more
             pipeline.take(rule, rows)
         self._interceptor.new_round(self._rules())
-        return StepReview(pipeline.verdict, added)
+        return pipeline.verdict, added
 
     async def _ask(self, rule: StepRule, number: int, batch: Batch) -> tuple[Mapping[int, Verdict], list[AddedMessage]]:
         """Return a rule's verdicts by row, and the messages that it adds.
