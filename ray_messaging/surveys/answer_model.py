@@ -6,15 +6,20 @@ from typing import Any, NamedTuple, get_origin, is_typeddict
 
 import msgspec
 
-from ray_messaging.compat import payload_objects
-from ray_messaging.compat.payload_objects import is_native, reader_of
+from ray_messaging.compat.payload_objects import Misfit, is_native, reader_of
 from ray_messaging.errors import ConfigError
 
 
-class Misfit(NamedTuple):
-    """Stands in place of the value of an answer that does not fit the type."""
+class InvalidAnswer(NamedTuple):
+    """An answer that does not fit the survey's type, as JSON, and the reason why."""
 
     reason: str
+    data: bytes
+
+    @property
+    def payload(self) -> Any:  # noqa: ANN401 - JSON of any shape
+        """Return the decoded answer."""
+        return msgspec.json.decode(self.data)
 
 
 class AnswerModel:
@@ -70,7 +75,7 @@ class AnswerModel:
         return cls(schema, read_all, read_one, list)
 
     def check(self, lines: Sequence[bytes]) -> list[Any]:
-        """Return answers, given as JSON, as values of the type; a Misfit stands for each one that does not fit."""
+        """Return answers, given as JSON, as values of the type, or as an InvalidAnswer."""
         try:
             values = self._read_all(b"[" + b",".join(lines) + b"]")
         except Exception:  # noqa: BLE001 - a user's validator may raise any error; `_checked` finds the answer
@@ -80,10 +85,10 @@ class AnswerModel:
     def _checked(self, line: bytes) -> Any:  # noqa: ANN401 - a value of the type
         try:
             return self._read_one(line)
-        except payload_objects.Misfit as error:
-            return Misfit(f"{error.field}: {error.reason}" if error.field else error.reason)
+        except Misfit as error:
+            return InvalidAnswer(f"{error.field}: {error.reason}" if error.field else error.reason, line)
         except Exception as error:  # noqa: BLE001 - as above
-            return Misfit(str(error).partition("\n")[0] or type(error).__name__)
+            return InvalidAnswer(str(error).partition("\n")[0] or type(error).__name__, line)
 
 
 def _of_native(cls: type[AnswerModel], model: Any) -> AnswerModel:  # noqa: ANN401 - a class

@@ -1,5 +1,7 @@
 """The facts of a survey that are kept on the server."""
 
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,13 @@ class SurveyRecord(msgspec.Struct, array_like=True, frozen=True):
         return AgentSet(np.frombuffer(self.ints, "<i8"), self.strings)
 
 
+class BlockedQuestion(NamedTuple):
+    """The rule that blocked a question, and its reason."""
+
+    rule: str
+    reason: str
+
+
 class Asking(msgspec.Struct, array_like=True, frozen=True):
     """Questions that were sent together: the places of their agents (uint32), and which of them did not arrive.
 
@@ -39,7 +48,7 @@ class Asking(msgspec.Struct, array_like=True, frozen=True):
 
     places: bytes
     due: float | None
-    blocked: dict[int, tuple[str, str]] = {}  # place -> rule, reason
+    blocked: dict[int, BlockedQuestion] = {}  # by place
     undeliverable: tuple[int, ...] = ()
 
     @classmethod
@@ -47,7 +56,7 @@ class Asking(msgspec.Struct, array_like=True, frozen=True):
         """Build the record of some questions from their receipts."""
         codes = receipts.codes
         blocked = {
-            int(places[row]): (receipt.rule or "", receipt.reason or "")
+            int(places[row]): BlockedQuestion(receipt.rule or "", receipt.reason or "")
             for row in np.flatnonzero(codes == BLOCKED).tolist()
             for receipt in (receipts[row],)
         }

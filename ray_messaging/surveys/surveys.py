@@ -162,8 +162,7 @@ class AsyncSurvey:
         Raises: Closed if the survey has ended, UnknownName if it was removed.
         """
         check_timeout(timeout, positive=True)
-        if await self._store.read(self.id) is None:
-            raise unknown(self._engine, self.id)
+        await _record_of(self._engine, self.id)
         await self.update()
         if self.ended:
             raise Closed(f"survey {self.id!r} has ended: it asks no more; messaging.create_survey(...) makes another")
@@ -180,13 +179,16 @@ class AsyncSurvey:
             await self.update()
 
 
-def unknown(engine: Engine, survey_id: str) -> UnknownName:
-    """Build the error for a survey that does not exist."""
-    return UnknownName(
-        f"experiment {engine.exp_id!r} has no survey {survey_id!r}: messaging.surveys() lists them",
-        kind="survey",
-        value=survey_id,
-    )
+async def _record_of(engine: Engine, survey_id: str) -> SurveyRecord:
+    """Return the record of a survey; raise UnknownName if it does not exist."""
+    data = await engine.transport.surveys.read(check_name("survey_id", survey_id))
+    if data is None:
+        raise UnknownName(
+            f"experiment {engine.exp_id!r} has no survey {survey_id!r}: messaging.surveys() lists them",
+            kind="survey",
+            value=survey_id,
+        )
+    return decode_record(data)
 
 
 async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening:
@@ -256,10 +258,7 @@ class Surveys:
 
     async def open(self, survey_id: str, model: object = None) -> AsyncSurvey:
         """Return a survey with the answers that have come by now. Raises as `Messaging.survey`."""
-        data = await self._store.read(check_name("survey_id", survey_id))
-        if data is None:
-            raise unknown(self._engine, survey_id)
-        record = decode_record(data)
+        record = await _record_of(self._engine, survey_id)
         answer_model = AnswerModel.of_schema(record.schema) if model is None else AnswerModel.of(model)
         if answer_model.schema != record.schema:
             raise ConfigError(
@@ -276,10 +275,7 @@ class Surveys:
 
     async def remove(self, survey_id: str) -> None:
         """Delete a survey with its answers; raise UnknownName if it does not exist."""
-        data = await self._store.read(check_name("survey_id", survey_id))
-        if data is None:
-            raise unknown(self._engine, survey_id)
-        transport, mailbox = self._engine.transport, decode_record(data).mailbox
+        transport, mailbox = self._engine.transport, (await _record_of(self._engine, survey_id)).mailbox
         epoch = (await open_mailbox(self._engine, mailbox, 1)).epoch
         end = await transport.end_of(mailbox)
         if end.entry != START.entry:  # else its answers would become dead letters

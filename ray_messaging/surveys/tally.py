@@ -1,8 +1,7 @@
 """The count of a survey's answers."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,32 +9,13 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.surveys.answer_model import AnswerModel, Misfit
-from ray_messaging.surveys.record import Asking
+from ray_messaging.surveys.answer_model import AnswerModel, InvalidAnswer
+from ray_messaging.surveys.record import Asking, BlockedQuestion
 
 Rows = NDArray[np.intp]
 
 OPEN, ANSWERED, INVALID, BLOCKED, UNDELIVERABLE = range(5)
 STATES = np.array(["pending", "answered", "invalid", "blocked", "undeliverable"])
-
-
-class InvalidAnswer(NamedTuple):
-    """An answer that does not fit the survey's type, as JSON, and the reason why."""
-
-    reason: str
-    data: bytes
-
-    @property
-    def payload(self) -> Any:  # noqa: ANN401 - JSON of any shape
-        """Return the decoded answer."""
-        return msgspec.json.decode(self.data)
-
-
-class BlockedQuestion(NamedTuple):
-    """The rule that blocked a question, and its reason."""
-
-    rule: str
-    reason: str
 
 
 class Tally:
@@ -65,9 +45,9 @@ class Tally:
         self.questions += len(places)
         self._asked[places] = True
         self._owed[places] += 1
-        for place, (rule, reason) in asking.blocked.items():
+        for place, blocked in asking.blocked.items():
             if self._unsent(place, BLOCKED):
-                self.blocked[self.agents[place]] = BlockedQuestion(rule, reason)
+                self.blocked[self.agents[place]] = blocked
         for place in asking.undeliverable:
             self._unsent(place, UNDELIVERABLE)
 
@@ -99,9 +79,9 @@ class Tally:
         lines = by_row if len(rows) == batch.rows else [by_row[row] for row in rows.tolist()]
         agents: list[Any] = batch.from_ids.take(rows).tolist()
         values = self._model.check(lines)
-        fits = np.fromiter((type(value) is not Misfit for value in values), np.bool_, len(values))
+        fits = np.fromiter((type(value) is not InvalidAnswer for value in values), np.bool_, len(values))
         for at in np.flatnonzero(~fits).tolist():
-            self.invalid[agents[at]] = InvalidAnswer(values[at].reason, lines[at])
+            self.invalid[agents[at]] = values[at]
         for agent in agents if self.blocked else ():
             self.blocked.pop(agent, None)  # an earlier question to it was blocked
         if not fits.all():

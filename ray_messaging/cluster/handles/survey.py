@@ -13,8 +13,10 @@ from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.tables import data_frame
 from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.surveys.answer_model import InvalidAnswer
+from ray_messaging.surveys.record import BlockedQuestion
 from ray_messaging.surveys.surveys import AsyncSurvey, Surveys
-from ray_messaging.surveys.tally import OPEN, STATES, UNDELIVERABLE, BlockedQuestion, InvalidAnswer, Tally
+from ray_messaging.surveys.tally import OPEN, STATES, UNDELIVERABLE, Tally
 
 T = TypeVar("T")
 
