@@ -15,6 +15,7 @@ an agent's channel, or `:` and the whole name of a plain one. The two are never 
 
 import re
 import secrets
+from collections.abc import Callable
 from enum import Enum
 from operator import index
 from typing import NamedTuple
@@ -278,6 +279,11 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
     return checked
 
 
+def _key(kind: str) -> "Callable[[Keys, object], str]":
+    """Return a method that builds the key of a thing of one kind, by its name or number."""
+    return lambda keys, name: f"{keys.prefix}{kind}:{name}"
+
+
 class Keys:
     """The Redis keys of one experiment. Their common hash tag keeps them on one primary of a cluster.
 
@@ -303,54 +309,19 @@ class Keys:
         self.wide = self.own + ":wide"  # Pub/Sub: messagers that subscribe to all agents' channels, and filter
         self.ears = self.own + ":ear:"  # Pub/Sub, with a mailbox's name: subscribed while its messager is connected
 
-    def table(self, name: str) -> str:
-        """Build the key of a rule's counts."""
-        return f"{self.prefix}rule:{name}"
-
-    def stream(self, stream: str) -> str:
-        """Build the key of a stream, given as `mailbox:born`: each of the mailboxes that had one name has its own."""
-        return f"{self.prefix}mailbox:{stream}"
-
-    def open_stream(self, mailbox: str) -> str:
-        """Build the key that a mailbox's stream has during a transaction (see script `large_frames`)."""
-        return f"{self.prefix}open:{mailbox}"
-
-    def ended_stream(self, stream: str) -> str:
-        """Build the key of a removed mailbox's stream."""
-        return f"{self.ended}:{stream}"
-
-    def state(self, mailbox: str) -> str:
-        """Build the key of a mailbox's state: reader epoch, cursor, counts, limits."""
-        return f"{self.prefix}state:{mailbox}"
-
-    def lease(self, mailbox: str) -> str:
-        """Build the key of a mailbox's lease, which its messager renews."""
-        return f"{self.prefix}lease:{mailbox}"
-
-    def survey(self, survey_id: str) -> str:
-        """Build the key of a survey's parts: each round of questions, and its end."""
-        return f"{self.prefix}survey:{survey_id}"
+    table = _key("rule")  # a rule's counts, by the rule's name
+    stream = _key("mailbox")  # a stream, by `mailbox:born`: each of the mailboxes that had one name has its own
+    open_stream = _key("open")  # that stream during a transaction, by the mailbox (see script `large_frames`)
+    ended_stream = _key("ended")  # a removed mailbox's stream, by `mailbox:born`
+    state = _key("state")  # a mailbox's state: reader epoch, cursor, counts, limits
+    lease = _key("lease")  # a mailbox's lease, which its messager renews
+    survey = _key("survey")  # a survey's parts: each round of questions, and its end
+    step = _key("step")  # a group's progress through the steps
+    box = _key("box")  # a box's stream
+    cover = _key("cover")  # a box's size and cover
+    bodies_of = _key("bodies")  # the bodies of large frames in boxes, by step
+    sender = _key("sender")  # a sender's epoch and sequence numbers
 
     def steps(self, part: str = "") -> str:
         """Build the key of an experiment's steps, or of a part: "closed", "holds", "news", or a step's number."""
         return f"{self.prefix}steps:{part}" if part else f"{self.prefix}steps"
-
-    def step(self, group: str) -> str:
-        """Build the key of a group's progress through the steps."""
-        return f"{self.prefix}step:{group}"
-
-    def box(self, box: str) -> str:
-        """Build the key of a box's stream."""
-        return f"{self.prefix}box:{box}"
-
-    def cover(self, box: str) -> str:
-        """Build the key of a box's size and cover."""
-        return f"{self.prefix}cover:{box}"
-
-    def bodies_of(self, step: int) -> str:
-        """Build the key of the bodies of large frames in boxes for a step."""
-        return f"{self.bodies}:{step}"
-
-    def sender(self, sender: str) -> str:
-        """Build the key of a sender's epoch and sequence numbers."""
-        return f"{self.prefix}sender:{sender}"

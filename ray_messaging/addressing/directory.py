@@ -193,13 +193,8 @@ def _origins(before: Record, version: int, dates: HostDates, came_from: Record |
     return [*found.values(), Origin(came_from.mailbox, version)]
 
 
-_encode = msgspec.msgpack.Encoder().encode
+encode_record = msgspec.msgpack.Encoder().encode  # for the store
 _decode = msgspec.msgpack.Decoder(Record).decode
-
-
-def encode_record(record: Record) -> bytes:
-    """Encode a record for the store."""
-    return _encode(record)
 
 
 def decode_record(data: bytes) -> Record:

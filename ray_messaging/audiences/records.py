@@ -47,13 +47,8 @@ class StoredVersion(msgspec.Struct, array_like=True, frozen=True):
 
 AudienceTexts = Mapping[str, tuple[StoredVersion, ...]]
 NO_AUDIENCES: AudienceTexts = {}
-_read_versions = msgspec.json.Decoder(dict[str, tuple[StoredVersion, ...]]).decode
+decode_audiences = msgspec.json.Decoder(dict[str, tuple[StoredVersion, ...]]).decode  # as the server keeps them
 _read_facts = msgspec.json.Decoder(AudienceFacts).decode
-
-
-def decode_audiences(text: bytes) -> AudienceTexts:
-    """Decode the versions of all audiences, as the server keeps them."""
-    return _read_versions(text)
 
 
 def encode_facts(facts: AudienceFacts) -> str:
