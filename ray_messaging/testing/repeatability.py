@@ -20,7 +20,7 @@ from ray_messaging.steps.step_loop import check_until
 from ray_messaging.testing.trial import Answers, Attempt, Deeds, Trial, run_trial
 
 _GROUPS = 2
-_CHILD = "ray_messaging.testing.child"
+_CHILD = "from ray_messaging.testing.trial import run_for_parent; run_for_parent()"
 _AGAIN = (
     "when the step ran again",
     "Use me.rng for random numbers, me.step for the time, me.state for all that is kept; ask models and services by "
@@ -58,18 +58,18 @@ def check_repeatable(
     Raises: NotRepeatable with the first step, agent and message or state that differ; StepFailed if the model fails
     already in the first run.
     """
-    options = RunOptions(start, by, 1, None)
-    check_run(model, options)
+    options = RunOptions(None, by, 1, None)
+    check_run(model, options._replace(start=start))
     check_until(until)
     agents, graph = (list(given) if isinstance(given, Iterator) else given for given in (agents, graph))  # read again
-    trial = Trial(model, agents, 1, until, graph, shared, options, seed)
-    answers = Answers()
-    packed = _packed((model, start, shared))  # before the model runs, which may change it
-    twice = run_in_own_loop(lambda: run_trial(trial, answers, twice=True))
+    trial, answers = Trial(agents, 1, until, graph, options, seed), Answers()
+    whole = model, start, shared
+    packed = _packed(whole)  # before the model runs, which may change it
+    twice = run_in_own_loop(lambda: run_trial(trial, lambda: whole, answers, twice=True))
     steps = [first for first, _ in twice]
     _compare(steps, [again for _, again in twice], *_AGAIN)
     try:
-        grouped = run_in_own_loop(lambda: run_trial(trial._replace(groups=_GROUPS), answers))
+        grouped = run_in_own_loop(lambda: run_trial(trial._replace(groups=_GROUPS), lambda: whole, answers))
     except StepFailed as error:
         raise _failed(error, *_GROUPED) from error
     _compare(steps, [step[0] for step in grouped], *_GROUPED)
@@ -78,11 +78,10 @@ def check_repeatable(
 
 def _elsewhere(trial: Trial, packed: bytes, answers: Answers) -> list[Attempt]:
     """Return the steps of a run in another process."""
-    plain = trial._replace(model=None, shared=None, groups=_GROUPS + 1, options=trial.options._replace(start=None))
     env = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
     done = subprocess.run(  # noqa: S603 - this very Python
-        [sys.executable, "-m", _CHILD],
-        input=cloudpickle.dumps((sys.path, plain, packed, answers)),
+        [sys.executable, "-c", _CHILD],
+        input=cloudpickle.dumps((sys.path, trial._replace(groups=_GROUPS + 1), packed, answers)),
         env=env,
         stdout=subprocess.PIPE,
         check=False,

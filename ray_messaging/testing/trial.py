@@ -1,6 +1,9 @@
 """One run of a model on a local server, with a record of what each agent did in each step."""
 
 import asyncio
+import os
+import pickle
+import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, cast
@@ -14,6 +17,7 @@ from ray_messaging.cluster.run.run_actor import RunOptions, society_of
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.config import MessagingConfig, Steps
 from ray_messaging.embedded.local_server import LocalServer
+from ray_messaging.errors import StepFailed
 from ray_messaging.messager import Messager
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.steps.call_memory import CallMemory
@@ -38,20 +42,18 @@ class Deeds(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A run: the model, its agents, the number of groups, and the settings of the run."""
+    """A run of a model: its agents, the number of groups, and the settings of the run."""
 
-    model: Any
     agents: object
     groups: int
     until: int
     graph: object
-    shared: object
     options: RunOptions
     seed: int
 
 
 Attempt = dict[AgentId, Deeds]
-Copy = Callable[[], Any]  # returns a copy of the model
+Model = Callable[[], Any]  # returns the model, its `start` and what it shares
 
 
 class Answers:
@@ -79,13 +81,12 @@ class Answers:
 
 
 async def run_trial(
-    trial: Trial, answers: Answers, *, twice: bool = False, copy: Copy | None = None
+    trial: Trial, model: Model, answers: Answers, *, twice: bool = False, anew: bool = False
 ) -> list[list[Attempt]]:
     """Run a model; return, for each step, the attempts at it, each with the deeds of all agents.
 
     Args: `answers` keeps the results of remembered calls. With `twice`, each step gets a first attempt that is
-    abandoned. `copy` returns a copy of the model; with it, each group gets a new copy for each step, as after a
-    restart.
+    abandoned. With `anew`, each group asks `model` before each step, as after a restart, and not only once.
 
     Raises: StepFailed if the model fails.
     """
@@ -101,7 +102,7 @@ async def run_trial(
         try:
             async with asyncio.TaskGroup() as tasks:
                 for plan, messager in zip(plans, messagers, strict=True):
-                    tasks.create_task(_live(trial, plan, messager, answers, copy, steps))
+                    tasks.create_task(_live(trial, plan, messager, model, answers, steps, anew=anew))
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from several.exceptions[0].__cause__
     return steps
@@ -111,17 +112,19 @@ async def _live(
     trial: Trial,
     plan: GroupPlan,
     messager: Messager,
+    model: Model,
     answers: Answers,
-    copy: Copy | None,
     steps: list[list[Attempt]],
+    *,
+    anew: bool,
 ) -> None:
     """Run one group, and add what its agents did to `steps`."""
-    society = society_of(plan, trial.model, trial.options, trial.shared)
+    society = None
     for number, attempts in enumerate(steps):
         for attempt in attempts:
-            if copy is not None:
-                model, start, shared = copy()
-                society = society_of(plan, model, trial.options._replace(start=start), shared)
+            if society is None or anew:
+                function, start, shared = model()
+                society = society_of(plan, function, trial.options._replace(start=start), shared)
             async for step in messager.steps(until=number + 1):
                 await society.run(step, answers.of(plan, number))
                 states = _by_agent(step, society.states) if isinstance(society, CrowdSociety) else society.states
@@ -168,3 +171,19 @@ def _in_order(value: Any) -> Any:  # noqa: ANN401 - a part of a state
         items = sorted(value.items(), key=lambda item: encode_exactly(item[0], "a key"))
         return {key: _in_order(part) for key, part in items}
     return type(value)(map(_in_order, value)) if isinstance(value, list | tuple) else value
+
+
+def run_for_parent() -> None:
+    """Run the trial that the parent process has sent on stdin; write its steps, or the model's error, to stdout."""
+    path, trial, packed, answers = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - of the process that started this one
+    sys.path[:] = path
+    answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the model may print
+    found: list[Attempt] | StepFailed
+    try:
+        steps = asyncio.run(run_trial(trial, lambda: pickle.loads(packed), answers, anew=True))  # noqa: S301 - as above
+        found = [step[0] for step in steps]
+    except StepFailed as error:
+        found = error
+    with answer:
+        answer.write(pickle.dumps(found))

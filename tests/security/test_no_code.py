@@ -42,8 +42,8 @@ ALLOWED = {
     ("embedded/server.py", "loads"),
     ("embedded/guard.py", "loads"),
     # Between a test kit's process and the child that it starts, by its pipes.
-    ("testing/child.py", "pickle"),
-    ("testing/child.py", "loads"),
+    ("testing/trial.py", "pickle"),
+    ("testing/trial.py", "loads"),
     ("testing/repeatability.py", "pickle"),
     ("testing/repeatability.py", "loads"),
     # Copies of a caller's own objects, within one process.
