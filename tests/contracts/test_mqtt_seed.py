@@ -303,11 +303,11 @@ async def test_sends_before_a_cut_within_their_batch_have_their_own_receipts(ope
     messager = await open_one(f"a/{exp}")
     wait_up, calls = Connection.wait_up, []
 
-    async def cut_at_the_third(connection, timeout_s):
-        calls.append(timeout_s)
+    async def cut_at_the_third(connection):
+        calls.append(connection)
         if len(calls) == 3:
             raise ConnectionFailed("nothing was sent", host="", port=0)
-        await wait_up(connection, timeout_s)
+        await wait_up(connection)
 
     monkeypatch.setattr(Connection, "wait_up", cut_at_the_third)
     sending = (messager.send_message(f"a/{exp}", {"n": n}) for n in range(4))

@@ -94,7 +94,10 @@ class Connection:
         if config.username is not None:
             client.username_pw_set(config.username, config.password)
         if config.ssl:
-            client.tls_set_context(_tls(config))
+            tls = ssl.create_default_context(cafile=config.ssl_ca_certs)
+            if config.ssl_certfile:
+                tls.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+            client.tls_set_context(tls)
         self._listen_to(client)
 
     def _listen_to(self, client: Client) -> None:
@@ -143,11 +146,9 @@ class Connection:
             await asyncio.wait([self._cut], timeout=FAREWELL_S)
         await end(self._task)
 
-    async def wait_up(self, timeout_s: float) -> None:
-        """Wait until this is connected.
-
-        Raises: ConnectionFailed after `timeout_s`; Fenced if another client has the session.
-        """
+    async def wait_up(self) -> None:
+        """Wait until this is connected; raise ConnectionFailed if it is not in time, Fenced if it never will be."""
+        timeout_s = self._config.timeout
         try:
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
@@ -156,7 +157,7 @@ class Connection:
         if self.ended is not None:
             raise self.ended.with_traceback(None)
 
-    async def publish(self, topic: str, payload: bytes, timeout_s: float) -> None:
+    async def publish(self, topic: str, payload: bytes) -> None:
         """Publish with QoS 2, even if the connection is interrupted; return when the broker has the message.
 
         Raises: OutcomeUnknown if the broker has not answered in time; PayloadTooLarge above MQTT's limit;
@@ -173,12 +174,12 @@ class Connection:
         if info.rc not in {MQTT_ERR_SUCCESS, MQTT_ERR_NO_CONN}:
             raise self._away(f"paho takes no message ({info.rc!r})")
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._config.timeout):
                 code: ReasonCode = await self._answer(info.mid)
         except TimeoutError:
             raise OutcomeUnknown(
-                f"the broker at {self._where} did not confirm a message on {topic!r} within {timeout_s:g} s: it may "
-                "still arrive"
+                f"the broker at {self._where} did not confirm a message on {topic!r} within "
+                f"{self._config.timeout:g} s: it may still arrive"
             ) from None
         if code.is_failure:
             raise ServerRefused(f"the broker at {self._where} refused a message on {topic!r}: {code}")
@@ -236,7 +237,8 @@ class Connection:
                     return
                 why = str(error)
             except Exception as error:
-                _fail(self._opened, error)
+                if not self._opened.done():
+                    self._opened.set_exception(error)
                 raise
             if self._closing:
                 return
@@ -373,15 +375,3 @@ class Connection:
 def _settle(waiting: "asyncio.Future[Any]", result: object) -> None:
     if not waiting.done():
         waiting.set_result(result)
-
-
-def _fail(waiting: "asyncio.Future[Any]", error: Exception) -> None:
-    if not waiting.done():
-        waiting.set_exception(error)
-
-
-def _tls(config: MqttConfig) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=config.ssl_ca_certs)
-    if config.ssl_certfile:
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
-    return context

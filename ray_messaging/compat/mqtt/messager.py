@@ -4,18 +4,19 @@ import asyncio
 import logging
 import time
 import uuid
+from abc import ABCMeta
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import aiomqtt
 import msgspec
 import numpy as np
+import ray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_name
 from ray_messaging.common.task_health import end
-from ray_messaging.compat.mqtt.actor import ActorClass
 from ray_messaging.compat.mqtt.config import PORT, TIMEOUT_S, MqttConfig, broker_config
 from ray_messaging.compat.mqtt.connection import AT_ONCE, Connection
 from ray_messaging.compat.mqtt.topics import Wanted, check_topic, recipient_of, subscriptions_of
@@ -45,7 +46,31 @@ class _Send(NamedTuple):
     receipt: "asyncio.Future[Receipt]"
 
 
-class Messager(metaclass=ActorClass):
+class _ActorClass(ABCMeta):  # so that a subclass of Messager may be abstract
+    """Metaclass that adds `remote` and `options`, as `ray.remote` does; the class can still be called.
+
+    If the class itself had them, they would be methods of the actor.
+    """
+
+    @property
+    def remote(cls) -> Callable[..., Any]:
+        """Return a function that starts an actor with the class' arguments, and returns its handle."""
+        return _on_ray(cls, "remote").remote  # type: ignore[no-any-return]  # Ray's are untyped
+
+    @property
+    def options(cls) -> Callable[..., Any]:
+        """Return a function that sets Ray's options for an actor; call `.remote(...)` on its result."""
+        return _on_ray(cls, "options").options  # type: ignore[no-any-return]  # as above
+
+
+def _on_ray(cls: type, attribute: str) -> Any:  # noqa: ANN401 - an actor class of Ray's
+    if hasattr(cls, "__ray_actor_class__"):
+        # Ray sets its own `remote` in the class that it derives, and would warn that it overwrites ours.
+        raise AttributeError(f"{cls.__name__} has no {attribute!r}")
+    return ray.remote(cls)
+
+
+class Messager(metaclass=_ActorClass):
     """Publisher and subscriber on an MQTT 5 broker, with the methods of AgentSociety's Messager.
 
     Messages are published with QoS 2, and sessions outlast interruptions: a message that the broker has acknowledged
@@ -176,8 +201,8 @@ class Messager(metaclass=ActorClass):
         Raises: Closed if this is not connected; ConnectionFailed or OutcomeUnknown if the broker does not answer.
         """
         out = self._connected(Closed)
-        await out.wait_up(self._config.timeout)
-        await out.publish("ping", b"ping", self._config.timeout)
+        await out.wait_up()
+        await out.publish("ping", b"ping")
 
     def _connected(self, kind: type[MessagingError]) -> Connection:
         """Return the connection for sends; raise an error of type `kind` if this is not connected."""
@@ -262,7 +287,7 @@ class Messager(metaclass=ActorClass):
                 continue
             payload = verdict.rewritten[row][1] if row in verdict.rewritten else send.payload
             try:
-                await out.wait_up(self._config.timeout)
+                await out.wait_up()
             except MessagingError as error:
                 _fail(sends[row:], error)  # earlier ones are in flight, and get their own answers
                 return
@@ -273,9 +298,9 @@ class Messager(metaclass=ActorClass):
 
     async def _publish(self, out: Connection, send: _Send, payload: bytes, outcome: Outcome, row: int) -> None:
         try:
-            await out.publish(send.topic, payload, self._config.timeout)
+            await out.publish(send.topic, payload)
         except MessagingError as error:
-            self._note(send, outcome, row)
+            self._settle(send, outcome, row, UNKNOWN)
             _fail([send], error)
         else:
             self._settle(send, outcome, row, PUBLISHED)
@@ -311,14 +336,11 @@ class Messager(metaclass=ActorClass):
         return verdict
 
     def _settle(self, send: _Send, outcome: Outcome, row: int, fate: int) -> None:
-        outcome.codes[row] = fate
-        outcome.done_at = time.time()
-        self._note(send, outcome, row)
-        if not send.receipt.done():  # its caller was cancelled
-            send.receipt.set_result(outcome.receipt(row))
-
-    def _note(self, send: _Send, outcome: Outcome, row: int) -> None:
-        receipt, known = outcome.receipt(row), outcome.codes[row] != UNKNOWN
+        """Note a send in the log list, and give its caller the receipt, unless nobody knows the fate."""
+        outcome.codes[row], outcome.done_at = fate, time.time()
+        receipt, known = outcome.receipt(row), fate != UNKNOWN
+        if known and not send.receipt.done():  # else its caller was cancelled
+            send.receipt.set_result(receipt)
         self._log.append(
             {
                 "topic": send.topic,
@@ -326,7 +348,7 @@ class Messager(metaclass=ActorClass):
                 "from_uuid": _text(send.from_id),
                 "to_uuid": _text(send.to_id),
                 "start_time": send.accepted_at,
-                "consumption": max(0.0, time.time() - send.accepted_at),
+                "consumption": max(0.0, outcome.done_at - send.accepted_at),
                 "sent": receipt.sent,
                 "fate": receipt.fate if known else None,
                 "rule": receipt.rule,
@@ -347,7 +369,7 @@ class Messager(metaclass=ActorClass):
         self._connected(NotListening)
         wanted = subscriptions_of(topics)
         assert self._in is not None
-        await self._in.wait_up(self._config.timeout)
+        await self._in.wait_up()
         await self._in.subscribe(wanted)
         self._filters |= dict.fromkeys(wanted)
 
