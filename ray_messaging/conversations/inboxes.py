@@ -5,14 +5,13 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from operator import index
 from typing import Protocol
 
 import msgspec
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.task_health import end
-from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening
+from ray_messaging.errors import Closed, MessagingError, NotListening
 from ray_messaging.message import Handled, Message
 from ray_messaging.messages import Messages
 from ray_messaging.receiving.call_checks import CommitMode
@@ -42,12 +41,12 @@ class HandOut:
         fetch: Fetch,
         ack: Callable[[Iterable[Message]], Awaitable[None]],
         take: Callable[[Message], None],
-        most: object,
+        most: int,
     ) -> None:
         self._fetch_messages = fetch
         self._ack = ack
         self._take = take
-        self._most = check_most(most)
+        self._most = most
         self._in_hand = 0
         self._stopped = False
         self._handled: list[Message] = []  # but not committed yet
@@ -121,17 +120,6 @@ class HandOut:
                 self._take(message)
             for _ in range(2):  # let the handlers of these messages run first, and then what they send
                 await asyncio.sleep(0)
-
-
-def check_most(most: object) -> int:
-    """Return how many messages may be in hand at once; raise ConfigError if it is not an int of at least 1."""
-    try:
-        number = index(most)  # type: ignore[arg-type]  # others raise
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise ConfigError(f"concurrency={most!r} must be a number of handlers, at least 1")
-    return number
 
 
 class Inbox(msgspec.Struct, eq=False):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
+from operator import index
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
 from ray_messaging.common.awaitables import call_problem
@@ -11,7 +12,7 @@ from ray_messaging.common.backoff import HANDLER_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.handling import HandlerFailure, Handling, Waits
-from ray_messaging.conversations.inboxes import Fetch, HandOut, check_most
+from ray_messaging.conversations.inboxes import Fetch, HandOut
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -62,7 +63,13 @@ class Serving(NamedTuple):
             raise ConfigError(f"on_error={on_error!r} must be one of {', '.join(map(repr, get_args(OnError)))}")
         if not isinstance(retries, int) or retries < 0:
             raise ConfigError(f"retries={retries!r} must be a number of tries after the first one, 0 or more")
-        return cls(check_most(concurrency), retries, timeout, on_error)  # type: ignore[arg-type]  # it is one of them
+        try:
+            most = index(concurrency)  # type: ignore[arg-type]  # others raise
+        except TypeError:
+            most = 0
+        if most < 1:
+            raise ConfigError(f"concurrency={concurrency!r} must be a number of handlers, at least 1")
+        return cls(most, retries, timeout, on_error)  # type: ignore[arg-type]  # it is one of them
 
 
 class Service(Protocol):
