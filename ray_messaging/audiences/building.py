@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import check_id
-from ray_messaging.audiences.edges import places_in
+from ray_messaging.audiences.edges import int_places
 from ray_messaging.audiences.graph_edges import CHUNK, Adjacency, GraphEdges, gathered, offsets_of
 from ray_messaging.errors import AudienceTooLarge, ConfigError, InvalidColumns, UnknownName
-from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 
 _HALF = np.int64(32)
@@ -40,42 +39,23 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
     keys, ids = _packed(chunks)
     keys.sort()
     keys = _distinct(keys)
-    senders, out_lengths, heard = sorted_side(keys)
+    out = _sorted_side(keys)
     # Swap the halves, so that the same sort gives the side of the hearers.
     for low in range(0, len(keys), CHUNK):
         part = keys[low : low + CHUNK]
         part[:] = part << _HALF | part >> _HALF
     keys.sort()
-    hearers, into_lengths, said = sorted_side(keys)
+    into = _sorted_side(keys)
     del keys
-    replace_by_places(heard, hearers)
-    replace_by_places(said, senders)
+    replace_by_places(out.others, into.ids)
+    replace_by_places(into.others, out.ids)
     if ids is not None:
-        senders, hearers = ids[senders], ids[hearers]
-    return joined_edges(senders, out_lengths, heard, hearers, into_lengths, said)
-
-
-def joined_edges(
-    senders: NDArray[np.int64],
-    out_lengths: NDArray[np.int64],
-    heard: NDArray[np.int32],
-    hearers: NDArray[np.int64],
-    into_lengths: NDArray[np.int64],
-    said: NDArray[np.int32],
-) -> GraphEdges:
-    """Build the edges from both of their sides, with their hash.
-
-    `heard` are the hearers of all senders, `said` the senders of all hearers, both as indexes.
-    """
+        out, into = out._replace(ids=ids[out.ids]), into._replace(ids=ids[into.ids])
     digest = blake2b(digest_size=32)
-    for column in (senders, out_lengths, hearers, heard):
+    for column in (out.ids, out.lengths, into.ids, out.others):
         digest.update(len(column).to_bytes(8, "little"))
         digest.update(column.data)
-    return GraphEdges(
-        Adjacency(senders, offsets_of(out_lengths)[:-1], out_lengths, heard),
-        Adjacency(hearers, offsets_of(into_lengths)[:-1], into_lengths, said),
-        digest.digest(),
-    )
+    return GraphEdges(out, into, digest.digest())
 
 
 def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
@@ -151,8 +131,8 @@ def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     return keys[:used]
 
 
-def sorted_side(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-    """Return the distinct upper halves of sorted keys, how many keys each has, and the lower halves of all keys."""
+def _sorted_side(keys: NDArray[np.int64]) -> Adjacency:
+    """Return the distinct upper halves of sorted keys as ids, and the lower halves of the keys of each as `others`."""
     firsts, others = [], np.empty(len(keys), np.int32)
     before = -1
     for low in range(0, len(keys), CHUNK):
@@ -163,7 +143,7 @@ def sorted_side(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.
         firsts.append(low + begins)
         before = int(upper[-1])
     starts = np.concatenate(firsts) if firsts else np.zeros(0, np.int64)
-    return keys[starts] >> _HALF, np.diff(starts, append=len(keys)), others
+    return Adjacency(keys[starts] >> _HALF, starts, np.diff(starts, append=len(keys)), others)
 
 
 def replace_by_places(others: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
@@ -208,7 +188,7 @@ class Positions(NamedTuple):
         Raises: InvalidColumns if the new positions are not valid, UnknownName if an agent has no position yet.
         """
         checked = checked_points(points, len(ids), self.points.shape[1])
-        places = places_in(AgentSet(self.ids), ids)
+        places = int_places(self.ids, ids)
         if bool((places < 0).any()):
             stranger = ids[int(np.flatnonzero(places < 0)[0])]
             raise UnknownName(f"agent {stranger!r} has no position in this audience", kind="agent", value=stranger)
@@ -225,7 +205,7 @@ class Positions(NamedTuple):
         present = np.flatnonzero(lengths)
         replace_by_places(others, present)
         lengths = lengths[present]
-        side = Adjacency(self.ids[present], offsets_of(lengths)[:-1], lengths, others)
+        side = Adjacency.of(self.ids[present], lengths, others)
         return GraphEdges(side, side, self.digest, positions=self)
 
     @property

@@ -43,10 +43,7 @@ class Hearing(Protocol):
         """Return, for each hearer, the sum of the values of its rows; 0 if it hears none."""
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return, for each hearer, the largest or smallest value of its rows.
-
-        The result of a hearer without rows is undefined.
-        """
+        """Return, for each hearer, the largest or smallest value of its rows; without rows it is undefined."""
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
         """Yield the rows of all hearers, in their order, a few hearers at a time.
@@ -98,15 +95,27 @@ class Edges(Protocol):
         """
 
 
+def int_places(ints: NDArray[np.int64], ids: IdColumn) -> NDArray[np.intp]:
+    """Return the index of each id in ascending ints, or -1 if it is not there."""
+    if not len(ints):
+        return np.full(len(ids), -1, np.intp)
+    values, low, high = ids.values, int(ints[0]), int(ints[-1])
+    if high - low == len(ints) - 1:  # the ints have no gaps, so a subtraction replaces the search
+        found = values - low
+        missing = (values < low) | (values > high)
+    else:
+        found = np.searchsorted(ints, values)
+        np.minimum(found, len(ints) - 1, out=found)
+        missing = ints[found] != values
+    if ids.kinds is not None:
+        missing |= ids.kinds != INT
+    found[missing] = -1
+    return found
+
+
 def places_in(agents: AgentSet, ids: IdColumn) -> NDArray[np.intp]:
     """Return the index of each id in the order of a set of agents, or -1 if it is not in the set."""
-    found = np.full(len(ids), -1, np.intp)
-    if len(agents.ints):
-        places = np.minimum(np.searchsorted(agents.ints, ids.values), len(agents.ints) - 1)
-        there = agents.ints[places] == ids.values
-        if ids.kinds is not None:
-            there &= ids.kinds == INT
-        found[there] = places[there]
+    found = int_places(agents.ints, ids)
     if ids.kinds is not None and agents.strings:
         order = {name: len(agents.ints) + place for place, name in enumerate(sorted(agents.strings))}
         table = np.array([order.get(name, -1) for name in ids.strings] or [-1], np.intp)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.audiences.building import Positions
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.graph_edges import Adjacency, GraphEdges, offsets_of
+from ray_messaging.audiences.graph_edges import Adjacency, GraphEdges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.errors import FrameError, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
@@ -82,9 +82,9 @@ def read_edges(folder: Path, name: str, version: int) -> Edges:
         digest = bytes.fromhex(facts["digest"])
         if "members" in arrays:
             return MemberEdges(AgentSet(arrays["members"], facts["strings"]), digest)
-        out = into = _side(*(arrays[each] for each in _GRAPH[:3]))
+        out = into = Adjacency.of(*(arrays[each] for each in _GRAPH[:3]))
         if _GRAPH[3] in arrays:
-            into = _side(*(arrays[each] for each in _GRAPH[3:]))
+            into = Adjacency.of(*(arrays[each] for each in _GRAPH[3:]))
         positions = None
         if facts["positions"]:
             positions = Positions(arrays["agents"], arrays["points"], *facts["positions"])
@@ -98,10 +98,6 @@ def read_edges(folder: Path, name: str, version: int) -> Edges:
         damage = f"the files of audience {name!r}, version {version}, in {folder} are damaged: {error}"
         raise FrameError(damage) from error
     return GraphEdges(out, into, digest, positions=positions)
-
-
-def _side(ids: NDArray[Any], lengths: NDArray[Any], others: NDArray[Any]) -> Adjacency:
-    return Adjacency(ids, offsets_of(lengths)[:-1], lengths, others)
 
 
 def _read(path: Path, checksum: int) -> NDArray[Any]:

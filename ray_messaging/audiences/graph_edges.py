@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.edges import HeardRows, Hearing, Pairs
+from ray_messaging.audiences.edges import HeardRows, Hearing, Pairs, int_places
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.columns import INT, IdColumn
+from ray_messaging.model.columns import IdColumn
 
 if TYPE_CHECKING:
     from ray_messaging.audiences.building import Positions
@@ -28,26 +28,18 @@ class Adjacency(NamedTuple):
     lengths: NDArray[np.int64]
     others: NDArray[np.int32]
 
+    @classmethod
+    def of(cls, ids: NDArray[np.int64], lengths: NDArray[np.int64], others: NDArray[np.int32]) -> "Adjacency":
+        """Build the adjacency of agents whose neighbours follow one another in `others`."""
+        return cls(ids, offsets_of(lengths)[:-1], lengths, others)
+
     def take(self, places: NDArray[np.intp] | slice) -> "Adjacency":
         """Return the adjacency of some agents. Their neighbours are not copied."""
         return Adjacency(self.ids[places], self.starts[places], self.lengths[places], self.others)
 
     def places(self, agents: IdColumn) -> NDArray[np.intp]:
         """Return the index of each agent in `ids`, or -1 if it is not there."""
-        if not len(self.ids):
-            return np.full(len(agents), -1, np.intp)
-        values, low, high = agents.values, int(self.ids[0]), int(self.ids[-1])
-        if high - low == len(self.ids) - 1:  # the ids have no gaps, so a subtraction replaces the search
-            found = values - low
-            missing = (values < low) | (values > high)
-        else:
-            found = np.searchsorted(self.ids, values)
-            np.minimum(found, len(self.ids) - 1, out=found)
-            missing = self.ids[found] != values
-        if agents.kinds is not None:
-            missing |= agents.kinds != INT
-        found[missing] = -1
-        return found
+        return int_places(self.ids, agents)
 
     @property
     def contiguous(self) -> bool:
@@ -68,16 +60,11 @@ class Adjacency(NamedTuple):
         others = np.empty(int(self.lengths.sum()), np.int32)
         for low, high, offsets in self.pieces():
             others[offsets[0] : offsets[-1]] = self.take(slice(low, high)).neighbours
-        return Adjacency(self.ids, self.offsets[:-1], self.lengths, others)
-
-    @property
-    def offsets(self) -> NDArray[np.int64]:
-        """Return where each agent's neighbours would begin if they were contiguous, and the end: int64 (n + 1,)."""
-        return offsets_of(self.lengths)
+        return Adjacency.of(self.ids, self.lengths, others)
 
     def pieces(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
         """Yield ranges of agents with about CHUNK neighbours (a single agent may have more), and their offsets."""
-        offsets, low = self.offsets, 0
+        offsets, low = offsets_of(self.lengths), 0
         while low < len(self.ids):
             high = int(np.searchsorted(offsets, offsets[low] + CHUNK, side="right")) - 1
             high = min(max(high, low + 1), len(self.ids))
@@ -167,10 +154,7 @@ class GraphHearing:
         return self._reduced(np.add, by_sender)
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return, for each hearer, the largest or smallest value of its rows.
-
-        The result of a hearer without rows is undefined.
-        """
+        """Return, for each hearer, the largest or smallest value of its rows; without rows it is undefined."""
         ufunc = np.maximum if largest else np.minimum
         by_sender = np.full(self._senders, _bound(values.dtype, largest=largest), values.dtype)
         ufunc.at(by_sender, self._places, self._heard(values))
@@ -363,10 +347,7 @@ class GraphEdges:
         return GraphEdges(self.all, self.into, self.digest, senders=senders, wanted=wanted)
 
     def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> Hearing:
-        """Return the broadcasts of `from_ids` as some agents hear them.
-
-        A sender may have any number of rows, in any order.
-        """
+        """Return the broadcasts of `from_ids` as some agents hear them."""
         if self._heard is None or self._heard[0] != hearers:
             self._heard = hearers, HearerSide.of(self.into, hearers, self._wanted)
         places = self.all.places(from_ids)

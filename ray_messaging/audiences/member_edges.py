@@ -37,10 +37,7 @@ class MemberHearing:
         return self._reduced(np.add, values[self._rows], values.dtype.type(0))
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return, for each hearer, the largest or smallest value of its rows.
-
-        The result of a hearer without rows is undefined.
-        """
+        """Return, for each hearer, the largest or smallest value of its rows; without rows it is undefined."""
         return self._reduced(np.maximum if largest else np.minimum, values[self._rows], -np.inf if largest else np.inf)
 
     def _reduced(self, ufunc: np.ufunc, heard: NDArray[Any], nothing: Any) -> NDArray[Any]:  # noqa: ANN401 - a value
@@ -138,9 +135,6 @@ class MemberEdges:
         return MemberEdges(self.members, self.digest, senders=both, wanted=self._wanted)
 
     def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> Hearing:
-        """Return the broadcasts of `from_ids` as some agents hear them.
-
-        A sender may have any number of rows, in any order.
-        """
+        """Return the broadcasts of `from_ids` as some agents hear them."""
         hears = places_in(self._wanted, hearers.column) >= 0
         return MemberHearing(hearers, hears, from_ids, np.flatnonzero(self._may_send(from_ids)))
