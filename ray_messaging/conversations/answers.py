@@ -19,7 +19,7 @@ from ray_messaging.model.typed.values import PayloadPart, column_of
 from ray_messaging.receipt import BLOCKED, PUBLISHED, Receipts
 
 Rows = NDArray[np.intp]
-_NONE = -1
+_WAITS, _UNSENT, _FAILED = -1, -2, -3  # in place of the part that has an answer
 
 
 class AnswerPart(NamedTuple):
@@ -45,9 +45,8 @@ class AnswerTable:
         self.late = 0  # answers that came too late, or were not the first to their question
         self.receipts: Receipts | None = None
         self._due = None if timeout is None else time.monotonic() + timeout
-        self._part = np.full(rows, _NONE, np.int32)  # by question: the part that has its answer, and its row there
+        self._part = np.full(rows, _WAITS, np.int32)  # by question: the part that has its answer, and its row there
         self._row = np.zeros(rows, np.int32)
-        self._fates: NDArray[np.uint8] | None = None  # the fates of the questions, once there are receipts
         self._left = rows
         self.errors: dict[int, NoAnswer] = {}  # by question: why it will have no answer
         self._asked_last = False  # another process was asked after the time was up
@@ -81,9 +80,9 @@ class AnswerTable:
 
     def sent(self, receipts: Receipts) -> None:
         """Set the receipts of the questions. Questions that did not arrive stop waiting for an answer."""
-        self.receipts, self._fates = receipts, receipts.codes
-        unsent = self._unsent() & (self._part == _NONE)
-        unsent[[*self.errors]] = False
+        self.receipts = receipts
+        unsent = (receipts.codes > PUBLISHED) & (self._part == _WAITS)
+        self._part[unsent] = _UNSENT
         self._left -= int(np.count_nonzero(unsent))
         self._news.set()
 
@@ -92,20 +91,14 @@ class AnswerTable:
         self._due = time.monotonic()
         self._news.set()
 
-    def _unsent(self) -> NDArray[np.bool_]:
-        return np.zeros(len(self), np.bool_) if self._fates is None else self._fates > PUBLISHED
-
     def waits(self, places: Rows) -> NDArray[np.bool_]:
         """Return which of the questions at these places wait for an answer, bool (n,)."""
-        waiting = (self._part == _NONE) & ~self._unsent()
-        waiting[[*self.errors]] = False
-        found: NDArray[np.bool_] = waiting[places]
-        return found
+        return np.equal(self._part[places], _WAITS)
 
     def fail(self, place: int, error: NoAnswer) -> None:
         """Record why a question will have no answer."""
-        if not self.done and place not in self.errors and self._part[place] == _NONE:
-            self.errors[place] = error
+        if not self.done and self._part[place] == _WAITS:
+            self._part[place], self.errors[place] = _FAILED, error
             self._left -= 1
             self._news.set()
 
@@ -115,9 +108,7 @@ class AnswerTable:
         if not self.done:
             _, once = np.unique(places, return_index=True)
             first[once] = True
-            first &= self._part[places] == _NONE
-            if self.errors:
-                first &= ~np.isin(places, [*self.errors])
+            first &= self.waits(places)
         self.late += len(places) - int(np.count_nonzero(first))
         if first.any():
             whole = len(rows) == batch.rows and first.all()
@@ -150,27 +141,27 @@ class AnswerTable:
     @property
     def answered(self) -> NDArray[np.intp]:
         """Return the numbers of the questions that have an answer, ascending."""
-        return np.flatnonzero(self._part != _NONE)
+        return np.flatnonzero(self._part >= 0)
 
     @property
     def pending(self) -> NDArray[np.intp]:
         """Return the numbers of the questions that may still get an answer, ascending."""
-        return np.flatnonzero(self.waits(np.arange(len(self))))
+        return np.flatnonzero(self._part == _WAITS)
 
     @property
     def failed(self) -> NDArray[np.intp]:
         """Return the numbers of the questions that arrived and will get no answer, ascending; `errors` says why."""
-        return np.array(sorted(self.errors), np.intp)
+        return np.flatnonzero(self._part == _FAILED)
 
     @property
     def blocked(self) -> NDArray[np.intp]:
         """Return the numbers of the questions that a rule blocked, ascending."""
-        return np.flatnonzero(self._fates == BLOCKED) if self._fates is not None else np.zeros(0, np.intp)
+        return np.zeros(0, np.intp) if self.receipts is None else np.flatnonzero(self.receipts.codes == BLOCKED)
 
     def __getitem__(self, row: int) -> Message | None:
         """Return the answer to one question, or None if there is none."""
         at = int(self._part[row])
-        return None if at == _NONE else Message(self.exp_id, self.parts[at].batch, int(self._row[row]))
+        return None if at < 0 else Message(self.exp_id, self.parts[at].batch, int(self._row[row]))
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the value with this name of each answer that is there, in the order of `answered`.
@@ -195,10 +186,10 @@ class AnswerTable:
         answers = [self[row] for row in range(len(self))]
         fates = np.full(len(self), "pending", object)
         if self.receipts is not None:
-            unsent = self._unsent()
+            unsent = self._part == _UNSENT
             fates[unsent] = self.receipts.fates[unsent]
-        fates[[*self.errors]] = "failed"
-        fates[self._part != _NONE] = "answered"
+        fates[self._part == _FAILED] = "failed"
+        fates[self._part >= 0] = "answered"
         return data_frame(
             {
                 "from_id": [None if answer is None else answer.from_id for answer in answers],

@@ -34,13 +34,10 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[Message], Awaitable[Payload | None]]
 OnError = Literal["dead_letter", "end"]
 
-_NO_LIMIT = nullcontext()
+_NO_CONTEXT = nullcontext()
 _OURS = (Closed, Fenced)  # errors of a handler that sends, for which this messager and not the message is the reason
-_OF_THE_ANSWER = (
-    NoQuestion,
-    InvalidPayload,
-    PayloadTooLarge,
-)  # errors of a reply: what the handler has returned cannot be sent
+# Errors of a reply: what the handler has returned cannot be sent.
+_OF_THE_ANSWER = (NoQuestion, InvalidPayload, PayloadTooLarge)
 
 
 class Serving(NamedTuple):
@@ -163,7 +160,8 @@ class MessageServer:
     async def _handle(self, message: Message) -> None:
         handling = Handling(message, self._service.name, self._serving.concurrency, self._service.waits)
         try:
-            await self._handle_traced(message)
+            with _NO_CONTEXT if self._tracer is None else self._tracer.handling(message):
+                await self._try(message)
         except (SystemExit, KeyboardInterrupt) as error:  # they would stop the event loop, and this with it
             await self._tell(message, HandlerFailure.of(error))
             self._stop(error)
@@ -171,13 +169,6 @@ class MessageServer:
         finally:
             handling.over = True
         self._hand_out.handled(message)
-
-    async def _handle_traced(self, message: Message) -> None:
-        if self._tracer is None:
-            await self._try(message)
-        else:
-            with self._tracer.handling(message):
-                await self._try(message)
 
     async def _try(self, message: Message) -> None:
         """Handle a message, and try again if it fails; raise the errors that end the service."""
@@ -208,7 +199,7 @@ class MessageServer:
         if not hasattr(called, "__await__"):
             text = f"the handler of `serve` must be an async function, and returned {type(called).__name__}: async def"
             raise _ReplyLost(ConfigError(text))
-        async with _NO_LIMIT if limit is None else asyncio.timeout(limit):
+        async with _NO_CONTEXT if limit is None else asyncio.timeout(limit):
             answer = await called
         if answer is None:
             return

@@ -169,8 +169,7 @@ class Messager(metaclass=_ActorClass):
             out, heard, self._out, self._in = self._out, self._in, None, None
             self._listening = False
             self._filters.clear()
-            self._closed.set()
-            self._came.set()
+            self._end_waits()
             await heard.close()
             await out.close()
             await self._client.close()
@@ -399,7 +398,7 @@ class Messager(metaclass=_ActorClass):
             raise self._in.ended.with_traceback(None)
 
     def _end_waits(self) -> None:
-        """Wake those who wait for messages: another client has the session, so none will come."""
+        """Wake those who wait for messages: none will come, as this disconnects or another client has the session."""
         self._came.set()
         self._closed.set()
 
