@@ -91,6 +91,11 @@ def is_native(kind: type) -> bool:
     return form_of(kind) is Form.NATIVE and not (config is not None and config.array_like)
 
 
+def is_msgspecs(kind: type) -> bool:
+    """Return whether msgspec decodes objects of this type, and pydantic all others."""
+    return form_of(kind) is Form.NATIVE or is_typeddict(kind)
+
+
 Encoded = bytes | dict[str, Any]  # JSON, or the value to which it would be decoded
 
 
@@ -108,8 +113,7 @@ def reader_of(kind: type[T]) -> Callable[[Encoded], T]:
 
 
 def _new_reader(kind: type[T]) -> Callable[[Encoded], T]:
-    native = form_of(kind) is Form.NATIVE or is_typeddict(kind)
-    return _msgspec_reader(kind) if native else _pydantic_reader(kind)
+    return _msgspec_reader(kind) if is_msgspecs(kind) else _pydantic_reader(kind)
 
 
 _kept_reader: Callable[[Any], Callable[[Encoded], Any]] = lru_cache(maxsize=256)(_new_reader)

@@ -6,11 +6,11 @@ The other way round, the JSON Schema of a type.
 from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Literal, is_typeddict
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ray_messaging.compat.payload_objects import Form, form_of
+from ray_messaging.compat.payload_objects import is_msgspecs
 from ray_messaging.errors import ConfigError
 
 Node = Mapping[str, Any]
@@ -165,7 +165,7 @@ def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
     Raises: ConfigError if the type has no schema, or one that senders cannot check.
     """
     try:
-        schema = kind if isinstance(kind, Mapping) else _schema_of(kind)
+        schema = kind if isinstance(kind, Mapping) else schema_of(kind)
         text = msgspec.json.encode(schema)
     except ConfigError:
         raise
@@ -177,8 +177,9 @@ def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
     return text
 
 
-def _schema_of(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as above
-    if form_of(kind) is Form.NATIVE or is_typeddict(kind):
+def schema_of(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401 - a type
+    """Return the JSON Schema of a type; raise any error if it has none."""
+    if is_msgspecs(kind):
         return msgspec.json.schema(kind)
     import pydantic  # noqa: PLC0415 - it takes a tenth of a second
 

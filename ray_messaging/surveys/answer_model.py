@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, get_origin, is_typeddict
+from typing import Any, NamedTuple, get_origin
 
 import msgspec
 
-from ray_messaging.compat.payload_objects import Misfit, is_native, reader_of
+from ray_messaging.compat.payload_objects import Misfit, is_msgspecs, reader_of
 from ray_messaging.errors import ConfigError
+from ray_messaging.model.json_types import schema_of
 
 
 class InvalidAnswer(NamedTuple):
@@ -47,7 +48,11 @@ class AnswerModel:
         try:
             if not isinstance(model, type) and get_origin(model) is None:
                 raise TypeError("it is no type")  # noqa: TRY301 - pydantic also takes functions
-            return (_of_native if is_native(model) or is_typeddict(model) else _of_pydantic)(cls, model)
+            schema = schema_of(model)
+            if (kind := schema.get("type", "object")) != "object":
+                raise ValueError(f"it is a JSON {kind}, and an answer is an object")  # noqa: TRY301 - said as all others
+            read_all, dump = _list_of(model)
+            return cls(json.dumps(schema, sort_keys=True).encode(), read_all, reader_of(model), dump)
         except (TypeError, ValueError, RuntimeError) as error:  # pydantic's own are RuntimeErrors
             raise ConfigError(
                 f"{model!r} cannot be the type of answers ({str(error).partition(chr(10))[0]}): pass a pydantic model, "
@@ -91,21 +96,11 @@ class AnswerModel:
             return InvalidAnswer(str(error).partition("\n")[0] or type(error).__name__, line)
 
 
-def _of_native(cls: type[AnswerModel], model: Any) -> AnswerModel:  # noqa: ANN401 - a class
-    read_all = msgspec.json.Decoder(list[model]).decode
-    return cls(_encoded(msgspec.json.schema(model)), read_all, reader_of(model), msgspec.to_builtins)
-
-
-def _of_pydantic(cls: type[AnswerModel], model: Any) -> AnswerModel:  # noqa: ANN401 - a class, or a type of typing
+def _list_of(model: Any) -> tuple[Callable[[bytes], list[Any]], Callable[[list[Any]], list[dict[str, Any]]]]:  # noqa: ANN401 - a type
+    """Return functions that read and dump a list of values of a type."""
+    if is_msgspecs(model):
+        return msgspec.json.Decoder(list[model]).decode, msgspec.to_builtins
     from pydantic import TypeAdapter  # noqa: PLC0415 - it takes a tenth of a second
 
     every = TypeAdapter(list[model])
-    schema = TypeAdapter(model).json_schema()
-    return cls(_encoded(schema), every.validate_json, reader_of(model), every.dump_python)
-
-
-def _encoded(schema: dict[str, Any]) -> bytes:
-    kind = schema.get("type", "object")
-    if kind != "object":
-        raise ValueError(f"it is a JSON {kind}, and an answer is an object")
-    return json.dumps(schema, sort_keys=True).encode()
+    return every.validate_json, every.dump_python
