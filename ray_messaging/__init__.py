@@ -1,8 +1,8 @@
 """Durable, filtered, logged messaging between millions of agents on a Ray cluster."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ray_messaging.common.lazy_names import resolve
 from ray_messaging.errors import (
     AlreadyExists,
     AnswerFailed,
@@ -204,14 +204,7 @@ __all__ = [
 if not TYPE_CHECKING:  # with __getattr__ in sight, checkers would accept any name
 
     def __getattr__(name: str) -> object:
-        if name in _MODULES:
-            value = import_module(_MODULES[name])
-        elif name in _HOMES:
-            value = getattr(import_module(_HOMES[name]), name)
-        else:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = value  # the next look-up is an ordinary one
-        return value
+        return resolve(__name__, _HOMES, name, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -3,15 +3,21 @@
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from types import MappingProxyType
 
 
-def resolve(package: str, homes: Mapping[str, str], name: str) -> object:
+def resolve(
+    package: str, homes: Mapping[str, str], name: str, modules: Mapping[str, str] = MappingProxyType({})
+) -> object:
     """Return the object with a name in a package, for its `__getattr__`; raise AttributeError for an unknown name.
 
-    Args: `homes` maps names to the modules that define them.
+    Args: `homes` maps names to the modules that define them, `modules` maps names to modules.
     """
-    if name not in homes:
+    if name in modules:
+        value: object = import_module(modules[name])
+    elif name in homes:
+        value = getattr(import_module(homes[name]), name)
+    else:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    value = getattr(import_module(homes[name]), name)
     setattr(sys.modules[package], name, value)  # the next look-up is an ordinary one
     return value
