@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import check_id
-from ray_messaging.audiences.edges import int_places
 from ray_messaging.audiences.graph_edges import CHUNK, Adjacency, GraphEdges, gathered, offsets_of
+from ray_messaging.audiences.pairs import int_places
 from ray_messaging.errors import AudienceTooLarge, ConfigError, InvalidColumns, UnknownName
 from ray_messaging.model.columns import IdColumn
 

@@ -42,7 +42,6 @@ def write_edges(folder: Path, edges: Edges) -> None:
             strings = sorted(edges.members.strings)
             arrays: dict[str, NDArray[np.generic]] = {"members": edges.members.ints}
         else:
-            assert isinstance(edges, GraphEdges)
             out, into = edges.all, edges.into
             columns = (out.ids, out.lengths, out.others, into.ids, into.lengths, into.others)
             arrays = dict(zip(_GRAPH, columns if into is not out else columns[:3], strict=False))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.edges import HeardRows, Hearing, Pairs, int_places
+from ray_messaging.audiences.pairs import HeardRows, Pairs, int_places
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 
@@ -346,7 +346,7 @@ class GraphEdges:
     def _restricted(self, senders: NDArray[np.intp] | slice | None, wanted: NDArray[np.bool_] | None) -> "GraphEdges":
         return GraphEdges(self.all, self.into, self.digest, senders=senders, wanted=wanted)
 
-    def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> Hearing:
+    def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> GraphHearing:
         """Return the broadcasts of `from_ids` as some agents hear them."""
         if self._heard is None or self._heard[0] != hearers:
             self._heard = hearers, HearerSide.of(self.into, hearers, self._wanted)

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.audiences.edges import Edges, HeardRows, Pairs, places_in
+from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.graph_edges import offsets_of
+from ray_messaging.audiences.pairs import HeardRows, Pairs, places_in
 from ray_messaging.errors import InvalidColumns
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
@@ -141,7 +142,7 @@ class Heard:
         return sums
 
     def _summed(self, chunk: HeardRows, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the sum for each hearer of a chunk, in the order of `Hearing.sums`: first the sum of each sender."""
+        """Return the sum for each hearer of a chunk, in the order of `sums` of a hearing: each sender first."""
         hearers = np.repeat(np.arange(chunk.high - chunk.low), np.diff(chunk.offsets))
         senders = self._sender_codes[chunk.rows]
         first = (np.diff(hearers, prepend=-1) | np.diff(senders, prepend=-1)) != 0

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.edges import HeardRows, Hearing, Pairs, places_in
 from ray_messaging.audiences.graph_edges import CHUNK, offsets_of
+from ray_messaging.audiences.pairs import HeardRows, Pairs, places_in
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import NONE, IdColumn
 
@@ -134,7 +134,7 @@ class MemberEdges:
         both = senders if self._senders is None else senders & self._senders
         return MemberEdges(self.members, self.digest, senders=both, wanted=self._wanted)
 
-    def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> Hearing:
+    def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> MemberHearing:
         """Return the broadcasts of `from_ids` as some agents hear them."""
         hears = places_in(self._wanted, hearers.column) >= 0
         return MemberHearing(hearers, hears, from_ids, np.flatnonzero(self._may_send(from_ids)))

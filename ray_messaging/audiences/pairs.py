@@ -1,7 +1,6 @@
-"""The protocols of the pairs of an audience's version, and the lookup of ids in a set of agents."""
+"""Pairs of broadcasts and hearers, and the lookup of ids among agents."""
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,71 +27,6 @@ class HeardRows(NamedTuple):
     high: int
     offsets: NDArray[np.int64]
     rows: NDArray[np.intp]
-
-
-class Hearing(Protocol):
-    """Broadcasts, one per row, as some agents hear them.
-
-    Which agent hears which row is looked up, and no pair is stored.
-    """
-
-    def counts(self) -> NDArray[np.int64]:
-        """Return the number of rows that each hearer hears."""
-
-    def sums(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return, for each hearer, the sum of the values of its rows; 0 if it hears none."""
-
-    def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return, for each hearer, the largest or smallest value of its rows; without rows it is undefined."""
-
-    def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
-        """Yield the rows of all hearers, in their order, a few hearers at a time.
-
-        Args: with `some`, ascending places of hearers, only these hearers are yielded, and `low` and `high` count only
-        these.
-        """
-
-
-class Edges(Protocol):
-    """Pairs of sender and hearer, each once. They do not change."""
-
-    @property
-    def pairs(self) -> int:
-        """Return the number of pairs."""
-
-    @property
-    def digest(self) -> bytes:
-        """Return a hash of the pairs, 32 bytes.
-
-        That of a restriction, by `toward` or `of`, is the hash of all pairs.
-        """
-
-    def counts(self, from_ids: IdColumn) -> NDArray[np.int64]:
-        """Return the number of hearers of each sender; 0 for an id that is not a sender."""
-
-    def expand(self, from_ids: IdColumn) -> Pairs:
-        """Return the pairs of each sender, ascending by row, then by hearer (ints before strs).
-
-        It needs 16 bytes a pair. `counts` says how many senders can be passed at a time.
-        """
-
-    def has(self, from_ids: IdColumn, to_ids: IdColumn) -> NDArray[np.bool_]:
-        """Return, for each of n pairs, whether it is among these pairs."""
-
-    def toward(self, hearers: AgentSet) -> "Edges":
-        """Return the pairs whose hearers are in a set.
-
-        The first call of `counts` or `expand` on it passes over all its pairs.
-        """
-
-    def of(self, senders: AgentSet) -> "Edges":
-        """Return the pairs whose senders are in a set, without copying them."""
-
-    def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> Hearing:
-        """Return the broadcasts of `from_ids` as some agents hear them.
-
-        A sender may have any number of rows, in any order.
-        """
 
 
 def int_places(ints: NDArray[np.int64], ids: IdColumn) -> NDArray[np.intp]:

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.audiences.cache import audience_of
-from ray_messaging.audiences.edges import Edges, Pairs
+from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import kept_places, unfold
 from ray_messaging.audiences.heard import Heard
 from ray_messaging.audiences.member_edges import MemberEdges
+from ray_messaging.audiences.pairs import Pairs
 from ray_messaging.conversations.replies import check_questions
 from ray_messaging.errors import ConfigError, NoQuestion
 from ray_messaging.message import Message

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.audiences.building import Positions, build_edges
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.graph_edges import GraphEdges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceVersion, Kind
 from ray_messaging.cluster.audience_files import AudienceFiles, join, leave, move, positions_of
@@ -87,7 +86,7 @@ class Audience:
         edges = self._edges()
         if isinstance(edges, MemberEdges):
             return edges.members.column.to_numpy()
-        return cast(GraphEdges, edges).hearers.ints
+        return edges.hearers.ints
 
     def edges(self) -> Iterator[NDArray[Any]]:
         """Yield the pairs in ascending order, as arrays (m, 2) of sender and hearer.
@@ -95,7 +94,7 @@ class Audience:
         Raises: UnknownName if the audience was removed.
         """
         edges = self._edges()
-        senders = (edges.members if isinstance(edges, MemberEdges) else cast(GraphEdges, edges).senders).column
+        senders = (edges.members if isinstance(edges, MemberEdges) else edges.senders).column
         for low in range(0, len(senders), _SENDERS):
             some = senders.take(slice(low, low + _SENDERS))
             rows, hearers = edges.expand(some)

@@ -1,0 +1,12 @@
+"""The pairs of sender and hearer of an audience's version.
+
+Each pair is there once, and they do not change. Restrictions, by `toward` or `of`, have the digest of all pairs.
+`expand` needs 16 bytes a pair, so `counts` says how many senders can be passed at a time.
+"""
+
+from typing import TypeAlias
+
+from ray_messaging.audiences.graph_edges import GraphEdges
+from ray_messaging.audiences.member_edges import MemberEdges
+
+Edges: TypeAlias = GraphEdges | MemberEdges
