@@ -68,9 +68,9 @@ def demo(
         f"{len(society.black_list) - 1} pairs."
     )
     rules = [BlackList(society.black_list)]
-    outcome = run(console, plan, rules, redis, purpose="demo", probe=True, log_dir=log_dir, ui=ui)
+    found, problems = run(console, plan, rules, redis, purpose="demo", probe=True, log_dir=log_dir, ui=ui)
     console.print(NEXT)
-    finish(outcome, json_file, {"agents": agents, "seed": seed})
+    finish({"agents": agents, "seed": seed} | found, problems, json_file)
 
 
 def _pace(traffic: Traffic, speed: float | None) -> str:
@@ -117,5 +117,5 @@ def replay(
         f"{counted(plan.groups, 'group')} (a Ray actor each), {_pace(traffic, pace)}, "
         f"{'rules: ' + ', '.join(rule.name for rule in parsed) if parsed else 'no rules'}."
     )
-    outcome = run(console, plan, parsed, redis, purpose="replay", probe=False, log_dir=log_dir)
-    finish(outcome, json_file, {"trace": str(trace), "agents": len(traffic.agents)})
+    found, problems = run(console, plan, parsed, redis, purpose="replay", probe=False, log_dir=log_dir)
+    finish({"trace": str(trace), "agents": len(traffic.agents)} | found, problems, json_file)

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -30,23 +29,6 @@ DOES_NOT_BALANCE = 1
 PLAIN_WIDTH = 200  # columns if the output is not a terminal
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Result of a run.
-
-    `startup_seconds` is the time until every group listened. `lone_ms` is None if it was not measured; `probes`
-    messages measured it after the run. `logged` counts the event log's rows by fate; None: there is no log. `problems`
-    are the reasons for which the account does not balance.
-    """
-
-    account: Account
-    startup_seconds: float
-    lone_ms: dict[str, float | None] | None
-    logged: dict[str, int] | None
-    probes: int
-    problems: list[str]
-
-
 def run(
     console: Console,
     plan: Plan,
@@ -57,10 +39,12 @@ def run(
     probe: bool,
     log_dir: str | None = None,
     ui: bool = False,
-) -> Outcome:
+) -> tuple[dict[str, Any], list[str]]:
     """Run a plan: start Ray and a server if needed, and the groups; send and receive; stop all; print the outcome.
 
     With `ui`, the inspector is open during the run, and everything goes on until Ctrl-C.
+
+    Returns: the outcome in JSON's types, and the reasons for which the account does not balance.
     """
     check_ray_address()
     began = time.monotonic()
@@ -81,14 +65,20 @@ def run(
             account = engine.run(on_progress)
         logged, problems = (None, []) if log_dir is None else _logged(console, messaging, account)
         lone_ms = engine.lone_latency_ms() if probe and account.balances else None
-        probes = 2 * ROUNDS if lone_ms is not None else 0
-        outcome = Outcome(account, startup_seconds, lone_ms, logged, probes, [*account.problems, *problems])
-        _show(console, outcome, log_dir)
+        for show in (show_fates, show_heat_map, show_check):
+            console.print()
+            show(console, account)
+        console.print()
+        show_speed(console, account, lone_ms)
+        if log_dir is not None and logged is not None:
+            show_log(console, log_dir, logged, 0 if lone_ms is None else 2 * ROUNDS)
         if ui:
             console.print("\nThe experiment stays for the inspector; Ctrl-C ends both.")
             with suppress(KeyboardInterrupt):
                 threading.Event().wait()
-    return outcome
+    measured = {"startup_seconds": round(startup_seconds, 3), "logged": logged, "lone_latency_ms": lone_ms}
+    found = account.to_dict() | {name: value for name, value in measured.items() if value is not None}
+    return found, [*account.problems, *problems]
 
 
 def _logged(console: Console, messaging: Messaging, account: Account) -> tuple[dict[str, int], list[str]]:
@@ -103,33 +93,18 @@ def _logged(console: Console, messaging: Messaging, account: Account) -> tuple[d
     return counts, []
 
 
-def _show(console: Console, outcome: Outcome, log_dir: str | None) -> None:
-    for show in (show_fates, show_heat_map, show_check):
-        console.print()
-        show(console, outcome.account)
-    console.print()
-    show_speed(console, outcome.account, outcome.lone_ms)
-    if log_dir is not None and outcome.logged is not None:
-        show_log(console, log_dir, outcome.logged, outcome.probes)
-
-
-def finish(outcome: Outcome, json_file: Path | None, facts: dict[str, Any]) -> None:
-    """Write the JSON file; exit with code 1 if the account does not balance."""
+def finish(found: dict[str, Any], problems: Sequence[str], json_file: Path | None) -> None:
+    """Write the outcome of a run into the JSON file; exit with code 1 if the account does not balance."""
     if json_file is not None:
-        found = facts | outcome.account.to_dict() | {"startup_seconds": round(outcome.startup_seconds, 3)}
-        if outcome.logged is not None:
-            found["logged"] = outcome.logged
-        if outcome.lone_ms is not None:
-            found["lone_latency_ms"] = outcome.lone_ms
         try:
             json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(
                 f"cannot write {str(json_file)!r} ({error.strerror}): choose another --json file"
             ) from error
-    if outcome.problems:
-        for problem in outcome.problems:
-            typer.echo(f"error: the account does not balance: {problem}", err=True)
+    for problem in problems:
+        typer.echo(f"error: the account does not balance: {problem}", err=True)
+    if problems:
         raise typer.Exit(DOES_NOT_BALANCE)
 
 

@@ -114,25 +114,7 @@ def open_kept(path: Path, busy: Callable[[], None]) -> int:
 
     Raises: CannotStart if another server runs on the directory, or it cannot be used.
     """
-    deadline = time.monotonic() + KEPT_TIMEOUT_S
-    try:
-        while True:
-            try:
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                return take_lock(path, create=True)
-            except BlockingIOError:
-                holder = (path / LOCK_NAME).read_bytes()
-                (path / SUCCESSOR_NAME).touch(mode=0o600)  # a guard without an owner stops its server then
-            if holder == STOPPING:
-                busy()
-            elif time.monotonic() > deadline:
-                raise CannotStart("data_dir", f"another server runs on it, guarded by {holder.decode()}", "")
-            time.sleep(PAUSE_S)
-    except OSError as error:
-        raise CannotStart("data_dir", str(error), "") from error
-    finally:
-        with suppress(OSError):
-            (path / SUCCESSOR_NAME).unlink(missing_ok=True)
+    return _handed_over(path, KEPT_TIMEOUT_S, busy, create=True)
 
 
 def take_over(path: Path, timeout_s: float, busy: Callable[[], None]) -> int:
@@ -140,21 +122,28 @@ def take_over(path: Path, timeout_s: float, busy: Callable[[], None]) -> int:
 
     Raises: CannotStart if another server goes on running on it, or the data are gone.
     """
+    return _handed_over(path, timeout_s, busy, create=False)
+
+
+def _handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, create: bool) -> int:
     deadline = time.monotonic() + timeout_s
     try:
         while True:
             with suppress(BlockingIOError):
-                return take_lock(path, create=False)
-            if time.monotonic() > deadline:
-                holder = (path / LOCK_NAME).read_text()
-                raise CannotStart("data_dir", f"another server runs on it, guarded by {holder}", "")
-            (path / SUCCESSOR_NAME).touch(mode=0o600)
+                if create:
+                    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                return take_lock(path, create=create)
+            holder = (path / LOCK_NAME).read_bytes()
+            if time.monotonic() > deadline and not (create and holder == STOPPING):
+                raise CannotStart("data_dir", f"another server runs on it, guarded by {holder.decode()}", "")
+            (path / SUCCESSOR_NAME).touch(mode=0o600)  # a guard without an owner stops its server then
             busy()
             time.sleep(PAUSE_S)
     except OSError as error:
-        raise CannotStart("data_dir", f"the data are gone: {error}", "") from error
+        raise CannotStart("data_dir", str(error) if create else f"the data are gone: {error}", "") from error
     finally:
-        (path / SUCCESSOR_NAME).unlink(missing_ok=True)
+        with suppress(OSError):
+            (path / SUCCESSOR_NAME).unlink(missing_ok=True)
 
 
 def sweep(root: Path, busy: Callable[[], None]) -> None:

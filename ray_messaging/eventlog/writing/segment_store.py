@@ -33,7 +33,7 @@ _TAKE_OVER_S = 20.0
 class SegmentStore:
     """Storage of one writer's segments, which are written one at a time; `closed` are the finished ones.
 
-    Only the newest segment keeps its cursors in memory, because each has the cursors of all streams.
+    They have no cursors in memory, because each has the cursors of all streams.
 
     Args: `writer` is the writer's name in the folder's account. `known` returns whether the server still knows the log
     of this run. `crash` is called at the risky points, `on_trouble` when a write has failed.
@@ -65,8 +65,8 @@ class SegmentStore:
         self._stopping = asyncio.Event()
         self._publishing = asyncio.Lock()  # this process's own files wait for one another
 
-    async def take_over(self, epoch: int) -> None:
-        """Make this writer the owner of the folder, and list the folder's segments.
+    async def take_over(self, epoch: int) -> Segment | None:
+        """Make this writer the owner of the folder, list its segments, and return the newest one.
 
         Args: epoch is this writer's; all earlier writers are fenced.
 
@@ -74,7 +74,9 @@ class SegmentStore:
         """
         self.epoch = epoch
         found = await with_folder_lock(self._folder, self._list, self._pause)
-        self.closed = [*map(_without_cursors, found[:-1]), *found[-1:]]
+        for segment in found:
+            self.append(segment)
+        return found[-1] if found else None
 
     def _list(self) -> list[Segment]:
         claim(self._folder, self._writer, self._exp_id)
@@ -108,9 +110,7 @@ class SegmentStore:
 
     def append(self, segment: Segment) -> None:
         """Add a closed segment to `closed`."""
-        if self.closed:
-            self.closed[-1] = _without_cursors(self.closed[-1])
-        self.closed.append(segment)
+        self.closed.append(msgspec.structs.replace(segment, cursors={}, begun={}, taken={}))
 
     async def confirm(self, marks: dict[str, LogMark], finished: tuple[str, ...]) -> None:
         """Report to the server which entries are durable. Raises Fenced if a newer writer owns the log.
@@ -244,11 +244,6 @@ async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callabl
                 path=folder.where,
             )
         await pause(LOG_WRITE_RETRY.first_s)
-
-
-def _without_cursors(segment: Segment) -> Segment:
-    """Return a segment without its cursors, which only the newest segment needs."""
-    return msgspec.structs.replace(segment, cursors={}, begun={}, taken={})
 
 
 def _times(tables: Sequence[pa.Table]) -> tuple[Any, Any]:

@@ -39,12 +39,8 @@ class Done(NamedTuple):
     rows: int | None = None
 
 
-class Chunk(NamedTuple):
-    """Some entries and their rows in the log."""
-
-    done: Sequence[Done]
-    rows: Sequence[PlacedRows]
-    streams_changed: bool  # mailboxes were added or removed
+Chunk = tuple[Sequence[Done], Sequence[PlacedRows]]  # some entries, and their rows in the log
+_NONE: Chunk = (), ()
 
 
 class StreamReader:
@@ -99,8 +95,7 @@ class StreamReader:
 
     def _chunks(self, items: list[LogItem]) -> Iterator[Chunk]:
         for parts, done in chunks_of(taken for item in items for taken in self._take(item)):
-            streams_changed = any(not one.item.frame for one in done)
-            yield Chunk(done, placed_rows(self.exp_id, parts) if parts else (), streams_changed)
+            yield done, placed_rows(self.exp_id, parts) if parts else ()
 
     def _take(self, item: LogItem) -> Iterator[tuple[Part | None, Done]]:
         """Yield an entry's rows piece by piece. The last piece marks the entry as done."""
@@ -134,9 +129,6 @@ class StreamReader:
             else:
                 self.away = None
                 return result
-
-
-_NONE = Chunk((), (), streams_changed=False)
 
 
 class ReadAhead:

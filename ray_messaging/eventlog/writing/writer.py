@@ -19,7 +19,7 @@ from ray_messaging.eventlog.writing.placed_rows import PlacedRows
 from ray_messaging.eventlog.writing.segment_store import SegmentStore, gone, lost, stuck
 from ray_messaging.eventlog.writing.step_rows import STEPS, StepFeed
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors, Waiters
-from ray_messaging.eventlog.writing.stream_reader import Chunk, ReadAhead, StreamReader
+from ray_messaging.eventlog.writing.stream_reader import Done, ReadAhead, StreamReader
 from ray_messaging.limits_and_timeouts import MAILBOX_BYTES, MAILBOX_MESSAGES
 from ray_messaging.transports.log_store import LogItem
 from ray_messaging.transports.transport import RedisTransport
@@ -100,16 +100,15 @@ class LogWriter:
         Raises: LogError if the folder cannot be used, ConnectionFailed if the server is away.
         """
         await asyncio.to_thread(self.folder.prepare, self.exp_id)
-        await self._segments.take_over(await self._log.register(self._limits))
-        if self._segments.closed:
-            newest = self._segments.closed[-1]
+        newest = await self._segments.take_over(await self._log.register(self._limits))
+        if newest is not None:
             self._streams.cursors = dict(newest.cursors)
             self._streams.begun, self._reader.begun = dict(newest.begun), dict(newest.begun)
             self._streams.taken_before = dict(newest.taken)
             self._open = OpenSegment(newest.number + 1, newest.first_row + newest.rows)
         self._streams.update(*await self._reader.list_streams())
         await self._segments.resume(self._streams.taken())
-        await self._begin_steps(self._segments.closed[-1].steps if self._segments.closed else None)
+        await self._begin_steps(None if newest is None else newest.steps)
         self._read_task = self._spawn(self._read, "reader")
 
     async def _begin_steps(self, position: StepPosition | None) -> None:
@@ -249,9 +248,9 @@ class LogWriter:
 
     async def _append(self, items: list[LogItem]) -> None:
         streams_changed = False
-        async for chunk in self._reader.chunks(items):
-            streams_changed |= chunk.streams_changed
-            self._add(chunk)
+        async for done, rows in self._reader.chunks(items):
+            streams_changed |= any(not one.item.frame for one in done)  # mailboxes were added or removed
+            self._add(done, rows)
             if self._open.is_full(*self._segment_limits):
                 await self._save(closed=True)
         if streams_changed:
@@ -267,10 +266,10 @@ class LogWriter:
         due = self._segment_age_s - self._open.age()
         return max(0.0, min(_BLOCK_S, max(due, _BUSY_S) if self._busy else due))
 
-    def _add(self, chunk: Chunk) -> None:
-        """Add a chunk's rows, and advance the cursors over its entries. There must be no await between the two."""
-        self._open.add(chunk.rows)
-        for item, messages, rows in chunk.done:
+    def _add(self, done: Sequence[Done], placed: Sequence[PlacedRows]) -> None:
+        """Add rows, and advance the cursors over their entries. There must be no await between the two."""
+        self._open.add(placed)
+        for item, messages, rows in done:
             if rows is None:
                 self._streams.advance(item, messages)
             else:

@@ -482,14 +482,14 @@ async def test_rows_in_a_dead_writers_files_are_not_counted_as_missing(society, 
     assert logged(tmp_path / "log") == society.written
 
 
-async def test_only_the_newest_segment_keeps_its_cursors_in_memory(society, writers):
+async def test_no_segment_keeps_its_cursors_in_memory(society, writers):
     writer = await writers(segment_rows=2)
     for n in range(1, 4):
         await society.send("a", 2)
         await until(lambda n=n: len(writer.snapshot()[0]) == n)
     await writer.close()
     for each in (writer, await writers()):
-        assert [bool(segment.cursors) for segment in each.snapshot()[0]] == [False, False, True]
+        assert [bool(segment.cursors) for segment in each.snapshot()[0]] == [False, False, False]
 
 
 # -- many streams -----------------------------------------------------------------------------------------------------
