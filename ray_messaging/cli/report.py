@@ -9,12 +9,13 @@ import typer
 
 from ray_messaging.cli.log_options import open_log
 from ray_messaging.cli.options import Json
-from ray_messaging.cli.report_charts import network_chart, step_chart, traffic_chart
+from ray_messaging.cli.report_charts import network_chart, step_chart, svg
 from ray_messaging.cli.session import check_file, output, print_json
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.texts import printable, utc_time
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.plot import figure_of
 from ray_messaging.eventlog.reading.paging import json_line
 from ray_messaging.eventlog.reading.step_digests import Difference
 
@@ -46,7 +47,7 @@ def page_of(logs: Mapping[str, EventLog]) -> str:
         _differences([*logs], [*logs.values()], [*stats.values()]) if len(logs) > 1 else "",
         _section("Interventions", [_changes(log.run) for log in logs.values()]),
         _section("Messages by step", [step_chart(log) for log in logs.values()]),
-        _section("Traffic", [traffic_chart(found) for found in stats.values()]),
+        _section("Traffic", [svg(figure_of(found)) for found in stats.values()]),
         _section("Blocked, by reason", [_blocked(log) for log in logs.values()]),
         _section("Busiest agents", [_busiest(found) for found in stats.values()]),
         _section("Network", [network_chart(log) for log in logs.values()]),

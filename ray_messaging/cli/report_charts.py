@@ -8,18 +8,13 @@ from typing import Any
 
 from ray_messaging.common.texts import printable, shortened
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.eventlog.plot import COLOURS, figure_of, new_figure
+from ray_messaging.eventlog.plot import COLOURS, new_figure
 from ray_messaging.receipt import FATES
 
 _PAIRS = 2_000  # most pairs of agents, those with the most messages: more would make the picture black
 _NAMED = 20  # agents with a name in the picture, those with the most messages
 _SEED = 7
 _TOUCHED = {"delivered": "#CC79A7", "blocked": COLOURS["blocked"]}  # for messages that a rule has changed or blocked
-
-
-def traffic_chart(stats: dict[str, Any]) -> str:
-    """Return a chart of the traffic over time and between groups."""
-    return _svg(figure_of(stats))
 
 
 def step_chart(log: EventLog) -> str:
@@ -51,7 +46,7 @@ def step_chart(log: EventLog) -> str:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value == int(value) else "")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(ncols=5, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.02), borderaxespad=0)
-    return _svg(figure)
+    return svg(figure)
 
 
 def network_chart(log: EventLog) -> str:
@@ -81,10 +76,11 @@ def network_chart(log: EventLog) -> str:
     halo = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
     nx.draw_networkx_labels(graph, places, names, ax=axes, font_size=8, verticalalignment="bottom", bbox=halo)
     axes.set_axis_off()
-    return _svg(figure)
+    return svg(figure)
 
 
-def _svg(figure: Any) -> str:  # noqa: ANN401 - matplotlib's Figure
+def svg(figure: Any) -> str:  # noqa: ANN401 - matplotlib's Figure
+    """Return a figure as an HTML image."""
     out = BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     # As an image: the ids of several SVGs in one document would clash.

@@ -62,10 +62,6 @@ def _rename(rule: Rule, others: Sequence[Rule]) -> None:
         rule.name = f"{name}_{number}"
 
 
-def _black_list(argument: str) -> Rule:
-    return BlackList(_pairs("black-list", argument))
-
-
 def _allow_graph(argument: str) -> Rule:
     edges = _pairs("allow-graph", argument)
     if any(None in edge for edge in edges):
@@ -78,10 +74,6 @@ def _by_settings(
 ) -> Callable[[str], Rule]:
     """Return the builder of a rule that has settings only. `known` and `bare` are the arguments of `_settings`."""
     return lambda argument: make(**_settings(kind, argument, known, bare))
-
-
-def _pattern(argument: str) -> Rule:
-    return Pattern([word.strip() for word in argument.split("|") if word.strip()])
 
 
 def _ban(make: Callable[[Rule, int], Rule], kind: str) -> Callable[[str], Rule]:
@@ -150,7 +142,7 @@ class Known(NamedTuple):
 
 
 KNOWN = {
-    "black-list": Known(_black_list, "black-list:1-2,3-*,*-4"),
+    "black-list": Known(lambda text: BlackList(_pairs("black-list", text)), "black-list:1-2,3-*,*-4"),
     "allow-graph": Known(_allow_graph, "allow-graph:1-2,2-1"),
     "sender-ban": Known(
         _ban(SenderBan, "sender-ban"),
@@ -165,7 +157,9 @@ KNOWN = {
         _by_settings(RoundQuota, "round-quota", {"contacts": int, "blocked": int}),
         "round-quota:contacts=10,blocked=5",
     ),
-    "pattern": Known(_pattern, "pattern:word|some words"),
+    "pattern": Known(
+        lambda text: Pattern([word.strip() for word in text.split("|") if word.strip()]), "pattern:word|some words"
+    ),
     "sample": Known(
         _by_settings(Sample, "sample", {"share": float, "seed": int}, "share"),
         "sample:0.1 (a share to block) or sample:share=0.1,seed=7",

@@ -35,11 +35,7 @@ class CannotStart(Exception):
 
 
 def take_lock(path: Path, *, create: bool) -> int:
-    """Lock a directory; return the lock's file descriptor.
-
-    Raises: BlockingIOError if another process has the lock, FileNotFoundError if there is no lock file (without
-    `create`).
-    """
+    """Lock a directory; return the file descriptor. Raises BlockingIOError; without `create` FileNotFoundError."""
     name = path / LOCK_NAME
     lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     try:
@@ -110,18 +106,12 @@ def make_temporary(path: Path, busy: Callable[[], None]) -> int:
 
 
 def open_kept(path: Path, busy: Callable[[], None]) -> int:
-    """Lock a user's directory; return the lock. A server without owner that stops there is awaited.
-
-    Raises: CannotStart if another server runs on the directory, or it cannot be used.
-    """
+    """Lock a user's directory once a server without owner has stopped there. Raises CannotStart if another one runs."""
     return _handed_over(path, KEPT_TIMEOUT_S, busy, create=True)
 
 
 def take_over(path: Path, timeout_s: float, busy: Callable[[], None]) -> int:
-    """Lock a directory that holds this owner's data; return the lock. A guard without owner hands the directory over.
-
-    Raises: CannotStart if another server goes on running on it, or the data are gone.
-    """
+    """Lock a directory with this owner's data once its guard hands it over. Raises CannotStart if that fails."""
     return _handed_over(path, timeout_s, busy, create=False)
 
 
@@ -175,10 +165,7 @@ def remove(path: Path) -> None:
 
 
 def erase(path: Path) -> None:
-    """Remove the files of a stopped server from a user's directory, and the directory if it is empty then.
-
-    Raises: OSError if a file cannot be removed.
-    """
+    """Remove a stopped server's files from a user's directory, and it if it is empty then. Raises OSError."""
     lock = take_lock(path, create=True)
     try:
         shutil.rmtree(path / APPEND_ONLY_NAME)

@@ -175,10 +175,7 @@ class Valkey:
 
 
 def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch) -> None:
-    """Run the server until it dies or cannot start.
-
-    Raises: Stopped if the owner has ended or ordered a stop, HandedOver if a successor wants the data.
-    """
+    """Run the server until it dies or cannot start. Raises Stopped, or HandedOver if a successor wants the data."""
     try:
         port.open()
         valkey = Valkey(order, path, lock)

@@ -37,10 +37,7 @@ def write_checkpoint(folder: Folder, step: int, copied: Sequence[CopiedKey]) -> 
 
 
 def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
-    """Yield the content of the checkpoint after a step.
-
-    Raises: LogError if it is damaged or absent; ConfigError if it has the format of another version.
-    """
+    """Yield a checkpoint's content. Raises LogError if it is damaged or absent, ConfigError for another format."""
     name = _file(step)
     data = folder.read_file(name)
     try:

@@ -30,10 +30,7 @@ _AUDIENCES = "audiences"
 
 
 def checkpoint_before(parent: Folder, at_step: int | None) -> int:
-    """Return the newest step with a checkpoint before step `at_step` (None: before the end).
-
-    Raises: ConfigError if there is none; LogError if the folder cannot be read.
-    """
+    """Return the newest step with a checkpoint before `at_step` (None: the end); raise ConfigError if there is none."""
     segments = parent.segments()
     logged = max((segment.steps.handled for segment in segments if segment.steps is not None), default=-1)
     ended = unended(parent) is None  # a run that goes on may not have the rows yet, and its last steps may have none

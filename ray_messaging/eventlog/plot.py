@@ -114,7 +114,8 @@ def _draw_groups(figure: Any, axes: Any, groups: dict[str, Any]) -> None:  # noq
         return
     most = max(max(row) for row in delivered)
     image = axes.imshow(delivered, cmap=_MAP, vmin=0, vmax=max(1, most), aspect="auto")
-    names = [[_shortened(name) for name in end] for end in (mailboxes, senders)]
+    longest = _LONGEST_NAME
+    names = [[it if len(it) <= longest else f"{it[: longest - 1]}…" for it in end] for end in (mailboxes, senders)]
     slanted = sum(map(len, names[0])) > 90
     axes.set_xticks(range(len(mailboxes)), names[0], rotation=35 if slanted else 0, ha="right" if slanted else "center")
     axes.set_yticks(range(len(senders)), names[1])
@@ -131,10 +132,6 @@ def _draw_groups(figure: Any, axes: Any, groups: dict[str, Any]) -> None:  # noq
         for x, count in enumerate(row):
             ink = "white" if count > 0.55 * most else "black"
             axes.text(x, y, f"{count:,}", ha="center", va="center", fontsize=8, color=ink)
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
 def _draw_empty(axes: Any) -> None:  # noqa: ANN401 - matplotlib's Axes

@@ -210,7 +210,7 @@ def parquet_options(stored: pa.Table) -> dict[str, Any]:
     others = [field for field in stored.schema if field.name not in numbers]
     return {
         "compression": {_path(field): "SNAPPY" if field.name in _ALIKE else "LZ4" for field in others},
-        "use_dictionary": [_path(field) for field in others if _repeats(field)],
+        "use_dictionary": [_path(it) for it in others if pa.types.is_dictionary(it.type) or it.name == "labels"],
         "column_encoding": {name: "DELTA_BINARY_PACKED" for name in stored.column_names if name in numbers},
         "write_statistics": [*_STATISTICS, *map(_path, typed)],
         "write_batch_size": ROW_GROUP_ROWS,
@@ -224,7 +224,3 @@ def _path(field: pa.Field) -> str:
     """Return the name of a column's values in Parquet."""
     nested = pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
     return f"{field.name}.list.element" if nested else field.name
-
-
-def _repeats(field: pa.Field) -> bool:
-    return bool(pa.types.is_dictionary(field.type)) or field.name == "labels"

@@ -111,10 +111,7 @@ class ReplayRunner:
         return build_account(self._plan, self._shares, sent, tallies)
 
     def lone_latency_ms(self) -> dict[str, float | None]:
-        """Measure the latency of single messages between the first two groups, from send to fetch: p50 and p99 in ms.
-
-        Both are None if the runner has no probes.
-        """
+        """Return p50 and p99 of a single message's latency between two groups in ms; None for both without probes."""
         if not self._guests:
             return percentiles(np.zeros(0))
         one, other = self._guests

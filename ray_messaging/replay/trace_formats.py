@@ -164,10 +164,7 @@ def read_edges(source: Source, requested: Requested) -> Columns:
 
 
 def read_csv(source: Source, requested: Requested) -> Columns:
-    """Read comma-separated rows after a header. Quoted cells may have line breaks in them.
-
-    Raises: TraceError with the number of the first line of a row that is not valid.
-    """
+    """Read comma-separated rows after a header; quoted cells may have line breaks. Raises TraceError with the line."""
     columns: Columns | None = None
     width = 0
     for line, cells in _csv_rows(source):
@@ -185,10 +182,7 @@ def read_csv(source: Source, requested: Requested) -> Columns:
 
 
 def read_json_lines(source: Source, requested: Requested) -> Columns:
-    """Read one JSON object per line. The first object decides which of the default names are used.
-
-    Raises: TraceError with the number of the first line that is not valid.
-    """
+    """Read one object per line; the first decides which default names are used. Raises TraceError with the line."""
     columns: Columns | None = None
     for line, content in enumerate(source.data.split(b"\n"), 1):
         if not content or content.isspace():

@@ -208,10 +208,7 @@ class TraceIds:
 
 
 def parse_time(raw: object) -> float:
-    """Return a number as a float, and an ISO-8601 date and time as unix s (without an offset: UTC).
-
-    Raises: RowError for anything else, and for a number that a float cannot hold.
-    """
+    """Return a number, or ISO-8601 (UTC without an offset) in unix s; raise RowError if it is neither, or inexact."""
     if type(raw) is str:
         try:
             value = float(raw)

@@ -223,10 +223,7 @@ class Worker:
         self._expected = messages
 
     async def receive(self) -> Tally:
-        """Check received messages until all expected ones are here, and one more fetch is empty.
-
-        If some are missing, it ends after `PATIENCE_S` without any message.
-        """
+        """Check messages until all expected ones are here and a fetch is empty, or none came for `PATIENCE_S`."""
         checker, last = self._checker, time.monotonic()
         while True:
             messages = await self._messager.fetch_messages(timeout=TICK_S)

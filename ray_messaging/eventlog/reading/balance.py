@@ -49,13 +49,7 @@ class Balance:
 
 
 def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = False) -> Balance:
-    """Return the balance of the log.
-
-    Args: partition_rows is the approximate number of rows in memory; with `expand` each hearer of each broadcast is
-    checked.
-
-    Raises: Unbalanced for sends with two fates, repeated rows, or rows known to be missing.
-    """
+    """Check the log, see `EventLog.balance`; about `partition_rows` rows are in memory at a time."""
     missing = read_account(view.folder).missing
     if missing:
         raise Unbalanced("the log is not complete: " + "; ".join(missing), offenders=[])

@@ -110,11 +110,7 @@ def line_of(row: LogRow) -> str:
 
 
 def why(view: View, *, message_id: str, depth: int = DEPTH, most: int = MOST) -> Why:
-    """Return the tree of the causes of a message, `depth` levels deep, with at most `most` messages below each.
-
-    Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
-    outside of steps, answers nothing, and its sender was handling no message.
-    """
+    """Return the tree of the causes of a message, see `EventLog.why`."""
     levels, width = check_at_least_1("depth", depth), check_at_least_1("most", most)
     root = found_message(view, message_id)
     if root.ordinal is None and _cause_of(root) is None:

@@ -37,11 +37,7 @@ def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> p
 
 
 class Sample(NamedTuple):
-    """Counts of rows after a position.
-
-    `counts` is a table as `count` returns it, `reached` is the last position looked at, and `share` is the share of the
-    rows that was counted.
-    """
+    """Counts (as of `count`) of rows up to the position `reached`, made from a `share` of the rows."""
 
     counts: pa.Table
     reached: int

@@ -66,11 +66,7 @@ class Effects:
 
 
 def effects(view: View, *, message_id: str, depth: int = DEPTH) -> Effects:
-    """Return the agents that a message could have moved in `depth` steps, from the one in which it is read on.
-
-    Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
-    outside of steps.
-    """
+    """Return the agents that a message could have moved, see `EventLog.effects`."""
     steps = check_at_least_1("depth", depth)
     message = found_message(view, message_id)
     if message.ordinal is None or message.step is None:

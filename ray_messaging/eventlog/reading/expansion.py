@@ -117,10 +117,7 @@ class Expansion:
         return _Rows(np.asarray(rows)[at], hearers)
 
     def audience_digest(self, name: str, version: int) -> bytes:
-        """Return the hash of the pairs of an audience's version; of EVERYBODY, that of all agents in the folder.
-
-        Raises: LogError if the audience cannot be read.
-        """
+        """Return the hash of an audience's pairs, of EVERYBODY all agents in the folder. Raises LogError."""
         audience = Audience(name, version)
         if audience not in self._digests:
             edges = MemberEdges.among(all_agents(self._folder)) if audience == EVERYBODY else self._read(audience)

@@ -85,11 +85,6 @@ def check_columns(columns: object, known: Collection[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def is_collection(value: object) -> bool:
-    """Return whether a value is a collection of values: texts, bytes and dicts are not."""
-    return isinstance(value, Collection) and not isinstance(value, str | bytes | dict)
-
-
 def check_agent(name: str, value: object) -> AgentId:
     """Return an id in canonical form; raise InvalidQuery if it is not a valid id."""
     try:
@@ -211,7 +206,8 @@ class Filters:
             return
         if CHECKS[name] is _number and isinstance(value, tuple):
             raise invalid(name, value, "could be two steps or all between: write [first, second] or range(first, end)")
-        values = [value] if value is None or not is_collection(value) else list(value)
+        some = isinstance(value, Collection) and not isinstance(value, str | bytes | dict)
+        values = list(value) if some else [value]
         self._wanted[name] = [None if one is None else CHECKS[name](name, one) for one in values]
         if name in NEVER_NULL and None in self._wanted[name]:
             raise invalid(name, value, "but every row has one: leave the field out to get all")
@@ -259,14 +255,14 @@ class Filters:
         return {
             name: wanted
             for name, wanted in self._wanted.items()
-            if name in schema.names and _is_named(schema.field(name).type) and None not in wanted and name not in free
+            if name in schema.names
+            and pa.types.is_dictionary(schema.field(name).type)
+            and None not in wanted
+            and name not in free
         }
 
     def of_recipient(self, schema: pa.Schema) -> pc.Expression | None:
-        """Return only the condition on the recipient, or None if there is no such condition.
-
-        It is for the expanded rows of broadcasts, which already match all other conditions.
-        """
+        """Return only the condition on the recipient (None: there is none), for the expanded rows of broadcasts."""
         found = [self._of_field(name, schema) for name in self._wanted if name in _OF_RECIPIENT]
         return reduce(and_, found) if found else None
 
@@ -304,7 +300,3 @@ def _within(column: pc.Expression, low: Any, high: Any) -> Iterable[pc.Expressio
         yield column >= low
     if high is not None:
         yield column < high
-
-
-def _is_named(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_dictionary(kind))

@@ -39,11 +39,7 @@ def query(
     expand: bool = False,
     **fields: Any,  # noqa: ANN401
 ) -> pa.Table:
-    """Return the matching rows in log order.
-
-    Args: `internal` adds the columns that name a row's source in its stream; `text` returns typed payloads as JSON
-    text; `expand` returns one row for each hearer of a broadcast; as_text is the argument of `results.with_ids`.
-    """
+    """Return the matching rows, see `EventLog.query`; as_text is the argument of `results.with_ids`."""
     names, filters = stored(SCHEMA.names if internal else COLUMNS), Filters(**fields)
     return with_ids(found_in(view, filters, names, text=text, expand=expand), as_text=as_text)
 
@@ -219,14 +215,7 @@ def _cut(part: pa.Table, width: int) -> pa.Table:
 
 
 def thread(view: View, *, message_id: str, text: bool = False) -> pa.Table:
-    """Return all rows of the thread that a message belongs to: its first question, the answers, the answers to those.
-
-    Each generation is in order of time.
-
-    Args: text is that of `query`.
-
-    Raises: InvalidQuery if message_id is not a valid id.
-    """
+    """Return all rows of the thread that a message belongs to, see `EventLog.thread`."""
     wanted = check_text("message_id", message_id)
     if wanted is None:
         raise invalid("message_id", message_id, "must be the id of a message")

@@ -35,11 +35,7 @@ _DAY_US = 24 * 3600 * MICROSECONDS
 
 
 def sql(view: View, *, query: str) -> pa.Table:
-    """Return the answer to a SQL query over TABLES.
-
-    Raises: InvalidQuery if DuckDB refuses the query or it does more than read, LogError if a file is damaged,
-    ImportError if duckdb is not installed.
-    """
+    """Return the answer to a SQL query over TABLES, see `EventLog.sql`; raise LogError if a file is damaged."""
     try:
         import duckdb  # noqa: PLC0415 - an optional dependency
     except ImportError as error:

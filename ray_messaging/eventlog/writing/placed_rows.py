@@ -90,14 +90,11 @@ def _reordered(exp_id: str, cut: Sequence[Part], order: pa.Array) -> pa.RecordBa
 def _sorted(column: pa.ChunkedArray, order: pa.Array) -> pa.Array:
     # `take` wants one dictionary for all rows, and Arrow joins at most 2 GiB of texts.
     whole = (stored_column(column) if column.nbytes < _TEXT_BYTES else column.unify_dictionaries()).combine_chunks()
-    if whole.null_count == len(whole) or (not whole.null_count and _is_constant(whole)):
+    one = pa.types.is_dictionary(whole.type) and len(whole.dictionary) == 1
+    if whole.null_count == len(whole) or (one and not whole.null_count):
         return whole
     found = whole.take(order)
     return each_its_own(found) if whole.type != column.type else found
-
-
-def _is_constant(column: pa.Array) -> bool:
-    return bool(pa.types.is_dictionary(column.type)) and len(column.dictionary) == 1
 
 
 def _order(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - row numbers (n,)

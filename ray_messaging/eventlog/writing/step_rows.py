@@ -298,17 +298,16 @@ def _sent(parts: Sequence[Part]) -> Counter[str]:
     A message in several mailboxes counts once, a broadcast once for each of its pairs. Messages from outside do not
     count.
     """
-    counts = sum((_pairs_sent(part) for part in parts if _is_said(part) and not _is_outside(part)), Counter[str]())
-    return counts + _messages_sent([part for part in parts if not _is_said(part)])
+    said = [part for part in parts if _is_said(part)]
+    inside = (part for part in said if part.batch.ordinal is None or (part.batch.ordinal < FIRST_OUTSIDE).any())
+    return sum(map(_pairs_sent, inside), Counter[str]()) + _messages_sent(
+        [each for each in parts if not _is_said(each)]
+    )
 
 
 def _is_said(part: Part) -> bool:
     """Return whether the rows of a part are broadcasts, or messages to single hearers of a broadcast."""
     return part.batch.extension is not None and part.batch.extension.audience is not None
-
-
-def _is_outside(part: Part) -> bool:
-    return part.batch.ordinal is not None and bool((part.batch.ordinal >= FIRST_OUTSIDE).all())
 
 
 def _pairs_sent(part: Part) -> Counter[str]:

@@ -12,11 +12,10 @@ import pyarrow as pa
 from ray_messaging.errors import Fenced, LogError, MessagingError
 from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder, Segment, StepPosition
-from ray_messaging.eventlog.writing.checkpoint_writer import CheckpointWriter
-from ray_messaging.eventlog.writing.collected_writer import FILE_BYTES, CollectedWriter
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS, OpenSegment, Sealed
 from ray_messaging.eventlog.writing.placed_rows import PlacedRows
 from ray_messaging.eventlog.writing.segment_store import SegmentStore, gone, lost, stuck
+from ray_messaging.eventlog.writing.step_files import FILE_BYTES, CheckpointWriter, CollectedWriter
 from ray_messaging.eventlog.writing.step_rows import STEPS, StepFeed
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors, Waiters
 from ray_messaging.eventlog.writing.stream_reader import Done, ReadAhead, StreamReader
