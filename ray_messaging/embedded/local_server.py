@@ -4,29 +4,12 @@ import weakref
 from types import TracebackType
 from typing import Final, Self
 
-from ray_messaging.config import MessagingConfig, RedisConfig, Steps
+from ray_messaging.config import Steps
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.transports.backend import RedisBackend
 from ray_messaging.transports.step_values import StepSettings
-from ray_messaging.transports.transport import RedisTransport
 
 _HOST: Final = "127.0.0.1"
-
-
-class _LocalBackend(RedisBackend):
-    """Factory for the stores on this server. Its transports begin the steps of their experiment."""
-
-    def __init__(self, config: RedisConfig, steps: StepSettings | None) -> None:
-        super().__init__(config)
-        self._steps = steps
-
-    def transport(
-        self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False
-    ) -> RedisTransport:
-        """Make the transport of a messager."""
-        transport = super().transport(exp_id, settings, run=run, reset=reset)
-        transport.first_steps = self._steps
-        return transport
 
 
 class LocalServer:
@@ -60,4 +43,4 @@ class LocalServer:
 
     def open_backend(self) -> RedisBackend:
         """Start the server unless it runs, and return its stores; raise ServerFailed if it does not start."""
-        return _LocalBackend(self._server.start(), self._steps)
+        return RedisBackend(self._server.start(), first_steps=self._steps)

@@ -15,6 +15,7 @@ from ray_messaging.transports.experiment_store import RedisExperimentStore
 from ray_messaging.transports.server_facts import ServerFacts
 
 if TYPE_CHECKING:
+    from ray_messaging.transports.step_values import StepSettings
     from ray_messaging.transports.transport import RedisTransport
 
 
@@ -28,13 +29,17 @@ class RedisStores:
 
 
 class RedisBackend:
-    """Factory for the stores on a primary, and for the bodies of steps on further servers."""
+    """Factory for the stores on a primary, and for the bodies of steps on further servers.
 
-    def __init__(self, config: RedisConfig | ShardsConfig) -> None:
+    Args: with `first_steps` each experiment begins with its first messager, and has steps with these settings.
+    """
+
+    def __init__(self, config: RedisConfig | ShardsConfig, *, first_steps: "StepSettings | None" = None) -> None:
         if isinstance(config, RedisConfig) and config.shards > 1:
             config = ShardsConfig.of_cluster(config)
         self._spread = config if isinstance(config, ShardsConfig) else None
         self._servers = config.servers if isinstance(config, ShardsConfig) else (config,)
+        self._first_steps = first_steps
 
     def transport(
         self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False
@@ -42,7 +47,7 @@ class RedisBackend:
         """Make the transport of a messager."""
         from ray_messaging.transports.transport import RedisTransport  # noqa: PLC0415
 
-        return RedisTransport(
+        made = RedisTransport(
             self._servers[0],
             exp_id,
             patience_s=settings.send_timeout_s,
@@ -52,6 +57,8 @@ class RedisBackend:
             wait_replicas=settings.wait_replicas,
             spread=self._spread,
         )
+        made.first_steps = self._first_steps
+        return made
 
     def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False) -> RedisStores:
         """Make the stores of an experiment.
