@@ -1,13 +1,25 @@
 """The page of an agent: its messages by fate, its neighbours, and its last messages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from urllib.parse import urlencode
 
 from nicegui import ui
 
 from ray_messaging.inspector.pages import charts
-from ray_messaging.inspector.pages.layout import Changes, Problem, button, card, chart, draw, field, row_table, shown
+from ray_messaging.inspector.pages.layout import (
+    Changes,
+    Problem,
+    button,
+    card,
+    chart,
+    draw,
+    fact,
+    field,
+    refilled,
+    row_table,
+    shown,
+)
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import AgentFacts, number
@@ -18,8 +30,9 @@ _EVERY_S = 3.0
 class Agent:
     """The content of the page. It is refreshed while the experiment runs."""
 
-    def __init__(self, cache: AnswerCache, agent: str) -> None:
+    def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:
         self._cache = cache
+        agent = asked.get("id", "")
         with card("Agent"):
             with ui.row().classes("gap-3 items-end"):
                 self._id = field("id", agent, "id", "w-48", self.show)
@@ -76,37 +89,34 @@ class Agent:
         where = [] if facts.group is None else [f"in group {facts.group}"]
         where += [] if facts.waiting is None else [f"{number(facts.waiting)} messages wait there"]
         self._where.set_text(", ".join(where))
-        self._counts("Sent", facts.sent)
-        self._counts("Received", facts.received)
-        self._neighbours("Writes to", facts.name, facts.writes_to)
-        self._neighbours("Hears from", facts.name, facts.hears_from)
+        for title, counts in (("Sent", facts.sent), ("Received", facts.received)):
+            self._list(title, counts.items(), _fate, "nothing")
+        for title, found in (("Writes to", facts.writes_to), ("Hears from", facts.hears_from)):
+            self._list(title, found, partial(_conversation, facts.name), "nobody")
         self._table.rows = shown(facts.rows)
         self._keeps.set_visibility(bool(facts.state))
-        self._state.clear()
-        with self._state:
+        with refilled(self._state):
             for key, value in facts.state.items():
-                with ui.row().classes("w-full no-wrap gap-2 items-baseline"):
-                    ui.label(key).classes("note").style("flex: 0 0 112px")
-                    ui.label(value).classes("row")
+                fact(key, value)
             if facts.state and not self._cache.source.live:
                 ui.label("As collected in the last step.").classes("note")
 
-    def _counts(self, title: str, counts: dict[str, int]) -> None:
-        self._columns[title].clear()
-        with self._columns[title]:
-            for fate, messages in counts.items():
+    def _list(
+        self, title: str, found: Collection[tuple[str, int]], draw_name: Callable[[str], object], none: str
+    ) -> None:
+        """Show numbers of messages, each beside its name."""
+        with refilled(self._columns[title]):
+            for each, messages in found:
                 with ui.row().classes("w-full justify-between no-wrap"):
-                    ui.label(fate).classes(f"row fate-{fate}")
-                    ui.label(number(messages)).classes("row")
-            if not counts:
-                ui.label("nothing").classes("note")
-
-    def _neighbours(self, title: str, agent: str, found: Sequence[tuple[str, int]]) -> None:
-        self._columns[title].clear()
-        with self._columns[title]:
-            for other, messages in found:
-                with ui.row().classes("w-full justify-between no-wrap"):
-                    ui.link(other, f"/conversation?{urlencode({'a': agent, 'b': other})}").classes("row")
+                    draw_name(each)
                     ui.label(number(messages)).classes("row")
             if not found:
-                ui.label("nobody").classes("note")
+                ui.label(none).classes("note")
+
+
+def _fate(fate: str) -> None:
+    ui.label(fate).classes(f"row fate-{fate}")
+
+
+def _conversation(agent: str, other: str) -> None:
+    ui.link(other, f"/conversation?{urlencode({'a': agent, 'b': other})}").classes("row")

@@ -1,11 +1,12 @@
 """The page that draws why a message was sent, and how many agents it could have moved."""
 
 import shlex
+from collections.abc import Mapping
 
 from nicegui import ui
 
 from ray_messaging.inspector.pages import charts
-from ray_messaging.inspector.pages.layout import Problem, button, card, chart, draw, field, row_table, shown
+from ray_messaging.inspector.pages.layout import Problem, button, card, chart, draw, field, refilled, row_table, shown
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.values import Row
 
@@ -17,8 +18,9 @@ _LEAF = 36  # pixels
 class Causes:
     """The content of the page."""
 
-    def __init__(self, cache: AnswerCache, message_id: str) -> None:
+    def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:
         self._cache = cache
+        message_id = asked.get("id", "")
         with card("Why was it sent?"):
             with ui.row().classes("gap-3 items-end"):
                 self._id = field("id of a message", message_id, "id", "w-64", self.show)
@@ -43,8 +45,7 @@ class Causes:
         source = self._cache.source
         with self._problem.told():
             found = await self._cache.ask(source.why, message_id, self._depth.value)
-            self._tree.clear()
-            with self._tree:
+            with refilled(self._tree):
                 draw(chart("drawn", _LEAF * (1 + charts.leaves(found))), charts.tree(found))
             self._fork.set_text(_fork_without(source.log_dir, found.row))
             self._table.rows = shown(list({row.position: row for row in reversed(found.rows())}.values()))

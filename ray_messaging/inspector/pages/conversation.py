@@ -1,11 +1,11 @@
 """The page of the conversation of two agents: texts, fates, labels, and texts before a rule rewrote them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.layout import Problem, button, card, field
+from ray_messaging.inspector.pages.layout import Problem, button, card, field, refilled
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.values import Row, RowQuery, clock, cut, size, spoken
 
@@ -16,13 +16,13 @@ _LIMIT = 60
 class Conversation:
     """The fields for the two agents, and their messages. They are refreshed while the experiment runs."""
 
-    def __init__(self, cache: AnswerCache, one: str, other: str) -> None:
+    def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:
         self._cache = cache
         self._shown: list[int] | None = None
         with card("Conversation"):
             with ui.row().classes("gap-3 items-end"):
-                self._one = field("one agent", one, "a", "w-40", self.show)
-                self._other = field("the other", other, "b", "w-40", self.show)
+                self._one = field("one agent", asked.get("a", ""), "a", "w-40", self.show)
+                self._other = field("the other", asked.get("b", ""), "b", "w-40", self.show)
                 button("Show", self.show)
                 ui.label("Without an id it is the user.").classes("note")
             self._pairs = ui.row().classes("gap-x-4 gap-y-0 items-baseline q-my-sm").props("data-mark=pairs")
@@ -56,8 +56,7 @@ class Conversation:
                 self._draw(rows)
 
     def _draw(self, rows: Sequence[Row]) -> None:
-        self._said.clear()
-        with self._said:
+        with refilled(self._said):
             if not rows:
                 ui.label("They said nothing to each other.").classes("note")
             questions = {row.message_id: row for row in rows if row.asks}

@@ -1,11 +1,10 @@
 """The page of the dead letters."""
 
-from collections.abc import Sequence
 from functools import partial
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.layout import Changes, Problem, button, card
+from ray_messaging.inspector.pages.layout import Changes, Problem, button, card, refilled
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import LetterFacts, clock, number, size
@@ -29,21 +28,16 @@ class DeadLetters:
         """Show the present dead letters."""
         with self._problem.told():
             found = await self._cache.shared("letters", self._cache.source.dead_letters, _EVERY_S / 2)
-            if found is None:
-                self._list.clear()
-                with self._list:
-                    ui.label("They are on the server of a running experiment, not in its log.").classes("note")
-            elif found != self._shown:
-                self._shown = found
-                self._draw(found)
-
-    def _draw(self, letters: Sequence[LetterFacts]) -> None:
-        self._list.clear()
-        with self._list:
-            for letter in letters:
-                self._letter(letter)
-            if not letters:
-                ui.label("There are none.").classes("note")
+            if found is not None and found == self._shown:
+                return
+            self._shown = found
+            with refilled(self._list):
+                for letter in found or ():
+                    self._letter(letter)
+                if not found:
+                    none = "There are none."
+                    elsewhere = "They are on the server of a running experiment, not in its log."
+                    ui.label(elsewhere if found is None else none).classes("note")
 
     def _letter(self, letter: LetterFacts) -> None:
         with ui.row().classes("w-full no-wrap gap-3 items-baseline stack"):

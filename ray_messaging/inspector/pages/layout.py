@@ -157,6 +157,21 @@ def card(title: str, *, grow: str = "") -> Iterator[ui.column]:
         yield column
 
 
+@contextmanager
+def refilled(column: ui.column) -> Iterator[None]:
+    """Empty a column; the `with` block draws its new content."""
+    column.clear()
+    with column:
+        yield
+
+
+def fact(title: str, value: str) -> None:
+    """Draw the name and the value of a fact in a line."""
+    with ui.row().classes("w-full no-wrap gap-2 items-baseline"):
+        ui.label(title).classes("note").style("flex: 0 0 112px")
+        ui.label(value).classes("row")
+
+
 def chart(mark: str, height: int) -> ui.echart:
     """Draw a chart without data."""
     return ui.echart({"series": []}).classes("w-full").style(f"height: {height}px").props(f"data-mark={mark}")
@@ -249,7 +264,7 @@ def row_table() -> ui.table:
 
 def shown(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return rows in the form that the table needs, the newest first."""
-    return [_shown(row) for row in reversed(rows)]
+    return [*map(_shown, reversed(rows))]
 
 
 def _shown(row: Row) -> dict[str, Any]:

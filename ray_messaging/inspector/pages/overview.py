@@ -3,7 +3,7 @@
 from nicegui import ui
 
 from ray_messaging.inspector.pages import charts
-from ray_messaging.inspector.pages.layout import LEVELS, Changes, Problem, button, card, chart, draw
+from ray_messaging.inspector.pages.layout import LEVELS, Changes, Problem, button, card, chart, draw, fact, refilled
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import Series, Society, State, StepFacts, Traffic, cut, name, number
@@ -117,10 +117,8 @@ class Overview:
                 else:
                     with card("The run"):
                         self._record = ui.column().classes("gap-1 w-full").props("data-mark=record")
-        self._seen: Traffic | None = None
         self._known: Health | None = None
         self._deep: list[tuple[str, int]] | None = None
-        self._drawn: Society | None = None
         self._blocks.set_visibility(False)
         self._collects.set_visibility(False)
         ui.timer(_EVERY_S, self.renew)
@@ -157,8 +155,7 @@ class Overview:
     def _show(self, traffic: Traffic | None, state: State | None) -> None:
         if traffic is None:
             self._period.set_text("This experiment keeps no event log, so its messages cannot be seen: log_dir=...")
-        elif traffic is not self._seen:
-            self._seen = traffic
+        else:
             self._blocks.set_visibility(bool(traffic.blocked))
             draw(self._rates, charts.rates(traffic))
             draw(self._blocked, charts.blocked(traffic))
@@ -170,9 +167,8 @@ class Overview:
 
     def _show_society(self, society: Society | None) -> None:
         self._network.set_visibility(society is not None)
-        if society is None or society is self._drawn:
+        if society is None:
             return
-        self._drawn = society
         draw(self._society, charts.network(society))
         of = "the last messages" if self._source.live else "the whole run"
         text = "Nobody has written to an agent."
@@ -207,9 +203,7 @@ class Overview:
             return
         with self._record:
             for title, value in record:
-                with ui.row().classes("w-full no-wrap gap-2 items-baseline"):
-                    ui.label(title).classes("note").style("flex: 0 0 112px")
-                    ui.label(value).classes("row")
+                fact(title, value)
 
     def _show_depths(self, state: State) -> None:
         """Show the longest queues, as bars."""
@@ -218,8 +212,7 @@ class Overview:
         if longest == self._deep:
             return
         self._deep = longest
-        self._depths.clear()
-        with self._depths:
+        with refilled(self._depths):
             for mailbox, waiting in longest:
                 share = waiting / max(1, longest[0][1])
                 with ui.row().classes("w-full no-wrap items-center gap-2"):
@@ -236,8 +229,7 @@ class Overview:
         if health is self._known and self._health.default_slot.children:
             return
         self._known = health
-        self._health.clear()
-        with self._health:
+        with refilled(self._health):
             if health is None:
                 return
             problems = [found for found in worst_first(health.findings) if found.level != "ok"]

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.layout import Changes, Problem, button, card
+from ray_messaging.inspector.pages.layout import Changes, Problem, button, card, refilled
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import Preview, RuleFacts, StepFacts
@@ -118,8 +118,7 @@ class Rules:
                 self._form.tell(None if state is None else state.steps)
 
     def _draw(self, rules: Sequence[RuleFacts]) -> None:
-        self._list.clear()
-        with self._list:
+        with refilled(self._list):
             for place, rule in enumerate(rules):
                 with ui.row().classes("w-full no-wrap gap-3 items-baseline stack"):
                     ui.label(str(place)).classes("note small").style("width: 18px")

@@ -1,6 +1,7 @@
 """The page for searches in the log's rows."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from nicegui import ui
@@ -23,15 +24,16 @@ _FIELDS = (
 class Search:
     """The form of a search, and the rows that were found."""
 
-    def __init__(self, cache: AnswerCache, first: RowQuery) -> None:
+    def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:
         self._cache = cache
         self._searching = asyncio.Lock()  # one search at a time, or the rows of an earlier one could come last
         with card("Search the last rows that match"):
             with ui.row().classes("w-full gap-3 items-end"):
                 self._fields = {
-                    key: field(label, getattr(first, key), key, wide, self.search) for key, label, wide in _FIELDS
+                    key: field(label, asked.get(key, ""), key, wide, self.search) for key, label, wide in _FIELDS
                 }
-                self._fate = ui.select(["", *FATES], value=first.fate, label="fate").props("dense").classes("w-32")
+                fate = asked.get("fate", "")
+                self._fate = ui.select(["", *FATES], value=fate, label="fate").props("dense").classes("w-32")
                 button("Search", self.search)
             self._problem = Problem()
             self._found = ui.label().classes("note").props("data-mark=found")

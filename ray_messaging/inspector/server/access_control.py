@@ -7,6 +7,7 @@ import hmac
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
@@ -55,18 +56,12 @@ def names_of(host: str) -> frozenset[str]:
     """Return the host names that browsers may use for a server that is bound to an address."""
     if is_loopback(host):
         return _LOOPBACK_NAMES
-    if host in _ANY:
-        own = {socket.gethostname(), socket.getfqdn()}
-        own |= _addresses()
-        return _LOOPBACK_NAMES | {name.lower() for name in own}
-    return frozenset({host.lower()})
-
-
-def _addresses() -> set[str]:
-    try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
-    except OSError:  # a machine whose own name has no address
-        return set()
+    if host not in _ANY:
+        return frozenset({host.lower()})
+    own = {socket.gethostname(), socket.getfqdn()}
+    with suppress(OSError):  # a machine whose own name has no address
+        own |= {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
+    return _LOOPBACK_NAMES | {name.lower() for name in own}
 
 
 @dataclass(frozen=True)
@@ -82,33 +77,15 @@ class Access:
 
     def knows_host(self, header: str) -> bool:
         """Return whether a Host header has one of the names of this server."""
-        return hostname(header) in self.hosts
-
-    def is_token(self, given: str) -> bool:
-        """Return whether a text is the token. The time that it takes does not depend on how much of it is right."""
-        return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
-
-    def is_session(self, given: str) -> bool:
-        """Return whether a cookie's value was given to a browser that brought the token."""
-        return hmac.compare_digest(given.encode(), self.session.encode())
+        try:
+            return urlsplit(f"//{header}").hostname in self.hosts
+        except ValueError:
+            return False
 
 
-def hostname(header: str) -> str:
-    """Return the host in a Host header or an origin, without port and brackets; "" if it cannot be read."""
-    try:
-        return urlsplit(header if "://" in header else f"//{header}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def same_origin(origin: str, host: str) -> bool:
-    """Return whether an Origin header belongs to the page's own server, by name and port."""
-    return origin.lower() in {f"http://{host}".lower(), f"https://{host}".lower()}
-
-
-def new_token() -> str:
-    """Return a token that nobody can guess."""
-    return secrets.token_urlsafe(32)
+def _is_secret(given: str, secret: str) -> bool:
+    """Compare in a time that does not depend on how much of the secret is right."""
+    return hmac.compare_digest(given.encode(), secret.encode())
 
 
 class AccessControl:
@@ -142,15 +119,16 @@ class AccessControl:
         origins = _values(scope, b"origin")
         if scope["type"] == "websocket" and not origins:
             return 403, "a websocket must say from which page it comes"
-        if not all(same_origin(origin, hosts[0]) for origin in origins):
-            return 403, "the page of another site asks"
-        if "navigate" not in _values(scope, b"sec-fetch-mode") and "cross-site" in _values(scope, b"sec-fetch-site"):
+        own = {f"http://{hosts[0]}".lower(), f"https://{hosts[0]}".lower()}
+        foreign = any(origin.lower() not in own for origin in origins)
+        followed = "navigate" in _values(scope, b"sec-fetch-mode")
+        if foreign or ("cross-site" in _values(scope, b"sec-fetch-site") and not followed):
             return 403, "the page of another site asks"
         return None
 
     async def _enter(self, given: str, send: Send) -> None:
         """Exchange the token for a cookie, and lead the browser away from the URL that has the token."""
-        if not self._access.is_token(given):
+        if self._access.token is None or not _is_secret(given, self._access.token):
             await _answer(send, 403, b"this token is wrong: open the URL that the command printed")
             return
         cookie = f"{self._cookie}={self._access.session}; Path=/; HttpOnly; SameSite=Strict"
@@ -166,7 +144,7 @@ class AccessControl:
             except CookieError:
                 continue  # cookies of other servers on this host
         given = found.get(self._cookie)
-        return given is not None and self._access.is_session(given.value)
+        return given is not None and _is_secret(given.value, self._access.session)
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:

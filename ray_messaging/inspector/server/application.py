@@ -1,9 +1,9 @@
 """The web application: it has one URL path for each page."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from nicegui import ui
 
 from ray_messaging.inspector.pages.agent import Agent
@@ -15,7 +15,6 @@ from ray_messaging.inspector.pages.overview import Overview
 from ray_messaging.inspector.pages.rules import Rules
 from ray_messaging.inspector.pages.search import Search
 from ray_messaging.inspector.server.answer_cache import AnswerCache
-from ray_messaging.inspector.values import RowQuery
 
 
 def application(cache: AnswerCache) -> FastAPI:
@@ -27,45 +26,27 @@ def application(cache: AnswerCache) -> FastAPI:
         await cache.close()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    _add_pages(cache)
+    for path, draw in _PAGES.items():
+        _add_page(cache, path, draw)
     ui.run_with(app, title="inspector", dark=None, show_welcome_message=False, reconnect_timeout=10.0)
     return app
 
 
-def _add_pages(cache: AnswerCache) -> None:
-    """Register the pages under their paths."""
+_PAGES: dict[str, Callable[[AnswerCache, Mapping[str, str]], object]] = {
+    "/": lambda cache, _: Overview(cache),
+    "/search": Search,
+    "/conversation": Conversation,
+    "/agent": Agent,
+    "/why": Causes,
+    "/rules": lambda cache, _: Rules(cache),
+    "/deadletters": lambda cache, _: DeadLetters(cache),
+}
 
-    @ui.page("/")
-    def show_overview() -> None:
-        with page_layout(cache, "/"):
-            Overview(cache)
 
-    @ui.page("/search")
-    def show_search(agent: str = "", contains: str = "", rule: str = "", fate: str = "", step: str = "") -> None:
-        with page_layout(cache, "/search"):
-            Search(cache, RowQuery(agent=agent, contains=contains, rule=rule, fate=fate, step=step))
+def _add_page(cache: AnswerCache, path: str, draw: Callable[[AnswerCache, Mapping[str, str]], object]) -> None:
+    """Register a page under its path. It is drawn anew for each browser, by what its URL asks."""
 
-    @ui.page("/conversation")
-    def show_conversation(a: str = "", b: str = "") -> None:
-        with page_layout(cache, "/conversation"):
-            Conversation(cache, a, b)
-
-    @ui.page("/agent")
-    def show_agent(id: str = "") -> None:  # noqa: A002 - in the URL
-        with page_layout(cache, "/agent"):
-            Agent(cache, id)
-
-    @ui.page("/why")
-    def show_why(id: str = "") -> None:  # noqa: A002 - in the URL
-        with page_layout(cache, "/why"):
-            Causes(cache, id)
-
-    @ui.page("/rules")
-    def show_rules() -> None:
-        with page_layout(cache, "/rules"):
-            Rules(cache)
-
-    @ui.page("/deadletters")
-    def show_dead_letters() -> None:
-        with page_layout(cache, "/deadletters"):
-            DeadLetters(cache)
+    @ui.page(path)
+    def show(request: Request) -> None:
+        with page_layout(cache, path):
+            draw(cache, request.query_params)

@@ -1,12 +1,13 @@
 """The server's process: its socket, its URL, and its end."""
 
+import secrets
 import socket
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.inspector.server.access_control import Access, AccessControl, is_loopback, names_of, new_token
+from ray_messaging.inspector.server.access_control import Access, AccessControl, is_loopback, names_of
 
 _GRACE_S = 2  # at the end, open pages are awaited for so long
 
@@ -50,7 +51,7 @@ def bind(place: Place, *, token: bool) -> Bound:
     port = listening.getsockname()[1]
     hosts = names_of(place.host) | {name.lower().strip("[]") for name in place.allowed}
     demanded = token or not is_loopback(place.host)
-    access = Access(hosts, new_token() if demanded else None)
+    access = Access(hosts, secrets.token_urlsafe(32) if demanded else None)
     name = "127.0.0.1" if place.host == "localhost" else place.host
     if place.host in {"0.0.0.0", "::"}:  # noqa: S104 - what a user asked for
         name = socket.gethostname()
@@ -73,10 +74,10 @@ def serve(app: object, bound: Bound, *, on_ready: Callable[[], None], until: "th
     config = uvicorn.Config(checked, access_log=False, log_level="warning", timeout_graceful_shutdown=_GRACE_S)
     server = Server(config)
     if until is not None:
-        threading.Thread(target=_end_with, args=(server, until), daemon=True).start()
+
+        def end() -> None:
+            until.wait()
+            server.should_exit = True
+
+        threading.Thread(target=end, daemon=True).start()
     server.run(sockets=[bound.socket])
-
-
-def _end_with(server: object, until: threading.Event) -> None:
-    until.wait()
-    server.should_exit = True  # type: ignore[attr-defined]
