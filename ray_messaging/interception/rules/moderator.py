@@ -14,7 +14,7 @@ from ray_messaging.common.backoff import MODERATOR_RETRY, Backoff
 from ray_messaging.errors import Closed, RuleError
 from ray_messaging.interception.rules.checks import check_choice, check_count, check_name, check_positive
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked, text_of
-from ray_messaging.interception.server.watchdog import Steps, Stuck
+from ray_messaging.interception.server.watchdog import RuleCalls
 from ray_messaging.limits_and_timeouts import MODERATOR_TIMEOUT_S
 from ray_messaging.message import Message
 
@@ -44,7 +44,7 @@ class Calls:
         self.concurrency = concurrency
         self.timeout_s = timeout_s
         self._places = asyncio.Semaphore(concurrency)
-        self._abandoned: dict[asyncio.Future[Any], float] = {}  # a call -> the loop time at which it was cancelled
+        self._calls = RuleCalls()
 
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a rule's call.
@@ -55,53 +55,32 @@ class Calls:
         """
         async with self._places:
             await self._wait_for_abandoned()
-            future = asyncio.create_task(_watched(rule, call))
-            try:
-                await asyncio.wait((future,), timeout=self.timeout_s)
-            finally:
-                if not future.done():
-                    self._abandoned[future] = asyncio.get_running_loop().time()
-                    future.add_done_callback(self._ended)
-                    future.cancel()
-            if not future.done():
-                raise TimeoutError(f"no answer within {self.timeout_s:g} s")
-            if future.cancelled():  # else the caller would seem to be cancelled
-                raise RuntimeError("the call was cancelled from within")
-            return future.result()
+            found = await self._calls.run(rule, call, self.timeout_s, "answer")
+        if not isinstance(found, BaseException):
+            return found
+        if isinstance(found, Exception):
+            raise found
+        cancelled = isinstance(found, asyncio.CancelledError)  # raised, it would seem to be the caller's own
+        why = "was cancelled from within" if cancelled else f"would have ended the process: {found!r}"
+        raise RuntimeError(f"the call {why}")
+
+    async def _wait_for_abandoned(self) -> None:
+        abandoned = self._calls.abandoned
+        while len(abandoned) >= self.concurrency:
+            left_s = self._calls.abandoned_at + _GRACE_S - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                raise TimeoutError(
+                    f"{len(abandoned)} earlier calls go on although they were cancelled: let CancelledError through "
+                    "(an `except:` without a class catches it)"
+                )
+            await asyncio.wait(abandoned, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Calls, (self.concurrency, self.timeout_s)  # the pickle of a new one
 
     async def close(self) -> None:
         """Wait a moment for cancelled calls to end."""
-        if self._abandoned:
-            await asyncio.wait(self._abandoned, timeout=_GRACE_S)
-
-    def _ended(self, future: asyncio.Future[Any]) -> None:
-        del self._abandoned[future]
-        if not future.cancelled():
-            future.exception()  # retrieved, so that asyncio does not log it
-
-    async def _wait_for_abandoned(self) -> None:
-        while len(self._abandoned) >= self.concurrency:
-            left_s = max(self._abandoned.values()) + _GRACE_S - asyncio.get_running_loop().time()
-            if left_s <= 0:
-                raise TimeoutError(
-                    f"{len(self._abandoned)} earlier calls go on although they were cancelled: let CancelledError "
-                    "through (an `except:` without a class catches it)"
-                )
-            await asyncio.wait(self._abandoned, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _watched(rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
-    """Await a call under the watchdog. Errors that would end the loop or the task are replaced by others."""
-    try:
-        return await (call() if rule.context is None else Steps(rule.context.watch, rule, call))
-    except Stuck as error:
-        late = TimeoutError("it was at work for too long, and was interrupted")
-        raise late.with_traceback(error.__traceback__) from None
-    except SystemExit as error:
-        raise RuntimeError(f"the call would have ended the process: {error!r}") from error
+        await self._calls.close(_GRACE_S)
 
 
 class Moderator(SlowRule):

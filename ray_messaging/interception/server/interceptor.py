@@ -19,15 +19,14 @@ from ray_messaging.interception.rules.rule import Rule, failure
 from ray_messaging.interception.server.answers import Answers, key_of, record
 from ray_messaging.interception.server.attempts import Attempt, StepAttempts, attempt_at
 from ray_messaging.interception.server.forward_call import forwarded
-from ray_messaging.interception.server.rule_calls import RuleCalls, RuleCloser
 from ray_messaging.interception.server.rule_delegation import PublishSnapshot, RuleDelegation
-from ray_messaging.interception.server.rule_pipeline import FAILURES, Asked, RulePipeline
+from ray_messaging.interception.server.rule_pipeline import Asked, RulePipeline
 from ray_messaging.interception.server.rule_set import RuleFailures, RuleSet
 from ray_messaging.interception.server.slow_rule_runner import SlowRuleRunner
 from ray_messaging.interception.server.state_writer import StateStore, StateWriter
 from ray_messaging.interception.server.step_batches import Judging, StepBatches
 from ray_messaging.interception.server.table import Table
-from ray_messaging.interception.server.watchdog import Watch
+from ray_messaging.interception.server.watchdog import FAILURES, RuleCalls, Watch
 from ray_messaging.interception.verdicts import (
     FOREIGN,
     PATIENCE_S,
@@ -51,6 +50,7 @@ VIOLATIONS = ":violations"  # the name of their table; no rule's name begins wit
 ROUNDS, ATTEMPTS = ":rounds", ":attempts"
 ANSWERS = ":answers"
 _OVER = ("interceptor", "another driver has the group: this attempt at the step is over")
+_CLOSE_S = 3.0  # time limit for a rule's close()
 _KEEP_S = 120.0  # by default, senders ask again about a batch for no longer than this
 
 
@@ -100,12 +100,12 @@ class Interceptor:
         self._writer = StateWriter(store, self._tables, epoch)
         self._follow_rules()
         self._answers = Answers(self._writer, keep_s, self._attempts.keeps)
-        self.calls = RuleCalls(self.watch)
+        self.calls = RuleCalls()
         self._slow_rules = SlowRuleRunner(self, self._writer, self._answers, keep_s)
         self._in_steps = StepBatches(
             self._attempts, self._slow_rules.ask, lambda judging: self.count(judging.batch, judging.pipeline.verdict)
         )
-        self._closer = RuleCloser(self.rules, self._slow_rules, self._in_steps, self.calls)
+        self._closing: set[asyncio.Task[None]] = set()
         self._forwarded = 0
         self._fenced: Fenced | None = None
 
@@ -373,7 +373,11 @@ class Interceptor:
                 self._attempts.forget(name)
         if self.rules.now is not before:
             self.failures.keep(self.rules)
-            self._closer.begin(before)
+            for rule in before:
+                if not self._is_in(rule):
+                    closing = asyncio.create_task(self._close_unused(rule), name=f"ray_messaging end of {rule.name}")
+                    self._closing.add(closing)
+                    closing.add_done_callback(self._closing.discard)
             if also is not None:
                 await also()
         await self._writer.keep({})
@@ -458,7 +462,23 @@ class Interceptor:
     async def close(self) -> None:
         """Stop, then close all rules."""
         await self.stop()
-        await self._closer.close()
+        await asyncio.gather(*self._closing, *map(self._close, self.rules))
+
+    def _is_in(self, rule: Rule) -> bool:
+        return any(other is rule for other in self.rules)
+
+    async def _close_unused(self, rule: Rule) -> None:
+        """Close a removed rule once no message needs it."""
+        await self._in_steps.done_with(rule)
+        await self._slow_rules.done_with(rule)
+        if not self._is_in(rule):  # it may have been inserted again
+            await self._close(rule)
+            rule.context = None
+
+    async def _close(self, rule: Rule) -> None:
+        error = await self.calls.run(rule, rule.close, _CLOSE_S, "end of its close()")
+        if isinstance(error, BaseException):
+            logger.error("rule %r could not be closed, and is dropped: %r", rule.name, error, exc_info=error)
 
 
 def _no_wait(step: int) -> None:

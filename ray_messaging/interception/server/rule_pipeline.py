@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.interception.broadcasts import Intersections, PairRows, once_each, pair_rows
 from ray_messaging.interception.rules.rule import ALLOW, RAISED, Rule, SlowRule, Verdict, block, checked
-from ray_messaging.interception.server.watchdog import Stuck, Watch
+from ray_messaging.interception.server.watchdog import FAILURES, Watch, told
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.limits_and_timeouts import PAYLOAD_LIMIT
 from ray_messaging.message import Message
@@ -21,7 +21,6 @@ from ray_messaging.model.typed.table import TypedColumns
 
 logger = logging.getLogger(__name__)
 
-FAILURES = (*RAISED, Stuck)
 REASON_CHARS = 2_000  # of a block's reason: every message of a batch may have another one
 
 
@@ -262,9 +261,7 @@ class RulePipeline:
 
 def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:
     """Count messages on which a rule failed; return the rule's verdict on each of them."""
-    if isinstance(error, Stuck):
-        trace = error.__traceback__
-        error = TimeoutError("it was at work for too long, and was interrupted").with_traceback(trace)
+    error = told(error)
     if rule.context is None:  # it is in no interceptor, or was removed
         logger.error("rule %r failed on %d messages", rule.name, messages, exc_info=error)
     try:

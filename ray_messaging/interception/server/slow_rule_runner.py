@@ -12,8 +12,9 @@ import numpy as np
 from ray_messaging.interception.broadcasts import once_each, pair_rows
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.server.answers import Answers, record
-from ray_messaging.interception.server.rule_pipeline import FAILURES, Deferred, RulePipeline, failed
+from ray_messaging.interception.server.rule_pipeline import Deferred, RulePipeline, failed
 from ray_messaging.interception.server.state_writer import StateWriter
+from ray_messaging.interception.server.watchdog import FAILURES
 from ray_messaging.interception.verdicts import PATIENCE_S, BatchVerdict, decode_verdicts
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch

@@ -1,5 +1,6 @@
-"""Watchdog for rules that hang. All rules share one event loop, so one that hangs stops all others."""
+"""Watchdog for rules that hang, and calls of their coroutines. One that hangs stops all others: they share a loop."""
 
+import asyncio
 import ctypes
 import faulthandler
 import logging
@@ -7,20 +8,21 @@ import sys
 import threading
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
+from ray_messaging.interception.rules.rule import RAISED, Rule
 from ray_messaging.limits_and_timeouts import RULE_TIMEOUT_S
 
-if TYPE_CHECKING:
-    from ray_messaging.interception.rules.rule import Rule
-
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # A rule times out after this many checks. Checks are counted and not seconds, because a process may be suspended for a
 # while without any rule that hangs.
 _CHECKS = 4
+_MAX_ABANDONED = 1_000  # cancelled calls of one rule that still run; above it, further calls fail at once
 
 _interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _interrupt.argtypes = (ctypes.c_ulong, ctypes.c_void_p)
@@ -28,6 +30,16 @@ _interrupt.argtypes = (ctypes.c_ulong, ctypes.c_void_p)
 
 class Stuck(BaseException):
     """Raised in a rule that runs for too long. It is no Exception, so that the rule's own handlers do not catch it."""
+
+
+FAILURES = (*RAISED, Stuck)
+
+
+def told(error: BaseException) -> BaseException:
+    """Return a rule's error, and for a Stuck a TimeoutError that says what it was."""
+    if not isinstance(error, Stuck):
+        return error
+    return TimeoutError("it was at work for too long, and was interrupted").with_traceback(error.__traceback__)
 
 
 class Watch:
@@ -46,7 +58,7 @@ class Watch:
         self.struck = False
         self._lock = threading.Lock()
 
-    def enter(self, rule: "Rule") -> None:
+    def enter(self, rule: Rule) -> None:
         """Mark a rule as running."""
         self.calls += 1
         self.rule = rule
@@ -78,7 +90,7 @@ class Watch:
 class Steps:
     """An awaitable that runs a rule's coroutine, and marks the rule as running during each step between two awaits."""
 
-    def __init__(self, watch: Watch, rule: "Rule", begin: Callable[[], Any]) -> None:
+    def __init__(self, watch: Watch, rule: Rule, begin: Callable[[], Any]) -> None:
         self._watch = watch
         self._rule = rule
         self._begin = begin
@@ -109,6 +121,42 @@ class Steps:
                 step = partial(steps.throw, error)
             else:
                 step = partial(next, steps)
+
+
+class RuleCalls:
+    """Calls of rules' coroutines. One that ignores its cancellation is abandoned, and delays no other."""
+
+    def __init__(self) -> None:
+        self.abandoned: dict[asyncio.Task[object], Rule] = {}
+        self.abandoned_at = 0.0  # loop time of the last one
+
+    async def run(self, rule: Rule, call: Callable[[], Awaitable[T]], limit_s: float, result: str) -> T | BaseException:
+        """Return the result of a call, or its error: after `limit_s` a TimeoutError that names the missing `result`."""
+        if self.abandoned and sum(other is rule for other in self.abandoned.values()) >= _MAX_ABANDONED:
+            return TimeoutError(f"{_MAX_ABANDONED} earlier calls go on although they were cancelled: let them end")
+        task = asyncio.create_task(_ended(rule, call), name=f"ray_messaging rule {rule.name}")
+        try:
+            await asyncio.wait((task,), timeout=limit_s)
+        finally:
+            if not task.done():
+                task.cancel()
+                self.abandoned[task] = rule
+                self.abandoned_at = asyncio.get_running_loop().time()
+                task.add_done_callback(self.abandoned.pop)
+        return task.result() if task.done() else TimeoutError(f"no {result} within {limit_s:g} s")
+
+    async def close(self, limit_s: float) -> None:
+        """Wait up to `limit_s` for cancelled calls to end."""
+        if self.abandoned:
+            await asyncio.wait(self.abandoned, timeout=limit_s)
+
+
+async def _ended(rule: Rule, call: Callable[[], Awaitable[T]]) -> T | BaseException:
+    try:
+        found: T = await Steps(Watch() if rule.context is None else rule.context.watch, rule, call)
+    except FAILURES as error:  # returned: a SystemExit raised in a task would end the loop
+        return told(error)
+    return found
 
 
 class Watchdog:

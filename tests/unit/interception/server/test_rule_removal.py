@@ -8,7 +8,7 @@ from support.patience import WAIT_S
 
 from ray_messaging.errors import Closed, ConnectionFailed, RuleError
 from ray_messaging.interception.rules import ALLOW, Block, Moderator, RateLimit, Rule
-from ray_messaging.interception.server import rule_calls as farewell
+from ray_messaging.interception.server import interceptor as farewell
 from ray_messaging.interception.server import slow_rule_runner as deferral
 from ray_messaging.interception.server import state_writer as store
 from ray_messaging.interception.server.interceptor import Interceptor
