@@ -17,10 +17,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 class PairRows(NamedTuple):
-    """The rows of a batch, grouped by broadcast.
-
-    Broadcast i has the rows `starts[i]` to `ends[i]`, one for each hearer.
-    """
+    """The rows of a batch by broadcast. Broadcast i has the rows `starts[i]` to `ends[i]`, one for each hearer."""
 
     audience: Audience
     starts: NDArray[np.intp]
@@ -55,10 +52,7 @@ def pair_rows(batch: Batch) -> PairRows | None:
 
 
 def once_each(batch: Batch, rows: PairRows) -> Batch:
-    """Return a batch with one row for each broadcast, without recipient.
-
-    Rules that judge a broadcast as one message get this batch.
-    """
+    """Return a batch with one row for each broadcast, without recipient, for rules that judge it as one message."""
     made = batch.take(rows.starts)
     made.to_ids = IdColumn(np.zeros(made.rows, np.int64), np.full(made.rows, NONE, np.uint8))
     return made
@@ -121,10 +115,7 @@ class BarredPairs:
         new: NDArray[np.intp],
         room: int,
     ) -> None:
-        """Add the barred pairs of new senders to the cache, each sender once.
-
-        If there is no room for all of them, add none.
-        """
+        """Add the barred pairs of new senders to the cache, each sender once; none if there is no room for all."""
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]
         owner = np.searchsorted(pairs.starts, found, side="right") - 1
@@ -151,10 +142,7 @@ class _Entry(NamedTuple):
 
 
 class Intersections:
-    """A cache of the pairs that each rule bars, by version of an audience.
-
-    An entry is valid until the rule changes. The number of entries is bounded.
-    """
+    """A bounded cache of the pairs that each rule bars, by version of an audience, valid until the rule changes."""
 
     def __init__(self, most: int = KEPT_ENTRIES) -> None:
         self._most = most
@@ -173,10 +161,7 @@ class Intersections:
         return known[2]
 
     def rows(self, rule: Rule, check: PairCheck, batch: Batch, pairs: PairRows) -> NDArray[np.intp]:
-        """Return the rows of a batch that a rule's present check bars.
-
-        Args: the batch must have all pairs of its broadcasts.
-        """
+        """Return the rows of a batch that a rule's present check bars. It must have all pairs of its broadcasts."""
         if not pairs.audience.version:  # the audience of all agents, whose pairs change without a new version
             return np.flatnonzero(check.bars(batch.from_ids, batch.to_ids))
         key, version = (pairs.audience, id(rule)), _version(rule)

@@ -110,7 +110,6 @@ class DelegatedRules:
             await asyncio.wait((self._asking,))
 
     def _blocks(self, rule: Rule, batch: Batch, pairs: PairRows | None) -> bool:
-        """Return whether a rule blocks any row of a batch."""
         check = None if pairs is None else self._intersections.check(rule)
         if pairs is None or check is None:
             return bool(rule.check_batch(batch, self._exp_id))
@@ -121,10 +120,7 @@ class DelegatedRules:
         self._unreported += messages
 
     def heard(self, lane: LaneClient, number: int, asked_at: float, batch: Batch) -> None:
-        """Handle an answer of the interceptor to a batch.
-
-        Args: number is that of the snapshot that the answer offers (0: none); asked_at is the loop time of the request.
-        """
+        """Handle an answer to a batch, asked for at a loop time. It offers the snapshot with this number, if any."""
         if self._recent.get(batch.first):  # it passed here, but the server refused it: now the interceptor counts it
             self._recent[batch.first] = False
             self._count(-batch.rows)

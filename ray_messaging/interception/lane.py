@@ -120,10 +120,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
             self.transport.writelines(whole)
 
     def crowded(self) -> bool:
-        """Return whether frames must wait in the buffer.
-
-        A subclass that returns True must call `handle` again later.
-        """
+        """Return whether frames must wait in the buffer. A subclass that returns True calls `handle` again later."""
         return False
 
     def refuse(self, why: str) -> None:  # noqa: ARG002 - for subclasses that log
@@ -173,8 +170,7 @@ class LaneClient(FrameProtocol):
     async def ask(self, request: bytes, *, patient: bool = False) -> bytes:
         """Send a request for verdicts and return its answer; raise OSError if the connection is lost.
 
-        Args:
-            patient: the request is about deferred rows. Its answer comes once there are verdicts, or after PATIENCE_S.
+        A patient request is about deferred rows: its answer comes once there are verdicts, or after PATIENCE_S.
         """
         return await self._exchange(WAIT if patient else JUDGE, request)
 

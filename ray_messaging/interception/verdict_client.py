@@ -63,10 +63,7 @@ class VerdictClient:
         return await self.judge(batch)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - for subclasses
-        """Return a verdict that passes broadcasts without expanding them to their hearers, if there are no rules.
-
-        None if there may be rules: then the broadcasts must be expanded and judged.
-        """
+        """Return a verdict that passes broadcasts without expanding them to hearers; None if there may be rules."""
         return None
 
     async def step_rules(self) -> list[str]:
@@ -108,10 +105,7 @@ def verdict_client_for(
 
 
 class PassAll(VerdictClient):
-    """The client of a messager without interceptor.
-
-    All messages pass, provided that the experiment has no interceptor either.
-    """
+    """The client of a messager without interceptor: all messages pass, if the experiment has none either."""
 
     route = "none"
 
@@ -155,10 +149,7 @@ class LocalVerdictClient(VerdictClient):
 
 
 async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-    """Repeat an attempt until it succeeds or the time is up; then raise InterceptorUnavailable.
-
-    An error that another attempt cannot change is raised at once.
-    """
+    """Repeat an attempt for so long, unless its error cannot change; then raise InterceptorUnavailable."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     backoff = Backoff(INTERCEPTOR_RETRY, deadline=deadline)
     reason: Exception | None = None
@@ -244,10 +235,7 @@ class RemoteVerdictClient(VerdictClient):
         return (await self._verdicts(batch, with_payload=False, patient=True)).batch_verdict(batch.rows)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that passes broadcasts without expanding them, or None if there are rules.
-
-        A rule snapshot says whether there are rules. If the client has no valid snapshot, it fetches one.
-        """
+        """Return a verdict that passes broadcasts unexpanded if a snapshot, fetched if need be, has no rules."""
         if not self._delegate_rules:
             return None
         deadline = asyncio.get_running_loop().time() + self._timeout_s
@@ -282,10 +270,7 @@ class RemoteVerdictClient(VerdictClient):
         )
 
     async def ended(self) -> Closed | None:
-        """Return a Closed error if the interceptor or a server is lost for good, so that the experiment has ended.
-
-        None if that is not known.
-        """
+        """Return a Closed error if the interceptor or a server is lost for good; None if that is not known."""
         try:
             async with asyncio.timeout(_GLANCE_S):
                 lost = await self._handle.lost_server.remote()
@@ -360,10 +345,7 @@ class RemoteVerdictClient(VerdictClient):
 
 
 class ForeignVerdictClient(VerdictClient):
-    """The client of a user's actor. As in AgentSociety, `forward` is called for each message that has both ids.
-
-    The actor also gets the payload as in AgentSociety: as JSON text.
-    """
+    """The client of a user's actor: `forward` is called as in AgentSociety, for each message that has both ids."""
 
     route = "forward"
 

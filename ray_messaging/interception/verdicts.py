@@ -55,10 +55,7 @@ class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
     snapshot: int = 0
 
     def batch_verdict(self, count: int) -> "BatchVerdict":
-        """Return the verdicts by row.
-
-        Raises: FrameError if a row is not in a batch of `count` rows, or a payload has several lines.
-        """
+        """Return the verdicts by row; raise FrameError if they are not on a batch of `count` rows, or damaged."""
         found = BatchVerdict(epoch=self.epoch)
         for why in self.blocked:
             found.blocked.update(dict.fromkeys(_numbers(why.rows, count), (why.rule, why.reason)))
@@ -126,7 +123,6 @@ class BatchVerdict(msgspec.Struct, array_like=True):
 
 
 def _rows_of(found: Mapping[int, T]) -> dict[T, list[int]]:
-    """Group rows by value."""
     groups: defaultdict[T, list[int]] = defaultdict(list)
     for row, value in found.items():
         groups[value].append(row)

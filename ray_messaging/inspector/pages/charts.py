@@ -60,7 +60,6 @@ def _over_time(traffic: Traffic, lines: dict[str, list[int]], colours: Any) -> O
 
 
 def _over(places: list[str], series: list[Options], least_interval: int = 0) -> Options:
-    """Draw series over bins of time or of steps."""
     return {
         "animation": False,
         "grid": {"left": 4, "right": 10, "top": 26, "bottom": 6, "containLabel": True},
@@ -84,17 +83,13 @@ def _over(places: list[str], series: list[Options], least_interval: int = 0) -> 
 
 
 def _place(traffic: Traffic, at: float) -> str:
-    """Return the name of a bin."""
     if not traffic.in_steps:
         return f"{datetime.fromtimestamp(at, UTC):{'%H:%M:%S' if traffic.width < 60 else '%d %b %H:%M'}}"
     return f"step {at:,}" if traffic.width == 1 else f"steps {at:,} to {at + traffic.width - 1:,}"
 
 
 def network(society: Society) -> Options:
-    """Draw the agents that write most, and who writes to whom among them.
-
-    They are coloured by what was collected of them last, or else by their messages.
-    """
+    """Draw who writes to whom, and the agents, coloured by what was collected of them last, or by their messages."""
     most = max((sent for _, sent in society.agents), default=1)
     heaviest = max((count for *_, count in society.edges), default=1)
     colours = _colours(society.values or dict(society.agents))

@@ -119,10 +119,7 @@ VIEWS = (
 
 @contextmanager
 def page_layout(cache: AnswerCache, here: str) -> Iterator[None]:
-    """Draw the frame of a page; the `with` block draws the content.
-
-    Args: here is the path of the page.
-    """
+    """Draw the frame of the page at the path `here`; the `with` block draws the content."""
     ui.page_title(f"{cache.source.title} - inspector")
     ui.add_css(_STYLE)
     dark = ui.dark_mode(None)

@@ -70,7 +70,6 @@ def _sampled(found: Traffic | Society) -> str:
 
 
 def _period(traffic: Traffic, *, live: bool) -> str:
-    """Return what a chart over time shows."""
     sampled = _sampled(traffic)
     if traffic.in_steps:
         return f"Per step, of {'the last steps' if live else 'the whole run'}{sampled}."
@@ -206,7 +205,6 @@ class Overview:
                 fact(title, value)
 
     def _show_depths(self, state: State) -> None:
-        """Show the longest queues, as bars."""
         queues = sorted(state.waiting.items(), key=lambda queue: (-queue[1], queue[0]))
         longest = queues[:_DEPTHS]
         if longest == self._deep:

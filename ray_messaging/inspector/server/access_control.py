@@ -176,10 +176,7 @@ async def _answer(
 
 
 def _protected(send: Send, *, is_static: bool) -> Send:
-    """Return a `send` that adds the protective headers.
-
-    Only static files may be stored by the browser, not agents' texts.
-    """
+    """Return a `send` that adds the protective headers. Browsers may store static files only, not agents' texts."""
 
     async def sending(event: Event) -> None:
         if event["type"] == "http.response.start":

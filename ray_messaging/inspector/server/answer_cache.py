@@ -41,10 +41,7 @@ class AnswerCache:
         self._room = asyncio.Semaphore(_WAITING)
 
     async def shared(self, key: str, question: Callable[[], T], max_age_s: float) -> T:
-        """Return the answer to a question: one that is at most `max_age_s` old, or a new one.
-
-        Args: key names the question, so that pages can share the answer. Raises: what the question raises.
-        """
+        """Return an answer that is at most `max_age_s` old, shared under a key. Raises what the question raises."""
         answer = self._answers.setdefault(key, _Answer())
         if answer.coming is None:
             if time.monotonic() - answer.at <= max_age_s:

@@ -30,10 +30,7 @@ class Bound(NamedTuple):
 
 
 def bind(place: Place, *, token: bool) -> Bound:
-    """Bind to a place, before anything else is started; raise ConfigError if that fails.
-
-    Args: token demands a token on loopback, too; on any other address there always is one.
-    """
+    """Bind to a place; raise ConfigError if that fails. With `token`, or not on loopback, a token is demanded."""
     if not 0 <= place.port <= 65535:
         raise ConfigError(f"--port {place.port} is no port: write one from 1 to 65535, or 0 for a free one")
     try:

@@ -109,14 +109,10 @@ class FolderSource(Source):
         }
 
     def _is_long(self) -> bool:
-        """Return whether the series are too long for a page."""
         return len(self._folder.collected_files(Kind.SERIES)) > _SERIES_FILES
 
     def series(self, agent: str | None = None) -> Series | None:
-        """Return what the run has collected of all agents together, or of one; None: nothing, or too much for a page.
-
-        Raises: InvalidQuery if the id is not valid.
-        """
+        """Return what the run has collected of all agents, or of one; None if that is nothing, or too much to show."""
         if self._is_long():
             return None
         table = self._once(self._series)
@@ -139,10 +135,7 @@ class FolderSource(Source):
         return self.log.series()
 
     def record(self) -> list[tuple[str, str]]:
-        """Return the facts of the run: experiment, starts, groups, steps, changes of rules.
-
-        Raise LogError if they are damaged.
-        """
+        """Return the facts of the run: experiment, starts, groups, steps, rules; raise LogError if they are damaged."""
         run = self.log.run
         if run is None:
             return [("record", "none: its folder has no _run.json")]
@@ -186,7 +179,6 @@ class FolderSource(Source):
 
 
 def _changed(change: Mapping[str, Any]) -> str:
-    """Return what a change of the rules was, and when."""
     step, at = change["step"], f"on {clock(change['at'])}"
     when = at if step is None else f"from step {step:,}" if change["exact"] else f"in the middle of step {step:,}"
     return f"{change['change']} {when}"

@@ -81,10 +81,7 @@ class LiveSource(Source):
         return self._messaging.log
 
     def traffic(self) -> Traffic | None:
-        """Return the traffic of the last minute, or of the last steps.
-
-        If many rows came at once, it is estimated from a sample of them.
-        """
+        """Return the traffic of the last minute, or of the last steps: of a sample if many rows came at once."""
         if self._messaging.log_dir is None:
             return None
         begin, most = self._position, _MOST_COUNTED
@@ -142,10 +139,7 @@ class LiveSource(Source):
         ]
 
     def agent(self, agent: str) -> AgentFacts:
-        """Return the facts about an agent.
-
-        Raises: InvalidQuery if the id is not valid, ConfigError if the experiment keeps no log.
-        """
+        """Return the facts about an agent. Raises InvalidQuery for an invalid id, ConfigError if there is no log."""
         found = agent_id(agent)
         group = None if found is None else self._connection.ask(self._connection.interceptor.owner_of.remote(found))
         if found is None or group is None:

@@ -95,10 +95,7 @@ class LiveControl:
         return self._read_rule(spec.strip())
 
     def preview(self, spec: str) -> Preview:
-        """Return which messages of the last minute a rule would have blocked.
-
-        Raise ConfigError if the rule is not valid.
-        """
+        """Return which messages of the last minute a rule would have blocked; raise ConfigError if it is not valid."""
         return preview(self._messaging.log, self._messaging.exp_id, self._rule(spec))
 
     def insert_rule(self, spec: str, index: int | None, at_step: int | None) -> str:
@@ -188,10 +185,7 @@ def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
 
 
 def judged(rows: Iterable[Mapping[str, Any]], exp_id: str, rule: Rule) -> Iterable[tuple[Mapping[str, Any], Verdict]]:
-    """Yield the rows on which a rule has another verdict than to pass, with the verdict.
-
-    They are judged second by second, so that rates count by the log's times.
-    """
+    """Yield the rows that a rule does not just pass, judged second by second: rates count by the log's times."""
     if isinstance(rule, RateLimit):
         moment = [0.0]
         rule = RateLimit(rule.per_second, rule.per_round, name=rule.name, clock=lambda: moment[0])

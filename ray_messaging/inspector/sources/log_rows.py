@@ -35,10 +35,7 @@ _USER = "the user"
 
 
 def agent_id(text: str) -> AgentId | None:
-    """Return the id that a reader has typed, or None for "the user" and "", which mean the user.
-
-    Raises: InvalidQuery if it is not a valid id.
-    """
+    """Return the id that a reader has typed, None for "the user" and ""; raise InvalidQuery if it is not valid."""
     if text.strip() in {"", _USER}:
         return None
     try:
@@ -48,10 +45,7 @@ def agent_id(text: str) -> AgentId | None:
 
 
 def rows_of(log: EventLog, query: RowQuery) -> list[Row]:
-    """Return the last matching rows, the newest last.
-
-    Raises: InvalidQuery if a field of the query is not valid, LogError if the log cannot be read.
-    """
+    """Return the last matching rows, the newest last; raise InvalidQuery or LogError if one cannot be read."""
     limit = max(1, min(query.limit, MOST_ROWS))
     table = log.recent(limit=limit, width=TEXT_WIDTH + 1, **_fields(query))
     rows = [row_of(found) for found in dicts_of(table)]
@@ -61,7 +55,6 @@ def rows_of(log: EventLog, query: RowQuery) -> list[Row]:
 
 
 def _fields(query: RowQuery) -> dict[str, Any]:
-    """Return the fields of the event log's query; raise InvalidQuery if one is not valid."""
     fields: dict[str, Any] = {}
     for end in ("from_id", "to_id", "agent"):
         if text := getattr(query, end):
@@ -117,10 +110,7 @@ def _recipient(found: Mapping[str, Any]) -> str:
 
 
 def agent_facts(log: EventLog, text: str, group: str | None = None, waiting: int | None = None) -> AgentFacts:
-    """Return the facts that a log has about an agent.
-
-    Raises: InvalidQuery if the id is not valid, LogError if the log cannot be read.
-    """
+    """Return the facts that a log has about an agent. Raises as `rows_of`."""
     agent = agent_id(text)
     return AgentFacts(
         name(agent),
@@ -178,10 +168,7 @@ class Source:
         return None
 
     def traffic(self) -> Traffic | None:
-        """Return the traffic of the last minute or steps if the run is live, else of the whole run.
-
-        None: there is no log.
-        """
+        """Return the traffic of the last minute or steps if the run is live, else of all of it; None without a log."""
         return None
 
     def society(self) -> Society | None:
@@ -189,10 +176,7 @@ class Source:
         return None
 
     def series(self, agent: str | None = None) -> Series | None:  # noqa: ARG002 - a log has some
-        """Return what the run has collected of all agents together, or of one; None: nothing, or it is not known.
-
-        Raises: InvalidQuery if the id is not valid.
-        """
+        """Return what the run has collected of all agents, or of one; raise InvalidQuery if its id is not valid."""
         return None
 
     def state(self) -> State | None:
@@ -212,10 +196,7 @@ class Source:
         return []
 
     def rows(self, query: RowQuery) -> Sequence[Row]:
-        """Return the last matching rows, the newest last.
-
-        Raises: InvalidQuery if a field of the query is not valid, ConfigError if there is no log.
-        """
+        """Return the last matching rows, the newest last. Raises as `rows_of`; ConfigError if there is no log."""
         return rows_of(self.log, query)
 
     def agent(self, agent: str) -> AgentFacts:

@@ -13,10 +13,7 @@ MOST = 500_000  # rows that are counted
 
 
 def society_of(log: EventLog, *, after: int = -1, most: int = MOST) -> Society:
-    """Return the society of a log's rows after a position; if they are more than `most`, it is estimated from a sample.
-
-    The user, and broadcasts, whose rows have no recipient, are left out.
-    """
+    """Return the society of a log's rows after a position, without the user and broadcasts; if many, of a sample."""
     sample = log.sample(["from_id", "to_id", "fate"], after=after, most=most)
     delivered = pc.equal(sample.counts["fate"], "delivered")
     counts = sample.counts.filter(pc.and_(delivered, pc.not_equal(sample.counts["from_id"], sample.counts["to_id"])))

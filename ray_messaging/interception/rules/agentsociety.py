@@ -241,7 +241,6 @@ class BlackSet(MutableSet[Pair]):
 
 
 def _name_of(block: object) -> str:
-    """Return a block's own name, or one made from its class's name."""
     name = getattr(block, "name", "")
     if isinstance(name, str) and name:
         return name

@@ -177,7 +177,6 @@ def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.i
 
 
 def _rows_without_ints(from_ids: IdColumn, to_ids: IdColumn) -> list[int]:
-    """Return the rows in which an id is not an int."""
     if from_ids.kinds is None and to_ids.kinds is None:
         return []
     found = np.zeros(len(from_ids), np.bool_)

@@ -91,7 +91,6 @@ class Ban(Rule):
             self._mirror()
 
     def _one_by_one(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply a check that judges single messages."""
         found: dict[int, Verdict] = {}
         for row in range(len(batch)):
             key = self._key_of(batch, row)
@@ -110,10 +109,7 @@ class Ban(Rule):
         return found
 
     def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply a check that judges whole batches.
-
-        Only rows that it blocks, or that may be banned, are visited one by one.
-        """
+        """Apply a check that judges whole batches; only rows that it blocks, or that may be banned, are visited."""
         found = self._banned_rows(batch)
         rest, rows = batch, np.arange(len(batch))
         if found:
@@ -136,11 +132,7 @@ class Ban(Rule):
         return found | verdicts | (self._banned_rows(batch, begins) if begins else {})
 
     def _banned_rows(self, batch: Batch, begins: Mapping[Any, int] | None = None) -> dict[int, Verdict]:
-        """Return blocks for banned rows.
-
-        Args: `begins` maps each key that was banned in this batch to the row at which its ban began. With it, only the
-        rows of these keys after that row are returned.
-        """
+        """Return blocks for banned rows; with `begins`, for those behind the row at which their key's ban began."""
         rows: dict[int, str] = {}
         for row in self._index.candidates(batch.from_ids, batch.to_ids):
             key = self._key_of(batch, row)
@@ -211,7 +203,6 @@ class Ban(Rule):
 
 
 def _is_violation(verdict: Verdict) -> bool:
-    """Return whether a verdict blocks a message for another reason than a failure of the check."""
     return verdict.blocked and not verdict.reason.startswith(_FAILED)
 
 

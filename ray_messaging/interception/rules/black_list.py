@@ -89,7 +89,6 @@ class BlackList(Rule):
         return PairCheck(PairTable(self.state).has, "this sender may not write to this hearer")
 
     def _hit(self, from_id: AgentId | None, to_id: AgentId | None) -> Pair | None:
-        """Return the listed pair that blocks a message, or None if none does."""
         if from_id is None:
             return None
         pairs = self._listed

@@ -221,7 +221,6 @@ class RoundQuota(Rule):
                 self.state[agent] = count
 
     def _silenced(self, batch: Batch, quota: int) -> dict[int, str]:
-        """Return the rows of agents with too many blocked messages, each with the reason."""
         if _BEGUN not in self.state:
             self._begin()
         if self.context is None or not self.context.violations:

@@ -193,10 +193,7 @@ class Moderator(SlowRule):
         return verdict
 
     async def _shared(self, call: asyncio.Task[Verdict]) -> Verdict:
-        """Wait for a call that several messages may share.
-
-        If this waiter is cancelled, the call goes on for the others.
-        """
+        """Wait for a call that several messages may share, and that goes on if this waiter is cancelled."""
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -206,7 +203,6 @@ class Moderator(SlowRule):
             return self._fail(Closed("the rule was closed before it answered"))
 
     async def _ask(self, message: Message, key: Hashable = None) -> Verdict:
-        """Call the callable about a message, and cache its verdict."""
         work = self._work
         work.waiting += 1
         work.asked += 1

@@ -87,10 +87,7 @@ class Endpoint:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     async def ask(self, messages: list[dict[str, str]]) -> str:
-        """Return the model's answer.
-
-        Raises: an error that says how to fix it, and never contains the API key.
-        """
+        """Return the model's answer; raise an error that says how to fix it, and never contains the API key."""
         try:
             reply = await self._complete(await self._opened(), messages)
         except Exception as error:  # noqa: BLE001 - every error is translated
@@ -326,10 +323,7 @@ class OpenAIModerator(Moderator):
 
 
 def read_verdict(text: str) -> Verdict:
-    """Return the verdict in a model's answer, which may have other text around it.
-
-    Raises: ValueError if there is no verdict, or there are contradictory ones.
-    """
+    """Return the one verdict in a model's answer, whatever text is around it; raise ValueError if there is none."""
     answer = text.rpartition("</think>")[2].strip()  # some models write their reasoning first
     found = {bool(verdict["allow"]): verdict for verdict in _objects(answer[:_ANSWER_CHARS])}
     if len(found) != 1 or len(answer) > _ANSWER_CHARS:

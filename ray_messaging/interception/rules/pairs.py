@@ -32,10 +32,7 @@ def check_pair(pair: object, rule: str) -> Pair:
 
 
 def check_pairs(pairs: object, rule: str) -> set[Pair]:
-    """Return the pairs given by a user, who may give several or a single one.
-
-    Raises: RuleError if one is not a pair, InvalidAddress if an id is not valid.
-    """
+    """Return the pairs, or the single one, of a user; raise RuleError or InvalidAddress if one is not valid."""
     if isinstance(pairs, tuple) and len(pairs) == 2 and not any(isinstance(side, tuple | list | set) for side in pairs):
         return {check_pair(pairs, rule)}
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):

@@ -77,11 +77,7 @@ def decoded(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
 
 
 def visible_parts(payload: Any) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Return the parts of a payload that a reader sees: for a Msg, all but its class, role, id and time.
-
-    These fields are left out only if their values have the form that a Msg gives them, so that nothing can be hidden
-    there.
-    """
+    """Return what a reader sees of a payload: of a Msg all but class, role, id and time, if they have a Msg's form."""
     if not names_msg(payload):
         return payload
     return {key: value for key, value in payload.items() if key not in _OWN or not _OWN[key](value)}
@@ -273,7 +269,6 @@ class Pattern(Rule):
         return block(f"the payload holds {found}")
 
     def _found(self, text: str, clock: "_Clock") -> str | None:
-        """Return a description of the first hit in a text, or None if there is none."""
         if self.words:
             hits = self._words.hits(plain(text, fold=self.ignore_case))
             if hits:

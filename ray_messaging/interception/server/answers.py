@@ -46,10 +46,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def unpack(cls, data: bytes) -> "Record":
-        """Decode packed bytes; raise FrameError if they are not valid.
-
-        Bytes whose first byte is zlib's are compressed, others are a MessagePack array.
-        """
+        """Decode packed bytes, compressed if they begin with zlib's; raise FrameError if they are not valid."""
         try:
             return _decode(_inflated(data) if data[:1] == _ZLIB else data)
         except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -69,10 +66,7 @@ _decode = msgspec.msgpack.Decoder(Record).decode
 
 
 def key_of(batch: Batch) -> str:
-    """Return the key of a batch, by which its answer is kept. It is the same if the batch is sent again.
-
-    The key of a batch of a step has the attempt at the step.
-    """
+    """Return the key of a batch's answer, the same if it is sent again. That of a step's batch has the attempt."""
     attempt = attempt_at(batch)
     place = batch.epoch if attempt is None else f"{attempt.number}@{attempt.step}"
     return f"{batch.sender} {place} {batch.first} {batch.rows}"
@@ -131,10 +125,7 @@ class Answers:
     # -- asking again ---------------------------------------------------------------------------------------------
 
     def get(self, sender: str, key: str) -> bytes | Awaitable[bytes] | None:
-        """Return the answer to a sender's batch, or None if it is not known.
-
-        An answer that is not saved yet is returned as an awaitable, which is done once it is saved.
-        """
+        """Return the answer to a sender's batch, an awaitable if it is not saved yet; None if it is not known."""
         last = self._last.get(sender)
         if last is not None and last[0] == key:
             return last[1]
@@ -218,10 +209,7 @@ class Answers:
         self.hold(records)
 
     def hold(self, records: Mapping[str, bytes]) -> None:
-        """Keep packed records here.
-
-        Records that have expired are dropped, here and on the server with the next write.
-        """
+        """Keep packed records here. Expired ones are dropped, here and on the server with the next write."""
         for key, data in records.items():
             expired = self._count(key, data)
             if expired:

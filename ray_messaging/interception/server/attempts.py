@@ -121,10 +121,7 @@ class StepAttempts:
         return True
 
     def note(self, attempt: Attempt, judge: Callable[[], bool]) -> None:
-        """Call `judge`, and record what it changes in the tables as changes by an attempt.
-
-        Args: `judge` returns whether the batch has its answer when it returns.
-        """
+        """Call `judge`, which returns whether the batch has its answer, and record what it changes in the tables."""
         tables = self._tables()
         journals = {name: Journal() for name in tables}
         for name, table in tables.items():

@@ -30,10 +30,7 @@ def forwarded(from_id: AgentId | None, to_id: AgentId | None, message: object, *
 
 
 def _payload(message: object) -> object:
-    """Return the payload of a message.
-
-    AgentSociety's messager passes JSON text; any other text becomes the field "content".
-    """
+    """Return the payload of a message: AgentSociety passes JSON text; any other text becomes the field "content"."""
     if isinstance(message, dict | Msg):
         return message
     if isinstance(message, str):

@@ -148,10 +148,7 @@ class Interceptor:
         return self._judge_once(self._as_wanted(batch))
 
     def _answer_in_step(self, batch: Batch, attempt: Attempt, *, patient: bool) -> bytes | Awaitable[bytes]:
-        """Answer a request about a batch of a step.
-
-        An answer that defers all rows means that the rules need more time.
-        """
+        """Answer about a batch of a step. An answer that defers all rows means that the rules need more time."""
         before = self.before_step(attempt.step)
         if before is not None:
             return self._answer_after(before, batch, attempt, patient=patient)
@@ -184,10 +181,7 @@ class Interceptor:
         return not verdicts.blocked
 
     def snapshot(self, request: bytes | memoryview, messagers: int = 1) -> bytes | Awaitable[bytes]:
-        """Answer a request for a rule snapshot, and count the messages that have passed by delegated rules.
-
-        Args: messagers is the number of messagers that may ask.
-        """
+        """Answer one of some messagers that asks for a rule snapshot, and count what passed by delegated rules."""
         self._check()
         asked = decode_snapshot_request(request)
         self.judged += asked.passed
@@ -252,7 +246,6 @@ class Interceptor:
         self._answers.forget(answers)
 
     def _run_rules(self, batch: Batch) -> RulePipeline:
-        """Apply the rules to a batch, count the verdicts, and start to ask the slow rules."""
         pipeline = RulePipeline(batch, self.exp_id, self.watch, self._intersections)
         with self._traced(batch):
             pipeline.run(self.rules.for_broadcasts if pipeline.of_pairs else self.rules.each)
@@ -316,10 +309,7 @@ class Interceptor:
         return found
 
     def rule_failed(self, rule: Rule, error: BaseException, messages: int) -> None:
-        """Count messages on which a rule failed.
-
-        They are counted for the rule that is running, which may have called the failed one.
-        """
+        """Count messages on which a rule failed, for the rule that is running, which may have called the failed one."""
         self.failures.note(self.watch.rule or rule, error, messages)
 
     @property
@@ -333,11 +323,7 @@ class Interceptor:
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
-        """Load the state that a predecessor saved. With `merge`, it is added to the state of the newly given rules.
-
-        Args: tables has the saved fields of each table by name, answers the packed record of each saved answer by its
-        key.
-        """
+        """Load a predecessor's tables and packed answers; with `merge` beside the state of newly given rules."""
         for name, table in self._tables.items():
             if tables.get(name):
                 table.load(tables[name], merge=merge)
@@ -358,11 +344,7 @@ class Interceptor:
                 ) from error
 
     async def change(self, change: Callable[[], T], also: Callable[[], Awaitable[None]] | None = None) -> T:
-        """Change rules or their state. The change is saved and in force once this has returned.
-
-        Args:
-            also: awaited after rules were added or removed, and before the state is saved.
-        """
+        """Change rules or their state; at the return it is saved and in force. `also` is awaited before it is saved."""
         before, tables = self.rules.now, dict(self._tables)
         result = change()
         self.delegation.notice_changes()
@@ -402,10 +384,7 @@ class Interceptor:
         return failures
 
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
-        """End the round of a step that is closed, once, and count messages that were blocked when it was closed.
-
-        Rules that judge whole steps have already begun their next round by then.
-        """
+        """End the round of a closed step, once, and count what was blocked at the close. Step rules have done so."""
 
         def end() -> None:
             self._count_violations(violations)

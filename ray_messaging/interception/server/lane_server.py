@@ -92,11 +92,7 @@ class LaneServer:
             await self._server.wait_closed()
 
     def admit(self, caller: "_Caller") -> bool:
-        """Add a connection; return False if it must be refused.
-
-        Above the limit it replaces the oldest connection without a token, so that a flood of strangers locks out
-        nobody.
-        """
+        """Add a connection; return False if there are too many. One without a token, the oldest, makes room for it."""
         if len(self.strangers) >= max(1, self._limit // 4) or len(self.connections) >= self._limit:
             oldest = next(iter(self.strangers), None)
             if oldest is None:
@@ -264,6 +260,5 @@ class _Caller(FrameProtocol):
 
 
 def _all_deferred(request: memoryview) -> bytes:
-    """Return an answer that defers all rows of a request."""
     rows = set(range(len(decode(bytes(request)))))
     return BatchVerdict(deferred=rows).encode(FOREIGN, wants_payload=False)

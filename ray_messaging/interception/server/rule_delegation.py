@@ -133,10 +133,7 @@ class RuleDelegation:
     # -- giving out snapshots -------------------------------------------------------------------------------------
 
     def answer(self, held: int, messagers: int = 1) -> bytes | Awaitable[bytes]:
-        """Answer a messager that holds the snapshot with the number `held` (0: none).
-
-        Args: messagers is the number of messagers that may ask.
-        """
+        """Answer one of some messagers, which holds the snapshot with the number `held` (0: none)."""
         number = self.offer
         if number == 0 or self._outdated:  # earlier snapshots are revoked first
             return _NOTHING

@@ -86,10 +86,7 @@ class RulePipeline:
         return self._pairs is not None
 
     def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
-        """Apply rules in order, and defer messages that must wait for a slow rule.
-
-        Args: `passed` are the names of the rules that the batch has passed before.
-        """
+        """Apply rules in order, after those that the batch has passed, and defer messages that wait for a slow rule."""
         for place, rule in enumerate(rules):
             if not self.rest.rows:
                 return
@@ -102,10 +99,7 @@ class RulePipeline:
                 self.take(rule, found)
 
     def in_order(self, rules: Sequence[Rule]) -> Generator[Asked, Sequence[Verdict], None]:
-        """Apply rules in order to all rows, and defer none.
-
-        It yields what a slow rule must be asked, and the caller sends back the verdicts.
-        """
+        """Apply rules in order to all rows. It yields what a slow rule must be asked, and is sent the verdicts."""
         for rule in rules:
             if not self.rest.rows:
                 return
@@ -200,7 +194,6 @@ class RulePipeline:
         return found, slow
 
     def _defer(self, rule: SlowRule, passed: tuple[str, ...], then: Sequence[Rule]) -> Mapping[int, Verdict]:
-        """Return the verdicts that a slow rule can give at once, and defer the other rows."""
         found, slow = self._ask_at_once(rule)
         for rows, message in slow:
             place = self._place(rows[0])
@@ -282,10 +275,7 @@ def _sendable(verdict: Verdict) -> bytes | None:
 
 
 def checked_rows(verdicts: Mapping[int, Verdict], count: int) -> dict[int, Verdict]:
-    """Return a rule's verdicts by row.
-
-    Raises: TypeError if one is not a verdict, ValueError if one is not on a row of the batch.
-    """
+    """Return a rule's verdicts by row; raise TypeError or ValueError if one is no verdict on a row of the batch."""
     return {_row(row, count): checked(verdict) for row, verdict in verdicts.items()}
 
 

@@ -52,10 +52,7 @@ class RuleSet:
         return [rule.name for rule in self.now]
 
     def find(self, which: int | str) -> int:
-        """Return the position of a rule, given by position or name.
-
-        Raises: RuleError, which lists all names, if there is no such rule.
-        """
+        """Return the position of a rule, given by position or name; raise RuleError, with all names, if none fits."""
         if isinstance(which, str) and which in self.names:
             return self.names.index(which)
         if isinstance(which, int) and not isinstance(which, bool) and -len(self) <= which < len(self):
@@ -70,10 +67,7 @@ class RuleSet:
         return self.now[self.find(which)]
 
     def insert(self, rule: object, index: int | None = None) -> Rule:
-        """Insert a rule before the one at `index` (None: at the end).
-
-        Raises: RuleError if the rule, its name or the index is not valid.
-        """
+        """Insert a valid rule before the one at `index` (None: at the end); raise RuleError if one is not valid."""
         return self._put(rule, [*self.now], len(self) if index is None else _place(index))
 
     def replace(self, which: int | str, rule: object) -> Rule:
@@ -171,11 +165,7 @@ class RuleFailures:
         self._records: dict[int, _Record] = {}
 
     def note(self, rule: Rule, error: BaseException, messages: int = 1, *, at: str = "") -> None:
-        """Count messages on which a rule failed. A new error is logged with its traceback.
-
-        Args:
-            at: the name of the call that failed, if it was not a verdict on messages.
-        """
+        """Count messages on which a rule failed, or a call of it (`at`). A new error is logged with its traceback."""
         record = self._records.setdefault(id(rule), _Record(rule))
         text = text_of(error)[:_CHARS]
         record.last, record.last_at = text, time.time()
@@ -195,10 +185,7 @@ class RuleFailures:
             logger.error("rule %r has failed %d times by now: %s (%s)", rule.name, found.count, text, found.where)
 
     def of(self, rule: Rule) -> dict[str, Any]:
-        """Return a rule's failures in JSON's types; {} if there are none.
-
-        `failures` counts messages, `errors` lists the distinct errors, `last_failed_at` is in unix seconds.
-        """
+        """Return a rule's failures, in messages, and its distinct errors, in JSON's types; {} if there are none."""
         record = self._records.get(id(rule))
         if record is None:
             return {}

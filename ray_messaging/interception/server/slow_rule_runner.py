@@ -60,10 +60,7 @@ class SlowRuleRunner:
     # -- starting -------------------------------------------------------------------------------------------------
 
     def begin(self, deferred: Deferred) -> None:
-        """Start to judge a message by the slow rule that it has reached.
-
-        If a predecessor got further with it, go on from there.
-        """
+        """Judge a message by the slow rule that it has reached, or from where a predecessor got with it."""
         message = deferred.message
         key = message.message_id(0)
         if self.knows(key):
@@ -175,10 +172,7 @@ class SlowRuleRunner:
             await asyncio.sleep(0)
 
     def _resume(self, batch: Batch) -> None:
-        """Continue each message from its saved progress. Messages with the same progress continue together.
-
-        The pairs of broadcasts were judged before the broadcasts were deferred.
-        """
+        """Continue each message, or broadcast, from its saved progress, together with those of the same progress."""
         pairs = pair_rows(batch)
         batch = batch if pairs is None else once_each(batch, pairs)
         groups: dict[tuple[str, ...], tuple[list[int], BatchVerdict]] = {}
@@ -202,10 +196,7 @@ class SlowRuleRunner:
             self._apply_rest(batch.take(np.array(rows, np.intp)), passed, so_far)
 
     def _apply_rest(self, batch: Batch, passed: tuple[str, ...], so_far: BatchVerdict) -> None:
-        """Apply the rules that a batch has not passed yet.
-
-        Args: `passed` are the names of those that it has passed, `so_far` is their verdict.
-        """
+        """Apply the rules that a batch has not passed yet; `so_far` is the verdict of the others."""
         version = self._interceptor.state_version
         lines = {row: line for row, (_, line) in so_far.rewritten.items()}
         batch = batch.with_payloads(lines) if lines else batch
@@ -242,10 +233,7 @@ class SlowRuleRunner:
         return [row for row, key in enumerate(keys) if not self.knows(key)]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the known verdicts on a batch, as soon as there is one, or after PATIENCE_S.
-
-        Rows without a verdict are deferred. Unknown messages are resumed first.
-        """
+        """Return the verdicts on a batch once there is one, or after PATIENCE_S; other rows are deferred."""
         unknown = self.unknown(batch)
         if unknown:
             await self._resume_rows(batch, unknown)

@@ -113,10 +113,7 @@ class StateWriter:
         return self._store is not None and any(table.changed for table in self._tables.values())
 
     def renew(self) -> "asyncio.Future[None]":
-        """Write all state again, because the server has lost some of it.
-
-        The future is done once it is on the server.
-        """
+        """Write all state again, because the server has lost some of it; the future is done once it is there."""
         if self._store is not None:
             self._note_loss()
         return self.keep({})

@@ -46,10 +46,7 @@ class StepBatches:
         return sum(judging.batch.rows for judging, _ in self.running.values())
 
     def advance(self, judging: Judging, verdicts: Sequence[Verdict] | None = None) -> Asked | None:
-        """Apply the rules up to the next slow one, and return what it must be asked; None if there is none left.
-
-        Args: `verdicts` are the answers of the slow rule before; None for the first call.
-        """
+        """Apply the rules, from a slow rule's verdicts on, up to the next slow one; return what to ask it, or None."""
         asked: Asked | None = None
 
         def judge() -> bool:

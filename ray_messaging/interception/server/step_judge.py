@@ -96,11 +96,7 @@ class RuleReviewer:
             await self._news.wait()
 
     async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
-        """Begin a step after the supervisor has restarted.
-
-        Args: state is what the rules have kept of the step before (see `dump`), None: nothing; ended says whether the
-        supervisor has closed that step.
-        """
+        """Begin a step after the supervisor has restarted, with the `state` of the one before, which may have ended."""
         kept = _Kept({}, []) if state is None else _decode(state)
         self._violations = dict(kept.violations)
         await self.begin(number, ended=ended)
@@ -136,10 +132,7 @@ class RuleReviewer:
         return pipeline.verdict, added
 
     async def _ask(self, rule: StepRule, number: int, batch: Batch) -> tuple[Mapping[int, Verdict], list[AddedMessage]]:
-        """Return a rule's verdicts by row, and the messages that it adds.
-
-        A failure gives the same verdict on all rows.
-        """
+        """Return a rule's verdicts by row, and what it adds. A failure gives the same verdict on all rows."""
         self.asking = rule
         try:
             found = await self._interceptor.calls.run(
@@ -158,10 +151,7 @@ class RuleReviewer:
             return {} if verdict is ALLOW else dict.fromkeys(range(batch.rows), verdict), []
 
     def _added(self, rule: StepRule, number: int, message: Added) -> AddedMessage:
-        """Return an added message as it is sent.
-
-        Raises: TypeError, ValueError or a MessagingError if the message is not valid.
-        """
+        """Return an added message as it is sent; raise TypeError, ValueError or a MessagingError if it is not valid."""
         if not isinstance(message, Added):
             raise TypeError(f"{message!r} is no message to add: write Added(to_id, payload)")
         deliver = number + 1 if message.deliver_at is None else message.deliver_at

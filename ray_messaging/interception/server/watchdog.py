@@ -74,10 +74,7 @@ class Watch:
                 continue
 
     def strike(self, thread: int, calls: int) -> None:
-        """Interrupt the rule that runs in a thread, if it is still in the call with the number `calls`.
-
-        It must be called from another thread.
-        """
+        """Interrupt, from another thread, the rule that runs in a thread if it is still in the call `calls`."""
         with self._lock:
             # `struck` is set before `rule` is read. A caller whose rule is done does both in the other order.
             self.struck = True

@@ -182,7 +182,6 @@ def _failing(actor: str, rule: str, found: Mapping[str, Any]) -> Finding:
 
 
 def _kept(actor: str, kept: dict[str, int]) -> Finding:
-    """Check the size of the rules' state: contacts and counts of a round, bans, counts of blocked messages."""
     answers, violations = kept.pop(ANSWERS, 0), kept.pop(VIOLATIONS, 0)
     entries = sum(kept.values()) + violations
     tables = [*sorted(kept.items(), key=lambda item: -item[1])[:3], ("agents with blocked messages", violations)]

@@ -19,10 +19,7 @@ MANY_NAMES = 500
 
 
 def check_kept(kept: Kept, dead_owners: Collection[str] = ()) -> list[Finding]:
-    """Return the findings about an experiment's data on the server.
-
-    Args: dead_owners are those owners of mailboxes that are known to be dead.
-    """
+    """Return the findings about an experiment's data on the server. Some owners are known to be dead."""
     return [*_mailboxes(kept, dead_owners), _names(kept), *_log(kept), _dead_letters(kept)]
 
 
@@ -99,7 +96,6 @@ def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
 
 
 def _service(name: str, mailbox: Mailbox) -> Iterator[Finding]:
-    """Check the service of a mailbox: whether it has ended, and whether its handlers have failed."""
     if mailbox.ended:
         yield critical(
             name,
@@ -116,10 +112,7 @@ def _service(name: str, mailbox: Mailbox) -> Iterator[Finding]:
 
 
 def _problems(name: str, remedy: str, *used: tuple[int, int, Callable[[int], str]]) -> list[Finding]:
-    """Return the findings about amounts that are near their limits.
-
-    Args: each of `used` is an amount, its limit (0: none), and a function that formats both.
-    """
+    """Return findings about what is near its limit: of amounts, each with limit (0: none) and format."""
     found = [usage_of_limit(name, number, limit, shown, remedy) for number, limit, shown in used if limit]
     return [finding for finding in found if finding.level != "ok"]
 

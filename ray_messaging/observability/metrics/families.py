@@ -121,10 +121,7 @@ PREFIX = "ray_messaging_"
 
 
 def prometheus_text(families: Iterable[Family]) -> str:
-    """Return families in Prometheus' text format.
-
-    Raises: ImportError, which says how to install prometheus-client, if it is not installed.
-    """
+    """Return families in Prometheus' text format; raise ImportError, which says what to install, if need be."""
     try:
         from prometheus_client import generate_latest  # noqa: PLC0415 - an extra
     except ImportError as error:

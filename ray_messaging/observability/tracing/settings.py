@@ -65,10 +65,7 @@ def tracer_of(tracing: Tracing | None, exp_id: str, name: str) -> "Tracer | None
 
 
 async def flush_spans(tracing: Tracing | None) -> None:
-    """Export the spans that have ended, if there is tracing.
-
-    It waits up to 5 s, and logs a warning if that is too short.
-    """
+    """Export the spans that have ended, if there is tracing. It waits up to 5 s, and logs a warning after that."""
     if tracing is None:
         return
     from ray_messaging.observability.tracing.tracer import flush  # noqa: PLC0415 - an extra

@@ -86,10 +86,7 @@ def tracer_provider(file: str | Path | None = None) -> trace.TracerProvider:
 
 
 def flush(file: str | Path | None = None) -> None:
-    """Export all spans that have ended.
-
-    It is needed because Ray ends actors without the exit at which OpenTelemetry does it.
-    """
+    """Export all spans that have ended: Ray ends actors without the exit at which OpenTelemetry does it."""
     found = trace.get_tracer_provider()
     if file is not None:
         found = _of_file(file)
@@ -106,10 +103,7 @@ def _of_file(file: str | Path) -> TracerProvider:
 
 @cache
 def _by_environment() -> TracerProvider:
-    """Build the provider as `opentelemetry-instrument` does.
-
-    It does not become the global one: the program may set its own later.
-    """
+    """Build the provider as `opentelemetry-instrument` does, but not as the global one: the program may set its own."""
     return _exported_by(_exporters())
 
 
