@@ -34,9 +34,13 @@ class PairRows(NamedTuple):
 
     def rows_of(self, broadcasts: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return the rows of some broadcasts."""
-        counts = self.counts[broadcasts]
-        before = np.cumsum(counts) - counts
-        return np.repeat(self.starts[broadcasts] - before, counts) + np.arange(int(counts.sum()))
+        return _runs(self.starts[broadcasts], self.counts[broadcasts])
+
+
+def _runs(starts: NDArray[np.intp], counts: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the numbers `start` to `start + count` of each run, one run after the other."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
 
 
 def pair_rows(batch: Batch) -> PairRows | None:
@@ -66,8 +70,7 @@ class BarredPairs:
     """
 
     def __init__(self, check: PairCheck) -> None:
-        self.reason = check.reason
-        self._check = check
+        self.check = check
         self._senders = _NONE  # those in the cache, ascending
         self._hearers = _NONE  # the number of hearers of each
         self._ends = np.zeros(1, np.int64)  # sender i has the entries `_ends[i]` to `_ends[i + 1]` of `_places`
@@ -81,14 +84,14 @@ class BarredPairs:
     def rows(self, batch: Batch, pairs: PairRows, room: int) -> NDArray[np.intp]:
         """Return the rows of a batch that are barred, ascending. The cache gets no more than `room` entries."""
         if batch.from_ids.kinds is not None:
-            return np.flatnonzero(self._check.bars(batch.from_ids, batch.to_ids))
+            return np.flatnonzero(self.check.bars(batch.from_ids, batch.to_ids))
         senders = batch.from_ids.values[pairs.starts]
         known = self._known(senders, pairs.counts)
         kept, new = self._kept_rows(senders, pairs, np.flatnonzero(known)), np.flatnonzero(~known)
         if not len(new):
             return np.sort(kept)
         looked = pairs.rows_of(new)
-        found = looked[self._check.bars(batch.from_ids.take(looked), batch.to_ids.take(looked))]
+        found = looked[self.check.bars(batch.from_ids.take(looked), batch.to_ids.take(looked))]
         self._learn(senders, pairs, found, new, room)
         return np.sort(np.concatenate([kept, found]))
 
@@ -102,18 +105,12 @@ class BarredPairs:
     def _kept_rows(self, senders: NDArray[np.int64], pairs: PairRows, chosen: NDArray[np.intp]) -> NDArray[np.intp]:
         at = np.searchsorted(self._senders, senders[chosen])
         counts = self._ends[at + 1] - self._ends[at]
-        before = np.cumsum(counts) - counts
-        kept = self._places[np.repeat(self._ends[at] - before, counts) + np.arange(int(counts.sum()))]
+        kept = self._places[_runs(self._ends[at], counts)]
         rows: NDArray[np.intp] = kept + np.repeat(pairs.starts[chosen], counts)
         return rows
 
     def _learn(
-        self,
-        senders: NDArray[np.int64],
-        pairs: PairRows,
-        found: NDArray[np.intp],
-        new: NDArray[np.intp],
-        room: int,
+        self, senders: NDArray[np.int64], pairs: PairRows, found: NDArray[np.intp], new: NDArray[np.intp], room: int
     ) -> None:
         """Add the barred pairs of new senders to the cache, each sender once; none if there is no room for all."""
         new = new[np.unique(senders[new], return_index=True)[1]]
@@ -135,23 +132,17 @@ class BarredPairs:
         self._ends = np.concatenate([[0], np.cumsum(counts[order])])
 
 
-class _Entry(NamedTuple):
-    rule: Rule  # kept, so that no other rule gets the same id()
-    version: int
-    barred: BarredPairs
-
-
 class Intersections:
     """A bounded cache of the pairs that each rule bars, by version of an audience, valid until the rule changes."""
 
     def __init__(self, most: int = KEPT_ENTRIES) -> None:
         self._most = most
-        self._entries: OrderedDict[tuple[Audience, int], _Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[Audience, int], BarredPairs] = OrderedDict()
         self._checks: OrderedDict[int, tuple[Rule, int, PairCheck | None]] = OrderedDict()
 
     def check(self, rule: Rule) -> PairCheck | None:
         """Return a rule's present check of pairs, or None if it has none."""
-        version = _version(rule)
+        version = 0 if rule.state is None else rule.state.version
         known = self._checks.pop(id(rule), None)
         if known is None or known[0] is not rule or known[1] != version:
             known = rule, version, rule.pair_check()
@@ -164,12 +155,12 @@ class Intersections:
         """Return the rows of a batch that a rule's present check bars. It must have all pairs of its broadcasts."""
         if not pairs.audience.version:  # the audience of all agents, whose pairs change without a new version
             return np.flatnonzero(check.bars(batch.from_ids, batch.to_ids))
-        key, version = (pairs.audience, id(rule)), _version(rule)
-        entry = self._entries.pop(key, None)
-        if entry is None or entry.version != version or entry.rule is not rule:
-            entry = _Entry(rule, version, BarredPairs(check))
-        found = entry.barred.rows(batch, pairs, self._most)
-        self._entries[key] = entry
+        key = pairs.audience, id(rule)
+        barred = self._entries.pop(key, None)
+        if barred is None or barred.check is not check:
+            barred = BarredPairs(check)
+        found = barred.rows(batch, pairs, self._most)
+        self._entries[key] = barred
         while len(self._entries) > 1 and self.size > self._most:
             self._entries.popitem(last=False)
         return found
@@ -177,8 +168,4 @@ class Intersections:
     @property
     def size(self) -> int:
         """Return the number of pairs and senders in the cache."""
-        return sum(entry.barred.size for entry in self._entries.values())
-
-
-def _version(rule: Rule) -> int:
-    return 0 if rule.state is None else rule.state.version
+        return sum(barred.size for barred in self._entries.values())

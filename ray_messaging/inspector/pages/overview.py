@@ -7,7 +7,7 @@ from ray_messaging.inspector.pages.layout import LEVELS, Changes, Problem, butto
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import Series, Society, State, StepFacts, Traffic, cut, name, number
-from ray_messaging.observability.health.findings import Health, worst_first
+from ray_messaging.observability.health.findings import Health
 
 _EVERY_S = 1.0
 _STATE_S, _HEALTH_S, _SOCIETY_S, _SIDE_S = 1.5, 15.0, 5.0, 3.0
@@ -230,7 +230,7 @@ class Overview:
         with refilled(self._health):
             if health is None:
                 return
-            problems = [found for found in worst_first(health.findings) if found.level != "ok"]
+            problems = health.problems
             with ui.row().classes("items-center gap-2"):
                 ui.icon("circle", size="10px").style(f"color: {LEVELS[health.level]}")
                 ui.label(f"{health.level}, {len(health.findings)} checks").classes("row")

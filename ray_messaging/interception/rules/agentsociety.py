@@ -15,15 +15,7 @@ from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.checks import check_choice, check_name, check_positive
 from ray_messaging.interception.rules.moderator import NO_LIMIT_S, Calls, OnError
 from ray_messaging.interception.rules.pairs import Pair
-from ray_messaging.interception.rules.rule import (
-    ALLOW,
-    Added,
-    SlowRule,
-    StepRule,
-    StepVerdicts,
-    Verdict,
-    block,
-)
+from ray_messaging.interception.rules.rule import ALLOW, Added, SlowRule, StepRule, StepVerdicts, Verdict, block
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 
@@ -79,7 +71,8 @@ class Block(SlowRule):
         name: str | None = None,
     ) -> None:
         self.name = check_name(_name_of(block) if name is None else name)
-        _check_block(block, self.name)
+        form = "self, llm, from_id, to_id, msg, violation_counts, black_set) -> (bool, str)"
+        _check_forward(block, "block", form, self.name)
         if make_llm is not None and (llm is not None or not callable(make_llm)):
             raise RuleError("give either llm, or make_llm, which is a function that returns it", rule=self.name)
         self.block = block
@@ -247,14 +240,10 @@ def _name_of(block: object) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(block).__name__).lower()
 
 
-def _check_block(block: object, rule: str) -> None:
-    forward = getattr(block, "forward", None)
-    if isinstance(block, type) or not inspect.iscoroutinefunction(forward):
-        raise RuleError(
-            f"{block!r} is no block: pass an instance of a class with `async def forward(self, llm, from_id, to_id, "
-            "msg, violation_counts, black_set) -> (bool, str)`",
-            rule=rule,
-        )
+def _check_forward(found: object, what: str, form: str, rule: str) -> None:
+    if isinstance(found, type) or not inspect.iscoroutinefunction(getattr(found, "forward", None)):
+        why = f"{found!r} is no {what}: pass an instance of a class with `async def forward({form}`"
+        raise RuleError(why, rule=rule)
 
 
 class Supervisor(StepRule):
@@ -290,12 +279,8 @@ class Supervisor(StepRule):
         name: str = "supervisor",
     ) -> None:
         self.name = check_name(name)
-        if isinstance(supervisor, type) or not inspect.iscoroutinefunction(getattr(supervisor, "forward", None)):
-            raise RuleError(
-                f"{supervisor!r} is no supervisor: pass an instance of a class with `async def forward(self, "
-                "current_round_messages) -> (dict[Message, bool], list[Message])`",
-                rule=self.name,
-            )
+        form = "self, current_round_messages) -> (dict[Message, bool], list[Message])"
+        _check_forward(supervisor, "supervisor", form, self.name)
         self.supervisor: Any = supervisor
         self.timeout_s = self.time_limit_s = check_positive("timeout_s", timeout_s, self.name)
         self.on_error = check_choice("on_error", on_error, ("block", "allow"), self.name)

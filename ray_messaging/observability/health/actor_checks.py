@@ -8,18 +8,18 @@ from ray_messaging.interception.server.interceptor import ANSWERS, VIOLATIONS
 from ray_messaging.interception.server.lane_server import CONNECTIONS
 from ray_messaging.observability.health.findings import (
     SERVER_ACTOR,
+    SHOWN,
     ActorFacts,
     Disk,
     Finding,
     Report,
     critical,
+    first_of,
     in_bytes,
     ok,
     usage_of_limit,
     warning,
-    worst_first,
 )
-from ray_messaging.observability.health.mailbox_checks import SHOWN
 from ray_messaging.observability.health.server_checks import check_clock
 
 MANY_RESTARTS = 5
@@ -57,10 +57,7 @@ _COUNTERS = {
 def check_actors(actors: Sequence[ActorFacts]) -> list[Finding]:
     """Return the findings about actors. The first one sums up those that answer."""
     found = [finding for actor in actors for finding in check_actor(actor)]
-    problems = worst_first(finding for finding in found if finding.level != "ok")
-    if len(problems) > SHOWN:
-        left = len(problems) - SHOWN
-        problems[SHOWN:] = [warning("actors", f"{left} more such findings", "fix the findings above, then check again")]
+    problems = first_of((finding for finding in found if finding.level != "ok"), "actors")
     answered = sum(actor.report is not None for actor in actors)
     loops = sum(len(actor.report.loops) for actor in actors if actor.report is not None)
     restarts = sum(actor.restarts for actor in actors)

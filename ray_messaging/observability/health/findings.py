@@ -12,6 +12,7 @@ from ray_messaging.observability.metrics.families import Family
 
 Level = Literal["ok", "warning", "critical"]
 LEVELS: tuple[Level, ...] = ("ok", "warning", "critical")
+SHOWN = 20  # most findings of one kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Health:
     @property
     def problems(self) -> list[Finding]:
         """Return the findings that are not ok, worst first."""
-        return [finding for level in reversed(LEVELS[1:]) for finding in self.findings if finding.level == level]
+        return [finding for finding in worst_first(self.findings) if finding.level != "ok"]
 
     def of(self, what: str) -> list[Finding]:
         """Return the findings about one subject."""
@@ -94,6 +95,15 @@ class Health:
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings sorted by level, the worst first. Findings of the same level keep their order."""
     return sorted(findings, key=lambda finding: -LEVELS.index(finding.level))
+
+
+def first_of(problems: Iterable[Finding], what: str) -> list[Finding]:
+    """Return the worst problems; if there are more than SHOWN, the last finding counts the others."""
+    found = worst_first(problems)
+    if len(found) > SHOWN:
+        others = f"{len(found) - SHOWN} more such findings"
+        found[SHOWN:] = [warning(what, others, "fix the findings above, then check again")]
+    return found
 
 
 WARNING_SHARE, CRITICAL_SHARE = 0.80, 0.95

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Collection, Iterator
 
 from ray_messaging.observability.health.findings import (
+    SHOWN,
     Finding,
     critical,
+    first_of,
     in_bytes,
     ok,
     usage_of_limit,
@@ -14,7 +16,6 @@ from ray_messaging.observability.health.findings import (
 from ray_messaging.transports.server_facts import Kept, Mailbox
 
 OLD_S = 300.0  # age of a message from which it is reported: steps of a simulation are shorter
-SHOWN = 20  # most findings of one kind
 MANY_NAMES = 500
 
 
@@ -31,15 +32,8 @@ def _mailboxes(kept: Kept, dead_owners: Collection[str]) -> list[Finding]:
         text = f"{text} (of the first {len(kept.mailboxes):,}, which alone were looked at)"
     if ages:
         text += f", the oldest for {max(ages):,.1f} s"
-    problems = worst_first(
-        finding for mailbox in kept.mailboxes for finding in _mailbox(mailbox, dead=mailbox.owner in dead_owners)
-    )
-    if len(problems) > SHOWN:
-        left = len(problems) - SHOWN
-        problems[SHOWN:] = [
-            warning("mailboxes", f"{left} more such findings", "fix the findings above, then check again")
-        ]
-    return [ok("mailboxes", text), *problems]
+    problems = (found for each in kept.mailboxes for found in _mailbox(each, dead=each.owner in dead_owners))
+    return [ok("mailboxes", text), *first_of(problems, "mailboxes")]
 
 
 def _names(kept: Kept) -> Finding:

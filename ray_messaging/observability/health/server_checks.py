@@ -58,7 +58,7 @@ def check_server(
         *_rights(facts),
         *_replicas(facts.where, info, wait_replicas),
         _round_trip(facts),
-        _clock(facts),
+        check_clock("server clock", facts.skew_s, 0.0),
         *_persistence(info, facts.settings, embedded=embedded),
         *_eviction(info, allow_eviction=allow_eviction),
         _memory(info),
@@ -120,10 +120,6 @@ def _round_trip(facts: ServerFacts) -> Finding:
             "server round trip", took, "each awaited send takes as long: run the server nearer, or send in bulk"
         )
     return ok("server round trip", took)
-
-
-def _clock(facts: ServerFacts) -> Finding:
-    return check_clock("server clock", facts.skew_s, 0.0)
 
 
 def check_clock(what: str, skew_s: float, margin_s: float) -> Finding:
