@@ -128,6 +128,24 @@ class ColumnChunk(NamedTuple):
         """Return some of the rows."""
         return ColumnChunk(self.from_ids.take(rows), self.to_ids.take(rows), self.lines.take(rows))
 
+    def batch(
+        self, topics: tuple[str, ...], step: int | None, sent_at: float, extension: Extension | None = None
+    ) -> Batch:
+        """Return the rows as a batch that has no sender and no numbers yet."""
+        return Batch(
+            sender="",
+            epoch=0,
+            first=0,
+            from_ids=self.from_ids,
+            rows=len(self.from_ids),
+            to_ids=self.to_ids,
+            topics=topics,
+            step=step,
+            sent_at=sent_at,
+            lines=self.lines,
+            extension=extension,
+        )
+
     def within_limits(self) -> "list[ColumnChunk]":
         """Return the rows in order, in chunks that are halved until each is within the limits of a batch."""
         rows = len(self.from_ids)
@@ -298,49 +316,16 @@ def entry_chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | None) -> list[Batch]:
     """Build one batch from each chunk of columns, for a messager in another process."""
     now, cause = time.time(), cause_here()
-    return [
-        Batch(
-            sender="",
-            epoch=0,
-            first=0,
-            from_ids=chunk.from_ids,
-            rows=len(chunk.from_ids),
-            to_ids=chunk.to_ids,
-            topics=(topic,),
-            step=step,
-            sent_at=now,
-            lines=chunk.lines,
-            extension=caused_by_one(cause, len(chunk.from_ids)),
-        )
-        for chunk in chunks
-    ]
+    return [chunk.batch((topic,), step, now, caused_by_one(cause, len(chunk.from_ids))) for chunk in chunks]
 
 
 def unspread_batches(chunks: Sequence[ColumnChunk], audience: Audience, topic: str, step: int | None) -> list[Batch]:
     """Build one batch from each chunk of broadcasts, with one row for each broadcast, and without recipients."""
-    now, cause = time.time(), cause_here()
-    return [
-        Batch(
-            sender="",
-            epoch=0,
-            first=0,
-            from_ids=from_ids,
-            to_ids=nobody(len(from_ids)),
-            rows=len(from_ids),
-            topics=(topic,),
-            step=step,
-            sent_at=now,
-            lines=lines,
-            extension=_broadcast(audience, cause, len(from_ids)),
-        )
-        for from_ids, _, lines in chunks
-    ]
-
-
-def _broadcast(audience: Audience, cause: str | None, rows: int) -> Extension:
-    extension = caused_by_one(cause, rows) or Extension()
-    extension.audience = audience
-    return extension
+    batches = batches_of_columns([chunk._replace(to_ids=nobody(len(chunk.from_ids))) for chunk in chunks], topic, step)
+    for batch in batches:
+        batch.extension = batch.extension or Extension()
+        batch.extension.audience = audience
+    return batches
 
 
 def is_unspread(batch: Batch) -> bool:

@@ -21,8 +21,8 @@ from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulator import Accumulator
 from ray_messaging.sending.bulk_input import ColumnChunk, entry_chunks
 from ray_messaging.sending.frame_sender import FrameSender
-from ray_messaging.sending.pending_batch import BulkWaiter, ColumnBatch, EncodedBatch, Entry, caused_by_one
-from ray_messaging.sending.schema_checks import check_batches, check_chunks, check_entries, check_pending
+from ray_messaging.sending.pending_batch import BulkWaiter, EncodedBatch, Entry, caused_by_one
+from ray_messaging.sending.schema_checks import check_batches, check_chunks, check_entries
 
 AddPart = Callable[[], "asyncio.Future[Receipts]"]
 _CAUSED = Extension(caused_by=MessageIdColumn.none(0)).kind
@@ -54,9 +54,9 @@ class BulkSender:
         cause = cause_here()
         return await self._send((partial(self._put_columns, chunk, topic, cause) for chunk in chunks), rows)
 
-    async def send_batches(self, batches: Sequence[ColumnBatch | EncodedBatch]) -> Receipts:
+    async def send_batches(self, batches: Sequence[EncodedBatch]) -> Receipts:
         """Send batches; return their receipts. Raises as `send_entries`."""
-        await self._check(lambda schemas: check_pending(schemas, batches))
+        await self._check(lambda schemas: check_batches(schemas, [pending.batch for pending in batches]))
         for batch in batches:
             batch.checked = self._frames.schemas.version
         parts = (partial(self._put_own, batch) for batch in batches)
@@ -84,12 +84,9 @@ class BulkSender:
                 check(self._frames.schemas)
 
     def _put_columns(self, chunk: ColumnChunk, topic: str, cause: str | None) -> "asyncio.Future[Receipts]":
-        from_ids, to_ids, lines = chunk
-        step = self._accumulator.step
-        pending = ColumnBatch(step=step, from_ids=from_ids, to_ids=to_ids, topics=(topic,), lines=lines, sent_at=time())
-        pending.extension = caused_by_one(cause, len(from_ids))
-        pending.checked = self._frames.schemas.version
-        return self._put_own(pending)
+        extension = caused_by_one(cause, len(chunk.from_ids))
+        batch = chunk.batch((topic,), self._accumulator.step, time(), extension)
+        return self._put_own(EncodedBatch(batch=batch, checked=self._frames.schemas.version))
 
     def _put_spread(self, broadcasts: Batch, edges: Edges) -> "asyncio.Future[Receipts]":
         pairs = self._encoded(spread(broadcasts, edges))
@@ -104,14 +101,14 @@ class BulkSender:
     def _encoded(self, batch: Batch) -> EncodedBatch:
         tracer = self._accumulator.tracer
         trace = None if tracer is None else tracer.follow(batch.trace)
-        return EncodedBatch(step=None, batch=batch, checked=self._frames.schemas.version, trace=trace)
+        return EncodedBatch(batch=batch, checked=self._frames.schemas.version, trace=trace)
 
-    def _put_own(self, pending: ColumnBatch | EncodedBatch) -> "asyncio.Future[Receipts]":
+    def _put_own(self, pending: EncodedBatch) -> "asyncio.Future[Receipts]":
         if self._accumulator.tracer is not None:
             pending.trace = self._accumulator.tracer.open()
         return self._put(pending)
 
-    def _put(self, pending: ColumnBatch | EncodedBatch) -> "asyncio.Future[Receipts]":
+    def _put(self, pending: EncodedBatch) -> "asyncio.Future[Receipts]":
         future = self._new_future()
         pending.call_row = self._rows
         self._rows += len(pending)

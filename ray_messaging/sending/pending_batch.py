@@ -20,7 +20,6 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Behind, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
-from ray_messaging.model.payloads import Payloads
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.transports.values import Conclusion
 
@@ -165,7 +164,7 @@ class PendingBatch(msgspec.Struct, eq=False):
     judges. `trace` has the spans of a traced batch.
     """
 
-    step: int | None
+    step: int | None = None
     singles: "Sequence[asyncio.Future[Receipt] | None]" = ()
     bulks: list[BulkWaiter] = msgspec.field(default_factory=list)
     all_single: bool = False
@@ -307,45 +306,8 @@ def once(lines: Sequence[bytes]) -> PayloadColumn:
     return PayloadColumn.of([found[key] for key in places], np.array(index, np.uint32))
 
 
-class ColumnBatch(PendingBatch, eq=False, kw_only=True):
-    """A pending batch of whole columns. `topic` has the index of each row's topic (None: there is only one topic)."""
-
-    from_ids: IdColumn
-    to_ids: IdColumn
-    topics: tuple[str, ...]
-    topic: NDArray[np.uint16] | None = None
-    lines: Payloads
-    sent_at: float
-    extension: Extension | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Return the size of the payloads."""
-        return self.lines.nbytes
-
-    def __len__(self) -> int:
-        return len(self.from_ids)
-
-    def seal(self, sender: str, epoch: int, first: int) -> Batch:
-        """Build the batch; its first message gets the number `first`."""
-        return Batch(
-            sender=sender,
-            epoch=epoch,
-            first=first,
-            from_ids=self.from_ids,
-            rows=len(self.from_ids),
-            to_ids=self.to_ids,
-            topics=self.topics,
-            topic=self.topic,
-            step=self.step,
-            sent_at=self.sent_at,
-            lines=self.lines,
-            extension=self.extension,
-        )
-
-
 class EncodedBatch(PendingBatch, eq=False, kw_only=True):
-    """A pending batch that another process has collected and encoded."""
+    """A pending batch whose columns are there already, from this process or another one."""
 
     batch: Batch
     conversation: ConversationRows | None = None

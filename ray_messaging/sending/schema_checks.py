@@ -12,7 +12,7 @@ from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.schema import Misfitting, Schemas
 from ray_messaging.sending.bulk_input import ColumnChunk
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
-from ray_messaging.sending.pending_batch import ColumnBatch, EncodedBatch, Entry
+from ray_messaging.sending.pending_batch import Entry
 
 
 def check_chunks(schemas: Schemas, subtopic: str, chunks: Sequence[ColumnChunk]) -> None:
@@ -29,25 +29,13 @@ def check_entries(schemas: Schemas, entries: Sequence[Entry]) -> None:
         _check(schemas, entry.topic, IdColumn.of([entry.from_id]), PayloadColumn.of([entry.line]), number)
 
 
-def check_pending(schemas: Schemas, batches: Sequence[ColumnBatch | EncodedBatch]) -> None:
-    """Raise PayloadMismatch for the first payload that does not fit."""
-    first = 0
-    for pending in batches:
-        _check_batch(schemas, pending.batch if isinstance(pending, EncodedBatch) else pending.seal("", 0, 0), first)
-        first += len(pending)
-
-
 def check_batches(schemas: Schemas, batches: Sequence[Batch]) -> None:
     """Raise PayloadMismatch for the first payload that does not fit."""
     first = 0
     for batch in batches:
-        _check_batch(schemas, batch, first)
+        for _, error in _mismatches(schemas, batch, first):
+            raise error
         first += batch.rows
-
-
-def _check_batch(schemas: Schemas, batch: Batch, first: int) -> None:
-    for _, error in _mismatches(schemas, batch, first):
-        raise error
 
 
 def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:

@@ -27,7 +27,7 @@ from ray_messaging.sending.bulk_sender import BulkSender
 from ray_messaging.sending.frame_router import FrameRouter, OutboundFrame
 from ray_messaging.sending.frame_sender import FrameSender, writes_of
 from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
-from ray_messaging.sending.pending_batch import ColumnBatch, EncodedBatch
+from ray_messaging.sending.pending_batch import EncodedBatch
 from ray_messaging.steps.sent_messages import no_messages
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts
@@ -40,7 +40,6 @@ from ray_messaging.transports.values import FrameFate, SendRequest
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
-Batches = Sequence[ColumnBatch | EncodedBatch]
 _ROW_BYTES = 8  # the least that a message takes in a frame beside its payload: an id and its ordinal
 
 
@@ -105,14 +104,14 @@ class AttemptSender:
         if step.moves:
             await self._write_moves(step)
         await self._announce(step.number)
-        batches: Batches = step.sends.take()
+        sent = step.sends.take()
         left = step.state, changed, step.series, step.calls
         # For a group that sends nothing and is hosted by this process, the directory need not be loaded again.
-        silent = not batches and self._engine.hostings and self._hostings == self._engine.hostings
+        silent = not sent and self._engine.hostings and self._hostings == self._engine.hostings
         if not silent:
             if not self._known or self._hostings != self._engine.hostings:
                 await self._reload()
-            batches = await self._broadcasts.prepared(batches, step.sends.agents, step.number)
+            batches = await self._broadcasts.prepared(sent, step.sends.agents, step.number)
             found = await self._commit_whole(step.number, batches, left, go_on=go_on)
             if found is not None:
                 return found
@@ -193,7 +192,7 @@ class AttemptSender:
     # -- in one call ----------------------------------------------------------------------------------------------
 
     async def _commit_whole(
-        self, step: int, batches: Batches, left: tuple[bytes | None, bool, bytes, bytes], *, go_on: bool
+        self, step: int, batches: Sequence[EncodedBatch], left: tuple[bytes | None, bool, bytes, bytes], *, go_on: bool
     ) -> tuple[Opened | Waiting | Done | None, StepCounts] | None:
         """Send and close a step in one call; return None, and do nothing, if it takes several calls.
 
@@ -222,7 +221,7 @@ class AttemptSender:
         loop.number = first + sum(map(len, batches))
         return self._following(closed, closing), counts
 
-    async def _frames_of(self, batches: Batches, number: int) -> list[tuple[OutboundFrame, int]]:
+    async def _frames_of(self, batches: Sequence[EncodedBatch], number: int) -> list[tuple[OutboundFrame, int]]:
         """Get verdicts on batches, numbered from `number` on, and return their frames; [] if they take several calls.
 
         In several calls they have the same numbers, and so get the same verdicts.
@@ -277,7 +276,7 @@ class AttemptSender:
 
     # -- in parts -------------------------------------------------------------------------------------------------
 
-    async def _send(self, step: int, batches: Batches) -> None:
+    async def _send(self, step: int, batches: Sequence[EncodedBatch]) -> None:
         """Send the messages of a step in several calls.
 
         Raises: StepAborted if not everything arrived; StepTooLarge if a receiver's box is full.

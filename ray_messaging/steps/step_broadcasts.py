@@ -16,7 +16,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
 from ray_messaging.sending.broadcaster import everybody
 from ray_messaging.sending.bulk_input import within_pairs
-from ray_messaging.sending.pending_batch import ColumnBatch, EncodedBatch, Reaches
+from ray_messaging.sending.pending_batch import EncodedBatch, Reaches
 from ray_messaging.steps.agent_places import AgentPlaces
 
 
@@ -30,27 +30,24 @@ class StepBroadcasts:
         self._reaches: dict[tuple[Audience, str], tuple[AgentPlaces, int, Reaches]] = {}
         self.digests: dict[Audience, bytes] = {}
 
-    async def prepared(
-        self, batches: Sequence[ColumnBatch | EncodedBatch], senders: AgentPlaces, step: int
-    ) -> list[ColumnBatch | EncodedBatch]:
+    async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[EncodedBatch]:
         """Return batches in a form that can be sent, in which those of broadcasts know their hearers.
 
         Raises: UnknownName if an audience does not exist; FrameError if its pairs are damaged; ConfigError for
         broadcasts if a rule judges whole steps.
         """
-        made: list[ColumnBatch | EncodedBatch] = []
-        for pending in batches:
-            audience = _audience_of(pending)
+        made: list[EncodedBatch] = []
+        for batch in batches:
+            audience = None if batch.extension is None else batch.extension.audience
             if audience is None:
-                made.append(pending)
+                made.append(EncodedBatch(batch=batch))
                 continue
             await self._check_rules()
-            sealed = pending.seal("", 0, 0)
-            if audience.version == UNRESOLVED and sealed.extension is not None:
+            if audience.version == UNRESOLVED and batch.extension is not None:
                 audience = current_audience(self._directory.audiences, audience.name, step)
-                sealed.extension.audience = audience
-            reaches = await self._reach(audience, sealed.topics[0], senders)
-            made += await self._sendable(sealed, reaches)
+                batch.extension.audience = audience
+            reaches = await self._reach(audience, batch.topics[0], senders)
+            made += await self._sendable(batch, reaches)
         return made
 
     async def _check_rules(self) -> None:
@@ -65,9 +62,9 @@ class StepBroadcasts:
         globs = any(record.globs for record in self._directory.records.values())
         verdict = None if globs else await self._engine.verdict_client.pass_whole(broadcasts)
         if verdict is not None:
-            return [EncodedBatch(step=None, batch=broadcasts, reaches=reaches)]
+            return [EncodedBatch(batch=broadcasts, reaches=reaches)]
         parts = within_pairs(broadcasts, reaches.edges)
-        return [EncodedBatch(step=None, batch=spread(part, reaches.edges)) for part in parts]
+        return [EncodedBatch(batch=spread(part, reaches.edges)) for part in parts]
 
     async def _reach(self, audience: Audience, topic: str, senders: AgentPlaces) -> Reaches:
         """Return who hears the broadcasts of some senders to an audience; cached until senders or audience change."""
@@ -86,8 +83,3 @@ class StepBroadcasts:
         if audience == EVERYBODY:
             return MemberEdges.among(everybody(self._directory, topic))
         return await self._engine.audiences.edges(audience)
-
-
-def _audience_of(pending: ColumnBatch | EncodedBatch) -> Audience | None:
-    extension = pending.extension if isinstance(pending, ColumnBatch) else pending.batch.extension
-    return None if extension is None else extension.audience

@@ -31,7 +31,6 @@ from ray_messaging.model.extension import Audience, Extension, OutsideQuestion
 from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
 from ray_messaging.sending.bulk_input import ColumnChunk, columns_of
-from ray_messaging.sending.pending_batch import ColumnBatch, EncodedBatch
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.step_parts import PartTag, StepParts
 from ray_messaging.steps.step_routes import Replied, Route, RowRoutes, question_id, routes_of, rows_in_order
@@ -72,7 +71,7 @@ class StepSends:
         self._payload_bytes = payload_bytes
         self.audiences = audiences
         self._sent = np.zeros(len(agents), np.int64) if sent is None else sent.copy()  # by the agents' places
-        self._batches: list[ColumnBatch | EncodedBatch] = []
+        self._batches: list[Batch] = []
         self._lines: dict[bytes, int] = {}  # each payload once, with its number
         # For each message: its payload's number, its recipient (None: the user, who asked), and its sender's place.
         self._cells: list[Any] = []
@@ -94,7 +93,7 @@ class StepSends:
     def __reduce__(self) -> tuple[Any, ...]:
         copied = self.rows if self._copied is None else self._copied
         settings = (self.agents, self.step, self._attempt, self.horizon, self._payload_bytes, self.audiences)
-        return _revived, (*settings, self.tag, self._sent, copied, self._sealed())
+        return _revived, (*settings, self.tag, self._sent, copied, self.batches())
 
     def send(
         self,
@@ -278,10 +277,10 @@ class StepSends:
                     step=self.step,
                 )
         for places, part in (self._parts or StepParts(self.step)).join(parts):
-            sealed = part._sealed()
+            batches = part.batches()
             self._sent[places] = part._sent  # the counts after the part's own messages
-            self._batches += sealed
-            extensions = [each.batch.extension for each in sealed]
+            self._batches += batches
+            extensions = [each.extension for each in batches]
             answered.update(*(each.in_reply_to.tolist() for each in extensions if each and each.in_reply_to))
             part.end()
         for made in replaced:
@@ -308,16 +307,12 @@ class StepSends:
     def batches(self) -> list[Batch]:
         """Return the messages so far, with the payloads of each batch in one bytes object, which pickles fast."""
         self._close_rows()
-        batches = [batch.seal("", 0, 0) for batch in self._batches]
-        for batch in batches:
+        for batch in self._batches:
             assert batch.lines is not None
             batch.lines.pack()
-        return batches
+        return self._batches
 
-    def _sealed(self) -> list[EncodedBatch]:
-        return [EncodedBatch(step=self.step, batch=batch) for batch in self.batches()]
-
-    def take(self) -> list[ColumnBatch | EncodedBatch]:
+    def take(self) -> list[Batch]:
         """Return the batches and drop them here; the step is over. Raises InvalidParts if parts are not joined."""
         if self._parts is not None:
             self._parts.check_whole()
@@ -455,25 +450,16 @@ class StepSends:
         replied: Replied | None = None,
         sent_at: float | None = None,
     ) -> None:
-        lane, to_ids = routes.lane, chunk.to_ids
+        lane = routes.lane
         extension = Extension(attempt=self._attempt, deliver=lane.deliver, ordinal=ordinals, expects_answer=routes.asks)
         if lane.audience is not None:
-            extension.audience, to_ids = lane.audience, nobody(len(to_ids))
+            extension.audience, chunk = lane.audience, chunk._replace(to_ids=nobody(len(ordinals)))
         if replied is not None:
             extension.in_reply_to, extension.reply_mailbox = replied.ids, lane.asker
             extension.asked_outside = replied.outside if lane.asker else {}
-        self._batches.append(
-            ColumnBatch(
-                step=self.step,
-                from_ids=chunk.from_ids,
-                to_ids=to_ids,
-                topics=routes.topics,
-                topic=routes.topic,
-                lines=chunk.lines,
-                sent_at=time.time() if sent_at is None else sent_at,
-                extension=extension,
-            )
-        )
+        batch = chunk.batch(routes.topics, self.step, time.time() if sent_at is None else sent_at, extension)
+        batch.topic = routes.topic
+        self._batches.append(batch)
 
     def _deliver(self, deliver_at: int | None) -> int:
         """Return the step in which a message is read; raise ConfigError if it has passed or is too far ahead."""
