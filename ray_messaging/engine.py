@@ -112,7 +112,7 @@ class Engine:
         self.steps: StepSettings | None = None  # of the experiment; None: it has no steps, or this hosts no agents
         self.step_loops = 0  # number of step loops that were made
         self._step: int | None = None
-        self._retired: list[VerdictClient] = []
+        self._clients: list[VerdictClient] = []  # the last one is in use; a batch may wait for an earlier one
         self._opening = asyncio.Lock()
         self._life: Life | None = None
         self._loop_ended = False
@@ -159,8 +159,7 @@ class Engine:
     async def _disconnect(self) -> None:
         async with AsyncExitStack() as last_first:
             last_first.push_async_callback(self.transport.close)
-            started = self.accumulator
-            for verdict_client in self._retired if started is None else [*self._retired, started.verdict_client]:
+            for verdict_client in self._clients:
                 last_first.push_async_callback(verdict_client.close)
 
     async def _start(self, verdict_client: VerdictClient) -> None:
@@ -177,6 +176,7 @@ class Engine:
         self.accumulator = Accumulator(
             self.frame_sender, verdict_client, self.settings, self.checks, self.log, self.tracer
         )
+        self._clients.append(verdict_client)
         self.accumulator.step = self._step
         self.accepting = self.accumulator
 
@@ -202,12 +202,12 @@ class Engine:
     async def _leave(self) -> None:
         """Delete this sender's state on the server, unless its named mailbox waits for a successor."""
         waits = self.named and (self._listened or self.name in self.directory.records)
-        if self.frame_sender is None or waits:
+        if self.frame_sender is None or not self.frame_sender.epoch or waits:
             return
         try:
             async with asyncio.timeout(_LEAVE_S):
                 # The next sender of this name needs a higher epoch. No sender without a name has a successor.
-                await self.frame_sender.leave(KEEP_S if self.named else 0)
+                await self.transport.leave(self.name, self.frame_sender.epoch, keep_s=KEEP_S if self.named else 0)
         except (TransitError, TimeoutError, Closed) as error:
             logger.info("the server keeps the state of sender %s: %r", self.name, error)
 
@@ -242,7 +242,7 @@ class Engine:
     async def _ended(self) -> Closed | None:
         """Return the error for calls if the experiment has ended, or None if the interceptor knows of no end."""
         started = self.accumulator
-        verdict_client = self._client_of(self._interceptor) if started is None else started.verdict_client
+        verdict_client = self._client_of(self._interceptor) if started is None else started.send_loop.verdict_client
         return await verdict_client.ended() if isinstance(verdict_client, RemoteVerdictClient) else None
 
     @property
@@ -250,7 +250,7 @@ class Engine:
         """Return the client that gets the verdicts now; raise Closed if this is not open."""
         if self.accumulator is None or self.closed:
             raise self.not_open(Closed)
-        return self.accumulator.verdict_client
+        return self.accumulator.send_loop.verdict_client
 
     @property
     def interceptor(self) -> object:
@@ -265,8 +265,8 @@ class Engine:
         verdict_client = self._client_of(interceptor)
         self._interceptor = interceptor
         if self.accumulator is not None:
-            self._retired.append(self.accumulator.verdict_client)  # a batch may wait for it: it is closed with this
-            self.accumulator.verdict_client = verdict_client
+            self._clients.append(verdict_client)
+            self.accumulator.send_loop.verdict_client = verdict_client
 
     @property
     def step(self) -> int | None:
@@ -429,14 +429,14 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Return counters."""
         accumulator, subscription = self.accumulator, self.subscription
-        verdict_client = None if accumulator is None else accumulator.verdict_client
+        verdict_client = None if accumulator is None else accumulator.send_loop.verdict_client
         return {
             "name": self.name,
             "interceptor": "none" if verdict_client is None else verdict_client.route,
             "delegated": verdict_client.delegated if isinstance(verdict_client, RemoteVerdictClient) else 0,
             "outbox": 0 if accumulator is None else accumulator.rows,
-            "deferred": 0 if accumulator is None else accumulator.deferred,
-            "batches": 0 if accumulator is None else accumulator.batches,
+            "deferred": 0 if accumulator is None else len(accumulator.send_loop.deferred),
+            "batches": 0 if accumulator is None else accumulator.send_loop.batches,
             "log_dropped": self.log.dropped,
         } | ({} if subscription is None else subscription.stats())
 

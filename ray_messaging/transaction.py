@@ -174,7 +174,7 @@ async def _committed(accumulator: Accumulator, batch: TransactionBatch) -> bool:
     question = TransactionBatch(None)
     await accumulator.transact(question)
     await asyncio.shield(question.future)
-    return batch.number is not None and accumulator.transactions >= batch.number
+    return batch.number is not None and accumulator.send_loop.transactions >= batch.number
 
 
 def check_state(state: bytes | None, limit: int, name: str) -> bytes | None:

@@ -147,15 +147,6 @@ class Accumulator:
         self.send_loop = SendLoop(frames, verdict_client, settings, self)
 
     @property
-    def verdict_client(self) -> VerdictClient:
-        """Return the client that gets the verdicts. A new one is used from the next batch on."""
-        return self.send_loop.verdict_client
-
-    @verdict_client.setter
-    def verdict_client(self, verdict_client: VerdictClient) -> None:
-        self.send_loop.verdict_client = verdict_client
-
-    @property
     def step(self) -> int | None:
         """Return the simulation step that is stamped on messages as they are accepted."""
         return self._step
@@ -178,25 +169,10 @@ class Accumulator:
         self._count()
         return self.capacity.crowded
 
-    @property
-    def deferred(self) -> int:
-        """Return how many messages wait for a slow rule, or for an earlier message of their pair that does."""
-        return len(self.send_loop.deferred)
-
-    @property
-    def batches(self) -> int:
-        """Return how many batches were sent."""
-        return self.send_loop.batches
-
-    @property
-    def transactions(self) -> int:
-        """Return how many transactions the server has committed, as far as is known here."""
-        return self.send_loop.transactions
-
     def health(self) -> TaskHealth:
         """Return the health of the send loop. It is not busy if all messages wait for a slow rule."""
         error = "" if self.broken is None else str(self.broken)
-        busy = self.rows > self.deferred
+        busy = self.rows > len(self.send_loop.deferred)
         return TaskHealth("outbox", self.send_loop.alive, busy, monotonic() - self.send_loop.turned_at, error)
 
     # -- accepting ------------------------------------------------------------------------------------------------

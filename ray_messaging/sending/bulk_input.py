@@ -338,11 +338,23 @@ def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:
     """Yield the rows of a batch that have a hearer, in batches with at most BROADCAST_PAIRS pairs (or one row)."""
     counts = edges.counts(broadcasts.from_ids)
     heard = np.flatnonzero(counts)
-    ends, low = np.cumsum(counts[heard]), 0
-    while low < len(heard):
-        before = int(ends[low - 1]) if low else 0
-        high = max(low + 1, int(np.searchsorted(ends, before + BROADCAST_PAIRS, side="right")))
-        part = broadcasts.take(heard[low:high])
+    for rows in split_rows(heard, np.cumsum(counts[heard]), BROADCAST_PAIRS, len(heard)):
+        part = broadcasts.take(rows)
         part.numbers = None
         yield part
+
+
+def split_rows(
+    rows: NDArray[np.intp], volumes: NDArray[np.int64], most: int, most_rows: int
+) -> Iterator[NDArray[np.intp]]:
+    """Yield rows in parts of at most `most_rows` rows and a volume of `most`, or of one row.
+
+    Args: `volumes` has the volume of the rows up to each one.
+    """
+    low = 0
+    while low < len(rows):
+        before = int(volumes[low - 1]) if low else 0
+        fitting = int(np.searchsorted(volumes, before + most, side="right"))
+        high = max(low + 1, min(low + most_rows, fitting))
+        yield rows[low:high]
         low = high

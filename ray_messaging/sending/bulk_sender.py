@@ -13,16 +13,15 @@ from ray_messaging.audiences.folding import spread
 from ray_messaging.errors import ConfigError, MessagingError, OutcomeUnknown, PayloadMismatch
 from ray_messaging.message import cause_here
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.message_ids import MessageIdColumn
-from ray_messaging.model.schema import Schemas
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulator import Accumulator
 from ray_messaging.sending.bulk_input import ColumnChunk, entry_chunks
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.pending_batch import BulkWaiter, EncodedBatch, Entry, caused_by_one
-from ray_messaging.sending.schema_checks import check_batches, check_chunks, check_entries
+from ray_messaging.sending.schema_checks import check_batches
 
 AddPart = Callable[[], "asyncio.Future[Receipts]"]
 _CAUSED = Extension(caused_by=MessageIdColumn.none(0)).kind
@@ -43,20 +42,20 @@ class BulkSender:
 
         Raises: PayloadMismatch, before any is sent, if a schema refuses a payload.
         """
-        await self._check(lambda schemas: check_entries(schemas, entries))
+        await self._check(lambda: map(_alone, entries))
         rows = sum(len(entry.to_ids) for entry in entries)
         return await self._send((partial(self._accumulator.extend, chunk) for chunk in entry_chunks(entries)), rows)
 
     async def send_columns(self, chunks: Sequence[ColumnChunk], topic: str) -> Receipts:
         """Send messages given as columns; return their receipts. Raises as `send_entries`."""
-        await self._check(lambda schemas: check_chunks(schemas, topic, chunks))
+        await self._check(lambda: (chunk.batch((topic,), None, 0.0) for chunk in chunks))
         rows = sum(len(chunk.from_ids) for chunk in chunks)
         cause = cause_here()
         return await self._send((partial(self._put_columns, chunk, topic, cause) for chunk in chunks), rows)
 
     async def send_batches(self, batches: Sequence[EncodedBatch]) -> Receipts:
         """Send batches; return their receipts. Raises as `send_entries`."""
-        await self._check(lambda schemas: check_batches(schemas, [pending.batch for pending in batches]))
+        await self._check(lambda: (pending.batch for pending in batches))
         for batch in batches:
             batch.checked = self._frames.schemas.version
         parts = (partial(self._put_own, batch) for batch in batches)
@@ -64,24 +63,24 @@ class BulkSender:
 
     async def relay(self, batches: Sequence[Batch]) -> Receipts:
         """Send batches that another process has collected; return their receipts. Raises as `send_entries`."""
-        await self._check(lambda schemas: check_batches(schemas, batches))
+        await self._check(lambda: batches)
         receipts = await self._send((partial(self._put_relayed, batch) for batch in batches), sum(map(len, batches)))
         return Receipts([(outcome.cut(low, high), 0, high - low) for outcome, low, high in receipts.parts])
 
     async def broadcast(self, broadcasts: Sequence[Batch], edges: Edges) -> Receipts:
         """Send broadcasts to their hearers; return a receipt for each pair. Raises as `send_entries`."""
-        await self._check(lambda schemas: check_batches(schemas, broadcasts))
+        await self._check(lambda: broadcasts)
         pairs = sum(int(edges.counts(batch.from_ids).sum()) for batch in broadcasts)
         return await self._send((partial(self._put_spread, batch, edges) for batch in broadcasts), pairs)
 
-    async def _check(self, check: Callable[[Schemas], None]) -> None:
-        """Run a check by the known schemas, if there are any. If it fails, load the current schemas and check again."""
+    async def _check(self, batches: Callable[[], Iterable[Batch]]) -> None:
+        """Check batches by the known schemas, if there are any. If one fails, load the current schemas, check again."""
         if self._frames.schemas.version:
             try:
-                check(self._frames.schemas)
+                check_batches(self._frames.schemas, batches())
             except (PayloadMismatch, ConfigError):
                 await self._frames.refresh()
-                check(self._frames.schemas)
+                check_batches(self._frames.schemas, batches())
 
     def _put_columns(self, chunk: ColumnChunk, topic: str, cause: str | None) -> "asyncio.Future[Receipts]":
         extension = caused_by_one(cause, len(chunk.from_ids))
@@ -137,6 +136,12 @@ class BulkSender:
             for future in futures:
                 # A cancelled caller no longer reads the errors of the other parts.
                 future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _alone(entry: Entry) -> Batch:
+    """Return the payload of an entry as a batch of one row."""
+    chunk = ColumnChunk(IdColumn.of([entry.from_id]), IdColumn.of([None]), PayloadColumn.of([entry.line]))
+    return chunk.batch((entry.topic,), None, 0.0)
 
 
 def _joins(batch: Batch) -> bool:

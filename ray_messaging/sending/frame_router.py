@@ -15,6 +15,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Fold
 from ray_messaging.receipt import DELIVERED, UNDELIVERABLE, PairFates
 from ray_messaging.sending import logged_frames
+from ray_messaging.sending.bulk_input import split_rows
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.pending_batch import Reaches
 from ray_messaging.transports.step_values import ASKER, box_name
@@ -25,99 +26,6 @@ from ray_messaging.wire.frames import encode
 _ROW_BYTES = 24
 
 
-class FoldedFrames:
-    """Folding of broadcasts: of the rows for a mailbox's hearers, one row per broadcast is made."""
-
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
-        self._routed: tuple[Batch, int, NDArray[np.int32]] | None = None  # the last batch, directory version, routes
-        self._digests: dict[str, tuple[Record, str, bytes]] = {}  # by mailbox, for one record and topic
-
-    def takes(self, in_flight: InFlightBatch, mailbox: str) -> bool:
-        """Return whether the rows of a batch for a mailbox can be folded.
-
-        They cannot if the mailbox listens with patterns, because then its hearers are not a known set of agents.
-        """
-        batch, record = in_flight.outgoing, self._directory.records.get(mailbox)
-        broadcast = batch.extension is not None and batch.extension.audience is not None
-        return broadcast and record is not None and not record.globs
-
-    def parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, most_bytes: int) -> list[Rows]:
-        """Split rows so that each frame, after folding, is within the limits of its mailbox."""
-        batch, record = in_flight.outgoing, self._directory.records[mailbox]
-        assert batch.numbers is not None
-        assert batch.lines is not None
-        rows = np.arange(batch.rows) if rows is None else rows
-        most_rows = COLUMN_ROWS if record.frame_rows >= FRAME_ROWS else record.frame_rows
-        begins = np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0
-        weights = batch.lines.weights
-        lines = weights[rows if batch.lines.index is None else batch.lines.index[rows]]
-        volumes = np.cumsum(np.where(begins, lines + _ROW_BYTES, 0))
-        parts: list[Rows] = []
-        low = 0
-        while low < len(rows):
-            before = int(volumes[low - 1]) if low else 0
-            fitting = int(np.searchsorted(volumes, before + min(record.frame_bytes, most_bytes), side="right"))
-            high = max(low + 1, min(low + most_rows, fitting))
-            parts.append(rows[low:high])
-            low = high
-        return parts
-
-    def fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> Batch:
-        """Return the rows of a batch (None: all) for a mailbox, folded into one row for each broadcast."""
-        batch = in_flight.outgoing
-        routes = self._routes(in_flight.batch)
-        reaching = [mailbox in names for names in self._directory.routes]
-        there = np.flatnonzero(np.array(reaching)[routes])
-        rows = np.arange(batch.rows) if rows is None else rows
-        folded = fold(batch, rows, there, self._digest(mailbox, batch.topics[0]))
-        if in_flight.rewritten and self._directory.logged:  # a rule rewrites all pairs of a broadcast or none
-            assert batch.numbers is not None
-            first = rows[np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0].tolist()
-            marked = [at for at, row in enumerate(first) if row in in_flight.rewritten]
-            folded.noted = np.array(marked, np.uint32) if marked else None
-        return folded
-
-    def row_parts(self, broadcasts: Batch, rows: Rows, record: Record) -> list[Rows]:
-        """Split rows, each of which is a broadcast, so that each frame is within the limits of its mailbox."""
-        assert broadcasts.lines is not None
-        if not len(rows):
-            return []
-        index, weights = broadcasts.lines.index, broadcasts.lines.weights
-        volumes = np.cumsum(weights[rows if index is None else index[rows]] + _ROW_BYTES)
-        limit = min(record.frame_bytes, CALL_BYTES)
-        cuts = np.flatnonzero(np.diff(volumes // limit)) + 1
-        return np.split(rows, cuts)
-
-    def rows_folded(self, broadcasts: Batch, rows: Rows, counts: NDArray[np.int64], agents: bytes) -> Batch:
-        """Return rows, each of which is a broadcast, in the form for a mailbox.
-
-        Args: `counts` has the number of hearers that each broadcast has there, `agents` the digest of its agents.
-        """
-        made = broadcasts if len(rows) == broadcasts.rows else broadcasts.take(rows)
-        made = copy(made)
-        made.numbers, made.extension = None, copy(made.extension)
-        assert made.extension is not None
-        made.extension.fold = Fold(agents, int(counts[rows].sum()))
-        return made
-
-    def _routes(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the route of each row, cached for the frames of the same batch that follow."""
-        found = self._routed
-        if found is None or found[0] is not batch or found[1] != self._directory.version:
-            found = self._routed = batch, self._directory.version, self._directory.route(batch)
-        return found[2]
-
-    def _digest(self, mailbox: str, topic: str) -> bytes:
-        """Return the digest of the agents of a mailbox under a subtopic."""
-        record = self._directory.records[mailbox]
-        found = self._digests.get(mailbox)
-        if found is None or found[0] is not record or found[1] != topic:
-            found = self._digests[mailbox] = record, topic, agents_digest(record.agents(topic))
-        return found[2]
-
-
-_UNOWNED_BYTES = CALL_BYTES  # the most bytes of a frame for channels without a mailbox
 _SHORT = 2**16  # fewer routes than this fit into 16 bits
 UNOWNED = ""  # the queue of messages on channels without a mailbox
 
@@ -154,7 +62,8 @@ class FrameRouter:
     def __init__(self, directory: Directory, *, mirror: bool) -> None:
         self.directory = directory
         self.mirror = mirror
-        self._folded = FoldedFrames(directory)
+        self._routed: tuple[Batch, int, NDArray[np.int32]] | None = None  # the last batch, directory version, routes
+        self._digests: dict[str, tuple[Record, str, bytes]] = {}  # by mailbox, for one record and topic
         self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in their step
 
     def route(
@@ -179,7 +88,10 @@ class FrameRouter:
                 for part in self._parts(in_flight, LOG, blocked, row_bytes):
                     some = blocked if part is None else part
                     note = logged_frames.blocked(in_flight, some)
-                    frames.append(_log_frame(in_flight, some, note, verdict_epoch, deadline))
+                    size = len(note.frame) + len(note.note)
+                    frames.append(
+                        OutboundFrame(in_flight, LOG, some, len(some), b"", [], note, verdict_epoch, deadline, size)
+                    )
             elif settle and len(blocked):
                 in_flight.stop(blocked)
         for mailbox, found in self._rows_by_mailbox(in_flight, rows).items():
@@ -191,7 +103,9 @@ class FrameRouter:
         self, in_flight: InFlightBatch, reaches: Reaches, rows: Rows | None, verdict_epoch: int, deadline: float
     ) -> list[OutboundFrame]:
         """Build the frames of broadcasts (None: all); each mailbox with a hearer gets one row for each broadcast."""
-        batch, frames = in_flight.outgoing, list[OutboundFrame]()
+        batch, lines, frames = in_flight.outgoing, in_flight.outgoing.lines, list[OutboundFrame]()
+        assert lines is not None
+        assert batch.extension is not None
         opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
         senders = reaches.senders.find(batch.from_ids)
         delivered, copies = np.zeros(batch.rows, np.int64), np.zeros(batch.rows, np.intp)
@@ -205,9 +119,15 @@ class FrameRouter:
             lacks = opened[counts[opened] > 0]
             if queue in in_flight.placed:
                 lacks = lacks[~in_flight.placed[queue][lacks]]
+            if not len(lacks):
+                continue
             copies[lacks] += 1
-            for part in self._folded.row_parts(batch, lacks, record):
-                data = encode(self._folded.rows_folded(batch, part, counts, reach.agents))
+            volumes = np.cumsum(lines.weights[lacks if lines.index is None else lines.index[lacks]] + _ROW_BYTES)
+            for part in split_rows(lacks, volumes, min(record.frame_bytes, CALL_BYTES), len(lacks)):
+                folded = copy(batch if len(part) == batch.rows else batch.take(part))
+                folded.numbers, folded.extension = None, copy(batch.extension)
+                folded.extension.fold = Fold(reach.agents, int(counts[part].sum()))
+                data = encode(folded)
                 frames.append(
                     OutboundFrame(in_flight, queue, part, len(part), data, [], None, verdict_epoch, deadline, len(data))
                 )
@@ -315,12 +235,12 @@ class FrameRouter:
         count = in_flight.batch.rows if rows is None else len(rows)
         if lines is None or count == 1:
             return [rows]
-        if in_flight.batch.extension is not None and self._folded.takes(in_flight, mailbox):
-            return [*self._folded.parts(in_flight, mailbox, rows, CALL_BYTES)]
+        if in_flight.batch.extension is not None and self._folds(in_flight, mailbox):
+            return self._folded_parts(in_flight, mailbox, rows)
         most_rows = count if record is None else record.frame_rows
         if lines.small and most_rows >= FRAME_ROWS:
             most_rows = max(most_rows, COLUMN_ROWS)
-        most_bytes = _UNOWNED_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
+        most_bytes = CALL_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
         shared = mailbox != UNOWNED or lines.index is None  # otherwise each row is published with its own payload
         if shared and count <= most_rows and lines.nbytes + count * row_bytes <= most_bytes:
             return [rows]
@@ -329,15 +249,7 @@ class FrameRouter:
         else:
             rows = np.arange(count) if rows is None else rows
             volumes = np.cumsum(lines.weights[rows if lines.index is None else lines.index[rows]] + row_bytes)
-        parts: list[Rows | None] = []
-        low = 0
-        while low < count:
-            before = int(volumes[low - 1]) if low else 0
-            fitting = int(np.searchsorted(volumes, before + most_bytes, side="right"))
-            high = max(low + 1, min(low + most_rows, fitting))
-            parts.append(rows[low:high])
-            low = high
-        return parts
+        return [*split_rows(rows, volumes, most_bytes, most_rows)]
 
     def _frame(
         self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, verdict_epoch: int, deadline: float
@@ -350,8 +262,8 @@ class FrameRouter:
             note = logged_frames.published(in_flight, batch, rows)
         elif logged and in_flight.rewritten:
             note, batch = logged_frames.rewritten(in_flight, batch, rows, mailbox.removeprefix(ASKER))
-        if batch.extension is not None and self._folded.takes(in_flight, mailbox):
-            data = encode(self._folded.fold(in_flight, mailbox, rows))
+        if batch.extension is not None and self._folds(in_flight, mailbox):
+            data = encode(self._fold(in_flight, mailbox, rows))
         else:
             data = b"" if mailbox == UNOWNED else encode(batch)
         nbytes = len(data)
@@ -361,6 +273,60 @@ class FrameRouter:
             nbytes += sum(len(channel) + len(message) for channel, message in publish)
         queue = mailbox if batch.extension is None else _queue_of(mailbox, batch)
         return OutboundFrame(in_flight, queue, rows, batch.rows, data, publish, note, verdict_epoch, deadline, nbytes)
+
+    # -- broadcasts, one row for each pair ------------------------------------------------------------------------
+
+    def _folds(self, in_flight: InFlightBatch, mailbox: str) -> bool:
+        """Return whether the rows of a batch for a mailbox are folded: one row is made for each broadcast.
+
+        They cannot be if the mailbox listens with patterns, because then its hearers are not a known set of agents.
+        """
+        batch, record = in_flight.outgoing, self.directory.records.get(mailbox)
+        broadcast = batch.extension is not None and batch.extension.audience is not None
+        return broadcast and record is not None and not record.globs
+
+    def _folded_parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> list[Rows | None]:
+        """Split rows so that each frame, after folding, is within the limits of its mailbox."""
+        batch, record = in_flight.outgoing, self.directory.records[mailbox]
+        assert batch.numbers is not None
+        assert batch.lines is not None
+        rows = np.arange(batch.rows) if rows is None else rows
+        most_rows = COLUMN_ROWS if record.frame_rows >= FRAME_ROWS else record.frame_rows
+        begins = np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0
+        lines = batch.lines.weights[rows if batch.lines.index is None else batch.lines.index[rows]]
+        volumes = np.cumsum(np.where(begins, lines + _ROW_BYTES, 0))
+        return [*split_rows(rows, volumes, min(record.frame_bytes, CALL_BYTES), most_rows)]
+
+    def _fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> Batch:
+        """Return the rows of a batch (None: all) for a mailbox, folded into one row for each broadcast."""
+        batch = in_flight.outgoing
+        reaching = [mailbox in names for names in self.directory.routes]
+        there = np.flatnonzero(np.array(reaching)[self._routes(in_flight.batch)])
+        rows = np.arange(batch.rows) if rows is None else rows
+        folded = fold(batch, rows, there, self._digest(mailbox, batch.topics[0]))
+        if in_flight.rewritten and self.directory.logged:  # a rule rewrites all pairs of a broadcast or none
+            assert batch.numbers is not None
+            first = rows[np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0].tolist()
+            marked = [at for at, row in enumerate(first) if row in in_flight.rewritten]
+            folded.noted = np.array(marked, np.uint32) if marked else None
+        return folded
+
+    def _routes(self, batch: Batch) -> NDArray[np.int32]:
+        """Return the route of each row, cached for the frames of the same batch that follow."""
+        found = self._routed
+        if found is None or found[0] is not batch or found[1] != self.directory.version:
+            found = self._routed = batch, self.directory.version, self.directory.route(batch)
+        return found[2]
+
+    def _digest(self, mailbox: str, topic: str) -> bytes:
+        """Return the digest of the agents of a mailbox under a subtopic."""
+        record = self.directory.records[mailbox]
+        found = self._digests.get(mailbox)
+        if found is None or found[0] is not record or found[1] != topic:
+            found = self._digests[mailbox] = record, topic, agents_digest(record.agents(topic))
+        return found[2]
+
+    # -- plain channels -------------------------------------------------------------------------------------------
 
     def publications(self, batch: Batch) -> list[Published]:
         """Return the messages of a batch in the form in which they are published to subscribers of their channels."""
@@ -377,18 +343,6 @@ def _queue_of(mailbox: str, batch: Batch) -> str:
     if batch.extension is None or mailbox == UNOWNED or not isinstance(batch.extension.deliver, int):
         return mailbox
     return box_name(mailbox, batch.extension.deliver)
-
-
-def _log_frame(
-    in_flight: InFlightBatch,
-    rows: Rows,
-    note: LoggedFrame,
-    verdict_epoch: int,
-    deadline: float,
-) -> OutboundFrame:
-    """Build a frame that only logs rows."""
-    nbytes = len(note.frame) + len(note.note)
-    return OutboundFrame(in_flight, LOG, rows, len(rows), b"", [], note, verdict_epoch, deadline, nbytes)
 
 
 def _row_bytes(batch: Batch) -> int:

@@ -124,11 +124,6 @@ class FrameSender:
             await self._transport.forget(self.sender, self.epoch, some)
             self.queues.forget(some)
 
-    async def leave(self, keep_s: float) -> None:
-        """Delete this sender's state on the server after `keep_s` seconds. Nothing more is sent."""
-        if self.epoch:
-            await self._transport.leave(self.sender, self.epoch, keep_s=keep_s)
-
     # -- epochs ---------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:

@@ -1,35 +1,17 @@
 """Checks of messages by the schemas of their subtopics in the directory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import ConfigError, PayloadMismatch
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
-from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.schema import Misfitting, Schemas
-from ray_messaging.sending.bulk_input import ColumnChunk
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
-from ray_messaging.sending.pending_batch import Entry
 
 
-def check_chunks(schemas: Schemas, subtopic: str, chunks: Sequence[ColumnChunk]) -> None:
-    """Raise PayloadMismatch for the first payload that does not fit."""
-    first = 0
-    for chunk in chunks:
-        _check(schemas, subtopic, chunk.from_ids, chunk.lines, first)
-        first += len(chunk.from_ids)
-
-
-def check_entries(schemas: Schemas, entries: Sequence[Entry]) -> None:
-    """Raise PayloadMismatch for the first payload that does not fit."""
-    for number, entry in enumerate(entries):
-        _check(schemas, entry.topic, IdColumn.of([entry.from_id]), PayloadColumn.of([entry.line]), number)
-
-
-def check_batches(schemas: Schemas, batches: Sequence[Batch]) -> None:
+def check_batches(schemas: Schemas, batches: Iterable[Batch]) -> None:
     """Raise PayloadMismatch for the first payload that does not fit."""
     first = 0
     for batch in batches:
@@ -82,15 +64,6 @@ def _mismatches(
             row = misfit.row if rows is None or misfit.row is None else int(rows[misfit.row])
             known = None if first is None or row is None else first + row
             yield row, _mismatch(misfit, topic, batch.from_ids[row or 0], known)
-
-
-def _check(schemas: Schemas, subtopic: str, from_ids: IdColumn, payloads: Payloads, first: int) -> None:
-    """Raise PayloadMismatch for the first payload that does not fit; `first` is the first row's number in its call."""
-    schema = schemas.of(subtopic)
-    if schema is not None:
-        for misfit in schema.misfits(payloads):
-            row = misfit.row or 0
-            raise _mismatch(misfit, subtopic, from_ids[row], None if misfit.row is None else first + row)
 
 
 def _mismatch(misfit: Misfitting, subtopic: str, agent: AgentId | None, row: int | None) -> PayloadMismatch:

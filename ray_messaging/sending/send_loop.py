@@ -40,8 +40,8 @@ class SendLoop:
     def __init__(
         self, frames: FrameSender, verdict_client: VerdictClient, settings: MessagingConfig, source: "Accumulator"
     ) -> None:
-        self.verdict_client = verdict_client
-        self.batches = 0
+        self.verdict_client = verdict_client  # another one is used from the next batch on
+        self.batches = 0  # the number of batches that were sent
         self.deferred = DeferredRows(self)
         self.turned_at = time.monotonic()
         self._frames = frames

@@ -17,7 +17,7 @@ from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.canonical_order import id_ranks
 from ray_messaging.steps.step_routes import question_id
 from ray_messaging.wire.frames import decode, encode
-from ray_messaging.wire.notes import LogNote, Why, decode_log_note, encode_log_note
+from ray_messaging.wire.notes import LogNote, decode_log_note, encode_log_note, why_of
 
 _Parts = list[tuple[bytes, bytes]]  # for each batch its frame, without payloads, and a note with rules and reasons
 
@@ -39,13 +39,9 @@ def encode_blocked(batches: Iterable[tuple[Batch, Mapping[int, tuple[str, str]]]
 
 
 def _part(batch: Batch, blocks: Mapping[int, tuple[str, str]]) -> tuple[bytes, bytes]:
-    found: dict[tuple[str, str], list[int]] = {}
-    for at, reason in enumerate(blocks.values()):
-        found.setdefault(reason, []).append(at)
-    why = [Why(rule, reason, np.array(rows, "<u4").tobytes()) for (rule, reason), rows in found.items()]
     taken = batch.take(np.fromiter(blocks, np.intp))
     taken.labels, taken.noted, taken.extension = {}, None, Extension(ordinal=taken.ordinal)
-    return encode(taken, with_payload=False), encode_log_note(LogNote(BLOCKED, why=tuple(why)))
+    return encode(taken, with_payload=False), encode_log_note(LogNote(BLOCKED, why=why_of(blocks.values())))
 
 
 class BlockedSends(Sequence[BlockedSend]):

@@ -100,9 +100,6 @@ class StepTransport:
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
         """Do nothing: the sequence numbers of an attempt are deleted with its boxes."""
 
-    async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
-        """Do nothing: the sequence numbers of an attempt are deleted with its boxes."""
-
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:  # noqa: ARG002
         """Return None, because a frame that was refused for a full box is never tried again."""
         return None

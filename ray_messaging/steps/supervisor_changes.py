@@ -16,6 +16,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import BLOCKED, DELIVERED, FATES, PUBLISHED, UNDELIVERABLE
+from ray_messaging.sending.logged_frames import logged
 from ray_messaging.steps import box_frames
 from ray_messaging.steps.box_frames import FIRST_ADDED
 from ray_messaging.steps.digests import DigestRow, sum_of
@@ -24,7 +25,7 @@ from ray_messaging.steps.step_account import digest_rows
 from ray_messaging.transports.step_values import SUPERVISOR, box_name
 from ray_messaging.transports.values import LOG, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
-from ray_messaging.wire.notes import Before, LogNote, Why, encode_log_note
+from ray_messaging.wire.notes import Before, LogNote, why_of
 
 _ROWS = 8_192  # the most rows of a frame
 
@@ -96,7 +97,7 @@ class StepChanges:
         messages = copies.messages[once].tolist()
         if not messages:
             return
-        self._note(batch, LogNote(BLOCKED, why=_why([verdict.blocked[row] for row in messages])))
+        self._note(batch, LogNote(BLOCKED, why=why_of([verdict.blocked[row] for row in messages])))
         before = copies.source.batch.take(copies.rows[once])
         blocks = {at: verdict.blocked[row] for at, row in enumerate(messages)}
         self._count(digest_rows(before, [DELIVERED] * before.rows, {}), -1)
@@ -112,7 +113,7 @@ class StepChanges:
         self._amend(copies, taken)
         said = tuple(Before(np.array([at], "<u4").tobytes(), lines.row(at)) for at in rewritten)
         why = [(rewritten[at][0], "") if at in rewritten else None for at in range(len(messages))]
-        self._note(taken, LogNote(DELIVERED, copies.source.mailbox, _why(why), said))
+        self._note(taken, LogNote(DELIVERED, copies.source.mailbox, why_of(why), said))
         once = np.flatnonzero(copies.first)
         for batch, sign in ((copies.source.batch.take(copies.rows[once]), -1), (taken.take(once), 1)):
             self._count(digest_rows(batch, [DELIVERED] * batch.rows, {}), sign)
@@ -126,7 +127,6 @@ class StepChanges:
 
     def _send(self, mailbox: str, deliver: int, subtopic: str, rows: Sequence[tuple[int, AddedMessage]]) -> None:
         messages = [message for _, message in rows]
-        logged = self._directory.logged
         batch = Batch(
             sender=SUPERVISOR,
             epoch=0,
@@ -142,23 +142,23 @@ class StepChanges:
                 attempt=self._attempt, deliver=deliver, ordinal=np.array([at for at, _ in rows], np.uint32)
             ),
         )
-        why = _why([(message.rule, "") for message in messages])
+        why = why_of([(message.rule, "") for message in messages])
         if mailbox:
             self._note(batch, LogNote(DELIVERED, mailbox, why))
             frame = copy(batch)
-            frame.noted = np.arange(batch.rows, dtype=np.uint32) if logged else None
+            frame.noted = np.arange(batch.rows, dtype=np.uint32) if self._directory.logged else None
             self.writes.append(Write(box_name(mailbox, deliver), batch.rows, encode(frame)))
             return
         exp_id = self._directory.exp_id
         out = [Published(build_channel(exp_id, message.to_id, subtopic), message.line) for message in messages]
-        noted = _logged(batch, LogNote(PUBLISHED, why=why)) if logged else None
+        noted = logged(batch, LogNote(PUBLISHED, why=why)) if self._directory.logged else None
         self.writes.append(Write("", batch.rows, publish=out, noted=noted))
 
     # -- counts and notes -----------------------------------------------------------------------------------------
 
     def _note(self, batch: Batch, note: LogNote) -> None:
         if self._directory.logged:
-            self.writes.append(Write(LOG, noted=_logged(batch, note)))
+            self.writes.append(Write(LOG, noted=logged(batch, note)))
 
     def _count(self, rows: Sequence[DigestRow], sign: int) -> None:
         for row in rows:
@@ -199,15 +199,3 @@ def _taken(copies: Copies, sender: str, labels: Mapping[str, set[int]]) -> Batch
         both.setdefault(name, set()).update(rows)
     taken.labels = {name: np.array(sorted(rows), np.uint32) for name, rows in both.items()}
     return taken
-
-
-def _why(reasons: Sequence[tuple[str, str] | None]) -> tuple[Why, ...]:
-    found: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for at, why in enumerate(reasons):
-        if why is not None:
-            found[why].append(at)
-    return tuple(Why(rule, reason, np.array(rows, "<u4").tobytes()) for (rule, reason), rows in found.items())
-
-
-def _logged(batch: Batch, note: LogNote) -> LoggedFrame:
-    return LoggedFrame(encode(batch), encode_log_note(note), batch.rows)

@@ -197,7 +197,10 @@ class RedisTransport:
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, -1, *fields])
 
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
-        """Delete the state of a closed sender `keep_s` seconds from now, unless a newer sender has its name."""
+        """Delete the state of a closed sender `keep_s` seconds from now, unless a newer sender has its name.
+
+        Late writes of an earlier attempt are refused after that.
+        """
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, int(keep_s * 1000)])
 
     async def listen(

@@ -252,12 +252,6 @@ class FramePort(Protocol):
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
         """Delete a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
 
-    async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
-        """Delete the state of a closed sender `keep_s` seconds from now, unless a newer sender has its name.
-
-        Late writes of an earlier attempt are refused after that.
-        """
-
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish messages, atomically; a frame whose number was written before is DUPLICATE.
 

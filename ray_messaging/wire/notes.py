@@ -1,5 +1,8 @@
 """Notes on the server: for the event log about a frame, and about the service of a mailbox."""
 
+from collections import defaultdict
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 
@@ -20,6 +23,15 @@ class Before(msgspec.Struct, array_like=True, frozen=True):
 
     rows: bytes
     line: bytes
+
+
+def why_of(reasons: Iterable[tuple[str, str] | None]) -> tuple[Why, ...]:
+    """Group rows by rule and reason, given for each row (None: no rule has changed it)."""
+    found: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for row, why in enumerate(reasons):
+        if why is not None:
+            found[why].append(row)
+    return tuple(Why(rule, reason, np.array(rows, "<u4").tobytes()) for (rule, reason), rows in found.items())
 
 
 class LogNote(msgspec.Struct, array_like=True, frozen=True):
