@@ -22,13 +22,11 @@ from ray_messaging.common.process_tuning import keep_memory
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import (
-    AlreadyExists,
     Closed,
     ConfigError,
     MessagingError,
     NotListening,
     TransitError,
-    UnknownName,
 )
 from ray_messaging.interception.verdict_client import (
     PassAll,
@@ -42,7 +40,7 @@ from ray_messaging.observability.tracing.settings import Tracing, tracer_of
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.mailbox_lease import KEEP_S, IsDead
-from ray_messaging.receiving.rehosting import Rehoster
+from ray_messaging.receiving.rehosting import Rehoster, check_leaving
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.sending.accumulator import Accumulator
@@ -358,7 +356,7 @@ class Engine:
                 await Rehoster(self.transport, self.directory).move(leaving, self.name, target, timeout)
                 await self.receiving.adopt()
             return
-        self._check_leaving(leaving, record, target)
+        check_leaving(leaving, record, target)
         if not leaving:
             return
         self.checks.refuse(leaving)
@@ -381,21 +379,6 @@ class Engine:
         if not self.named:
             raise ConfigError("agents come and go in a mailbox that lasts: give the messager a name")
         return record
-
-    def _check_leaving(self, leaving: AgentSet, record: Record, target: str | None) -> None:
-        """Raise an error if agents cannot move to a mailbox, as far as our copy of the directory shows.
-
-        Raises: AlreadyExists if the mailbox is ours; UnknownName if an agent is not hosted here.
-        """
-        if target == self.name and leaving:
-            agent = next(iter(leaving))
-            raise AlreadyExists(
-                f"agent {agent!r} is in group {target!r} already: leave it out", kind="agent", value=agent, owner=target
-            )
-        missing = leaving - record.agents()
-        if missing:
-            agent = next(iter(missing))
-            raise UnknownName(f"group {self.name!r} hosts no agent {agent!r}", kind="agent", value=agent)
 
     def _agents_changed(self, came: AgentSet, went: AgentSet) -> None:
         if self.settings.strict_senders:

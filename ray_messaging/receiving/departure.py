@@ -1,18 +1,18 @@
 """Departure of agents from a mailbox: to another mailbox, or to none, together with the messages that wait for them."""
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory, Record
 from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, LEASE_RETRY, Backoff
-from ray_messaging.errors import ConnectionFailed, FrameError, MoveFailed, ServerRefused, UnknownName
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import FrameError, MoveFailed, UnknownName
 from ray_messaging.messages import Slice
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch, Origin
@@ -20,21 +20,19 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receiving.commits import InFlight
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Piece
-from ray_messaging.receiving.persist import persist
-from ray_messaging.receiving.rehosting import MovedRecords, moved_records
+from ray_messaging.receiving.reader import persist
+from ray_messaging.receiving.rehosting import check_leaving, moved_records
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.cursors import following, order
-from ray_messaging.transports.departures import ARRIVAL, Parcel, RedisDepartures, Release, Released
+from ray_messaging.transports.dead_letter_store import Returned
+from ray_messaging.transports.departures import ARRIVAL, Release, Released
 from ray_messaging.transports.requeueing import frames_of
 from ray_messaging.wire.frames import decode, encode
 
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
-logger = logging.getLogger(__name__)
-
 Mask = NDArray[np.bool_]
-T = TypeVar("T")
 
 
 class Departure:
@@ -47,17 +45,16 @@ class Departure:
     def __init__(
         self,
         transport: "RedisTransport",
-        departures: RedisDepartures,
         directory: Directory,
         fetcher: Fetcher,
         unfolder: Unfolder,
         epoch: int,
         agents: AgentSet,
         target: str | None,
-        limits: tuple[int, int],
+        settings: MessagingConfig,
     ) -> None:
         self._transport = transport
-        self._departures = departures
+        self._departures = transport.departures
         self._directory = directory
         self._fetcher = fetcher
         self._inbox = fetcher.inbox
@@ -66,7 +63,7 @@ class Departure:
         self._agents = agents
         self._target = target
         self._unfolder = unfolder
-        self._most_messages, self._most_bytes = limits
+        self._most_messages, self._most_bytes = settings.complete_messages, settings.complete_bytes
         self._last: Release | None = None  # the last attempt
         self.number = 0
         self._deadline = 0.0  # loop time
@@ -189,12 +186,13 @@ class Departure:
         slices = pass_over(flight, aside)
         record, target = self._records()
         subtopics = set(record.by_subtopic())
-        stay: list[Parcel] = []
-        go: list[Parcel] = [] if target is None else [Parcel(0, _arrival(self._name))]
+        stay: list[Returned] = []
+        go = [] if target is None else [Returned(target.mailbox, 0, _arrival(self._name))]
         for batch, low, high, _ in slices:
             leaving = self._leaving(batch, subtopics)[low:high]
-            stay += _parcels(record, batch, low + np.flatnonzero(~leaving))
-            go += _parcels(target or record, batch, low + np.flatnonzero(leaving))
+            # The event log has these messages from their first mailbox.
+            stay += frames_of(record, batch, low + np.flatnonzero(~leaving), logged=True)
+            go += frames_of(target or record, batch, low + np.flatnonzero(leaving), logged=True)
         read_to = max(self._end, self._inbox.read_to, key=order)
         self.number += 1
         reason = f"its agent was removed from group {self._name!r}"
@@ -214,21 +212,18 @@ class Departure:
             reason,
         )
 
-    def _records(self) -> MovedRecords:
+    def _records(self) -> tuple[Record, Record | None]:
         """Return the records of the mailbox and of the target after the move.
 
         Raises: UnknownName if an agent is not here or the target does not exist.
         """
         here = self._directory.records[self._name]
-        missing = self._agents - here.agents()
-        if missing:
-            agent = next(iter(missing))
-            raise UnknownName(f"group {self._name!r} hosts no agent {agent!r}", kind="agent", value=agent)
+        check_leaving(self._agents, here, self._target)
         there = None if self._target is None else self._directory.records.get(self._target)
         if self._target is not None and (there is None or not there.exclusive):
             raise self._refused(Released.GONE)
         moved = moved_records(here, there, self._agents)
-        for agents in moved.source.by_subtopic().values():
+        for agents in moved[0].by_subtopic().values():
             self._unfolder.add(agents)  # a broadcast to these agents may be read before we have the answer
         return moved
 
@@ -242,17 +237,9 @@ class Departure:
 
     async def _give_up(self) -> None:
         """Make the server refuse the last attempt, which may still be on its way, and accept sends to the mailbox."""
-        backoff = Backoff(LEASE_RETRY)
-        while self._last is not None:
-            try:
-                await self._departures.give_up(self._name, self._epoch, self.number)
-            except ServerRefused:
-                raise
-            except ConnectionFailed as error:
-                logger.warning("agents do not leave %s after all, trying on: %s", self._name, error)
-                await backoff.sleep()
-            else:
-                return
+        if self._last is not None:
+            give_up = partial(self._departures.give_up, self._name, self._epoch, self.number)
+            await persist(give_up, LEASE_RETRY, f"agents do not leave {self._name} after all")
 
     def _check(self, outcome: Released, timeout: float) -> None:
         """Raise the error of an attempt if another attempt cannot succeed, or would be too late."""
@@ -305,11 +292,6 @@ def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
                     found.append(Slice(piece.batch, low, stop))
             low = stop
     return found
-
-
-def _parcels(record: Record, batch: Batch, rows: NDArray[np.intp]) -> list[Parcel]:
-    """Return rows as frames that are not too large for a mailbox. The event log has them from their first mailbox."""
-    return [Parcel(each.rows, each.frame) for each in frames_of(record, batch, rows, logged=True)] if len(rows) else []
 
 
 def _runs(rows: NDArray[np.intp]) -> Iterable[tuple[int, int]]:

@@ -8,12 +8,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import (
-    FetchTooLarge,
-    MessagingError,
-    NotListening,
-    TransactionError,
-)
+from ray_messaging.errors import FetchTooLarge, MessagingError, NotListening, TransactionError
 from ray_messaging.message import Handled, Message
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.observability.observer import Observer
@@ -226,7 +221,8 @@ class Fetcher:
         if self.unavailable is not None:
             raise self.unavailable()
         if limit is not None or commit != "next":
-            self._check(limit, commit, complete=complete)
+            check_limit(limit, complete=complete)
+            check_commit(commit)
         if not (type(timeout) is float and 0.0 <= timeout < math.inf):  # this saves a call in most cases
             check_timeout(timeout)
         if self._commits is None and timeout == 0:
@@ -257,10 +253,6 @@ class Fetcher:
         self.commits.handed_out.append((taken.low, taken.high))
         if self._tracer is not None:
             self._tracer.hold(taken.slices)
-
-    def _check(self, limit: int | None, commit: CommitMode, *, complete: bool) -> None:
-        check_limit(limit, complete=complete)
-        check_commit(commit)
 
     def messages(self, slices: Sequence[Slice], *, more: bool = False) -> Messages:
         """Return slices as messages. Their `more` is true if the mailbox may have other messages."""

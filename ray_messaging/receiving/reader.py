@@ -8,16 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ray_messaging.addressing.channels import NAME_LENGTH
-from ray_messaging.common.backoff import LEASE_RETRY
+from ray_messaging.common.backoff import LEASE_RETRY, Backoff, RetryPolicy
 from ray_messaging.common.task_health import TaskHealth, end
-from ray_messaging.errors import (
-    FrameError,
-    MessagingError,
-    UnknownName,
-)
+from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MessagingError, ServerRefused, UnknownName
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.receiving.inbox import Inbox, Piece
-from ray_messaging.receiving.persist import persist
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.cursors import Cursor, before
 from ray_messaging.transports.departures import ARRIVAL
@@ -40,6 +35,22 @@ _TURN_S = 0.001
 # A read takes a system call. Before the next read, a fetch that has waited for the messages goes on, then their
 # handler, then its sends, which takes so many turns of the event loop.
 _TURNS = 4
+
+
+async def persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: str) -> T:
+    """Repeat a call while the server does not answer or has no memory, because the receiver's messages wait as well.
+
+    Each time this logs a warning that begins with `why`.
+    """
+    backoff = Backoff(policy)
+    while True:
+        try:
+            return await call()
+        except ServerRefused:
+            raise
+        except (ConnectionFailed, MailboxFull) as error:
+            logger.warning("%s, trying on: %s", why, error)
+            await backoff.sleep()
 
 
 class Reader:

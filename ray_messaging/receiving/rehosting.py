@@ -1,7 +1,7 @@
 """Moves of agents between the groups of an experiment with steps."""
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -9,28 +9,24 @@ from ray_messaging.addressing.directory import NO_DATES, Directory, HostDates, R
 from ray_messaging.common.backoff import STALE_DIRECTORY_RETRY, Backoff
 from ray_messaging.errors import AlreadyExists, ConfigError, MoveFailed, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.transports.departures import Rehosted, Rehosting, Released
+from ray_messaging.transports.departures import Rehosted, Released
 
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
 
-class MovedRecords(NamedTuple):
-    """The records of the mailbox that agents leave, and of the one to which they move (None: they are removed)."""
-
-    source: Record
-    target: Record | None
-
-
 def moved_records(
     source: Record, target: Record | None, agents: AgentSet, version: int = 0, dates: HostDates = NO_DATES
-) -> MovedRecords:
-    """Return the records after a move of agents. With steps, `version` is the directory's version with the move."""
+) -> tuple[Record, Record | None]:
+    """Return the records of a mailbox that agents leave and of the one to which they move (None: they are removed).
+
+    With steps, `version` is the directory's version with the move.
+    """
     claimed = source.by_subtopic()
     left = {subtopic: hosted - agents for subtopic, hosted in claimed.items()}
     here = msgspec.structs.replace(source, claims=claims_of(left), moved=True).succeeds(source, version, dates)
     if target is None:
-        return MovedRecords(here, None)
+        return here, None
     joined = target.by_subtopic()
     for subtopic, hosted in claimed.items():
         came = hosted & agents
@@ -38,7 +34,23 @@ def moved_records(
             joined[subtopic] = joined[subtopic] | came if subtopic in joined else came
     there = msgspec.structs.replace(target, claims=claims_of(joined), moved=True)
     came_from = source if version else None
-    return MovedRecords(here, there.succeeds(target, version, dates, came_from))
+    return here, there.succeeds(target, version, dates, came_from)
+
+
+def check_leaving(agents: AgentSet, record: Record, target: str | None) -> None:
+    """Raise an error if agents cannot move from a mailbox to another one (None: to none), as far as its record shows.
+
+    Raises: AlreadyExists if the other one is the same; UnknownName if an agent is not hosted there.
+    """
+    if target == record.mailbox and agents:
+        agent = next(iter(agents))
+        raise AlreadyExists(
+            f"agent {agent!r} is in group {target!r} already: leave it out", kind="agent", value=agent, owner=target
+        )
+    missing = agents - record.agents()
+    if missing:
+        agent = next(iter(missing))
+        raise UnknownName(f"group {record.mailbox!r} hosts no agent {agent!r}", kind="agent", value=agent)
 
 
 _NEWS_S = 1.0  # the longest wait for news in one call
@@ -77,13 +89,13 @@ class Rehoster:
                     group=source,
                     messages=0,
                 )
-            attempt = self._attempt(agents, source, target)
-            found = await self._transport.departures.rehost(attempt)
+            version = self._directory.version
+            found = await self._transport.departures.rehost(*self._moved(agents, source, target), version)
             if found.outcome is Released.DONE:
                 self._directory.update(*await self._transport.load_directory(self._directory.version))
                 return found.since
             if found.outcome is Released.STALE_DIRECTORY:
-                tried.append(attempt.version + 1)
+                tried.append(version + 1)
                 await backoff.sleep()
             elif found.outcome is Released.NOT_YET:
                 await self._await_target(found, source, target, deadline)
@@ -97,35 +109,25 @@ class Rehoster:
             change.version == version and change.agents_gone() == agents for change in record.changes
         )
 
-    def _attempt(self, agents: AgentSet, source: str, target: str | None) -> Rehosting:
+    def _moved(self, agents: AgentSet, source: str, target: str | None) -> tuple[Record, Record | None]:
+        """Return the records with which the next attempt is made; raises as `move`."""
         records = self._directory.records
         here, there = records.get(source), None if target is None else records.get(target)
         if here is None or not here.exclusive:
             raise UnknownName(f"there is no group {source!r} with agents", kind="group", value=source)
         if target is not None and (there is None or not there.exclusive):
             self._refuse(source, target)
-        if target == source:
-            agent = next(iter(agents))
-            raise AlreadyExists(
-                f"agent {agent!r} is in group {target!r} already: leave it out", kind="agent", value=agent, owner=target
-            )
-        missing = agents - here.agents()
-        if missing:
-            agent = next(iter(missing))
-            raise UnknownName(f"group {source!r} hosts no agent {agent!r}", kind="agent", value=agent)
+        check_leaving(agents, here, target)
         if here.globs:
             raise ConfigError(
                 f"group {source!r} listens to patterns ({here.globs[0]!r}), so its agents cannot leave it in steps: a "
                 "pattern may be for some of them"
             )
-        version = self._directory.version
-        moved = moved_records(here, there, agents, version + 1, self._directory.dates)
-        return Rehosting(moved.source, moved.target, version)
+        return moved_records(here, there, agents, self._directory.version + 1, self._directory.dates)
 
     async def _await_target(self, found: Rehosted, source: str, target: str | None, deadline: float) -> None:
         """Wait until the next step is the first one in which the target is a member; raise MoveFailed if it is late."""
         store = self._transport.steps
-        assert store is not None
         while (progress := await store.progress()).latest + 1 < found.since:
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:

@@ -123,7 +123,7 @@ class Subscription:
         self._named = named
         self._spec = SubscriptionSpec(directory.exp_id)
         self._changing = asyncio.Lock()
-        self._epoch: int | None = None
+        self.epoch: int | None = None  # of this mailbox's reader; None: it has none yet
         self._reader: Reader | None = None
         self._commits: Commits | None = None
         self._departing = asyncio.Lock()
@@ -133,7 +133,7 @@ class Subscription:
         self.stepped = False  # with steps: changes of the agents apply from a step on
         self.agents_changed: Callable[[AgentSet, AgentSet], None] = lambda _came, _went: None
         self._foreign = ForeignMessages(self.inbox, directory, self.name, settings.mailbox_bytes)
-        self._lease = MailboxLease(transport, self.name, settings.lease_s, lambda: self._epoch, self.stop, named=named)
+        self._lease = MailboxLease(transport, self.name, settings.lease_s, lambda: self.epoch, self.stop, named=named)
         self._renewing = asyncio.create_task(self._lease.run(), name=f"ray_messaging lease of {self.name}")
 
     # -- listening ------------------------------------------------------------------------------------------------
@@ -155,11 +155,6 @@ class Subscription:
     def hosted(self) -> AgentSet:
         """Return the agents of this mailbox."""
         return self._spec.hosted
-
-    @property
-    def epoch(self) -> int | None:
-        """Return the epoch of this mailbox's reader, or None if it has none yet."""
-        return self._epoch
 
     @property
     def owner(self) -> str:
@@ -197,7 +192,7 @@ class Subscription:
             check_claims(record, self._directory)
             self._note(spec)  # a broadcast to these agents may be read before we have the answer
             listening = await self._transport.listen(
-                record, self._directory.version, limits, owner=spec.owner, epoch=self._epoch, over=over
+                record, self._directory.version, limits, owner=spec.owner, epoch=self.epoch, over=over
             )
             if isinstance(listening, Held):
                 over = await outlast(self._transport, self.name, listening, is_dead)
@@ -213,8 +208,8 @@ class Subscription:
             else:
                 await backoff.sleep()
         before, self._spec = self._spec, spec
-        if self._epoch is None:
-            self._epoch = self._foreign.epoch = listening.epoch
+        if self.epoch is None:
+            self.epoch = self._foreign.epoch = listening.epoch
             self._commits = Commits(self._transport, self.name, listening.epoch, listening.cursor, listening.acked)
             self._reader = Reader(
                 self._transport, self.name, self.inbox, listening.cursor, record.frame_rows, self._unfolder, self.adopt
@@ -247,25 +242,22 @@ class Subscription:
         await asyncio.shield(leaving)
 
     async def _let_go(self, agents: AgentSet, target: str | None, timeout: float) -> None:
-        departures, settings = self._transport.departures, self._settings
-        assert self._epoch is not None
+        assert self.epoch is not None
         self._leaving |= agents
         channels = self._spec.channels_of(agents)
         try:
             async with self._departing:
                 if target is None:  # otherwise our subscription would count as a receiver of later messages for them
                     await self._transport.unsubscribe(channels)
-                limits = settings.complete_messages, settings.complete_bytes
                 departure = Departure(
                     self._transport,
-                    departures,
                     self._directory,
                     self.fetcher,
                     self._unfolder,
-                    self._epoch,
+                    self.epoch,
                     agents,
                     target,
-                    limits,
+                    self._settings,
                 )
                 try:
                     await departure.run(self._attempts + 1, timeout)
@@ -315,7 +307,7 @@ class Subscription:
         await end(self._renewing)
         for leaving in [*self._departures]:
             await end(leaving)
-        if self._reader is None or self._commits is None or self._epoch is None:
+        if self._reader is None or self._commits is None or self.epoch is None:
             return
         await self._transport.unsubscribe()
         stopped = self.inbox.error
@@ -329,7 +321,7 @@ class Subscription:
         self._reader.stop(Closed("this messager was closed while you waited for its messages: make another one"))
         try:
             async with asyncio.timeout(_LEAVE_S):
-                await self._leave(self._commits, self._epoch, commit=commit)
+                await self._leave(self._commits, self.epoch, commit=commit)
         except (TimeoutError, ConnectionFailed, Closed) as error:
             self._report_unleft(self._commits, error)
         except Fenced as error:  # closing is what a fenced messager has to do

@@ -9,6 +9,7 @@ import msgspec
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.directory import Record, encode_record
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks, keep_of
+from ray_messaging.transports.dead_letter_store import Returned
 from ray_messaging.transports.values import fenced, lost
 
 if TYPE_CHECKING:
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
 # The sender of a frame without messages, which says that agents have come to the mailbox. The frame's only topic is the
 # mailbox that they left.
 ARRIVAL = ":agents"
-
-
-class Parcel(NamedTuple):
-    """A frame with messages for agents that leave, or for those that stay, and the number of its messages."""
-
-    rows: int
-    frame: bytes
 
 
 class Release(msgspec.Struct):
@@ -44,8 +38,8 @@ class Release(msgspec.Struct):
     messages: int
     nbytes: int
     acks: SelectiveAcks
-    stay: Sequence[Parcel]
-    go: Sequence[Parcel]
+    stay: Sequence[Returned]
+    go: Sequence[Returned]
     target: Record | None
     reason: str
 
@@ -64,19 +58,8 @@ class Released(IntEnum):
     NOT_YET = 8  # with steps: the target is a member only from a later step than the next one
 
 
-class Rehosting(msgspec.Struct):
-    """One attempt to move agents in an experiment with steps, or to remove them if `target` is None.
-
-    The records state the version after `version` as the directory's version of this change.
-    """
-
-    record: Record
-    target: Record | None
-    version: int
-
-
 class Rehosted(NamedTuple):
-    """Outcome of an attempt, and the step from which it applies, or with NOT_YET, from which the target is a member."""
+    """Outcome of an attempt with steps, and the step from which it applies (NOT_YET: when the target is a member)."""
 
     outcome: Released
     since: int
@@ -114,8 +97,8 @@ class RedisDepartures:
         args += ["", ""] if target is None else [target.mailbox, encode_record(target)]
         args += [*attempt.cursor, keep_of(attempt.cursor), attempt.messages, attempt.nbytes, *attempt.acks]
         args += [attempt.reason, self._dead_bytes, len(attempt.stay)]
-        for parcel in (*attempt.stay, *attempt.go):
-            args += parcel
+        for frame in (*attempt.stay, *attempt.go):
+            args += frame.rows, frame.frame
         return Released(self._checked(await self._link.script("release_agents", asked, args), attempt.epoch, name))
 
     async def give_up(self, mailbox: str, epoch: int, number: int) -> bool:
@@ -126,15 +109,16 @@ class RedisDepartures:
         reply = await self._link.script("give_up_release", [self._keys.state(mailbox)], [epoch, number])
         return self._checked(reply, epoch, mailbox) == Released.DONE
 
-    async def rehost(self, attempt: Rehosting) -> Rehosted:
+    async def rehost(self, record: Record, target: Record | None, version: int) -> Rehosted:
         """Change the group of agents from the first step on that no group has opened. Any process may do so.
 
+        With `target` None they are removed. The records state the directory's version after `version` for this change.
         Messages for these agents stay in the boxes where they are, and their new group reads them there. A repeated
         call may find that its own first attempt has changed the directory.
         """
-        keys, name, target = self._keys, attempt.record.mailbox, attempt.target
+        keys, name = self._keys, record.mailbox
         asked = [keys.meta, keys.records, keys.changes, keys.steps(), keys.step(name)]
-        args: list[Any] = [keys.prefix, attempt.version, name, encode_record(attempt.record)]
+        args: list[Any] = [keys.prefix, version, name, encode_record(record)]
         if target is None:
             args += ["", ""]
         else:

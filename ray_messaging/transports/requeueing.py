@@ -190,6 +190,8 @@ def _number(entry: str) -> float:
 
 def frames_of(record: Record, batch: Batch, rows: Rows, *, logged: bool) -> list[Returned]:
     """Encode rows in frames that are not too large for a mailbox; `logged`: the event log has them already."""
+    if not len(rows):
+        return []
     part = batch.take(rows)
     if logged:
         part.noted = np.arange(len(rows), dtype=np.uint32)
