@@ -87,7 +87,7 @@ class RedisCheckpoints:
                 for entry, fields in content:
                     await self._link.command("XADD", name, entry, *msgspec.msgpack.decode(fields))
                 continue
-            values = [value for pair in content for value in _WRITTEN[kind](*pair)]
+            values = [pair[at] for pair in content for at in _WRITTEN.get(kind, (0,))]
             width = 2 * _AT_ONCE
             for low in range(0, len(values), width):
                 await self._link.command(_COMMANDS[kind], name, *values[low : low + width])
@@ -102,13 +102,7 @@ _READS: dict[str, Callable[[str], tuple[Any, ...]]] = {
     "stream": lambda key: ("XRANGE", key, "-", "+"),
 }
 _COMMANDS = {"hash": "HSET", "string": "SET", "list": "RPUSH", "set": "SADD", "zset": "ZADD"}
-_WRITTEN: dict[str, Callable[[bytes, bytes], tuple[bytes, ...]]] = {
-    "hash": lambda field, value: (field, value),
-    "string": lambda value, _: (value,),
-    "list": lambda value, _: (value,),
-    "set": lambda value, _: (value,),
-    "zset": lambda member, score: (score, member),
-}
+_WRITTEN = {"hash": (0, 1), "zset": (1, 0)}  # the parts of a pair that are written, in their order; of others the first
 
 
 def _pairs(kind: str, reply: Any) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 - a reply

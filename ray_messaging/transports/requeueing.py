@@ -1,6 +1,6 @@
 """Requeueing of dead letters into the mailboxes that listen now. Each message gets there once, under its old id."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
@@ -25,20 +25,6 @@ _DIGITS = 20  # the most digits of a part of an entry's id, which has 64 bits
 _ATTEMPTS = 8  # the most attempts, which are needed if the directory changes meanwhile
 
 Rows = NDArray[np.intp]
-
-
-class Part(NamedTuple):
-    """Rows of a letter for one mailbox."""
-
-    record: Record
-    rows: Rows
-
-
-class Routing(NamedTuple):
-    """Directories for a letter's messages: of the mailboxes that get them, and of those that already had a copy."""
-
-    takers: Directory
-    holders: Directory
 
 
 class Outcome(NamedTuple):
@@ -72,7 +58,7 @@ class Requeueing:
         self._store = store
         self._exp_id = exp_id
         self._listeners: Listeners | None = None  # kept until the server says that they have changed
-        self._routing: tuple[tuple[object, ...], Routing] | None = None  # the last routing, and its cache key
+        self._routing: tuple[tuple[object, ...], Directory, Directory] | None = None  # the last cache key and routing
 
     async def requeue(self, letter: DeadFrame) -> Outcome:
         """Requeue a letter in one call; messages without a listener stay dead."""
@@ -98,7 +84,7 @@ class Requeueing:
         if len(nobody) and not found:
             return Outcome(0, len(rows), _NOBODY)
         rest = encode(batch.take(nobody)) if len(nobody) else b""
-        fate, mailbox = await self._store.requeue(letter.id, listeners.version, _frames(letter, batch, found), rest)
+        fate, mailbox = await self._store.requeue(letter.id, listeners.version, found, rest)
         if fate is Requeued.DONE:
             return Outcome(len(rows) - len(nobody), len(nobody), _OTHERS if len(nobody) else "")
         if fate is Requeued.STALE_DIRECTORY:
@@ -109,8 +95,8 @@ class Requeueing:
 
     # -- routing --------------------------------------------------------------------------------------------------
 
-    def _route(self, letter: DeadFrame, batch: Batch, rows: Rows, listeners: Listeners) -> tuple[list[Part], Rows]:
-        """Return the rows for each mailbox, and the rows that no mailbox gets."""
+    def _route(self, letter: DeadFrame, batch: Batch, rows: Rows, listeners: Listeners) -> tuple[list[Returned], Rows]:
+        """Return the frames for the mailboxes, and the rows that no mailbox gets."""
         takers, holders = self._routing_for(letter, listeners)
         routes = takers.route(batch)[rows] * np.int64(2**32) + holders.route(batch)[rows]  # both routes in one number
         of: dict[str, list[Rows]] = {}
@@ -123,19 +109,25 @@ class Requeueing:
                 of.setdefault(mailbox, []).append(mine)
             if not mailboxes:
                 nobody.append(mine)
-        found = [Part(takers.records[mailbox], np.sort(np.concatenate(parts))) for mailbox, parts in of.items()]
+        found: list[Returned] = []
+        for mailbox, parts in of.items():
+            ours = np.sort(np.concatenate(parts))
+            found += frames_of(takers.records[mailbox], batch, ours, logged=letter.born is not None)
         return found, np.sort(np.concatenate(nobody))
 
-    def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> Routing:
-        """Return the routing for a letter, from a cache if possible: letters of one mailbox mostly have the same."""
+    def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> tuple[Directory, Directory]:
+        """Return the directories of the mailboxes that get a letter's messages, and of those that had a copy already.
+
+        They are from a cache if possible, because letters of one mailbox mostly have the same.
+        """
         counts = tuple(_counts(record, letter, listeners) for record in listeners.records)
         key = (listeners.version, counts)
         if self._routing is None or self._routing[0] != key:
             found = [(record, count) for record, count in zip(listeners.records, counts, strict=True) if count]
             takers = [record if count == _WHOLE else _claims_of(record) for record, count in found]
             holders = [_globs_of(record) for record, count in found if count == _CLAIMS and record.globs]
-            self._routing = key, Routing(self._directory(takers), self._directory(holders))
-        return self._routing[1]
+            self._routing = key, self._directory(takers), self._directory(holders)
+        return self._routing[1:]
 
     def _directory(self, records: list[Record]) -> Directory:
         directory = Directory(self._exp_id)
@@ -167,11 +159,6 @@ def _counts(record: Record, letter: DeadFrame, listeners: Listeners) -> int:
         return _WHOLE
     # Of two groups only one hosted the agents when this was sent.
     return _CLAIMS if record.exclusive and letter.exclusive else _NONE
-
-
-def _frames(letter: DeadFrame, batch: Batch, parts: Iterable[Part]) -> list[Returned]:
-    logged = letter.born is not None
-    return [frame for part in parts for frame in frames_of(part.record, batch, part.rows, logged=logged)]
 
 
 def _claims_of(record: Record) -> Record:

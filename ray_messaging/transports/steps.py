@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import LARGE
 from ray_messaging.transports.large_frames import add_writes
@@ -60,13 +61,8 @@ from ray_messaging.transports.step_values import (
     Taken,
     WaitFor,
     Waiting,
-    leaving,
     no_steps,
-    not_closable,
     overtaken,
-    too_far,
-    too_late,
-    unknown_group,
     without_steps,
 )
 from ray_messaging.transports.values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
@@ -115,7 +111,12 @@ class RedisSteps:
         keys = [self._steps, self._keys.step(group), self._keys.state(group)]
         since = await self._link.script("join_steps", keys, [*self._of(group), int(again)])
         if since == -1:
-            raise leaving(group)
+            raise AlreadyExists(
+                f"group {group!r} is leaving and has steps to close before: join it again after these",
+                kind="group",
+                value=group,
+                owner=None,
+            )
         if since == -2:
             raise without_steps(self._keys.exp_id)
         return int(since)
@@ -135,7 +136,11 @@ class RedisSteps:
         if latest == -2:
             raise without_steps(self._keys.exp_id)
         if latest != -1:
-            raise too_late(at_step, latest)
+            asked = "the steps have begun" if at_step is None else f"at_step={at_step}"
+            raise ConfigError(
+                f"{asked}: step {latest} is open, and its messages are for the groups that were declared before. "
+                f"Declare other ones with at_step={latest + 2} or later"
+            )
 
     async def set_wait_for(self, mode: WaitFor) -> None:
         """Set for which groups a group waits from now on, whatever the settings say."""
@@ -297,7 +302,7 @@ class RedisSteps:
             return await self._news.wait(news, block_s)
         replies: list[Any] = []
         found = await self._news.wait(news, block_s, self._start_of(box, count), replies)
-        return found._replace(start=BoxStart(*await self._begun(box, replies))) if replies else found
+        return found._replace(start=await self._begun(box, replies)) if replies else found
 
     # -- boxes ----------------------------------------------------------------------------------------------------
 
@@ -310,13 +315,13 @@ class RedisSteps:
         entries = await self._link.command("XRANGE", self._keys.box(box), f"({after}", "+", "COUNT", count)
         return await self._whole(box, entries)
 
-    async def open_box(self, box: str, count: int) -> tuple[list[Cover], list[BoxFrame]]:
+    async def open_box(self, box: str, count: int) -> BoxStart:
         """Return the covers of a box so far, and its first `count` frames, as `covers` and `read_box` do."""
         return await self._begun(box, await self._link.commands(*self._start_of(box, count)))
 
-    async def _begun(self, box: str, replies: Sequence[Any]) -> tuple[list[Cover], list[BoxFrame]]:
+    async def _begun(self, box: str, replies: Sequence[Any]) -> BoxStart:
         covers, entries = replies
-        return _covers(covers), await self._whole(box, entries)
+        return BoxStart(_covers(covers), await self._whole(box, entries))
 
     async def _whole(self, box: str, entries: Sequence[Any]) -> list[BoxFrame]:
         """Return the frames of entries, with the bodies that are on other servers."""
@@ -458,8 +463,27 @@ class RedisSteps:
         return await self._link.script(name, keys, [*self._of(group), *args])
 
 
-def _not_ours(has: int, group: str, attempt: int) -> Exception:
-    return overtaken(group, attempt) if has == 0 else unknown_group(group, attempt)
+def _not_ours(has: int, group: str, attempt: int) -> Fenced:
+    """Build the error for a driver that has a successor, or that the server does not know."""
+    if has == 0:
+        return overtaken(group, attempt)
+    return Fenced(
+        f"the server knows nothing of attempt {attempt} of group {group!r}: it was flushed, or restored from older "
+        "data. End this task, and begin anew",
+        name=group,
+        epoch=attempt,
+    )
+
+
+def _behind(group: str, closed: int, what: str) -> Fenced:
+    """Build the error for a step that does not follow the last one that the server knows of the group."""
+    return Fenced(
+        f"group {group!r} {what}. It was removed and created again, or the server has lost steps: it was flushed, "
+        "restored from older data, or killed before it had written them (appendfsync always loses none). Drive all "
+        "groups again from there, or begin anew",
+        name=group,
+        epoch=closed,
+    )
 
 
 def _covers(fields: list[bytes]) -> list[Cover]:
@@ -486,7 +510,13 @@ def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed 
     if reply[0] == 5:
         return Refused(step, 0, series=reply[1])
     if reply[0] == 3:
-        raise not_closable(group, step, reply[1], None if reply[2] is None else int(reply[2]))
+        closed, until = reply[1:]
+        if until is not None and step >= int(until):
+            raise Closed(
+                f"group {group!r} was removed, or has left, and does not count in step {step}: nothing of it is "
+                "committed"
+            )
+        raise _behind(group, closed, f"cannot close step {step}, which it has not opened; it has closed {closed}")
     if reply[0] != 1:
         raise _not_ours(reply[0], group, attempt)
     following = reply[2] if len(reply) > 2 else None
@@ -508,7 +538,7 @@ def _opening(reply: list[Any], group: str, attempt: int, step: int) -> Opened | 
     if code == 3:
         return Done(rest[0])
     if code == 4:
-        raise too_far(group, step, rest[0])
+        raise _behind(group, rest[0], f"cannot open step {step}: the last one that it closed is {rest[0]}")
     raise _not_ours(code, group, attempt)
 
 

@@ -10,7 +10,6 @@ from redis.backoff import NoBackoff
 
 from ray_messaging.config import RedisConfig
 from ray_messaging.transports.connection.cluster import ClusterNodes
-from ray_messaging.transports.connection.discovery import Discovery
 from ray_messaging.transports.connection.options import connection_options
 from ray_messaging.transports.connection.sentinels import Sentinels
 
@@ -36,8 +35,11 @@ class NearbyConnection(Connection):
             self._reader, self._writer = streams
 
 
-def discovery_of(config: RedisConfig, home: str) -> Discovery | None:
-    """Return the servers that know the primary of keys that begin with `home`, or None if it has a fixed address."""
+def discovery_of(config: RedisConfig, home: str) -> Sentinels | ClusterNodes | None:
+    """Return the servers that know the primary of keys that begin with `home`, or None if it has a fixed address.
+
+    They are asked before each connection, because the primary may have changed.
+    """
     if config.sentinels:
         return Sentinels(config)
     return ClusterNodes(config, home) if config.cluster else None

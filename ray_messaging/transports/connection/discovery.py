@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
@@ -23,21 +23,6 @@ class NoPrimaryError(RedisConnectionError):
 
 class WrongSettingsError(NoPrimaryError):
     """The asked servers answer but cannot know the primary, because the settings are wrong."""
-
-
-class Discovery(Protocol):
-    """Servers that know the primary. They are asked before each connection, because the primary may have changed."""
-
-    @property
-    def where(self) -> str:
-        """Return a name of the asked servers for error texts."""
-
-    async def primary(self) -> tuple[str, int]:
-        """Return the host and port of the primary, within 3 s.
-
-        Raises: NoPrimaryError if no server answers or the primary is down; WrongSettingsError if the servers that
-        answer cannot know it; AuthenticationError if they refuse the password.
-        """
 
 
 async def answers_of(questions: Sequence[Coroutine[Any, Any, T]], counts: Callable[[T], bool]) -> list[T]:

@@ -21,15 +21,9 @@ from redis.exceptions import (
     ResponseError,
     TryAgainError,
 )
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    MovedError as RedisMovedError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import MovedError as RedisMovedError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.backoff import REDIS_RETRY, Backoff
@@ -90,19 +84,6 @@ _PASSING = (
 )
 
 _ANSWERS = (ResponseError, BusyLoadingError)  # the server said no, and did nothing
-
-
-def _passes(error: BaseException, *, follows: bool) -> bool:
-    """Return whether repeating a call may help after this error.
-
-    Some errors are recognized by their text, because redis-py, which connects and subscribes, has no class for them.
-    `follows` says that a new connection is made to the node that has the keys by then.
-    """
-    if isinstance(error, MovedError | RedisMovedError):
-        return follows
-    return isinstance(error, _PASSING) or (
-        isinstance(error, ResponseError) and isinstance(reply_error(str(error)), ServerBusyError)
-    )
 
 
 def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
@@ -361,12 +342,17 @@ class RedisLink:
             )
         return self.translated(error)
 
-    def _is_final(self, error: BaseException) -> bool:
-        """Return whether repeating the call cannot help."""
-        return isinstance(error, _FATAL) or not self._passes(error)
-
     def _passes(self, error: BaseException) -> bool:
-        return _passes(error, follows=self._clustered)
+        """Return whether repeating a call may help after this error.
+
+        Some errors are recognized by their text, because redis-py, which connects and subscribes, has no class for
+        them. In a cluster a new connection is made to the node that has the keys by then.
+        """
+        if isinstance(error, MovedError | RedisMovedError):
+            return self._clustered
+        return isinstance(error, _PASSING) or (
+            isinstance(error, ResponseError) and isinstance(reply_error(str(error)), ServerBusyError)
+        )
 
     def _remedy(self, error: Exception) -> str:
         if isinstance(error, MovedError | RedisMovedError):
@@ -488,7 +474,7 @@ class RedisLink:
             try:
                 return await attempt()
             except (*_PASSING, ResponseError) as error:
-                if self._is_final(error):
+                if isinstance(error, _FATAL) or not self._passes(error):
                     raise self.translated(error) from error
                 if isinstance(error, NoScriptError):
                     self._known.clear()  # the next attempt sends the script's text

@@ -24,9 +24,7 @@ from redis.exceptions import (
     ResponseError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ray_messaging.limits_and_timeouts import CONNECT_TIMEOUT_S
 
@@ -60,15 +58,6 @@ async def connect(connection: AbstractConnection) -> None:
     except BaseException:
         await connection.disconnect(nowait=True)
         raise
-
-
-def take_over(connection: AbstractConnection, protocol: asyncio.Protocol) -> asyncio.Transport:
-    """Give a connection's socket to a protocol, which must keep a reference to the connection, or it is closed."""
-    # redis-py has no public way to give its socket away.
-    writer: Any = connection._writer
-    transport: asyncio.Transport = writer.transport
-    transport.set_protocol(protocol)
-    return transport
 
 
 LARGE = 64 * 2**10  # arguments from this size on are sent separately, because hiredis copies each three times
@@ -144,36 +133,58 @@ class _Call(msgspec.Struct, eq=False):
     end: int  # the number of bytes that were written up to the end of its command
 
 
-class Wire(asyncio.Protocol):
+class TakenSocket(asyncio.Protocol):
+    """Socket of an open connection of redis-py, with our own protocol from then on."""
+
+    def __init__(self, connection: AbstractConnection) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lost: Exception | None = None
+        self._reader = hiredis.Reader(replyError=reply_error)
+        # Kept, as redis-py closes the socket of a connection without a reference.
+        self._connection = connection
+        # redis-py has no public way to give its socket away.
+        writer: Any = connection._writer
+        self._transport: asyncio.Transport = writer.transport
+        self._transport.set_protocol(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether commands can be sent."""
+        return self._lost is None and not self._transport.is_closing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Close this with the reason why the connection was closed."""
+        self.close(RedisConnectionError(f"the connection was cut ({exc or 'closed by the server'})"))
+
+    def close(self, why: Exception | None = None) -> None:
+        """Close the connection because of `why`."""
+        if self._lost is None:
+            self._lost = why or RedisConnectionError("closed")
+            self._transport.abort()
+            # Otherwise redis-py would warn that its connection was not closed.
+            self._connection._reader = self._connection._writer = None
+
+
+class Wire(TakenSocket):
     """Connection that matches replies to commands, in order. Several commands may be in flight.
 
     One timer checks all of them, and only while some wait, so it costs almost nothing for a stream of short calls.
     """
 
     def __init__(self, connection: AbstractConnection) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__(connection)
         self._waiting: deque[_Call] = deque()
-        self._lost: Exception | None = None
         self._written = self._left = 0  # bytes of commands that were given to the socket, and that have left it
         self._left_at = self._heard_at = -math.inf  # loop time
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf  # loop time
-        self._reader = hiredis.Reader(replyError=reply_error)
         self._reader.setmaxbuf(_KEPT_BYTES)
-        # Kept, as redis-py closes the socket of a connection without a reference.
-        self._connection = connection
-        self._transport = take_over(connection, self)
 
     @classmethod
     async def open(cls, connection: AbstractConnection) -> "Wire":
         """Connect within 5 s and take the socket over; raises redis-py's errors."""
         await connect(connection)
         return cls(connection)
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether commands can be sent."""
-        return self._lost is None and not self._transport.is_closing()
 
     def call(self, args: Sequence[Any], timeout_s: float, stall_s: float = math.inf) -> "asyncio.Future[Any]":
         """Send a command; return a future with its reply, or with the error that the server replied.
@@ -268,19 +279,12 @@ class Wire(asyncio.Protocol):
         except (hiredis.ProtocolError, IndexError) as error:
             self.close(RedisConnectionError(f"the server does not speak Redis's protocol ({error})"))
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the waiting calls, because the connection was closed."""
-        self.close(RedisConnectionError(f"the connection was cut ({exc or 'closed by the server'})"))
-
     def close(self, why: Exception | None = None) -> None:
         """Close the connection; waiting calls raise `why`."""
-        if self._lost is None:
-            self._lost = why or RedisConnectionError("closed")
-            self._transport.abort()
-            if self._timer is not None:
-                self._timer.cancel()
-            # Otherwise redis-py would warn that its connection was not closed.
-            self._connection._reader = self._connection._writer = None
+        super().close(why)
+        assert self._lost is not None
+        if self._timer is not None:
+            self._timer.cancel()
         while self._waiting:
             future = self._waiting.popleft().future
             if not future.done():
