@@ -415,8 +415,8 @@ class Accumulator:
     def batch_done(self, batch: InFlightBatch) -> None:
         """Record that all rows of a batch have their receipts."""
         self._log.add(batch.outgoing, batch.outcome)
-        if batch.trace is not None:
-            batch.trace.done(batch.outcome, next(iter(batch.errors.values()), None))
+        if batch.pending.trace is not None:
+            batch.pending.trace.done(batch.outcome, next(iter(batch.errors.values()), None))
         if self._observer is not None:
             tell_fates(self._observer, batch.outcome)
         if self._flushes:

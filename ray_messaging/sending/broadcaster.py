@@ -13,7 +13,7 @@ from ray_messaging.audiences.cache import (
 )
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
 from ray_messaging.receipt import Receipts
@@ -46,23 +46,19 @@ class Broadcaster:
             return Receipts([])
         await self._frames.refresh()  # after a change of the audience has returned, no broadcast uses its old version
         found = current_audience(self._directory.audiences, audience_of(broadcasts[0]).name)
-        edges = await self.edges(found, broadcasts[0].topics[0])
+        edges = await edges_of(found, broadcasts[0].topics[0], self._directory, self._audiences)
         for batch in broadcasts:
             assert batch.extension is not None
             batch.extension.audience = found
         parts = [part for batch in broadcasts for part in within_pairs(batch, edges)]
         return await self._bulk_sender.broadcast(parts, edges)
 
-    async def edges(self, audience: Audience, topic: str) -> Edges:
-        """Return the pairs of an audience. The audience EVERYBODY has all agents that listen on a subtopic."""
-        if audience != EVERYBODY:
-            return await self._audiences.edges(audience)
-        return MemberEdges.among(everybody(self._directory, topic))
 
-
-def everybody(directory: Directory, topic: str) -> AgentSet:
-    """Return all agents for which a mailbox listens on a subtopic."""
-    found = NO_AGENTS
+async def edges_of(audience: Audience, topic: str, directory: Directory, audiences: AudienceCache) -> Edges:
+    """Return the pairs of an audience. The audience EVERYBODY has all agents that listen on a subtopic."""
+    if audience != EVERYBODY:
+        return await audiences.edges(audience)
+    everybody = NO_AGENTS
     for record in directory.records.values():
-        found |= record.agents(topic)
-    return found
+        everybody |= record.agents(topic)
+    return MemberEdges.among(everybody)

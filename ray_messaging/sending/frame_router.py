@@ -3,7 +3,6 @@
 from copy import copy
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +18,7 @@ from ray_messaging.sending.bulk_input import split_rows
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.pending_batch import Reaches
 from ray_messaging.transports.step_values import ASKER, box_name
-from ray_messaging.transports.values import LOG, LoggedFrame, Published
+from ray_messaging.transports.values import LOG, FrameWrite, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
 
 # The most bytes that a broadcast takes in a frame in addition to its payload: id, number, ordinal, line.
@@ -30,27 +29,21 @@ _SHORT = 2**16  # fewer routes than this fit into 16 bits
 UNOWNED = ""  # the queue of messages on channels without a mailbox
 
 
-class OutboundFrame(msgspec.Struct, eq=False):
-    """Some rows of a batch (None: all) that are to be written to one mailbox, or to the log.
+class OutboundFrame(FrameWrite, eq=False, kw_only=True):
+    """A write of some rows of a batch, `taken` (None: all), whose number is set by each call that sends it.
 
-    `data` is the encoded frame, `publish` has the messages for subscribers, and `note` is logged with them. `nbytes` is
-    the size of all of these.
+    `nbytes` is the size of frame, publications and note. The last two fields are set when it is queued.
     """
 
     in_flight: InFlightBatch
-    mailbox: str
-    rows: Rows | None
-    count: int
-    data: bytes
-    publish: list[Published]
-    note: LoggedFrame | None
-    verdict_epoch: int
-    deadline: float
+    taken: Rows | None
     nbytes: int
+    verdict_epoch: int = 0
+    deadline: float = 0.0  # loop time
 
     def batch_rows(self) -> Rows:
         """Return the rows as indices into the batch in flight."""
-        return np.arange(self.count) if self.rows is None else self.rows
+        return np.arange(self.rows) if self.taken is None else self.taken
 
 
 class FrameRouter:
@@ -66,17 +59,15 @@ class FrameRouter:
         self._digests: dict[str, tuple[Record, str, bytes]] = {}  # by mailbox, for one record and topic
         self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in their step
 
-    def route(
-        self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float, *, settle: bool = True
-    ) -> list[OutboundFrame]:
+    def route(self, in_flight: InFlightBatch, rows: Rows | None, *, settle: bool = True) -> list[OutboundFrame]:
         """Build the frames of open rows (None: all). Mailboxes that have a row already do not get it again.
 
         Blocked rows are written to the log if there is one. Otherwise they are settled here, if `settle`.
         """
-        if in_flight.trace is not None:
-            in_flight.trace.writing(in_flight.outgoing)
-        if in_flight.reaches is not None:
-            return self._fan_out(in_flight, in_flight.reaches, rows, verdict_epoch, deadline)
+        if in_flight.pending.trace is not None:
+            in_flight.pending.trace.writing(in_flight.outgoing)
+        if in_flight.pending.reaches is not None:
+            return self._fan_out(in_flight, in_flight.pending.reaches, rows)
         frames: list[OutboundFrame] = []
         row_bytes = _row_bytes(in_flight.outgoing) if in_flight.batch.rows > 1 else 0
         if in_flight.outcome.blocks:
@@ -90,24 +81,22 @@ class FrameRouter:
                     note = logged_frames.blocked(in_flight, some)
                     size = len(note.frame) + len(note.note)
                     frames.append(
-                        OutboundFrame(in_flight, LOG, some, len(some), b"", [], note, verdict_epoch, deadline, size)
+                        OutboundFrame(LOG, 0, len(some), noted=note, in_flight=in_flight, taken=some, nbytes=size)
                     )
             elif settle and len(blocked):
                 in_flight.stop(blocked)
         for mailbox, found in self._rows_by_mailbox(in_flight, rows).items():
             parts = (found,) if in_flight.batch.rows == 1 else self._parts(in_flight, mailbox, found, row_bytes)
-            frames += [self._frame(in_flight, mailbox, part, verdict_epoch, deadline) for part in parts]
+            frames += [self._frame(in_flight, mailbox, part) for part in parts]
         return frames
 
-    def _fan_out(
-        self, in_flight: InFlightBatch, reaches: Reaches, rows: Rows | None, verdict_epoch: int, deadline: float
-    ) -> list[OutboundFrame]:
+    def _fan_out(self, in_flight: InFlightBatch, reaches: Reaches, rows: Rows | None) -> list[OutboundFrame]:
         """Build the frames of broadcasts (None: all); each mailbox with a hearer gets one row for each broadcast."""
         batch, lines, frames = in_flight.outgoing, in_flight.outgoing.lines, list[OutboundFrame]()
         assert lines is not None
         assert batch.extension is not None
         opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
-        senders = reaches.senders.find(batch.from_ids)
+        senders = reaches.places_of(batch.from_ids)
         delivered, copies = np.zeros(batch.rows, np.int64), np.zeros(batch.rows, np.intp)
         for mailbox, record in self.directory.records.items():
             queue = _queue_of(mailbox, batch)
@@ -129,7 +118,7 @@ class FrameRouter:
                 folded.extension.fold = Fold(reach.agents, int(counts[part].sum()))
                 data = encode(folded)
                 frames.append(
-                    OutboundFrame(in_flight, queue, part, len(part), data, [], None, verdict_epoch, deadline, len(data))
+                    OutboundFrame(queue, 0, len(part), data, in_flight=in_flight, taken=part, nbytes=len(data))
                 )
         in_flight.expect_each(opened, copies[opened])
         in_flight.outcome.pairs = PairFates(delivered, reaches.hearers[senders] - delivered)
@@ -251,9 +240,7 @@ class FrameRouter:
             volumes = np.cumsum(lines.weights[rows if lines.index is None else lines.index[rows]] + row_bytes)
         return [*split_rows(rows, volumes, most_bytes, most_rows)]
 
-    def _frame(
-        self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, verdict_epoch: int, deadline: float
-    ) -> OutboundFrame:
+    def _frame(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> OutboundFrame:
         batch = in_flight.outgoing if rows is None else in_flight.outgoing.take(rows)
         publish = self.publications(batch) if mailbox == UNOWNED or self.mirror else []
         note: LoggedFrame | None = None
@@ -272,7 +259,7 @@ class FrameRouter:
         if publish:
             nbytes += sum(len(channel) + len(message) for channel, message in publish)
         queue = mailbox if batch.extension is None else _queue_of(mailbox, batch)
-        return OutboundFrame(in_flight, queue, rows, batch.rows, data, publish, note, verdict_epoch, deadline, nbytes)
+        return OutboundFrame(queue, 0, batch.rows, data, publish, note, in_flight=in_flight, taken=rows, nbytes=nbytes)
 
     # -- broadcasts, one row for each pair ------------------------------------------------------------------------
 

@@ -33,7 +33,6 @@ from ray_messaging.transports.values import (
     Conclusion,
     FrameFate,
     FramePort,
-    FrameWrite,
     SendReply,
     SendRequest,
     SendStatus,
@@ -172,19 +171,20 @@ class FrameSender:
             return
         if self._routed_at != self._directory.version:
             self._reroute()
-        if in_flight.checked != self.schemas.version:
+        if in_flight.pending.checked != self.schemas.version:
             rows = fitting(self.schemas, in_flight, rows)
             if rows is not None and not len(rows):
                 return
         queues = self.queues
-        for frame in self._router.route(in_flight, rows, verdict_epoch, deadline):
+        for frame in self._router.route(in_flight, rows):
+            frame.verdict_epoch, frame.deadline = verdict_epoch, deadline
             queue = queues.get(frame.mailbox) or queues.queue_of(frame.mailbox)
             queue.frames.append(frame)
 
-    def route_all(self, in_flight: InFlightBatch, verdict_epoch: int, deadline: float) -> list[OutboundFrame]:
+    def route_all(self, in_flight: InFlightBatch) -> list[OutboundFrame]:
         """Build a transaction's frames without queueing them; raise PayloadMismatch if a schema refuses a payload."""
         check_batches(self.schemas, [in_flight.batch])
-        return self._router.route(in_flight, None, verdict_epoch, deadline, settle=False)
+        return self._router.route(in_flight, None, settle=False)
 
     @property
     def directory_version(self) -> int:
@@ -216,7 +216,7 @@ class FrameSender:
                 ready = self.next_call()
                 if not ready:
                     break
-                reply = await self.exchange(ready, ready[0][0].verdict_epoch)
+                reply = await self.exchange(ready, ready[0].verdict_epoch)
                 self.attempted = reply.repeated
                 await self._process(reply, ready)
                 self.attempted = False
@@ -231,24 +231,25 @@ class FrameSender:
         self._some_refused = any(queue.refused for queue in self.queues.values())
         for queue in self.queues.refused(asyncio.get_running_loop().time()):
             head = queue.frames[0]
-            if len(head.data) < _LARGE:  # this includes frames that only publish or log
+            if len(head.frame) < _LARGE:  # this includes frames that only publish or log
                 continue
-            why = await self._transport.still_full(head.mailbox, head.count, len(head.data))
+            why = await self._transport.still_full(head.mailbox, head.rows, len(head.frame))
             if why is not None:
                 self._try_later(queue, why)
 
-    def next_call(self) -> list[tuple[OutboundFrame, int]]:
-        """Return the frames of the next call with their sequence numbers. All have the same verdict epoch."""
-        ready: list[tuple[OutboundFrame, int]] = []
+    def next_call(self) -> list[OutboundFrame]:
+        """Return the frames of the next call, numbered. All have the same verdict epoch."""
+        ready: list[OutboundFrame] = []
         volume, now = 0, asyncio.get_running_loop().time()
         for queue in self.queues.values():
             if not queue.frames or queue.retry_at > now:
                 continue
             for seq, frame in enumerate(queue.frames, queue.written + 1):
                 volume += frame.nbytes
-                if ready and (frame.verdict_epoch != ready[0][0].verdict_epoch or volume > CALL_BYTES):
+                if ready and (frame.verdict_epoch != ready[0].verdict_epoch or volume > CALL_BYTES):
                     break
-                ready.append((frame, seq))
+                frame.seq = seq
+                ready.append(frame)
                 queue.attempted += 1
                 if frame.mailbox == UNOWNED:
                     break  # the server keeps one list of subscriber counts for a repeated call
@@ -257,29 +258,28 @@ class FrameSender:
         return ready
 
     async def exchange(
-        self, frames: list[tuple[OutboundFrame, int]], verdict_epoch: int, conclusion: Conclusion | None = None
+        self, frames: list[OutboundFrame], verdict_epoch: int, conclusion: Conclusion | None = None
     ) -> SendReply:
         """Make one call with numbered frames. The caller clears `attempted` after it has processed the reply."""
-        writes = writes_of(frames)
         version = self._directory.version
         self.attempted = True
         began = time.perf_counter()
         reply = await self._transport.send(
-            SendRequest(self.sender, self.epoch, version, verdict_epoch, writes, conclusion)
+            SendRequest(self.sender, self.epoch, version, verdict_epoch, frames, conclusion)
         )
         if self.observer is not None:
             self.observer.call_made(len(frames), time.perf_counter() - began)
         return reply
 
-    async def _process(self, reply: SendReply, sent: list[tuple[OutboundFrame, int]]) -> None:
+    async def _process(self, reply: SendReply, sent: list[OutboundFrame]) -> None:
         if reply.status in (SendStatus.FENCED, SendStatus.LOST):
-            raise self.end(reply, [frame for frame, _ in sent])
+            raise self.end(reply, sent)
         if reply.status is SendStatus.RESTORED:
             await self.recover(reply)
             self._back_off(reply.status)
             return
         refused: list[tuple[OutboundFrame, FrameFate]] = []
-        for (frame, _), fate in zip(sent, reply.fates, strict=True):
+        for frame, fate in zip(sent, reply.fates, strict=True):
             if fate is FrameFate.WRITTEN or fate is FrameFate.DUPLICATE:
                 queue = self.queues[frame.mailbox]
                 queue.frames.popleft()
@@ -383,9 +383,9 @@ class FrameSender:
             frame.in_flight.stop(frame.batch_rows())
             return
         if self.observer is not None and frame.mailbox != UNOWNED:
-            self.observer.frame_written(frame.mailbox, frame.count, len(frame.data))
+            self.observer.frame_written(frame.mailbox, frame.rows, len(frame.frame))
         if frame.mailbox != UNOWNED:
-            frame.in_flight.deliver(frame.rows, frame.mailbox, DELIVERED)
+            frame.in_flight.deliver(frame.taken, frame.mailbox, DELIVERED)
             return
         fates = np.where(np.array(subscriber_counts) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
         if frame.in_flight.copies is not None:
@@ -441,8 +441,3 @@ class FrameSender:
             in_flight.fail(rows, error)
         for frame in self.queues.take_all():
             frame.in_flight.fail(frame.batch_rows(), error)
-
-
-def writes_of(frames: list[tuple[OutboundFrame, int]]) -> list[FrameWrite]:
-    """Return numbered frames in the form for a transport's `send`."""
-    return [FrameWrite(frame.mailbox, seq, frame.count, frame.data, frame.publish, frame.note) for frame, seq in frames]

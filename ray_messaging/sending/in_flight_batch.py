@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.payloads import Payloads
 from ray_messaging.observability.observer import Observer
 from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipts, set_receipts
-from ray_messaging.sending.pending_batch import PendingBatch, Reaches
-
-if TYPE_CHECKING:
-    from ray_messaging.observability.tracing.tracer import SentBatch
-
+from ray_messaging.sending.pending_batch import PendingBatch
 
 Rows = NDArray[np.intp]
 
@@ -36,7 +32,8 @@ class BatchOwner(Protocol):
 class InFlightBatch:
     """A batch between its verdicts and its receipts.
 
-    A row is open until it gets a fate or an error, which happens once. `batch` is the batch as it was accepted, which
+    A row is open until it gets a fate or an error, which happens once. `pending` has the futures of the receipts, the
+    trace, and who hears broadcasts. `batch` is the batch as it was accepted, which
     the rules judge. `outgoing` is the batch that is written: with labels, and with rewritten payloads. If rows are for
     several mailboxes, `placed` marks the rows that each mailbox has, and `copies` counts for each row the mailboxes
     that do not have it yet (None: no row is for more than one). `left` is the number of open rows.
@@ -45,7 +42,6 @@ class InFlightBatch:
     __slots__ = (
         "_open",
         "_owner",
-        "_pending",
         "_told",
         "_weights",
         "batch",
@@ -55,6 +51,7 @@ class InFlightBatch:
         "left",
         "outcome",
         "outgoing",
+        "pending",
         "placed",
         "rewritten",
     )
@@ -68,39 +65,20 @@ class InFlightBatch:
         self.rewritten: dict[int, tuple[str, bytes]] = {}
         self.labels: dict[str, set[int]] = {}
         self.left = batch.rows
-        self._pending = pending
+        self.pending = pending
         self._owner = owner
         self._open: NDArray[np.bool_] | None = None  # by row; None: either all rows are open or none
         self._told = False
         self._weights: RowWeights | None = None
 
-    @property
-    def checked(self) -> int:
-        """Return the version of the schemas by which the payloads were checked, or 0 if they were not checked."""
-        return self._pending.checked
-
-    @checked.setter
-    def checked(self, version: int) -> None:
-        self._pending.checked = version
-
     def row_in_call(self, row: int) -> int | None:
         """Return the number of a row in the call that sends it, or None if it was sent as a single message."""
-        if self._pending.call_row is not None:
-            return self._pending.call_row + row
-        for bulk in self._pending.bulks:
+        if self.pending.call_row is not None:
+            return self.pending.call_row + row
+        for bulk in self.pending.bulks:
             if bulk.low <= row < bulk.high and bulk.call_row is not None:
                 return bulk.call_row + row - bulk.low
         return None
-
-    @property
-    def reaches(self) -> Reaches | None:
-        """Return who hears the broadcasts if each row is a broadcast, or None if each row is a message."""
-        return self._pending.reaches
-
-    @property
-    def trace(self) -> "SentBatch | None":
-        """Return the spans of a traced batch, or None."""
-        return self._pending.trace
 
     def is_placed(self, row: int) -> bool:
         """Return whether a mailbox already has a row that is for several mailboxes."""
@@ -236,7 +214,7 @@ class InFlightBatch:
 
     def _tell(self, rows: Rows | None) -> None:
         """Set the receipts or errors in the futures of rows that were just closed (None: all)."""
-        pending = self._pending
+        pending = self.pending
         if self._told or (self.left and not pending.singles and len(pending.bulks) == 1):  # it waits for all rows
             return
         self.outcome.done_at = time.time()
@@ -250,7 +228,7 @@ class InFlightBatch:
             self._owner.batch_done(self)
 
     def _tell_some(self, rows: Rows | None) -> None:
-        fates, singles = self.outcome.fates, self._pending.singles
+        fates, singles = self.outcome.fates, self.pending.singles
         some = () if not singles else range(len(singles)) if rows is None else rows.tolist()
         for row in some:
             future = singles[row]
@@ -260,7 +238,7 @@ class InFlightBatch:
                 future.set_exception(self._error_of(row, row + 1))
             else:
                 future.set_result(self.outcome.receipt(row))
-        for low, high, bulk, _ in self._pending.bulks:
+        for low, high, bulk, _ in self.pending.bulks:
             unknown = np.flatnonzero(fates[low:high] == UNKNOWN) + low
             # Mostly nothing has failed, and single rows need not be checked.
             if bulk.done() or len(unknown) > len(self.errors):

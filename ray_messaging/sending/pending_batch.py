@@ -4,7 +4,7 @@ import asyncio
 from asyncio import Future
 from collections.abc import Callable, Sequence
 from struct import pack
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -77,15 +77,6 @@ class ConversationRows(msgspec.Struct, eq=False):
         return batch
 
 
-class Senders(Protocol):
-    """The agents that may broadcast; each has a place, its index."""
-
-    column: IdColumn
-
-    def find(self, column: IdColumn) -> NDArray[np.int64]:
-        """Return the place of each id."""
-
-
 class Reach(NamedTuple):
     """How many of a mailbox's agents hear each sender, by the sender's place; `agents` is the digest of the agents."""
 
@@ -97,13 +88,17 @@ class Reach(NamedTuple):
 class Reaches:
     """For one version of an audience and one subtopic, how many agents in each mailbox hear each sender.
 
-    It is computed once for each mailbox's record. `hearers` has the number of all hearers of each sender.
+    It is computed once for each mailbox's record. `hearers` has the number of all hearers of each sender, `places_of`
+    returns the places of senders.
     """
 
-    def __init__(self, edges: Edges, senders: Senders, topic: str) -> None:
+    def __init__(
+        self, edges: Edges, senders: IdColumn, places_of: Callable[[IdColumn], NDArray[np.int64]], topic: str
+    ) -> None:
         self.edges = edges
-        self.senders = senders
-        self.hearers = edges.counts(senders.column)
+        self.places_of = places_of
+        self.hearers = edges.counts(senders)
+        self._senders = senders
         self._topic = topic
         self._found: dict[str, Reach] = {}
 
@@ -112,7 +107,7 @@ class Reaches:
         found = self._found.get(record.mailbox)
         if found is None or found.record is not record:
             agents = record.agents(self._topic)
-            hearers = self.edges.toward(agents).counts(self.senders.column)
+            hearers = self.edges.toward(agents).counts(self._senders)
             found = self._found[record.mailbox] = Reach(record, agents_digest(agents), hearers)
         return found
 

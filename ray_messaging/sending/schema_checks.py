@@ -27,7 +27,7 @@ def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:
     except ConfigError:
         return True
     if found is None:
-        in_flight.checked = schemas.version
+        in_flight.pending.checked = schemas.version
     return found is not None
 
 

@@ -67,9 +67,9 @@ def full(frame: OutboundFrame, *, log: bool = False) -> MailboxFull:
 def too_large(frame: OutboundFrame, limit: int) -> PayloadTooLarge:
     """Build the error for a frame that is too large for an empty mailbox; `limit` in bytes."""
     return PayloadTooLarge(
-        f"mailbox {frame.mailbox!r} cannot hold {len(frame.data):,} bytes, not even when it is empty: send a "
+        f"mailbox {frame.mailbox!r} cannot hold {len(frame.frame):,} bytes, not even when it is empty: send a "
         "reference to the data instead, or raise MessagingConfig.mailbox_bytes there",
-        size=len(frame.data),
+        size=len(frame.frame),
         limit=limit,
     )
 

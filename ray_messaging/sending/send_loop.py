@@ -178,7 +178,7 @@ class SendLoop:
         try:
             verdict = await self._ask(in_flight)
             schemas = self._frames.schemas
-            if in_flight.checked != schemas.version and some_misfit(schemas, in_flight):
+            if in_flight.pending.checked != schemas.version and some_misfit(schemas, in_flight):
                 await self._frames.refresh()  # a schema may have been replaced
         except MessagingError as error:
             in_flight.fail(rows, error)
@@ -191,14 +191,14 @@ class SendLoop:
 
     async def _ask(self, in_flight: InFlightBatch) -> BatchVerdict:
         """Ask for the verdicts on a batch, and report to the observer and the trace how long that took."""
-        if in_flight.trace is not None:
-            in_flight.trace.asking(in_flight.batch)
+        if in_flight.pending.trace is not None:
+            in_flight.pending.trace.asking(in_flight.batch)
         asked_at = time.perf_counter()
         verdict = await self.verdicts_on(in_flight)
         if self._observer is not None:
             self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
-        if in_flight.trace is not None:
-            in_flight.trace.judged(len(verdict.blocked), len(verdict.deferred), self.verdict_client.route)
+        if in_flight.pending.trace is not None:
+            in_flight.pending.trace.judged(len(verdict.blocked), len(verdict.deferred), self.verdict_client.route)
         return verdict
 
     async def verdicts_on(self, in_flight: InFlightBatch) -> BatchVerdict:
@@ -206,7 +206,7 @@ class SendLoop:
 
         Raises: InterceptorUnavailable for broadcasts if rules that judge pairs were inserted meanwhile.
         """
-        if in_flight.reaches is None:
+        if in_flight.pending.reaches is None:
             verdict = await self.verdict_client.judge(in_flight.batch)
             while verdict.deferred and attempt_at(in_flight.batch) is not None:
                 self.made_progress()

@@ -112,7 +112,7 @@ class TransactionSender:
         self._routed_at = self._frames.directory_version
         if self._in_flight is None:
             return
-        self._outbound = self._frames.route_all(self._in_flight, self._verdict_epoch, self._until)
+        self._outbound = self._frames.route_all(self._in_flight)
         volume = sum(frame.nbytes for frame in self._outbound)
         if volume > TRANSACTION_BYTES:
             raise PayloadTooLarge(
@@ -137,7 +137,8 @@ class TransactionSender:
         transaction.number = transaction.number or frames.transactions + 1
         conclusion = msgspec.structs.replace(transaction.conclusion, number=transaction.number)
         try:
-            reply = await frames.exchange(self._numbered(), self._verdict_epoch, conclusion)
+            self._number()
+            reply = await frames.exchange(self._outbound, self._verdict_epoch, conclusion)
             return await self._process(reply, transaction.number)
         except MailboxFull:
             frames.attempted = False
@@ -145,15 +146,12 @@ class TransactionSender:
         except (TransitError, ConfigError, Closed) as error:
             raise frames.lose(error) from error
 
-    def _numbered(self) -> list[tuple[OutboundFrame, int]]:
-        """Return the frames with their sequence numbers."""
+    def _number(self) -> None:
+        """Set the sequence numbers of the frames."""
         last: dict[str, int] = {}
-        numbered = []
         for frame in self._outbound:
-            seq = last.get(frame.mailbox, self._frames.queues.queue_of(frame.mailbox).written) + 1
-            last[frame.mailbox] = seq
-            numbered.append((frame, seq))
-        return numbered
+            written = self._frames.queues.queue_of(frame.mailbox).written
+            frame.seq = last[frame.mailbox] = last.get(frame.mailbox, written) + 1
 
     async def _process(self, reply: SendReply, number: int) -> SendReply | None:
         """Find out from a reply whether the transaction was concluded, if an earlier attempt may still arrive."""

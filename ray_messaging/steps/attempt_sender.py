@@ -25,7 +25,7 @@ from ray_messaging.receipt import DELIVERED
 from ray_messaging.sending.accumulator import Accumulator
 from ray_messaging.sending.bulk_sender import BulkSender
 from ray_messaging.sending.frame_router import FrameRouter, OutboundFrame
-from ray_messaging.sending.frame_sender import FrameSender, writes_of
+from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
 from ray_messaging.sending.pending_batch import EncodedBatch
 from ray_messaging.steps.sent_messages import no_messages
@@ -207,12 +207,12 @@ class AttemptSender:
         with suppress(MailboxFull):  # if the server's memory is full, it still accepts the close of a step alone
             frames = await self._frames_of(batches, first)
             if frames:
-                self._settle([frame for frame, _ in frames])
+                self._settle(frames)
                 counts = self._account.take()
-                rows = sum(frame.count for frame, _ in frames if "@" in frame.mailbox)
+                rows = sum(frame.rows for frame in frames if "@" in frame.mailbox)
                 closing = self._closing(rows, counts, left)
-                epoch, writes = frames[0][0].verdict_epoch, writes_of(frames)
-                request = SendRequest(self._group, self._attempt, self.directory.version, epoch, writes)
+                epoch, version = frames[0].verdict_epoch, self.directory.version
+                request = SendRequest(self._group, self._attempt, version, epoch, frames)
                 closed = await self._call(request, step, closing, go_on=go_on)
         self._frames.queues.reset()
         if closed is None:
@@ -221,7 +221,7 @@ class AttemptSender:
         loop.number = first + sum(map(len, batches))
         return self._following(closed, closing), counts
 
-    async def _frames_of(self, batches: Sequence[EncodedBatch], number: int) -> list[tuple[OutboundFrame, int]]:
+    async def _frames_of(self, batches: Sequence[EncodedBatch], number: int) -> list[OutboundFrame]:
         """Get verdicts on batches, numbered from `number` on, and return their frames; [] if they take several calls.
 
         In several calls they have the same numbers, and so get the same verdicts.
@@ -247,7 +247,7 @@ class AttemptSender:
         """Set the fates that the rows of frames have when the call has succeeded."""
         boxed: Counter[InFlightBatch] = Counter()
         for frame in frames:
-            boxed[frame.in_flight] += frame.count if "@" in frame.mailbox else 0
+            boxed[frame.in_flight] += frame.rows if "@" in frame.mailbox else 0
         whole = {each for each, rows in boxed.items() if rows == each.batch.rows and each.copies is None}
         for in_flight in whole:  # in most batches each row is written to one box
             in_flight.settle(None, DELIVERED)

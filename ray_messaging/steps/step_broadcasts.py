@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, current_audience
-from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import spread
-from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.engine import Engine
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
-from ray_messaging.sending.broadcaster import everybody
+from ray_messaging.sending.broadcaster import edges_of
 from ray_messaging.sending.bulk_input import within_pairs
 from ray_messaging.sending.pending_batch import EncodedBatch, Reaches
 from ray_messaging.steps.agent_places import AgentPlaces
@@ -71,15 +69,11 @@ class StepBroadcasts:
         key, version = (audience, topic), self._directory.version if audience == EVERYBODY else 0
         found = self._reaches.get(key)
         if found is None or found[0] is not senders or found[1] != version:
-            edges = await self._edges(audience, topic)
+            edges = await edges_of(audience, topic, self._directory, self._engine.audiences)
             self.digests[audience] = edges.digest
             self._reaches = {
                 (each, name): kept for (each, name), kept in self._reaches.items() if each.name != audience.name
             }
-            found = self._reaches[key] = senders, version, Reaches(edges.of(senders.agents), senders, topic)
+            reaches = Reaches(edges.of(senders.agents), senders.column, senders.find, topic)
+            found = self._reaches[key] = senders, version, reaches
         return found[2]
-
-    async def _edges(self, audience: Audience, topic: str) -> Edges:
-        if audience == EVERYBODY:
-            return MemberEdges.among(everybody(self._directory, topic))
-        return await self._engine.audiences.edges(audience)
