@@ -180,7 +180,7 @@ async def test_a_change_waits_for_a_server_that_is_away(actor, interceptor_epoch
     await asyncio.wait({change}, timeout=0.05)
     assert await send(sender, (1, 1)) == "d"
     await (
-        sender.engine.accumulator.verdict_client._delegated_rules.close()
+        sender.engine.accumulator.send_loop.verdict_client._delegated_rules.close()
     )  # it requests the new rules, and gets none before the old lease ends
     assert await send(sender, (1, 1)) == "d"
     await asyncio.wait({change}, timeout=0.05)
@@ -242,7 +242,7 @@ async def test_a_late_write_does_not_restore_an_older_number(actor, interceptor_
     old = actor.interceptor.delegation.number
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
     assert await interceptor_epoch.advance_delegation(actor.interceptor.epoch, old)  # an attempt on an older connection
-    sender.engine.accumulator.verdict_client._delegated_rules._until = 0.0
+    sender.engine.accumulator.send_loop.verdict_client._delegated_rules._until = 0.0
     assert await send(sender, (7, 1)) == "b"
     successor = await interceptor_epoch.take()
     assert not await interceptor_epoch.advance_delegation(actor.interceptor.epoch, old + 5)
@@ -280,7 +280,7 @@ async def test_a_fenced_interceptor_passes_nothing(actor, interceptor_epoch, mes
 async def test_a_cut_lane_ends_the_delegation_at_once(actor, messagers):
     sender, _ = await messagers(actor, interceptor_timeout_s=WAIT_S), await messagers(host=[1])
     await passed(sender)
-    lane, actor.address = sender.engine.accumulator.verdict_client._lane, None
+    lane, actor.address = sender.engine.accumulator.send_loop.verdict_client._lane, None
     await actor.server.close()
     await until(lambda: not lane.alive)
     before = sender.stats()["delegated"]
@@ -323,7 +323,7 @@ async def test_the_lease_is_renewed_by_passing_messages_and_by_answers(actor, me
     monkeypatch.setattr(delegated_rules, "_ASK_AGAIN_S", 0.0)
     sender, receiver = await messagers(actor), await messagers(host=[1])
     await passed(sender)
-    grant = sender.engine.accumulator.verdict_client._delegated_rules
+    grant = sender.engine.accumulator.send_loop.verdict_client._delegated_rules
 
     async def renewed(until):
         await send(sender, (1, 1))
@@ -345,7 +345,7 @@ async def test_many_messagers_ask_less_often(actor, messagers, messagers_there, 
     sender, _ = await messagers(actor), await messagers(host=[1])
     began = asyncio.get_running_loop().time()
     await passed(sender)
-    grant = sender.engine.accumulator.verdict_client._delegated_rules
+    grant = sender.engine.accumulator.send_loop.verdict_client._delegated_rules
     ended = asyncio.get_running_loop().time()
     assert began + 60.0 * stretch <= grant._until <= ended + 60.0 * stretch
 
@@ -382,7 +382,7 @@ async def test_a_message_checked_twice_counts_once(actor, messagers):
     async with asyncio.timeout(WAIT_S):
         while not all(fate.done() for fate in waiting):
             await receiver.fetch_messages()
-    await sender.engine.accumulator.verdict_client._delegated_rules.close()
+    await sender.engine.accumulator.send_loop.verdict_client._delegated_rules.close()
     assert actor.interceptor.judged == count
 
 

@@ -109,7 +109,7 @@ def holder_of(actor, point):
     if point.startswith("steps."):
         return engine.transport.steps
     if point == "judge":
-        return engine.accumulator.verdict_client
+        return engine.accumulator.send_loop.verdict_client
     return host if point in {"relay", "fetch"} else engine.transport
 
 

@@ -60,7 +60,7 @@ async def pair(opener, local):
     async def open_two(*, is_open=False, mailbox_messages=1_000_000, **settings):
         receiver = await opener(local, host=range(10), mailbox_messages=mailbox_messages)
         sender = await opener(local, **settings)
-        sender.engine.accumulator.verdict_client = Gate(is_open=is_open)
+        sender.engine.accumulator.send_loop.verdict_client = Gate(is_open=is_open)
         return sender, receiver
 
     return open_two
@@ -115,7 +115,7 @@ async def test_every_send_call_keeps_its_turn(pair, limits):
 @pytest.mark.parametrize("limits", [{"outbox_messages": 1}, {"outbox_bytes": 1}], ids=repr)
 async def test_a_cancelled_send_passes_its_turn_on(pair, limits):
     sender, receiver = await pair(**limits)
-    gate = sender.engine.accumulator.verdict_client
+    gate = sender.engine.accumulator.send_loop.verdict_client
     channel = sender.get_agent_chat_channel(1)
     tasks = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=5)) for n in range(20)]
     await gate.asked.wait()
@@ -136,7 +136,7 @@ async def test_a_cancelled_send_passes_its_turn_on(pair, limits):
 
 async def test_a_cancelled_send_takes_no_other_receipt(pair):
     sender, receiver = await pair()
-    gate, channel = sender.engine.accumulator.verdict_client, sender.get_agent_chat_channel(1)
+    gate, channel = sender.engine.accumulator.send_loop.verdict_client, sender.get_agent_chat_channel(1)
     tasks = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=5)) for n in range(6)]
     await gate.asked.wait()
     for n in (0, 2, 3):
@@ -182,7 +182,7 @@ async def test_a_message_is_checked_behind_another_one_too(pair, wrong, error):
 
 async def test_the_outbox_keeps_to_its_bytes(pair):
     sender, receiver = await pair(outbox_bytes=50_000)
-    gate, room = sender.engine.accumulator.verdict_client, sender.engine.accumulator.capacity
+    gate, room = sender.engine.accumulator.send_loop.verdict_client, sender.engine.accumulator.capacity
     line = {"t": "x" * 10_000}
     sends = [asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(n % 10), line)) for n in range(100)]
     await gate.asked.wait()
@@ -198,7 +198,7 @@ async def test_the_outbox_keeps_to_its_bytes(pair):
 async def test_bulk_sends_wait_for_bytes_too(pair, monkeypatch):
     monkeypatch.setattr(bulk, "BATCH_BYTES", 20_000)
     sender, receiver = await pair(outbox_bytes=50_000)
-    gate, room = sender.engine.accumulator.verdict_client, sender.engine.accumulator.capacity
+    gate, room = sender.engine.accumulator.send_loop.verdict_client, sender.engine.accumulator.capacity
     payloads = [{"t": "x" * 10_000}] * 20
     sends = [
         asyncio.create_task(sender.send_columns(1, [1] * 20, payloads)),
@@ -227,7 +227,7 @@ async def test_batches_of_large_payloads_are_cut_by_bytes(pair, monkeypatch):
     monkeypatch.setattr(pending_batch, "BATCH_BYTES", 50_000)
     monkeypatch.setattr(bulk, "BATCH_BYTES", 50_000)
     sender, receiver = await pair()
-    gate = sender.engine.accumulator.verdict_client
+    gate = sender.engine.accumulator.send_loop.verdict_client
     channel = sender.get_agent_chat_channel(1)
     payload = {"t": "x" * 10_000}
     sends = [asyncio.create_task(sender.send_message(channel, payload)) for _ in range(30)]
@@ -302,7 +302,7 @@ WAYS = pytest.mark.parametrize("way", ["columns", "messages", "relay"])
 @pytest.mark.usefixtures("small_batches")
 async def test_close_waits_for_a_bulk_send_that_was_accepted(pair, way):
     sender, receiver = await pair(outbox_messages=5)
-    gate = sender.engine.accumulator.verdict_client
+    gate = sender.engine.accumulator.send_loop.verdict_client
     sending = asyncio.create_task(bulk_send(sender, way, 23))
     await gate.asked.wait()
     closing = asyncio.create_task(sender.close())
@@ -339,7 +339,7 @@ async def test_a_full_mailbox_in_the_middle_of_a_bulk_send(pair, way):
 @pytest.mark.usefixtures("small_batches")
 async def test_a_bulk_send_interrupted_half_way_reports_the_known_fate_of_each_row(pair, way):
     sender, receiver = await pair(is_open=True, outbox_messages=5)
-    gate = sender.engine.accumulator.verdict_client
+    gate = sender.engine.accumulator.send_loop.verdict_client
     sending = asyncio.create_task(bulk_send(sender, way, 23))
     await settled(lambda: len(gate.batches) == 2)
     gate.opened.clear()
@@ -364,7 +364,7 @@ async def test_a_bulk_send_interrupted_half_way_reports_the_known_fate_of_each_r
 @pytest.mark.usefixtures("small_batches")
 async def test_two_interrupted_bulk_sends_have_each_their_own_receipts(pair):
     sender, _ = await pair(outbox_messages=5)
-    gate = sender.engine.accumulator.verdict_client
+    gate = sender.engine.accumulator.send_loop.verdict_client
     first = asyncio.create_task(bulk_send(sender, "columns", 5))
     await gate.asked.wait()
     others = [asyncio.create_task(bulk_send(sender, way, rows)) for way, rows in [("columns", 7), ("messages", 11)]]
@@ -383,7 +383,7 @@ async def test_two_interrupted_bulk_sends_have_each_their_own_receipts(pair):
 async def test_a_cancelled_close_leaves_no_task_behind(pair):
     sender, receiver = await pair()
     before = asyncio.all_tasks()
-    gate = sender.engine.accumulator.verdict_client
+    gate = sender.engine.accumulator.send_loop.verdict_client
     sends = [asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(1), {"n": n})) for n in range(3)]
     await gate.asked.wait()
     closing = asyncio.create_task(sender.close())

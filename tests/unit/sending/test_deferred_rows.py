@@ -50,7 +50,7 @@ async def defer_the_first(judge):
 async def pair(opener, local):
     receiver = await opener(local, host=[1, 2])
     sender = await opener(local)
-    sender.engine.accumulator.verdict_client = Judge()
+    sender.engine.accumulator.send_loop.verdict_client = Judge()
     return sender, receiver
 
 
@@ -64,7 +64,7 @@ async def fetched(receiver, count):
 
 async def test_a_row_whose_verdict_comes_while_a_later_one_is_judged_goes_first(pair):
     sender, receiver = pair
-    judge = sender.engine.accumulator.verdict_client
+    judge = sender.engine.accumulator.send_loop.verdict_client
     first = send(sender, 0)
     late = await defer_the_first(judge)
     second = send(sender, 1)
@@ -79,7 +79,7 @@ async def test_a_row_whose_verdict_comes_while_a_later_one_is_judged_goes_first(
 
 async def test_verdicts_that_come_one_by_one_are_asked_for_until_all_are_there(pair):
     sender, receiver = pair
-    judge = sender.engine.accumulator.verdict_client
+    judge = sender.engine.accumulator.send_loop.verdict_client
     sending = asyncio.create_task(sender.send_columns([5, 6, 7], [1, 1, 1], [{"n": n} for n in range(3)]))
     _, answer = await next_of(judge.questions)
     answer.set_result(BatchVerdict(deferred={0, 1, 2}))
@@ -94,7 +94,7 @@ async def test_verdicts_that_come_one_by_one_are_asked_for_until_all_are_there(p
 
 async def test_rows_waiting_for_a_removed_interceptor_fail_and_later_ones_pass(pair):
     sender, receiver = pair
-    judge = sender.engine.accumulator.verdict_client
+    judge = sender.engine.accumulator.send_loop.verdict_client
     first, second = send(sender, 0), send(sender, 1)
     late = await defer_the_first(judge)
     late.set_exception(InterceptorUnavailable("gone"))
@@ -108,7 +108,7 @@ async def test_rows_waiting_for_a_removed_interceptor_fail_and_later_ones_pass(p
 
 async def test_an_unexpected_error_of_the_verdict_client_ends_all_waits(pair, caplog):
     sender, _ = pair
-    judge = sender.engine.accumulator.verdict_client
+    judge = sender.engine.accumulator.send_loop.verdict_client
     first = send(sender, 0)
     late = await defer_the_first(judge)
     late.set_exception(ZeroDivisionError())
@@ -119,7 +119,7 @@ async def test_an_unexpected_error_of_the_verdict_client_ends_all_waits(pair, ca
 
 async def test_a_failed_send_loop_fails_waiting_sends(pair):
     sender, _ = pair
-    judge = sender.engine.accumulator.verdict_client
+    judge = sender.engine.accumulator.send_loop.verdict_client
     first = send(sender, 0)
     late = await defer_the_first(judge)
     second = send(sender, 1, agent=2)
@@ -134,7 +134,7 @@ async def test_a_failed_send_loop_fails_waiting_sends(pair):
 
 async def test_rows_of_other_kinds_of_ids_wait_too(pair):
     sender, _ = pair
-    judge = sender.engine.accumulator.verdict_client
+    judge = sender.engine.accumulator.send_loop.verdict_client
     sending = asyncio.create_task(sender.send_columns(["ann", 5, "ann", 5], ["bob", 1, "bob", 1], {"n": 0}))
     batch, answer = await next_of(judge.questions)
     answer.set_result(BatchVerdict(deferred={0, 1}))
