@@ -107,15 +107,11 @@ def backend_of(config: ServerConfig) -> RedisBackend:
 
 def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> "RedisTransport":
     """Make the transport for a server: a config, a URL, or a LocalServer; raise ConfigError for anything else."""
-    refuse_broker(server)
     if isinstance(server, BackendConfig):
         return server.open_backend().transport(exp_id, settings)
-    if isinstance(server, str):
-        server = RedisConfig.from_url(server)
-    if isinstance(server, ServerConfig):
-        return backend_of(server).transport(exp_id, settings)
-    if isinstance(server, BaseModel):
-        return backend_of(redis_config(server)).transport(exp_id, settings)
+    if isinstance(server, str | BaseModel) and (config := experiment_config(server)) is not None:
+        return backend_of(config).transport(exp_id, settings)
+    refuse_broker(server)
     raise ConfigError(f"{type(server).__name__} says no server: pass a RedisConfig, a redis:// URL or a LocalServer")
 
 

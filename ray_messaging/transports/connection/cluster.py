@@ -4,20 +4,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from redis.crc import key_slot
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from ray_messaging.config import RedisConfig
 from ray_messaging.transports.connection.discovery import (
+    REFUSED,
     NoPrimaryError,
     WrongSettingsError,
     answers_of,
     replies_of,
+    said_by,
 )
 from ray_messaging.transports.connection.options import connection_options
 
 _QUESTIONS = (("CLUSTER", "NODES"), ("CLUSTER", "SLOTS"))
 _REMEMBERED = 6  # the most nodes that are asked in addition to those of the config
-_REFUSED = (AuthenticationError, NoPermissionError)
 _UNNAMED = frozenset({"noaddr", "handshake"})  # flags of nodes whose address is not known
 
 
@@ -30,19 +31,6 @@ class _Node(NamedTuple):
     shard: str  # name of the shard's primary
     epoch: int
     has_slot: bool
-
-
-class _Answer(NamedTuple):
-    """Answer of one node: the nodes that it knows, or the error if it did not answer."""
-
-    where: str
-    nodes: Sequence[_Node] | None = None
-    error: Exception | None = None
-
-    @property
-    def owner(self) -> _Node | None:
-        """Return the node that has the slot according to this answer, or None."""
-        return next((node for node in self.nodes or () if node.has_slot), None)
 
 
 class ClusterNodes:
@@ -70,28 +58,23 @@ class ClusterNodes:
         Raises: NoPrimaryError if no node answers or the owner is down; WrongSettingsError if the nodes that answer
         cannot know it; AuthenticationError if they refuse the password.
         """
-        asked = list(dict.fromkeys([*self._named, *self._seeds]))
-        answers = await answers_of([self._ask(*address) for address in asked], lambda answer: answer.nodes is not None)
-        return self._chosen(answers).address
+        questions = {_text(address): self._ask(*address) for address in dict.fromkeys([*self._named, *self._seeds])}
+        return self._chosen(await answers_of(questions)).address
 
-    async def _ask(self, host: str, port: int) -> _Answer:
-        where = _text((host, port))
-        try:
-            nodes, slots = await replies_of((host, port), connection_options(self._config), _QUESTIONS)
-        except (RedisError, OSError) as error:
-            return _Answer(where, error=error)
-        return _Answer(where, _read_nodes(nodes.decode(), _endpoints(slots, host), self._slot, host))
+    async def _ask(self, host: str, port: int) -> list[_Node]:
+        nodes, slots = await replies_of((host, port), connection_options(self._config), _QUESTIONS)
+        return _read_nodes(nodes.decode(), _endpoints(slots, host), self._slot, host)
 
-    def _chosen(self, answers: Sequence[_Answer]) -> _Node:
-        disclaim = {node.name for each in answers for node in each.nodes or () if _disclaims(node)}
-        claims = [(each.owner, each.nodes) for each in answers if each.owner and each.owner.name not in disclaim]
+    def _chosen(self, answers: Mapping[str, list[_Node] | RedisError | OSError]) -> _Node:
+        views = [nodes for nodes in answers.values() if not isinstance(nodes, Exception)]
+        disclaim = {node.name for nodes in views for node in nodes if "myself" in node.flags and not node.has_slot}
+        owners = [(node, nodes) for nodes in views for node in nodes if node.has_slot]
+        claims = [(node, nodes) for node, nodes in owners if node.name not in disclaim]
         if not claims:
-            raise self._without_owner(answers)
+            raise self._without_owner(answers, owned=bool(owners))
         owner, nodes = max(claims, key=lambda claim: (claim[0].epoch, "fail" not in claim[0].flags))
         # The nodes of the owner's shard come first, because one of them gets the slot next.
-        known = sorted(
-            (node for node in nodes or () if not node.flags & _UNNAMED), key=lambda one: one.shard != owner.name
-        )
+        known = sorted((node for node in nodes if not node.flags & _UNNAMED), key=lambda one: one.shard != owner.name)
         self._named = [node.address for node in known[:_REMEMBERED]]
         if "fail" in owner.flags:
             raise NoPrimaryError(
@@ -100,34 +83,27 @@ class ClusterNodes:
             )
         return owner
 
-    def _without_owner(self, answers: Sequence[_Answer]) -> RedisError:
-        for answer in answers:
-            if isinstance(answer.error, _REFUSED):
+    def _without_owner(self, answers: Mapping[str, list[_Node] | RedisError | OSError], *, owned: bool) -> RedisError:
+        for where, found in answers.items():
+            if isinstance(found, REFUSED):
                 return AuthenticationError(
-                    f"the node at {answer.where} says {answer.error}: set username and password, and give that user "
+                    f"the node at {where} says {found}: set username and password, and give that user "
                     "the rights +cluster|nodes and +cluster|slots"
                 )
-            if isinstance(answer.error, ResponseError):
+            if isinstance(found, ResponseError):
                 return WrongSettingsError(
-                    f"the server at {answer.where} is no node of a cluster ({answer.error}): cluster= takes addresses "
+                    f"the server at {where} is no node of a cluster ({found}): cluster= takes addresses "
                     "of nodes; a server on its own goes to server= and port= (redis://)"
                 )
-        if any(answer.owner for answer in answers):
+        if owned:
             return NoPrimaryError(f"slot {self._slot} is changing its owner, and the cluster's nodes do not agree yet")
-        if any(answer.nodes is not None for answer in answers):
+        if not all(isinstance(found, Exception) for found in answers.values()):
             return WrongSettingsError(
                 f"no node of the cluster of {', '.join(self._config.cluster)} has slot {self._slot}, where this "
                 "experiment's keys belong: give it to a primary (redis-cli --cluster fix)"
             )
-        said = {answer.where: str(answer.error) for answer in answers}
-        asked = map(_text, dict.fromkeys([*self._named, *self._seeds]))
-        why = "; ".join(f"{where}: {said.get(where, 'no answer in time')}" for where in asked)
+        why = said_by(map(_text, dict.fromkeys([*self._named, *self._seeds])), answers)
         return NoPrimaryError(f"no node of the cluster can be reached ({why})")
-
-
-def _disclaims(node: _Node) -> bool:
-    """Return whether a node says of itself that it does not have the slot."""
-    return "myself" in node.flags and not node.has_slot
 
 
 def _text(address: tuple[str, int]) -> str:

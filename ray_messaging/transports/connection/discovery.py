@@ -1,12 +1,13 @@
 """Discovery of the primary, by asking all servers that may know it at the same time."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ray_messaging.transports.connection.protocol import Wire
@@ -14,6 +15,7 @@ from ray_messaging.transports.connection.protocol import Wire
 T = TypeVar("T")
 
 ANSWER_S = 3.0  # the longest wait for the first answer, because a machine may be busy
+REFUSED = (AuthenticationError, NoPermissionError)
 _MAJORITY_S = 1.0  # the longest further wait for a majority, after the first answer
 
 
@@ -25,27 +27,38 @@ class WrongSettingsError(NoPrimaryError):
     """The asked servers answer but cannot know the primary, because the settings are wrong."""
 
 
-async def answers_of(questions: Sequence[Coroutine[Any, Any, T]], counts: Callable[[T], bool]) -> list[T]:
-    """Return the answers when more than half of them are there and count, or when the time is over.
+async def answers_of(
+    questions: Mapping[str, Coroutine[Any, Any, T]], counts: Callable[[T], bool] = lambda _: True
+) -> dict[str, T | RedisError | OSError]:
+    """Return the answers, or errors, by server when more than half are there and count, or when the time is over.
 
     The first answer is not enough, because a server that was cut off from the others may name an old primary.
     """
-    now = asyncio.get_running_loop().time
-    tasks = [asyncio.create_task(question, name="ray_messaging question for the primary") for question in questions]
-    waiting, answers, counted, began = set(tasks), list[T](), 0, now()
+    now, name = asyncio.get_running_loop().time, "ray_messaging question for the primary"
+    tasks = {asyncio.create_task(question, name=name): where for where, question in questions.items()}
+    waiting, answers, counted, began = set(tasks), dict[str, T | RedisError | OSError](), 0, now()
     try:
         while waiting and counted <= len(tasks) // 2:
             left = began + (_MAJORITY_S if counted else ANSWER_S) - now()
             done, waiting = await asyncio.wait(waiting, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 break
-            answers += [task.result() for task in done]
-            counted = sum(map(counts, answers))
+            for task in done:
+                try:
+                    answers[tasks[task]] = task.result()
+                    counted += counts(task.result())
+                except (RedisError, OSError) as error:
+                    answers[tasks[task]] = error
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return answers
+
+
+def said_by(asked: Iterable[str], answers: Mapping[str, object]) -> str:
+    """Return for an error text what each asked server has answered."""
+    return "; ".join(f"{where}: {answers.get(where, 'no answer in time')}" for where in asked)
 
 
 async def replies_of(

@@ -1,31 +1,24 @@
 """Sentinels of a service, which are asked for its primary."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from ray_messaging.config import RedisConfig
 from ray_messaging.transports.connection.discovery import (
     ANSWER_S,
+    REFUSED,
     NoPrimaryError,
     WrongSettingsError,
     answers_of,
     replies_of,
+    said_by,
 )
 from ray_messaging.transports.connection.options import tls_options
 
-_REFUSED = (AuthenticationError, NoPermissionError)
+_Services = Mapping[str, Mapping[str, str]]
 _DOWN = frozenset({"s_down", "o_down", "disconnected"})  # flags of a primary that cannot be used
-
-
-class _Answer(NamedTuple):
-    """Answer of one Sentinel: the state of the service, or why it gave none."""
-
-    where: str
-    state: Mapping[str, str] | None = None
-    services: tuple[str, ...] | None = None  # the services that it knows, if it does not know ours
-    error: Exception | None = None
 
 
 class Sentinels:
@@ -50,10 +43,6 @@ class Sentinels:
         Raises: NoPrimaryError if no Sentinel answers or the primary is down; WrongSettingsError if those that answer do
         not know the service; AuthenticationError if they refuse the password.
         """
-        return self._chosen(await self._ask_all())
-
-    async def _ask_all(self) -> list[_Answer]:
-        """Return the answers until a majority has named a primary, or the time is over."""
         options = {
             "username": self._config.sentinel_username,
             "password": self._config.sentinel_password,
@@ -63,19 +52,10 @@ class Sentinels:
             "ssl": self._config.ssl,
         } | tls_options(self._config)
         asked = zip(self._config.sentinels, self._config.sentinel_addresses(), strict=True)
-        return await answers_of([self._ask(*each, options) for each in asked], lambda answer: answer.state is not None)
-
-    async def _ask(self, where: str, address: tuple[str, int], options: Mapping[str, Any]) -> _Answer:
-        try:
-            (replied,) = await replies_of(address, options, [("SENTINEL", "MASTERS")])
-        except (RedisError, OSError) as error:
-            return _Answer(where, error=error)
-        states = {state["name"]: state for state in map(_fields, replied)}
-        state = states.get(self._service)
-        return _Answer(where, services=tuple(states)) if state is None else _Answer(where, state)
-
-    def _chosen(self, answers: list[_Answer]) -> tuple[str, int]:
-        states = [answer.state for answer in answers if answer.state is not None]
+        questions = {where: _services(address, options) for where, address in asked}
+        answers = await answers_of(questions, lambda services: self._service in services)
+        known = [services for services in answers.values() if not isinstance(services, Exception)]
+        states = [services[self._service] for services in known if self._service in services]
         if not states:
             raise self._without_primary(answers)
         # The epoch rises with each failover. Of two Sentinels with the same epoch, one may not reach the primary.
@@ -87,33 +67,34 @@ class Sentinels:
             )
         return state["ip"], int(state["port"])
 
-    def _without_primary(self, answers: list[_Answer]) -> RedisError:
-        for answer in answers:
-            if answer.services is not None:
-                known = ", ".join(map(repr, answer.services)) or "none"
+    def _without_primary(self, answers: Mapping[str, _Services | RedisError | OSError]) -> RedisError:
+        for where, found in answers.items():
+            if not isinstance(found, Exception):
+                known = ", ".join(map(repr, found)) or "none"
                 return WrongSettingsError(
-                    f"the Sentinel at {answer.where} knows no service {self._service!r} (it knows {known}): give the "
+                    f"the Sentinel at {where} knows no service {self._service!r} (it knows {known}): give the "
                     "name of its `sentinel monitor` line as service="
                 )
-            if isinstance(answer.error, _REFUSED):
+            if isinstance(found, REFUSED):
                 return AuthenticationError(
-                    f"the Sentinel at {answer.where} says {answer.error}: set sentinel_username and sentinel_password, "
+                    f"the Sentinel at {where} says {found}: set sentinel_username and sentinel_password, "
                     "and give that user the right +sentinel"
                 )
-            if isinstance(answer.error, ResponseError):
+            if isinstance(found, ResponseError):
                 return WrongSettingsError(
-                    f"the server at {answer.where} is no Sentinel ({answer.error}): sentinels= takes the addresses of "
+                    f"the server at {where} is no Sentinel ({found}): sentinels= takes the addresses of "
                     "Sentinels, mostly at port 26379; a server itself goes to server= and port="
                 )
-        said = {answer.where: str(answer.error) for answer in answers}
-        why = "; ".join(f"{where}: {said.get(where, 'no answer in time')}" for where in self._config.sentinels)
+        why = said_by(self._config.sentinels, answers)
         return NoPrimaryError(f"no Sentinel of service {self._service!r} can be reached ({why})")
 
 
-def _fields(flat: Sequence[bytes]) -> dict[str, str]:
-    """Return the state of a service from a Sentinel's reply, in which names and values alternate."""
-    texts = [part.decode() for part in flat]
-    return dict(zip(texts[::2], texts[1::2], strict=True))
+async def _services(address: tuple[str, int], options: Mapping[str, Any]) -> _Services:
+    """Return the services that a Sentinel knows, by name, from its reply, in which names and values alternate."""
+    (replied,) = await replies_of(address, options, [("SENTINEL", "MASTERS")])
+    texts = [[part.decode() for part in flat] for flat in replied]
+    states = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in texts]
+    return {state["name"]: state for state in states}
 
 
 def _is_down(state: Mapping[str, str]) -> bool:
