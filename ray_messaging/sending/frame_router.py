@@ -25,6 +25,7 @@ from ray_messaging.wire.frames import encode
 _ROW_BYTES = 24
 
 
+_UNOWNED_BYTES = CALL_BYTES  # the most bytes of a frame for channels without a mailbox
 _SHORT = 2**16  # fewer routes than this fit into 16 bits
 UNOWNED = ""  # the queue of messages on channels without a mailbox
 
@@ -94,7 +95,6 @@ class FrameRouter:
         """Build the frames of broadcasts (None: all); each mailbox with a hearer gets one row for each broadcast."""
         batch, lines, frames = in_flight.outgoing, in_flight.outgoing.lines, list[OutboundFrame]()
         assert lines is not None
-        assert batch.extension is not None
         opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
         senders = reaches.places_of(batch.from_ids)
         delivered, copies = np.zeros(batch.rows, np.int64), np.zeros(batch.rows, np.intp)
@@ -114,7 +114,8 @@ class FrameRouter:
             volumes = np.cumsum(lines.weights[lacks if lines.index is None else lines.index[lacks]] + _ROW_BYTES)
             for part in split_rows(lacks, volumes, min(record.frame_bytes, CALL_BYTES), len(lacks)):
                 folded = copy(batch if len(part) == batch.rows else batch.take(part))
-                folded.numbers, folded.extension = None, copy(batch.extension)
+                folded.numbers, folded.extension = None, copy(folded.extension)
+                assert folded.extension is not None
                 folded.extension.fold = Fold(reach.agents, int(counts[part].sum()))
                 data = encode(folded)
                 frames.append(
@@ -229,7 +230,7 @@ class FrameRouter:
         most_rows = count if record is None else record.frame_rows
         if lines.small and most_rows >= FRAME_ROWS:
             most_rows = max(most_rows, COLUMN_ROWS)
-        most_bytes = CALL_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
+        most_bytes = _UNOWNED_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
         shared = mailbox != UNOWNED or lines.index is None  # otherwise each row is published with its own payload
         if shared and count <= most_rows and lines.nbytes + count * row_bytes <= most_bytes:
             return [rows]

@@ -13,9 +13,9 @@ _LEASE = ("id_ceiling", "renew_lease")
 _STEPS = ("id_ceiling", "step_is_open", "step_barrier")
 _DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "keep_failed", "drop_letters")
 _SHARED: dict[str, tuple[str, ...]] = {
-    "send": ("mailbox_limit", "plain_frame", "send_one_frame", *_MOVE, "step_box"),
+    "send": ("mailbox_limit", "plain_frame", "send_one_frame", "mailbox_counts", *_MOVE, "step_box"),
     "large_frames": ("mailbox_limit", "plain_frame"),
-    "conclude_transaction": ("mailbox_limit", *_MOVE, "step_box", "send"),
+    "conclude_transaction": ("mailbox_limit", "mailbox_counts", *_MOVE, "step_box", "send"),
     "take_sender_epoch": ("raise_number",),
     "take_mailbox": ("raise_number", *_LEASE, "date_change"),
     "take_over_mailbox": ("raise_number", *_LEASE, "date_change", "take_mailbox"),

@@ -274,7 +274,7 @@ for arg = 6, #ARGV, 3 do
   else box.last = redis.call('XADD', box.stream, '*', 'f', ARGV[arg + 2]) end
 end
 for _, box in pairs(boxes) do
-  if not box.limits then store(box) end
+  if not box.limits then store(box.state, box, box.last) end
 end
 local held = held_bytes(KEYS[2], KEYS[3], 0, 0) - weight(letter[2])
 redis.call('XDEL', KEYS[2], letter[1])

@@ -86,8 +86,8 @@ for arg = stay_end + 1, #ARGV, 2 do
   end
 end
 if letters > 0 then bound(KEYS[4], ARGV[5], ARGV[18], letters, added) end
-store(here)
-if there then store(there) end
+store(KEYS[5], here, here.last)
+if there then store(KEYS[6], there, there.last) end
 local version = redis.call('HINCRBY', KEYS[1], 'directory', 1)
 redis.call('HSET', KEYS[2], ARGV[6], ARGV[7])
 redis.call('HSET', KEYS[3], ARGV[6], version)

@@ -103,22 +103,32 @@ local function limit_fate(size, max_rows, max_bytes, messages, bytes, unlogged, 
   return 0
 end
 
+-- Keep the counts of a mailbox, and the id of its last entry.
+local function store(state, box, last)
+  if box.logged then
+    redis.call('HSET', state, 'messages', box.messages, 'bytes', box.bytes, 'last', last, 'unlogged', box.unlogged,
+               'unlogged_bytes', box.unlogged_bytes)
+  else
+    redis.call('HSET', state, 'messages', box.messages, 'bytes', box.bytes, 'last', last)
+  end
+end
+
 -- shared mailbox_counts -----------------------------------------------------------------------------------------------
--- Mailboxes that take what left another one: frames of departures, and of dead letters. mailbox_limit comes before it.
+-- Mailboxes that take frames. mailbox_limit comes before it.
 
 -- A mailbox with its counts and limits; nil where it is gone. Without a lease it is the caller's own.
 local function counts_of(state, lease, prefix, name)
   local now = redis.call('HMGET', state, 'messages', 'bytes', 'max_messages', 'max_bytes', 'leased', 'born', 'logged',
                          'unlogged', 'unlogged_bytes', 'last', 'held', 'stepped')
   if not now[3] or (lease and now[5] == '1' and redis.call('EXISTS', lease) == 0) then return nil end
-  return {state = state, stream = prefix .. 'mailbox:' .. name .. ':' .. now[6], last = now[10], logged = now[7],
-          rows = tonumber(now[1]), bytes = tonumber(now[2]), max_rows = tonumber(now[3]), max_bytes = tonumber(now[4]),
+  return {state = state, stream = prefix .. 'mailbox:' .. name .. ':' .. now[6], last = now[10] or '0-0', logged = now[7],
+          messages = tonumber(now[1]), bytes = tonumber(now[2]), max_rows = tonumber(now[3]), max_bytes = tonumber(now[4]),
           unlogged = tonumber(now[8] or 0), unlogged_bytes = tonumber(now[9] or 0), held = now[11] and tonumber(now[11]),
           stepped = now[12]}
 end
 
 local function count(box, rows, size)
-  box.rows, box.bytes = box.rows + rows, box.bytes + size
+  box.messages, box.bytes = box.messages + rows, box.bytes + size
   if box.logged then box.unlogged, box.unlogged_bytes = box.unlogged + rows, box.unlogged_bytes + size end
 end
 
@@ -126,16 +136,9 @@ end
 -- behind; nil where it does.
 local function refusal(box, rows, size)
   count(box, rows, size)
-  local fate = limit_fate(size, box.max_rows, box.max_bytes, box.rows, box.bytes, box.logged and box.unlogged or 0,
+  local fate = limit_fate(size, box.max_rows, box.max_bytes, box.messages, box.bytes, box.logged and box.unlogged or 0,
                           box.logged and box.unlogged_bytes or 0)
   return ({[5] = 4, [2] = 3, [6] = 5})[fate]
-end
-
--- Keep the counts of a mailbox.
-local function store(box)
-  redis.call('HSET', box.state, 'messages', box.rows, 'bytes', box.bytes)
-  if box.last then redis.call('HSET', box.state, 'last', box.last) end
-  if box.logged then redis.call('HSET', box.state, 'unlogged', box.unlogged, 'unlogged_bytes', box.unlogged_bytes) end
 end
 
 -- shared move_cursor --------------------------------------------------------------------------------------------------

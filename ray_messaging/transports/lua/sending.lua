@@ -20,17 +20,6 @@ local function room_for(state, lease, mailbox, seq, rows, size)
           logged = box[7], unlogged = unlogged, unlogged_bytes = unlogged_bytes}
 end
 
--- Count a frame; `last` is the id of the mailbox's last entry. Without a table of fields, as lone messages come by here.
-local function count_frame(state, mailbox, seq, box, last)
-  if box.logged then
-    redis.call('HSET', state, 'messages', box.messages, 'bytes', box.bytes, 'last', last, 'unlogged', box.unlogged,
-               'unlogged_bytes', box.unlogged_bytes)
-  else
-    redis.call('HSET', state, 'messages', box.messages, 'bytes', box.bytes, 'last', last)
-  end
-  redis.call('HSET', KEYS[2], 's:' .. mailbox, seq)
-end
-
 -- shared send_one_frame -----------------------------------------------------------------------------------------------
 -- The beginning of send: one frame for one mailbox, see plain_frame. So are most calls, and those of lone messages,
 -- for whom the rest of the script is half of the server's time. What nothing speaks against is written here; all else
@@ -39,8 +28,8 @@ if #ARGV == 12 and KEYS[4] and ARGV[6] == '0' and ARGV[11] == '-1' and ARGV[12] 
   local box = room_for(KEYS[3], KEYS[4], ARGV[7], ARGV[8], tonumber(ARGV[9]), #ARGV[10])
   if box then
     -- Refused while memory is full, as the first write, and before anything has happened.
-    local last = redis.call('XADD', box.stream, '*', 'f', ARGV[10])
-    count_frame(KEYS[3], ARGV[7], ARGV[8], box, last)
+    store(KEYS[3], box, redis.call('XADD', box.stream, '*', 'f', ARGV[10]))
+    redis.call('HSET', KEYS[2], 's:' .. ARGV[7], ARGV[8])
     return {0, 0, -1}
   end
 end
@@ -148,22 +137,14 @@ local boxes = {}
 local function box_of(s)
   local box = boxes[s.mailbox]
   if box then return box end
-  local now = redis.call('HMGET', KEYS[s.key], 'messages', 'bytes', 'max_messages', 'max_bytes', 'leased', 'born',
-                         'logged', 'unlogged', 'unlogged_bytes', 'stepped')
-  if not now[3] or (now[5] == '1' and redis.call('EXISTS', KEYS[s.key + 1]) == 0) then
-    box = {gone = true}
-  elseif now[10] then
-    box = next_box(ARGV[5], s.mailbox) or {gone = true}
-  else
-    box = {messages = tonumber(now[1]), bytes = tonumber(now[2]), max_rows = tonumber(now[3]),
-           max_bytes = tonumber(now[4]), stream = ARGV[5] .. 'mailbox:' .. s.mailbox .. ':' .. now[6], logged = now[7],
-           unlogged = tonumber(now[8] or 0), unlogged_bytes = tonumber(now[9] or 0)}
-    if KEYS[s.key] == own and ARGV[9] ~= '' then  -- what the transaction handled makes room for what it sends
-      box.messages, box.bytes = behind(own_state, ARGV[9], ARGV[10], ARGV[12], ARGV[13])
-    end
+  box = counts_of(KEYS[s.key], KEYS[s.key + 1], ARGV[5], s.mailbox)
+  if box and box.stepped then
+    box = next_box(ARGV[5], s.mailbox)
+  elseif box and KEYS[s.key] == own and ARGV[9] ~= '' then  -- what the transaction handled makes room for what it sends
+    box.messages, box.bytes = behind(own_state, ARGV[9], ARGV[10], ARGV[12], ARGV[13])
   end
-  boxes[s.mailbox] = box
-  return box
+  boxes[s.mailbox] = box or {gone = true}
+  return boxes[s.mailbox]
 end
 
 local function fits(s)
@@ -241,7 +222,7 @@ for i, s in ipairs(writes) do
       if box.limits then
         put_from_outside(ARGV[5], box, tonumber(ARGV[s.at + 2]), ARGV[s.at + 3])
       else
-        box.last, box.key = redis.call('XADD', box.stream, '*', 'f', ARGV[s.at + 3]), KEYS[s.key]
+        box.last, box.written = redis.call('XADD', box.stream, '*', 'f', ARGV[s.at + 3]), true
       end
       note(s)
     elseif s.mailbox == '' then
@@ -254,14 +235,7 @@ end
 local seqs = {}
 for mailbox, seq in pairs(planned) do
   local box = boxes[mailbox]
-  if box and box.last then
-    if box.logged then
-      redis.call('HSET', box.key, 'messages', box.messages, 'bytes', box.bytes, 'last', box.last, 'unlogged',
-                 box.unlogged, 'unlogged_bytes', box.unlogged_bytes)
-    else
-      redis.call('HSET', box.key, 'messages', box.messages, 'bytes', box.bytes, 'last', box.last)
-    end
-  end
+  if box and box.written then store(box.state, box, box.last) end
   seqs[#seqs + 1], seqs[#seqs + 2] = 's:' .. mailbox, seq
 end
 if not (number > 0 and any_refused) then
@@ -356,7 +330,8 @@ if ARGV[6] == 'open' then
   end
   for _, frame in ipairs(frames) do
     redis.call('RENAME', frame.box.stream, frame.open)
-    count_frame(frame.state, frame.mailbox, frame.seq, frame.box, redis.call('HGET', frame.state, 'last') or '0-0')
+    store(frame.state, frame.box, redis.call('HGET', frame.state, 'last') or '0-0')
+    redis.call('HSET', KEYS[2], 's:' .. frame.mailbox, frame.seq)
   end
 else
   local closed = {}

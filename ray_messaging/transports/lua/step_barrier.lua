@@ -340,6 +340,11 @@ end
 -- closing: rows, counts, how, state, go_on, series, blocked, calls = ARGV[5] to [12] of close_step; where the frames were
 --          written in the same call: now = what driver_of has returned, sent = fields and values of step:<group>:sent,
 --          which was not written, sizes = for each box what its cover is to get
+local function closing_of(at)
+  return {rows = ARGV[at], counts = ARGV[at + 1], how = ARGV[at + 2], state = ARGV[at + 3], go_on = ARGV[at + 4],
+          series = ARGV[at + 5], blocked = ARGV[at + 6], calls = ARGV[at + 7]}
+end
+
 local function driver_of(key)
   return redis.call('HMGET', key, 'attempt', 'closed', 'open', 'until', 'ahead', 'beat', 'parting')
 end

@@ -195,18 +195,14 @@ return 1
 -- Returns {1, sealed, what open_step in step_barrier does}; {0} a later driver has the group; {-1} the server knows
 -- neither; {2, rows, mailboxes...}: so many rows are here, and these mailboxes do not hear the group; {3, closed, until or false}: not open;
 -- {5, shape}: the series have another shape
-local closing = {rows = ARGV[5], counts = ARGV[6], how = ARGV[7], state = ARGV[8], go_on = ARGV[9], series = ARGV[10],
-                 blocked = ARGV[11], calls = ARGV[12]}
-return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
+return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing_of(5))
 
 -- script close_collecting_step ----------------------------------------------------------------------------------------
 -- Close a step with series or calls, as close_step does. Not allowed when memory is full, because a seal frees none of them.
 --
 -- KEYS and ARGV as in close_step
 -- Returns what close_step does
-local closing = {rows = ARGV[5], counts = ARGV[6], how = ARGV[7], state = ARGV[8], go_on = ARGV[9], series = ARGV[10],
-                 blocked = ARGV[11], calls = ARGV[12]}
-return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
+return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing_of(5))
 
 -- script commit_step --------------------------------------------------------------------------------------------------
 -- Write all frames of an open step into boxes, and close it: one call for a small step.
@@ -215,9 +211,7 @@ return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
 -- ARGV[7] to [14] as ARGV[5] to [12] of close_step
 -- ARGV[...] per write as in send_to_boxes
 -- Returns what close_step does; {4}: nothing was written, send_to_boxes tells why
-local closing = {rows = ARGV[7], counts = ARGV[8], how = ARGV[9], state = ARGV[10], go_on = ARGV[11], series = ARGV[12],
-                 blocked = ARGV[13], calls = ARGV[14]}
-local now = driver_of(KEYS[3])
+local closing, now = closing_of(7), driver_of(KEYS[3])
 closing.now = now
 if now[1] == ARGV[3] and tonumber(now[2]) < tonumber(ARGV[4]) then
   local fates = write_to_boxes(KEYS, 15, closing)
