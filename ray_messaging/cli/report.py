@@ -44,7 +44,7 @@ def page_of(logs: Mapping[str, EventLog]) -> str:
     sections = [
         _section("Run", [_run(name, log.run) for name, log in logs.items()]),
         _section("What became of the messages", [_fates(found) for found in stats.values()]),
-        _differences([*logs], [*logs.values()], [*stats.values()]) if len(logs) > 1 else "",
+        _section("Differences", _differences([*logs], [*logs.values()], [*stats.values()]) if len(logs) > 1 else ()),
         _section("Interventions", [_changes(log.run) for log in logs.values()]),
         _section("Messages by step", [step_chart(log) for log in logs.values()]),
         _section("Traffic", [svg(figure_of(found)) for found in stats.values()]),
@@ -93,7 +93,7 @@ def _counts(stats: Mapping[str, Any]) -> dict[str, int]:
     return {"rows": stats["rows"]} | fates | rules | {end: stats[end] for end in ("writers", "readers")}
 
 
-def _differences(names: Sequence[str], logs: Sequence[EventLog], stats: Sequence[Mapping[str, Any]]) -> str:
+def _differences(names: Sequence[str], logs: Sequence[EventLog], stats: Sequence[Mapping[str, Any]]) -> list[str]:
     mine, theirs = (_counts(found) for found in stats)
     rows = [
         (name, mine.get(name, 0), theirs.get(name, 0))
@@ -106,8 +106,8 @@ def _differences(names: Sequence[str], logs: Sequence[EventLog], stats: Sequence
         names[1]: [f"{other:,}" for _, _, other in rows],
         "change": [f"{other - one:+,}" for _, one, other in rows],
     }
-    parts = [_first_difference(names, logs), html_table("Counts that differ", counts, len(rows)) if rows else ""]
-    return f"<section><h2>Differences</h2>{''.join(f'<div>{part}</div>' for part in parts if part)}</section>"
+    first = _first_difference(names, logs)
+    return [first, html_table("Counts that differ", counts, len(rows))] if rows else [first]
 
 
 def _first_difference(names: Sequence[str], logs: Sequence[EventLog]) -> str:

@@ -108,12 +108,6 @@ def finish(found: dict[str, Any], problems: Sequence[str], json_file: Path | Non
         raise typer.Exit(DOES_NOT_BALANCE)
 
 
-def check_outputs(json_file: Path | None, log_dir: str | None) -> None:
-    """Check the output files of a run before it starts. Raises as `check_file` and `check_log_dir`."""
-    check_file(json_file, "choose another --json file")
-    check_log_dir(log_dir)
-
-
 def check_file(file: Path | None, advice: str) -> None:
     """Raise ConfigError if a file cannot be created. It is called before anything is started."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
@@ -121,8 +115,9 @@ def check_file(file: Path | None, advice: str) -> None:
         raise ConfigError(f"cannot write {str(file)!r}: {reason}; {advice}")
 
 
-def check_log_dir(log_dir: str | None) -> None:
-    """Raise ConfigError if a folder has a log, LogError if it cannot be read. Called before anything is started."""
+def check_outputs(json_file: Path | None, log_dir: str | None) -> None:
+    """Raise ConfigError if a run's files cannot be created, or its folder has a log; LogError if it cannot be read."""
+    check_file(json_file, "choose another --json file")
     if log_dir == "":
         raise ConfigError("--log-dir '' is no folder: name one, or leave the option out")
     if log_dir is not None and Folder(log_dir).segments():

@@ -86,21 +86,18 @@ class Watch:
             raise Ordered
         if self._deadline is None:
             if not order and ready & {0, self._owner}:
-                self._begin_grace()
+                if not self._grace_s or self._host is None:
+                    raise Stopped
+                self._deadline = time.monotonic() + self._grace_s
+                self._poll.unregister(0)
+                if self._owner is not None:
+                    self._poll.unregister(self._owner)
+                self._poll.register(self._host, select.POLLIN)
         elif time.monotonic() > self._deadline:
             raise Stopped
         elif self._successor is not None and self._successor.exists():
             raise HandedOver
         return order
-
-    def _begin_grace(self) -> None:
-        if not self._grace_s or self._host is None:
-            raise Stopped
-        self._deadline = time.monotonic() + self._grace_s
-        self._poll.unregister(0)
-        if self._owner is not None:
-            self._poll.unregister(self._owner)
-        self._poll.register(self._host, select.POLLIN)
 
 
 class Port:

@@ -52,15 +52,11 @@ def sample(view: View, *, by: str | Collection[str], after: int, most: int) -> S
     new = view.end - 1 - (-1 if behind is None else behind)
     if new <= most:
         return Sample(count(view, by=keys, after=after), view.end - 1, 1.0)
-    size, total = most // _SLICES, None
+    size, tables = most // _SLICES, []
     for number in range(_SLICES):
         begin = after + new * (2 * number + 1) // (2 * _SLICES) - size // 2
-        (found,) = counts(view, Filters(after=begin, limit=size), [keys], _with_units)
-        total = _Sum(found, keys) if total is None else total
-        if number:
-            total.add(found)
-    assert total is not None
-    return Sample(_in_order(total.merged(), keys), view.end - 1, size * _SLICES / new)
+        tables += counts(view, Filters(after=begin, limit=size), [keys], _with_units)
+    return Sample(_in_order(_merged(tables, keys), keys), view.end - 1, size * _SLICES / new)
 
 
 def _with_units(part: pa.Table) -> pa.Table:
@@ -104,9 +100,12 @@ class _Sum:
             self._limit = max(_MERGE_ROWS, 2 * self._rows)
 
     def merged(self) -> pa.Table:
-        keys = [*self._keys]
-        summed = pa.concat_tables(self._tables).group_by(keys).aggregate([("count", "sum")])
-        return summed.select([*keys, "count_sum"]).rename_columns([*keys, "count"])
+        return _merged(self._tables, self._keys)
+
+
+def _merged(tables: Sequence[pa.Table], keys: Sequence[str]) -> pa.Table:
+    summed = pa.concat_tables(tables).group_by([*keys]).aggregate([("count", "sum")])
+    return summed.select([*keys, "count_sum"]).rename_columns([*keys, "count"])
 
 
 def _grouped(part: pa.Table, keys: Sequence[Sequence[str]], derive: Derive) -> list[pa.Table]:
@@ -158,13 +157,9 @@ def stats(view: View, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - see Fi
 
 def _span(view: View, filters: Filters) -> tuple[int, int]:
     """Return the earliest and the latest sent_at in microseconds; (0, 0) without rows."""
-    spans = [*map(_least_and_most, scan(view, filters, ["sent_at"], raw=True))]
-    return min((low for low, _ in spans), default=0), max((high for _, high in spans), default=0)
-
-
-def _least_and_most(part: pa.Table) -> tuple[int, int]:
-    found = pc.min_max(part["sent_at"].cast(pa.int64())).as_py()
-    return found["min"], found["max"]
+    parts = scan(view, filters, ["sent_at"], raw=True)
+    spans = [pc.min_max(part["sent_at"].cast(pa.int64())).as_py() for part in parts]
+    return min((span["min"] for span in spans), default=0), max((span["max"] for span in spans), default=0)
 
 
 def bin_width(span_us: int) -> int:

@@ -35,13 +35,12 @@ def query(
     *,
     internal: bool = False,
     text: bool = False,
-    as_text: bool | None = None,
     expand: bool = False,
     **fields: Any,  # noqa: ANN401
 ) -> pa.Table:
-    """Return the matching rows, see `EventLog.query`; as_text is the argument of `results.with_ids`."""
+    """Return the matching rows, see `EventLog.query`."""
     names, filters = stored(SCHEMA.names if internal else COLUMNS), Filters(**fields)
-    return with_ids(found_in(view, filters, names, text=text, expand=expand), as_text=as_text)
+    return with_ids(found_in(view, filters, names, text=text, expand=expand))
 
 
 def since(
@@ -49,19 +48,16 @@ def since(
     *,
     position: int,
     limit: int,
-    internal: bool = False,
     text: bool = False,
     as_text: bool | None = None,
     expand: bool = False,
     **fields: Any,  # noqa: ANN401
 ) -> pa.Table:
-    """Return the next matching rows after a position.
+    """Return the next matching rows after a position. The table's metadata has that for the next call, under REACHED.
 
-    The table's metadata has the position for the next call, under REACHED.
-
-    Args: with `expand`, `limit` is a number of rows before broadcasts are expanded.
+    Args: with `expand`, `limit` is a number of rows before broadcasts are expanded; as_text is that of `with_ids`.
     """
-    names = stored(SCHEMA.names if internal else COLUMNS)
+    names = stored(COLUMNS)
     filters = Filters(**(fields | {"after": position, "limit": limit}))
     found: list[pa.Table] = []
     rows, reached = 0, max(position, view.end - 1)

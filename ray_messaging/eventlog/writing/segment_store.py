@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_messaging.common.backoff import LOG_WRITE_RETRY, Backoff
-from ray_messaging.errors import Closed, ConnectionFailed, Fenced, LogError, MailboxFull, ServerRefused
+from ray_messaging.errors import ConnectionFailed, Fenced, LogError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.folder import Folder, Segment, Staged
 from ray_messaging.eventlog.records import claim, note_missing, read_account
 from ray_messaging.eventlog.writing.open_segment import Sealed
@@ -253,31 +253,6 @@ def _times(tables: Sequence[pa.Table]) -> tuple[Any, Any]:
     return tuple(None if found[end] is None else found[end] / 1e6 for end in ("min", "max"))  # type: ignore[return-value]
 
 
-def gone(exp_id: str, folder: Folder) -> Closed:
-    """Build the error for a writer that was closed."""
-    return Closed(f"the event log's writer of {exp_id} was closed: read its folder {folder.where}")
-
-
-def stuck(exp_id: str, folder: Folder, trouble: str | None) -> LogError:
-    """Build the error for a writer that has stopped reading, because its files cannot be written."""
-    return LogError(
-        f"the event log of {exp_id} stands still, the rows that it has read cannot be written: "
-        f"{trouble}; new messages wait in the streams",
-        path=folder.where,
-    )
-
-
-def lost(exp_id: str, folder: Folder, rows: int) -> LogError:
-    """Build the error for a writer after the server lost its streams."""
-    return LogError(
-        f"the server has lost the data of experiment {exp_id!r} (was it flushed, restored or replaced?): the log in "
-        f"{folder.where} has all {rows:,} rows that were read by then, and later messages are missing. Shut "
-        "the experiment down; start it again by on_existing='resume' to go on in this folder, or in a new one",
-        path=folder.where,
-        lost=True,
-    )
-
-
 def died_before_loss(exp_id: str, folder: Folder, segments: Sequence[Segment]) -> LogError:
     """Build the error for a new writer process that finds segments in the folder, but no streams on the server."""
     rows = sum(segment.rows for segment in segments)
@@ -285,17 +260,6 @@ def died_before_loss(exp_id: str, folder: Folder, segments: Sequence[Segment]) -
         f"the log's process died, and the server has lost the data of experiment {exp_id!r} (was it flushed, restored "
         f"or replaced?): {folder.where} has {rows:,} rows, and any message in no file by then is missing. Shut the "
         "experiment down; start it again by on_existing='resume' to go on in this folder, or in a new one",
-        path=folder.where,
-        lost=True,
-    )
-
-
-def box_lost(exp_id: str, folder: Folder, box: str) -> LogError:
-    """Build the error for a step's box in which messages are missing."""
-    return LogError(
-        f"messages in {box!r} of experiment {exp_id!r} are missing on the server, which had confirmed them: was it "
-        f"restored from older data? The log in {folder.where} ends before that step. Shut the experiment down, and "
-        "start it anew by on_existing='reset', or in a new folder",
         path=folder.where,
         lost=True,
     )

@@ -9,12 +9,11 @@ from functools import partial
 import numpy as np
 
 from ray_messaging.common import task_health
-from ray_messaging.errors import BodyLost, FrameError
+from ray_messaging.errors import BodyLost, FrameError, LogError
 from ray_messaging.eventlog.folder import StepPosition
 from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.entries import delivered, noted, without
 from ray_messaging.eventlog.writing.placed_rows import PlacedRows, in_order, ordinals_of
-from ray_messaging.eventlog.writing.segment_store import box_lost
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.joining import joined_arrays
@@ -211,7 +210,7 @@ class StepFeed:
             try:
                 page = await self._reader.retry(partial(self._store.read_box, box, after, _FRAMES))
             except BodyLost as error:
-                raise box_lost(self._reader.exp_id, self._reader.folder, box) from error
+                raise self._lost(box) from error
             for frame in page:
                 early = early and step is not None and frame.tag.sent <= step
                 if early:
@@ -224,9 +223,19 @@ class StepFeed:
         if found is None and start != _START:  # a server that came back with a slow clock may give out lower entries
             return await self._frames(box, covers, _START, step)
         if found is None:
-            raise box_lost(self._reader.exp_id, self._reader.folder, box)
+            raise self._lost(box)
         await self._reader.hearers.prepare(frame.frame for frame in found)
         return found
+
+    def _lost(self, box: str) -> LogError:
+        where = self._reader.folder.where
+        return LogError(
+            f"messages in {box!r} of experiment {self._reader.exp_id!r} are missing on the server, which had confirmed "
+            f"them: was it restored from older data? The log in {where} ends before that step. Shut the experiment "
+            "down, and start it anew by on_existing='reset', or in a new folder",
+            path=where,
+            lost=True,
+        )
 
     def _fresh(self, box: str, frames: Sequence[BoxFrame]) -> list[Part]:
         """Return the rows of frames from outside that are not in the log yet."""

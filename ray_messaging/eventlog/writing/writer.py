@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from ray_messaging.errors import Fenced, LogError, MessagingError
+from ray_messaging.errors import Closed, Fenced, LogError, MessagingError
 from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder, Segment, StepPosition
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS, OpenSegment, Sealed
 from ray_messaging.eventlog.writing.placed_rows import PlacedRows
-from ray_messaging.eventlog.writing.segment_store import SegmentStore, gone, lost, stuck
+from ray_messaging.eventlog.writing.segment_store import SegmentStore
 from ray_messaging.eventlog.writing.step_files import FILE_BYTES, CheckpointWriter, CollectedWriter
 from ray_messaging.eventlog.writing.step_rows import STEPS, StepFeed
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors, Waiters
@@ -321,7 +321,7 @@ class LogWriter:
 
     def _fail_waiters(self) -> None:
         if self._blocked:
-            self._waiters.fail(stuck(self.exp_id, self.folder, self._segments.trouble))
+            self._waiters.fail(self._stuck())
 
     def _seal(self, *, closed: bool) -> Sealed:
         """Seal the open segment; if `closed`, open the next one."""
@@ -375,7 +375,7 @@ class LogWriter:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._written()
-        self._waiters.fail(gone(self.exp_id, self.folder))
+        self._waiters.fail(self._gone())
         if self.error is None:
             await self._guard(self._store_rest)
         if self.error is None and self._segments.lost:
@@ -408,8 +408,25 @@ class LogWriter:
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
 
+    def _gone(self) -> Closed:
+        return Closed(f"the event log's writer of {self.exp_id} was closed: read its folder {self.folder.where}")
+
+    def _stuck(self) -> LogError:
+        return LogError(
+            f"the event log of {self.exp_id} stands still, the rows that it has read cannot be written: "
+            f"{self._segments.trouble}; new messages wait in the streams",
+            path=self.folder.where,
+        )
+
     def _lost(self) -> LogError:
-        return lost(self.exp_id, self.folder, self.rows)
+        return LogError(
+            f"the server has lost the data of experiment {self.exp_id!r} (was it flushed, restored or replaced?): the "
+            f"log in {self.folder.where} has all {self.rows:,} rows that were read by then, and later messages are "
+            "missing. Shut the experiment down; start it again by on_existing='resume' to go on in this folder, or in "
+            "a new one",
+            path=self.folder.where,
+            lost=True,
+        )
 
     def _check_alive(self) -> None:
         if self.error is not None:
@@ -417,9 +434,9 @@ class LogWriter:
         if self._segments.lost:
             raise self._lost()
         if self._closed:
-            raise gone(self.exp_id, self.folder)
+            raise self._gone()
 
     def _check(self) -> None:
         self._check_alive()
         if self._blocked and self._segments.trouble is not None:
-            raise stuck(self.exp_id, self.folder, self._segments.trouble)
+            raise self._stuck()
