@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Protocol
 
@@ -74,10 +74,10 @@ class HandOut:
         self._stopped = True
         self._news.set()
 
-    async def run(self, first: Sequence[Message] = ()) -> None:
+    async def run(self, first: deque[Message]) -> None:
         """Fetch and commit messages until `stop` is called. If the messager closes before, its error is raised.
 
-        Args: `first` are messages that were fetched before, and are passed on first.
+        Args: `first` are messages that were fetched before; they are passed on first, and taken out.
         """
         fetching = asyncio.create_task(self._fetch(first), name="ray_messaging fetch")
         fetching.add_done_callback(lambda _: self._news.set())
@@ -106,12 +106,12 @@ class HandOut:
             self._room.clear()
             await self._room.wait()
 
-    async def _fetch(self, first: Sequence[Message]) -> None:
+    async def _fetch(self, first: deque[Message]) -> None:
         """Fetch messages, without end."""
-        for message in first:
+        while first:
             await self._wait_for_room()
             self._in_hand += 1
-            self._take(message)
+            self._take(first.popleft())
         while True:
             await self._wait_for_room()
             free = self._most - self._in_hand
@@ -163,7 +163,7 @@ class Inboxes:
         """Start fetching messages, if that is not going on already."""
         if self._filling is None or self._filling.done():
             self._error = None
-            self._filling = asyncio.create_task(self._hand_out.run(), name="ray_messaging inboxes")
+            self._filling = asyncio.create_task(self._hand_out.run(deque()), name="ray_messaging inboxes")
             self._filling.add_done_callback(self._ended)
 
     async def take_from(self, inbox: Inbox) -> Message:
@@ -178,10 +178,7 @@ class Inboxes:
         return inbox.messages.popleft()
 
     def agents_changed(self, name: str, listens_for: Callable[[AgentId], bool]) -> None:
-        """End the wait of readers whose agents have left the mailbox of this name.
-
-        Agents that have come back can be read again.
-        """
+        """End the wait of readers whose agents have left this mailbox; those that have come back can be read again."""
         for agent, inbox in self._inboxes.items():
             inbox.error = None
             if agent is not None and not listens_for(agent):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from operator import index
@@ -88,10 +89,7 @@ class Service(Protocol):
         """Tell the asker of a message that its handler failed."""
 
     async def end(self, left: Sequence[Message], ended: str) -> None:
-        """Stop serving; take back the messages that are not handled.
-
-        Args: ended is why the service has ended; "": the caller has ended it.
-        """
+        """Stop serving; take back unhandled messages, and say why this service has ended ("": by its caller)."""
 
 
 class MessageServer:
@@ -130,14 +128,15 @@ class MessageServer:
 
         Then end all handlers, and raise the error.
         """
-        first = await self._service.begin()
+        first = deque(await self._service.begin())
         try:
             await self._hand_out.run(first)
         finally:
             self._over = True
-            for task, message in [*self._running.items()]:
+            for task in [*self._running]:
                 await end(task)
-                self._left.append(message)
+                self._ended(task)
+            self._left += first
             with suppress(MessagingError):  # what is not committed comes again
                 await self._hand_out.commit()
             await self._end()
@@ -164,8 +163,7 @@ class MessageServer:
                 await self._try(message)
         except (SystemExit, KeyboardInterrupt) as error:  # they would stop the event loop, and this with it
             await self._tell(message, HandlerFailure.of(error))
-            self._stop(error)
-            raise _Unhandled from error
+            raise _Fatal(error) from error
         finally:
             handling.over = True
         self._hand_out.handled(message)
@@ -178,10 +176,8 @@ class MessageServer:
             attempts += 1
             try:
                 return await self._answer(message)
-            except _OURS:
+            except (*_OURS, _Fatal):
                 raise
-            except _ReplyLost as lost:
-                raise lost.error from None
             except asyncio.CancelledError as error:
                 if self._over:
                     raise
@@ -198,7 +194,7 @@ class MessageServer:
         called = self._handler(message)
         if not hasattr(called, "__await__"):
             text = f"the handler of `serve` must be an async function, and returned {type(called).__name__}: async def"
-            raise _ReplyLost(ConfigError(text))
+            raise _Fatal(ConfigError(text))
         async with _NO_CONTEXT if limit is None else asyncio.timeout(limit):
             answer = await called
         if answer is None:
@@ -208,7 +204,7 @@ class MessageServer:
         except _OF_THE_ANSWER:
             raise
         except MessagingError as error:
-            raise _ReplyLost(error) from error
+            raise _Fatal(error) from error
         if not receipt and receipt.fate == "blocked":  # the asker would wait in vain
             told = HandlerFailure("AnswerBlocked", f"rule {receipt.rule!r} blocked it")  # a reason may be blocked, too
             await self._tell(message, told)
@@ -229,28 +225,23 @@ class MessageServer:
         except MessagingError as error:
             logger.warning("the asker of message %s is not told that its handler failed: %s", message.id, error)
 
-    def _stop(self, error: BaseException) -> None:
-        self._error = self._error or error
-        self._hand_out.stop()
-
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        message = self._running.pop(task)
+        message = self._running.pop(task, None)
+        if message is None:  # `run` was here before the callback
+            return
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, _Unhandled):
-            self._stop(error)
+        if error is not None:
+            self._error = self._error or (error.error if isinstance(error, _Fatal) else error)
+            self._hand_out.stop()
         if error is not None or task.cancelled():  # the message comes again
             self._left.append(message)
             self._hand_out.release()
 
 
-class _Unhandled(Exception):
-    """Raised by a handler that has ended the service. The service has recorded the error already."""
+class _Fatal(Exception):
+    """Wraps an error that ends the service: of a reply, of a handler that is not async, or one that wants to exit."""
 
-
-class _ReplyLost(Exception):
-    """Wraps the error of a reply, or of a handler that is not async. It ends the service."""
-
-    def __init__(self, error: MessagingError) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
         self.error = error
 

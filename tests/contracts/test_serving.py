@@ -251,6 +251,29 @@ async def test_serve_again_hands_out_at_once_what_an_ended_service_had_left(pair
         assert await seen.get() == {"n": 2}
 
 
+async def test_serve_again_hands_out_once_what_a_cancelled_service_had_in_hand(pair, serve):
+    west, east = pair
+    begun, seen = asyncio.Queue(), asyncio.Queue()
+
+    async def never_ends(message):
+        begun.put_nowait(message.payload["n"])
+        await asyncio.get_running_loop().create_future()
+
+    async def handler(message):
+        seen.put_nowait(message.payload["n"])
+
+    await west.send_columns(1, 11, [{"n": n} for n in range(3)])
+    async with asyncio.timeout(WAIT_S):
+        for concurrency in (10, 2):  # the second one ends before it has handed out all
+            serving = serve(east, never_ends, concurrency=concurrency)
+            assert [await begun.get() for _ in range(min(concurrency, 3))] == [0, 1, 2][:concurrency]
+            serving.cancel()
+            await asyncio.wait([serving])
+        serve(east, handler)
+        await west.send(1, 11, {"n": 3})
+        assert [await seen.get() for _ in range(4)] == [0, 1, 2, 3]
+
+
 async def test_what_serve_cannot_do(pair):
     west, east = pair
     with pytest.raises(ConfigError, match="on_error='stop'"):
