@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from ray_messaging.common.task_health import end
@@ -35,10 +36,7 @@ class WaitGraph(NamedTuple):
         return cls(asks, {slot.message: slot.asks for slot in slots}, notes)
 
     def waits_for(self, ask: Ask) -> list[tuple[Ask, ...]]:
-        """Return the questions of each handler that may answer this one, or must end before it can be answered.
-
-        [] means that some handler is free for it.
-        """
+        """Return the questions of each handler that may answer this one, or must end before it; [] if one is free."""
         if ask.question in self.in_hand:
             return [self.in_hand[ask.question]]
         slots = [slot.asks for name in ask.mailboxes for slot in self._note(name).slots]
@@ -62,24 +60,16 @@ class WaitGraph(NamedTuple):
 
     def circle(self, question: str, dead: set[str]) -> list[Ask]:
         """Return a shortest circle of dead questions that begins and ends with this one, or [] if there is none."""
-        came: dict[str, str] = {}
-        left = deque([question])
-        while left:
-            at = left.popleft()
-            for asks in self.waits_for(self.asks[at]):
-                for ask in asks:
-                    if ask.question == question:
-                        return self._way(came, question, at)
-                    if ask.question in dead and ask.question not in came:
-                        came[ask.question] = at
-                        left.append(ask.question)
+        ways, seen = deque([[self.asks[question]]]), set[str]()
+        while ways:
+            way = ways.popleft()
+            for ask in chain.from_iterable(self.waits_for(way[-1])):
+                if ask.question == question:
+                    return way
+                if ask.question in dead and ask.question not in seen:
+                    seen.add(ask.question)
+                    ways.append([*way, self.asks[ask.question]])
         return []
-
-    def _way(self, came: Mapping[str, str], first: str, last: str) -> list[Ask]:
-        way = [last]
-        while way[-1] != first:
-            way.append(came[way[-1]])
-        return [self.asks[question] for question in reversed(way)]
 
 
 class QuestionWatch:
