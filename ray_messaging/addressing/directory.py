@@ -292,10 +292,7 @@ class Directory:
         self._glob_lengths = sorted({len(prefix) for prefix in self._globs})
 
     def owner_of(self, agents: Iterable[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
-        """Return the first of these agents that an exclusive mailbox other than `besides` claims, with that mailbox.
-
-        Return None if there is none.
-        """
+        """Return the first of these agents that an exclusive mailbox other than `besides` claims, with that mailbox."""
         asked = AgentSet.of(agents)
         for record in self.records.values():
             if record.exclusive and record.mailbox != besides:

@@ -72,10 +72,7 @@ class AudienceCache:
         await mover.move_in_step(name, step, ids, points)
 
     async def toward(self, audience: Audience, agents: AgentSet, digest: bytes) -> Edges:
-        """Return those pairs of a version whose hearers are among `agents`. Raises as `edges`.
-
-        Args: digest is the digest of `agents`.
-        """
+        """Return the pairs of a version whose hearers are among `agents`, which have this digest. Raises as `edges`."""
         key = audience, digest
         found = self._toward.get(key)
         if found is None:

@@ -97,10 +97,7 @@ class HearerSide(NamedTuple):
 
     @classmethod
     def of(cls, into: Adjacency, agents: AgentSet, wanted: NDArray[np.bool_] | None) -> "HearerSide":
-        """Build it for a set of agents, from the side of the hearers of a graph.
-
-        Args: `wanted` says, for each hearer of the graph, whether it counts; None: all count.
-        """
+        """Build it from the side of a graph's hearers, of which those count that are `wanted` (None: all)."""
         places = into.places(IdColumn(agents.ints))
         heard = places >= 0
         if wanted is not None and len(wanted):
@@ -109,9 +106,7 @@ class HearerSide(NamedTuple):
 
 
 class GraphHearing:
-    """The rows of some senders as the hearers of a graph hear them.
-
-    `places` has the sender of each row (-1: no sender).
+    """The rows of some senders as the hearers of a graph hear them; `places` has the sender of each row (-1: none).
 
     The values of each sender's rows are first combined, so that each pair costs only one lookup of its sender.
     """

@@ -41,10 +41,7 @@ class MemberHearing:
         return self._reduced(np.maximum if largest else np.minimum, values[self._rows], -np.inf if largest else np.inf)
 
     def _reduced(self, ufunc: np.ufunc, heard: NDArray[Any], nothing: Any) -> NDArray[Any]:  # noqa: ANN401 - a value
-        """Combine, for each hearer, the values before its own rows with the values after them.
-
-        That is exact. To subtract a hearer's own values from the total would not be.
-        """
+        """Combine the values before and after each hearer's own rows: to subtract its own would not be exact."""
         before = np.append(nothing, ufunc.accumulate(heard)).astype(heard.dtype)
         after = np.append(nothing, ufunc.accumulate(heard[::-1])).astype(heard.dtype)[::-1]
         # A hearer without rows of its own has all of them before an empty range.

@@ -25,9 +25,7 @@ class RetryPolicy:
 class Backoff:
     """The pauses of one retried operation.
 
-    Args:
-        policy: The first and the longest pause, and the jitter.
-        deadline: The end of the retries, on the clock of time.monotonic() and asyncio. None: no end.
+    Args: `deadline` is the end of the retries, on the clock of time.monotonic() and asyncio; None: no end.
     """
 
     __slots__ = ("_pause_s", "deadline", "policy")

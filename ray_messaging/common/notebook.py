@@ -16,10 +16,7 @@ _SCANNED = 500  # the most characters of a text that are processed
 def html_table(title: str, columns: Mapping[str, Sequence[Any]], total: int, *, whole: bool = False) -> str:
     """Return an HTML table with its title. All values are escaped, so none becomes markup.
 
-    Args:
-        columns: The values of the first rows, at most SHOWN.
-        total: The number of all rows.
-        whole: Do not shorten texts, because they are our own.
+    Args: `columns` has the first rows of `total`, at most SHOWN; texts that are our own are shown `whole`.
     """
     names = "".join(f"<th>{_escaped(name)}</th>" for name in columns)
     rows = ["".join(_cell(value, whole=whole) for value in row) for row in zip(*columns.values(), strict=True)]

@@ -108,10 +108,7 @@ class Conversation:
                 self._mailbox, self.opened = mailbox, True
 
     async def close(self, *, commit: bool) -> None:
-        """Close the mailbox for answers, and end all questions.
-
-        With `commit`, late answers that were handed out are committed.
-        """
+        """Close the mailbox for answers, and end all questions; `commit` late answers that were handed out."""
         if commit:
             await self.commit()
         mailbox, self._mailbox, self.opened = self._mailbox, None, False
@@ -220,10 +217,7 @@ class Conversation:
         return await self.ask_batches(batches_of_columns(chunks, check_subtopic(subtopic), engine.step), timeout)
 
     async def ask_batches(self, batches: Sequence[Batch], timeout: float | None) -> Answers:
-        """Ask the questions of batches; return an object that collects their answers.
-
-        Raises as `Messager.ask_columns`.
-        """
+        """Ask the questions of batches; return what collects their answers. Raises as `Messager.ask_columns`."""
         engine = self._engine
         engine.checks.check_senders(batch.from_ids for batch in batches)
         due = None if timeout is None else asyncio.get_running_loop().time() + timeout

@@ -32,10 +32,7 @@ class HandlerFailure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, attempts: int = 1) -> "HandlerFailure":
-        """Build the failure from an error.
-
-        The error's text is cut, and lone surrogates are escaped, so that it can be sent.
-        """
+        """Build the failure from an error; its text is cut, and without lone surrogates, so that it can be sent."""
         try:
             text = str(error)[:_MOST_TEXT]
         except Exception as broken:  # noqa: BLE001 - the text is the user's own code

@@ -69,10 +69,7 @@ def _replies(part: Slice, lines: Payloads, exp_id: str, step: int | None, *, fai
 
 
 def answer_topic(batch: Batch, row: int, exp_id: str) -> str:
-    """Return the topic of the answer to a question.
-
-    It is the question's own, or for a question of the user that of the user's channel.
-    """
+    """Return the topic of the answer to a question: the question's own, or the user's channel if the user has asked."""
     return ":" + payback_channel(exp_id) if batch.from_ids[row] is None else batch.topic_of(row)
 
 
@@ -162,10 +159,7 @@ def blocked_among(receipts: Receipts) -> Collection[int]:
 
 
 def note_replied(questions: Iterable[Slice], blocked: Collection[int] = ()) -> None:
-    """Mark questions as answered.
-
-    Args: `blocked` are the places, among all questions, of those whose answers were blocked. They are left out.
-    """
+    """Mark questions as answered, but those whose answers were `blocked`, given by their places among all questions."""
     place = 0
     for part in questions:
         rows = range(part.low, part.high)

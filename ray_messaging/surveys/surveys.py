@@ -1,7 +1,4 @@
-"""The surveys of an experiment, for async code.
-
-A survey can be created, opened and removed; it asks, counts, and ends.
-"""
+"""The surveys of an experiment, for async code: each can be created, opened and removed; it asks, counts, and ends."""
 
 import asyncio
 import logging

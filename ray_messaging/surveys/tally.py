@@ -98,10 +98,7 @@ class Tally:
 
     @property
     def done(self) -> bool:
-        """Return whether no answer is outstanding.
-
-        After a reminder, the answer of an agent whose earlier answer was invalid is outstanding, too.
-        """
+        """Return whether no answer is outstanding. After a reminder, that of an agent with an invalid one is, too."""
         states = self.states
         return not ((states == OPEN) | ((states == INVALID) & (self._owed > 0))).any()
 

@@ -96,10 +96,7 @@ def _elsewhere(trial: Trial, packed: bytes, answers: Answers) -> list[Attempt]:
 
 
 def _packed(objects: tuple[Any, ...]) -> bytes:
-    """Pickle a model with the globals that it uses, so that each copy has its own.
-
-    If that is impossible, the model is pickled by name.
-    """
+    """Pickle a model with the globals that it uses, so that each copy has its own; if that is impossible, by name."""
     module = sys.modules.get(getattr(objects[0], "__module__", None) or "")
     if module is not None and module.__name__ != "__main__":
         cloudpickle.register_pickle_by_value(module)

@@ -57,10 +57,7 @@ Model = Callable[[], Any]  # returns the model, its `start` and what it shares
 
 
 class Answers:
-    """Results of remembered calls, by step and call, so that they are the same in all trials.
-
-    It stands in for RedisSteps.
-    """
+    """Results of remembered calls, by step and call, the same in all trials. It stands in for RedisSteps."""
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[str, bytes]] = {}
@@ -152,10 +149,7 @@ def _deeds(step: Step, states: dict[Any, Any]) -> Attempt:
 
 
 def _by_agent(step: Step, states: dict[str, dict[str, Any]]) -> dict[AgentId, Any]:
-    """Return the state of each agent of a crowd.
-
-    Arrays whose length is not the number of agents belong to the group, and are left out.
-    """
+    """Return the state of each agent of a crowd, without arrays of another length, which belong to the group."""
     (arrays,) = states.values()
     columns = {name: array.tolist() for name, array in arrays.items() if np.shape(array)[:1] == (len(step.agents),)}
     return {agent: {name: column[at] for name, column in columns.items()} for at, agent in enumerate(step.agents)}

@@ -7,13 +7,10 @@ It needs the extra `ray-messaging[mqtt]`. See docs/mqtt.md.
 import logging
 
 from ray_messaging.compat.mqtt.config import MqttConfig
+from ray_messaging.compat.versions import needs
 
-try:
+with needs("MQTT", "'ray-messaging[mqtt]'"):
     from ray_messaging.compat.mqtt.messager import Messager
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"MQTT needs the extra: pip install 'ray-messaging[mqtt]' (there is no module {error.name!r})", name=error.name
-    ) from error
 
 __all__ = ["Messager", "MqttConfig"]
 

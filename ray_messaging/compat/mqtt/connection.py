@@ -53,13 +53,10 @@ class Connection:
     Its session stays at the broker, so that messages for its subscriptions wait there meanwhile, and messages that are
     being published are completed. With QoS 2 each message arrives once.
 
-    Args:
-        identifier: The client's name at the broker, to which its session belongs.
-        lasting: The session outlasts `close`.
-        on_open: Is awaited each time that it has connected, before anything is published.
-        on_message: Is called with each message that arrives; it must not block. It returns whether the inbox has room.
-            If not, the connection is closed, and opened again when `room` is set.
-        on_end: Is called if another client has taken over the session. Then `ended` has the error, for good.
+    Args: the session belongs to `identifier`; if it is `lasting`, it outlasts `close`. `on_open` is awaited after each
+    connecting, before anything is published. `on_message` is called with each message, must not block, and returns
+    whether the inbox has room: if not, the connection is closed until `room` is set. `on_end` is called if another
+    client has taken over the session; then `ended` has the error, for good.
     """
 
     def __init__(
