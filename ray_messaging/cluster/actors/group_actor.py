@@ -90,17 +90,14 @@ class GroupActor:
     ack_some = of_host(lambda host: host.leases.give_back_some)
     give_up = of_host(lambda host: host.leases.give_up)
     abandon = of_host(lambda host: host.leases.abandon)
-    step_state = of_host(lambda host: host.steps.state)
-    step_fates = of_host(lambda host: host.steps.fates)
+    step_state = of_host(lambda host: host.state)
+    step_fates = of_host(lambda host: host.fates)
     add_agents = of_host(lambda host: host.add_agents)
     let_go = of_host(lambda host: host.let_go)
 
     async def agents(self) -> IdColumn:
-        """Return the agents of this group according to the directory, because other groups may have moved some here."""
-        subscription = self._newest.messager.engine.subscription
-        if subscription is not None:
-            await subscription.adopt()
-        return self._newest.agents
+        """Return the agents of this group according to the directory."""
+        return await self._newest.agents()
 
     async def stats(self) -> dict[str, Any]:
         """Return counters of this group."""

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ray_messaging.cluster.handles.messagers import gone_for, named_messager
 from ray_messaging.cluster.lane_calls import (
@@ -23,7 +23,6 @@ from ray_messaging.cluster.lane_calls import (
     parse_call,
 )
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.conversations.answers import Answers
 from ray_messaging.conversations.handling import Asker
 from ray_messaging.errors import MessagingError, NoAnswer, NotListening, OutcomeUnknown, UnknownName
 from ray_messaging.interception.lane import LaneAddress
@@ -31,7 +30,7 @@ from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages
-from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.findings import Report
 from ray_messaging.observability.metrics.families import Family
@@ -47,6 +46,8 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MOST_KEPT = 16  # ended calls whose answers were read; they are kept because Ray may repeat a call
 _MOST_UNREAD = 1024  # ended calls whose answers were not read; their handles may be gone
@@ -73,42 +74,41 @@ class GroupQuestions:
 
     def __init__(self, messager: Messager) -> None:
         self._messager = messager
-        self._lone: dict[str, asyncio.Task[Message]] = {}
-        self._asked: dict[str, asyncio.Task[Answers]] = {}
-        self._read: set[str] = set()  # calls in `_asked` whose handle has all answers
+        self._calls: dict[str, asyncio.Task[Any]] = {}  # of a Message each, or of Answers
+        self._read: set[str] = set()  # calls whose handle asks for no more answers
 
     async def ask(self, call: str, frame: bytes, timeout: float | None, asker: Asker | None = None) -> Message:
         """Ask one question and return its answer; `asker` is the handler that asks, if it is one."""
-        if call not in self._lone:
-            batch = decode(frame)
-            asking = self._messager.conversation.ask_batch(batch, timeout, asker)
-            self._lone[call] = asyncio.create_task(asking, name="ray_messaging question")
-            self._lone[call].add_done_callback(lambda _: self._forget_lone())
-        return await asyncio.shield(self._lone[call])
+        self._read.add(call)
+        return await self._once(call, lambda: self._messager.conversation.ask_batch(decode(frame), timeout, asker))
 
     async def ask_many(self, call: str, frames: Sequence[bytes], timeout: float | None) -> Receipts:
         """Ask many questions; return their receipts."""
-        if call not in self._asked:
-            asking = self._messager.conversation.ask_batches([decode(frame) for frame in frames], timeout)
-            self._asked[call] = asyncio.create_task(asking, name="ray_messaging questions")
-            self._forget_asked()
-        answers = await asyncio.shield(self._asked[call])
+        answers = await self._once(
+            call, lambda: self._messager.conversation.ask_batches([decode(frame) for frame in frames], timeout)
+        )
         assert answers.receipts is not None
         return answers.receipts
+
+    async def _once(self, call: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        if call not in self._calls:
+            self._calls[call] = asyncio.create_task(ask(), name="ray_messaging questions")
+            self._forget()
+        return await asyncio.shield(self._calls[call])
 
     async def more(self, call: str, parts: int, wait_s: float, errors: int = 0) -> MoreAnswers:
         """Return the answers after the first `parts` parts and `errors` errors; wait up to `wait_s` for new ones.
 
         Raises: UnknownName if the call is not known any more.
         """
-        if call not in self._asked:
+        if call not in self._calls:
             raise UnknownName(
                 "the group's actor does not know these questions any more: it was started anew, and their answers come "
                 f"as ordinary messages; or {_MOST_UNREAD:,} later calls have ended, and nobody had read these answers",
                 kind="questions",
                 value=call,
             )
-        answers = await self._asked[call]
+        answers = await self._calls[call]
         if (len(answers.parts), len(answers.errors)) == (parts, errors) and not answers.done:
             try:
                 async with asyncio.timeout(wait_s):
@@ -120,33 +120,29 @@ class GroupQuestions:
             self._read.add(call)
         return MoreAnswers(found, answers.late, [*answers.errors.items()][errors:])
 
-    def _forget_lone(self) -> None:
-        for call in [call for call, task in self._lone.items() if task.done()][:-_MOST_KEPT]:
-            del self._lone[call]
-
-    def _forget_asked(self) -> None:
+    def _forget(self) -> None:
         """Forget the oldest calls that wait for no more answers, earlier if their answers were read."""
-        over = [call for call, task in self._asked.items() if _over(task)]
+        over = [call for call, task in self._calls.items() if _over(task)]
         read = [call for call in over if call in self._read]
         for call in {*read[:-_MOST_KEPT], *over[:-_MOST_UNREAD]}:
-            del self._asked[call]
+            del self._calls[call]
             self._read.discard(call)
 
 
-def _over(task: "asyncio.Task[Answers]") -> bool:
+def _over(task: "asyncio.Task[Any]") -> bool:
     """Return whether the questions of a call were not sent, or wait for no more answers."""
-    return task.done() and (task.cancelled() or task.exception() is not None or task.result().done)
+    return task.done() and (task.cancelled() or task.exception() is not None or getattr(task.result(), "done", True))
 
 
-class GroupLaneServer:
-    """The lane of one group: a socket for the calls of its handles.
+class GroupLaneServer(LaneServer):
+    """The lane of one group: a socket for the calls of its handles. Its token is unique to this process of the group.
 
     It returns results only. A call that fails gets an empty answer, and its handle repeats it by Ray.
     """
 
     def __init__(self, group: "GroupHost") -> None:
+        super().__init__(self._answer)
         self._group = group
-        self._lane = LaneServer(self._answer)
         self._address: LaneAddress | None = None
         self._opening = asyncio.Lock()
 
@@ -154,17 +150,8 @@ class GroupLaneServer:
         """Return the address; listen on a free port of `host` if this is the first call."""
         async with self._opening:
             if self._address is None:
-                self._address = await self._lane.start(host)
+                self._address = await self.start(host)
         return self._address
-
-    @property
-    def token(self) -> str:
-        """Return the lane's token, which is unique to this process of the group."""
-        return self._lane.token
-
-    async def close(self) -> None:
-        """Stop listening and drop all connections."""
-        await self._lane.close()
 
     def _answer(self, request: memoryview, *, patient: bool) -> Awaitable[bytes | tuple[bytes, ...]]:  # noqa: ARG002 - a lane's
         return self._found(*parse_call(request))
@@ -191,37 +178,14 @@ class GroupLaneServer:
         return body_of(Committed(tuple(over)))
 
 
-class GroupSteps:
-    """The committed steps of one group. Its driver, another process, writes them to the server."""
-
-    def __init__(self, messager: Messager) -> None:
-        self._messager = messager
-
-    async def state(self) -> bytes | None:
-        """Return the state after the last committed step; raise ConfigError if the experiment has no steps."""
-        return await self._store.state(self._messager.name)
-
-    async def fates(self, step: int) -> "Counter[str]":
-        """Return how many of the group's messages of a step had each fate.
-
-        Raises: UnknownName if the step's counts are not on the server; ConfigError if the experiment has no steps.
-        """
-        counts = (await sealed_counts(self._store, step)).get(self._messager.name)
-        return Counter() if counts is None else Counter(counts.fates)
-
-    @property
-    def _store(self) -> "RedisSteps":
-        engine = self._messager.engine
-        if engine.steps is None:
-            raise without_steps(self._messager.exp_id)
-        return engine.transport.steps
-
-
 @dataclass
 class _Caller:
     next: int
     calls: "OrderedDict[int, asyncio.Task[Receipts]]" = field(default_factory=OrderedDict)  # ascending
     turn: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+
+Sending = Coroutine[Any, Any, Receipts]
 
 
 class CallerAdmission:
@@ -235,7 +199,7 @@ class CallerAdmission:
         caller = self._callers.get(caller_id)
         return caller is not None and (number in caller.calls or number < caller.next)
 
-    async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Awaitable[Receipts]]) -> Receipts:
+    async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Sending]) -> Receipts:
         """Run a call in its turn; `oldest` is the lowest number that its caller still waits for.
 
         Raises: OutcomeUnknown if this is a repeated call and the answer of its first run is no longer kept.
@@ -254,16 +218,12 @@ class CallerAdmission:
             if number not in caller.calls:
                 if number < caller.next:
                     raise OutcomeUnknown("this call came twice, and the outcome of the first is no longer known")
-                task = caller.calls[number] = asyncio.create_task(_finish(run), name="ray_messaging send")
+                task = caller.calls[number] = asyncio.create_task(run(), name="ray_messaging send")
                 task.add_done_callback(lambda _: loop.call_later(_REPEATED_S, caller.calls.pop, number, None))
                 caller.next = number + 1
                 caller.turn.notify_all()
         # The first run continues when its call is cancelled: a repeated call may wait for it.
         return await asyncio.shield(caller.calls[number])
-
-
-async def _finish(run: Callable[[], Awaitable[Receipts]]) -> Receipts:
-    return await run()
 
 
 class GroupHost:
@@ -281,7 +241,6 @@ class GroupHost:
         self._loan_s = experiment.settings.loan_s
         self._leases: DeliveryLeases | None = None
         self.lane = GroupLaneServer(self)
-        self.steps = GroupSteps(self.messager)
         self.questions = GroupQuestions(self.messager)
         self.messager.conversation.waits.others_handle = self._others_handle
         # Handles commit by leases, and these are of the group's mailbox only.
@@ -293,12 +252,13 @@ class GroupHost:
         assert self._leases is not None
         return self._leases
 
-    @property
-    def agents(self) -> IdColumn:
+    async def agents(self) -> IdColumn:
         """Return the agents that are hosted now, in the given order, or sorted if agents have come or left since."""
         subscription = self.messager.engine.subscription
-        hosted = NO_AGENTS if subscription is None else subscription.hosted
-        return self._given if hosted == AgentSet.of(self._given) else hosted.column
+        if subscription is None:
+            return self._given
+        await subscription.adopt()  # other groups may have moved some here
+        return self._given if subscription.hosted == AgentSet.of(self._given) else subscription.hosted.column
 
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:
         """Claim the agents and listen.
@@ -380,6 +340,25 @@ class GroupHost:
     async def keep_failed(self, mailbox: str, entry: str, row: int, frame: bytes, reason: str) -> None:
         """Turn a message into a dead letter, because the handler of a handle has failed on it."""
         await self.messager.engine.transport.bury(mailbox, entry, frame, reason, row=row)
+
+    async def state(self) -> bytes | None:
+        """Return the state after the last committed step; raise ConfigError if the experiment has no steps."""
+        return await self._steps.state(self._name)
+
+    async def fates(self, step: int) -> "Counter[str]":
+        """Return how many of the group's messages of a step had each fate.
+
+        Raises: UnknownName if the step's counts are not on the server; ConfigError if the experiment has no steps.
+        """
+        counts = (await sealed_counts(self._steps, step)).get(self._name)
+        return Counter() if counts is None else Counter(counts.fates)
+
+    @property
+    def _steps(self) -> "RedisSteps":
+        engine = self.messager.engine
+        if engine.steps is None:
+            raise without_steps(engine.exp_id)
+        return engine.transport.steps
 
     def _others_handle(self, callers: Collection[str]) -> bool:
         return self._leases is not None and bool(self._leases.holders.difference(callers))
