@@ -17,7 +17,7 @@ import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 
 from ray_messaging.cluster.handles.connection import NAMESPACE
-from ray_messaging.cluster.spec import PickledRule, ScheduledChange
+from ray_messaging.cluster.spec import PickledRule
 from ray_messaging.cluster.unpicklable import unpicklable
 from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.eventlog.records import RuleChange
@@ -37,7 +37,7 @@ class RuleStore:
 
     def __init__(self, server: RedisExperimentStore, exp_id: str, run: str) -> None:
         self.calls: OrderedDict[str, Any] = OrderedDict()  # name of a call -> result of its change
-        self.scheduled: list[ScheduledChange] = []
+        self.scheduled: list[Any] = []  # `RuleRequest`s that wait for their step, ascending
         self.changes: list[RuleChange] = []  # the changes in this run, for people to read
         self._server = server
         self._exp_id = exp_id

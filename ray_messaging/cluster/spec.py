@@ -81,16 +81,6 @@ class PickledRule(NamedTuple):
     data: bytes
 
 
-class ScheduledChange(NamedTuple):
-    """A change of the rules that waits for its step: insert, replace or remove. `which` is a position or a name."""
-
-    at_step: int
-    call: str
-    change: str
-    which: int | str | None
-    rule: PickledRule | None
-
-
 @dataclass(frozen=True)
 class InterceptorSpec:
     """Arguments of the interceptor's actor."""

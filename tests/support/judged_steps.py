@@ -151,8 +151,8 @@ class Town:
             )  # fmt: skip
             await self._begin()
             for at_step, change, which, rule in self.changes:
-                made = None if rule is None else self.host.admitted(rule)
-                await self.host.editor.edit(RuleRequest(f"{at_step} {change} {which}", change, which, made), at_step)
+                made = None if rule is None else self.host.checked(rule)
+                await self.host.editor.edit(RuleRequest(f"{at_step} {change} {which}", change, which, made, at_step))
             self.tasks.append(asyncio.create_task(self._follow()))
         else:
             await self._begin_here()

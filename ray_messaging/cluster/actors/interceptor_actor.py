@@ -130,11 +130,11 @@ class InterceptorActor:
         Raises: RuleError for a rule or an index that cannot be used; ConfigError for a step that is too early, or
         without steps.
         """
-        await self._edit("insert", index, at_step, self._host.admitted(rule))
+        await self._edit("insert", index, at_step, rule)
 
     async def replace_rule(self, which: int | str, rule: Rule, *, at_step: int | None = None) -> None:
         """Replace a rule, given by position or name; raises as `insert_rule`."""
-        await self._edit("replace", which, at_step, self._host.admitted(rule))
+        await self._edit("replace", which, at_step, rule)
 
     async def pop_rule(self, which: int | str = -1, *, at_step: int | None = None) -> dict[str, Any]:
         """Remove a rule, given by position or name, and return its description; raises as `insert_rule`."""
@@ -145,7 +145,9 @@ class InterceptorActor:
     ) -> dict[str, Any]:
         from ray_messaging.cluster.actors.rule_editor import RuleRequest  # noqa: PLC0415 - see above
 
-        return await self._host.editor.edit(RuleRequest(_call(), change, which, rule), at_step)
+        host = self._host
+        given = None if change == "remove" else host.checked(rule)
+        return await host.editor.edit(RuleRequest(_call(), change, which, given, at_step))
 
     async def rule_changes(self) -> "list[RuleChange]":
         """Return the changes of the rules since this start of the experiment, in the order of the calls."""

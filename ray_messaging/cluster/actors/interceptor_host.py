@@ -17,7 +17,7 @@ from ray_messaging.cluster.actors.ownership import Heartbeat, take_claim
 from ray_messaging.cluster.actors.rule_editor import RuleEditor
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, StragglerWatch, check_step_rules
 from ray_messaging.cluster.rule_store import RuleStore, description, pickled
-from ray_messaging.cluster.spec import Experiment, InterceptorSpec
+from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import Calls, ServerConfig
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName
@@ -26,6 +26,7 @@ from ray_messaging.interception.rules import BlackList, Rule, StepRule
 from ray_messaging.interception.rules.pairs import Pair, check_pairs
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.watchdog import Watchdog
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
@@ -206,17 +207,13 @@ class InterceptorHost:
 
     # -- rules at run time ----------------------------------------------------------------------------------------
 
-    def admitted(self, rule: Rule) -> Rule:
-        """Return this process's copy of a rule. An object that is not a rule is returned as it is, and refused later.
-
-        Raises: RuleError for a rule that this experiment cannot have.
-        """
-        if not isinstance(rule, Rule):
-            return rule
+    def checked(self, rule: Any) -> PickledRule:  # noqa: ANN401 - as a user passes it
+        """Return a rule's pickle; raise RuleError for a rule that this experiment cannot have."""
+        RuleSet([rule])  # raises RuleError for an object that is no rule
         check_step_rules([rule], steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
         if isinstance(rule, StepRule):
             rule.admission = secrets.token_hex(8)
-        return self._store.admit(pickled(rule))
+        return pickled(rule)
 
     def described_rules(self) -> list[dict[str, Any]]:
         """Return a description of each rule, in order, with the count of its failures and the last error."""

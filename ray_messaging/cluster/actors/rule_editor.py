@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import ray
@@ -11,7 +11,7 @@ import ray
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner
 from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.rule_store import RuleStore, description
-from ray_messaging.cluster.spec import Experiment, ScheduledChange
+from ray_messaging.cluster.spec import Experiment, PickledRule
 from ray_messaging.errors import ConfigError, ConnectionFailed, MessagingError, RuleError
 from ray_messaging.eventlog.records import RuleChange
 from ray_messaging.interception.rules import Rule
@@ -33,22 +33,22 @@ class RuleRequest(NamedTuple):
     """One change of the rules: insert, replace or remove; `which` is a position or a name.
 
     `call` is the name of the call, by which a call that Ray repeats after a restart finds its change already made.
+    `at_step` is the first step to which the change applies; None: at once.
     """
 
     call: str
     change: str
     which: int | str | None
-    rule: Rule | None = None
+    rule: PickledRule | None = None
+    at_step: int | None = None
 
-    def make(self, rules: RuleSet) -> Rule:
-        """Make the change; return the rule that it concerns.
-
-        Raises: RuleError for a rule that cannot be used, or a position or name that does not exist.
-        """
+    def make(self, rules: RuleSet, store: RuleStore) -> Rule:
+        """Make the change; return the rule that it concerns; raise RuleError if it cannot be made."""
+        rule = None if self.rule is None else store.admit(self.rule)
         if self.change == "insert":
-            return rules.insert(self.rule, self.which)  # type: ignore[arg-type]  # a wrong place is refused there
+            return rules.insert(rule, self.which)  # type: ignore[arg-type]  # a wrong place is refused there
         assert self.which is not None
-        return rules.pop(self.which) if self.change == "remove" else rules.replace(self.which, self.rule)
+        return rules.pop(self.which) if self.change == "remove" else rules.replace(self.which, rule)
 
 
 class RuleEditor:
@@ -106,17 +106,16 @@ class RuleEditor:
         """Return the changes of the rules in this run."""
         return list(self._store.changes)
 
-    async def edit(self, request: RuleRequest, at_step: int | None = None) -> dict[str, Any]:
+    async def edit(self, request: RuleRequest) -> dict[str, Any]:
         """Insert, replace or remove a rule; return its description.
 
-        Args: `at_step` is the first step to which the change applies; None: at once.
         Raises: RuleError; ConfigError for a step that is too early, or without steps.
         """
-        if at_step is None:
+        if request.at_step is None:
             step = await self._open_step()
             described = await self.change(lambda: self._make(request, step))
         else:
-            described = await self._edit_from(request, check_at_step(at_step))
+            described = await self._edit_from(request, check_at_step(request.at_step))
         self._log()
         return described
 
@@ -135,7 +134,7 @@ class RuleEditor:
                     f"at_step={at_step}: a change of the rules can apply to step {following or earliest} at the "
                     "earliest, because the steps before have begun"
                 )
-            described = self._add(request, at_step)  # nothing may come between this and `earliest`
+            described = self._add(request)  # nothing may come between this and `earliest`
         except MessagingError:
             await runner.follow()  # no step waits for a change that was refused
             raise
@@ -182,30 +181,30 @@ class RuleEditor:
         """
         if request.call in self._store.calls:
             return dict(self._store.calls[request.call])
-        described = description(request.make(self._interceptor().rules))
+        described = description(request.make(self._interceptor().rules, self._store))
         self._store.calls[request.call] = described
         self._note(request.change, described, step, exact=whole)
         return described
 
-    def _add(self, request: RuleRequest, at_step: int) -> dict[str, Any]:
+    def _add(self, request: RuleRequest) -> dict[str, Any]:
         """Schedule a change; return the rule's description. Raises RuleError if it cannot be made at that step."""
         if request.call in self._store.calls:
             return dict(self._store.calls[request.call])
-        pickled = None if request.rule is None else self._store.pickle_of(request.rule)
-        wanted = ScheduledChange(at_step, request.call, request.change, request.which, pickled)
-        scheduled = sorted([*self._store.scheduled, wanted], key=lambda change: change.at_step)
-        _check_names(self._interceptor().rules.names, scheduled)
-        found = request.rule or self._found(request.which)
-        described = {"name": request.which} if found is None else description(found)
+        scheduled = sorted([*self._store.scheduled, request], key=lambda change: change.at_step)
+        interceptor, described = self._interceptor(), dict[str, Any]()
+        trial = RuleSet(interceptor.rules, interceptor)
+        for change in scheduled:
+            try:
+                rule = change.make(trial, self._store)
+            except RuleError as error:
+                raise RuleError(f"in step {change.at_step} {error}", rule=error.rule) from error
+            if change is request:
+                described = description(rule)
         self._store.scheduled = scheduled
-        self._interceptor().delegation.restart()  # no rule is delegated to senders until the step
+        interceptor.delegation.restart()  # no rule is delegated to senders until the step
         self._store.calls[request.call] = described
-        self._note(request.change, described, at_step, exact=True)
+        self._note(request.change, described, request.at_step, exact=True)
         return described
-
-    def _found(self, which: int | str | None) -> Rule | None:
-        rules = self._interceptor().rules
-        return rules.get(which) if isinstance(which, int) or which in rules.names else None
 
     async def apply(self, step: int) -> None:
         """Make the changes that apply from a step on, and store them, before any message of the step is judged."""
@@ -216,9 +215,8 @@ class RuleEditor:
         def make() -> None:
             self._store.scheduled = [change for change in self._store.scheduled if change not in due]
             for change in due:
-                rule = None if change.rule is None else self._store.admit(change.rule)
                 try:
-                    RuleRequest(change.call, change.change, change.which, rule).make(self._interceptor().rules)
+                    change.make(self._interceptor().rules, self._store)
                 except RuleError as error:  # another change has come in between
                     logger.error("a change of the rules for step %d cannot be made: %s", step, error)  # noqa: TRY400
                     self._note(f"{change.change} failed: {error}", {"name": change.which}, step, exact=True)
@@ -237,35 +235,6 @@ class RuleEditor:
                 "at_step= a change applies to whole steps",
                 step,
             )
-
-
-def _check_names(names: Sequence[str], scheduled: Sequence[ScheduledChange]) -> None:
-    """Raise RuleError if, at its step, a scheduled change would find no such rule, or another rule of its name.
-
-    Args: `names` are those of the rules that are in force now.
-    """
-    there = list(names)
-    for change in scheduled:
-        which = change.which
-        if change.change != "insert":
-            if isinstance(which, str) and which in there:
-                there.remove(which)
-            elif isinstance(which, int) and -len(there) <= which < len(there):
-                del there[which]
-            else:
-                raise RuleError(
-                    f"there is no rule {which!r} in step {change.at_step}: the rules are then "
-                    + (", ".join(map(repr, there)) or "none"),
-                    rule=str(which),
-                )
-        if change.rule is not None:
-            if change.rule.name in there:
-                raise RuleError(
-                    f"there is a rule named {change.rule.name!r} in step {change.at_step} already: give this one "
-                    "another name",
-                    rule=change.rule.name,
-                )
-            there.append(change.rule.name)
 
 
 def check_at_step(at_step: object) -> int:
