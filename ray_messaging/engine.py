@@ -118,11 +118,7 @@ class Engine:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect, unless this is connected already.
-
-        Raises: ConnectionFailed if the server does not answer within `connect_timeout`; ServerRefused if it refuses the
-        password, user or db; Closed after `close`.
-        """
+        """Connect, unless this is connected already; raises as `Messager.init`."""
         async with self._opening:
             if self.closed:
                 raise self.not_open(Closed)
@@ -252,10 +248,7 @@ class Engine:
 
     @property
     def interceptor(self) -> object:
-        """Return the interceptor's handle, or None if messages are sent without verdicts.
-
-        None is for an experiment that has no interceptor.
-        """
+        """Return the interceptor's handle; None: messages are sent without verdicts."""
         return self._interceptor
 
     @interceptor.setter
@@ -319,10 +312,7 @@ class Engine:
     async def host(
         self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str, gone: IsDead | None = None
     ) -> None:
-        """Claim agents for this messager, and listen on their channels.
-
-        Raises: AlreadyExists if another messager hosts one of the agents, or holds the mailbox.
-        """
+        """Claim agents for this messager, and listen on their channels; raises as `Messager.host_agents`."""
         hosted = AgentSet.of(agents)
         await self.receiving.host(hosted, subtopics, owner=owner, gone=gone)
         await self._take_name()
@@ -332,22 +322,14 @@ class Engine:
             self.checks.allow_only(hosted)
 
     async def add(self, agents: Iterable[AgentId]) -> None:
-        """Claim more agents, and listen for them on the subtopics of those that are hosted already.
-
-        Raises: AlreadyExists if another messager hosts one of the agents; ConfigError if this hosts no agents yet or
-        has no name.
-        """
+        """Claim more agents, on the subtopics of the hosted ones; raises as `Messager.add_agents`."""
         record = await self._own_record()
         await self.host(agents, [*record.by_subtopic()], owner=self.receiving.owner)
 
     async def release(self, agents: Iterable[AgentId], target: str | None, timeout: float) -> None:
-        """Move agents, with all messages that wait for them, to mailbox `target`.
+        """Move agents with their waiting messages to mailbox `target`; None: make these dead letters.
 
-        If `target` is None, host them no longer, and make their messages dead letters.
-
-        Raises: MoveFailed if they could not leave within `timeout` seconds; UnknownName if an agent is not here or the
-        target does not exist; AlreadyExists if the target is this mailbox; ConfigError if this hosts no agents or has
-        no name; Fenced if a newer process has taken over the mailbox.
+        Raises: as `Messager.move_agents`; ConfigError if this hosts no agents or has no name; Fenced.
         """
         check_timeout(timeout, optional=False)
         leaving, record = AgentSet.of(agents), await self._own_record()

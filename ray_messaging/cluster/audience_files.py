@@ -46,10 +46,7 @@ def leave(name: str, agents: AgentSet, edges: Edges) -> Edges:
 
 
 def move(name: str, ids: IdColumn, points: object, edges: Edges) -> Edges:
-    """Return the pairs of new positions.
-
-    Raises: ConfigError if the audience has no positions; AudienceTooLarge if there are too many pairs.
-    """
+    """Return the pairs of new positions; raise ConfigError or AudienceTooLarge."""
     return positions_of(name, edges).moved(ids, points).edges()
 
 
@@ -107,10 +104,7 @@ class AudienceMaker:
             self._publish(name, audiences.last_version(name) + 1, Kind(kind), edges)
 
     def change(self, name: str, change: Change, step: int | None = None) -> None:
-        """Make a new version of an audience, which is used at once, or from a step on unless another process made it.
-
-        Raises: UnknownName if the audience does not exist; ConfigError if the change is for another kind of audience.
-        """
+        """Make a new version of an audience, used at once, or from a step on unless another process has made it."""
         with self._alone() as audiences:
             if step is not None and audiences.moved_with(name, step):
                 return
@@ -184,19 +178,13 @@ class AudienceFiles:
         raise AssertionError  # the last attempt returns or raises
 
     async def load(self, name: str, version: int) -> Edges:
-        """Return the pairs of exactly this version.
-
-        Raises: UnknownName if the version has no files; FrameError if these are damaged.
-        """
+        """Return the pairs of exactly this version; raises as `LocalFolder.load`."""
         if self._here():
             return await LocalFolder(Path(self._home.folder)).load(name, version)
         return await self._through_actor("load", name, version)
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
-        """Make the version that is used from a step on, with new positions of agents, unless it exists.
-
-        Raises: AudienceTooLarge if the positions make too many pairs.
-        """
+        """Make the version that is used from a step on, with new positions of agents, unless it exists."""
         change = partial(move, name, ids, points)
         if self._here():
             await asyncio.to_thread(self._maker().change, name, change, step)
@@ -208,10 +196,7 @@ class AudienceFiles:
         self._make("create", name, kind, edges)
 
     def change(self, name: str, change: Change) -> None:
-        """Make a new version of an audience.
-
-        Raises: UnknownName if the audience does not exist; ConfigError if the change is for another kind of audience.
-        """
+        """Make a new version of an audience; raise UnknownName, or ConfigError for another kind of audience."""
         self._make("change", name, change)
 
     def _make(self, call: str, *arguments: object) -> None:

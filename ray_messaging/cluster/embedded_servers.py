@@ -41,10 +41,7 @@ def named_in_errors(what: str, shard: int, nodes: Sequence[str]) -> Iterator[Non
 
 
 def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | None, data_dir: object) -> Shards:
-    """Return the number of servers, which is given as `shards=` or in a cluster's address (None: not given).
-
-    Raises: ConfigError for an invalid number, or one that does not fit the other arguments.
-    """
+    """Return the number of servers (None: not given); raise ConfigError if it does not fit the other arguments."""
     whole = isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1
     if shards is not None and not whole and shards != PER_NODE:
         raise ConfigError(f"shards={shards!r} is unknown: write a number from 1, or 'per-node'")
@@ -156,10 +153,7 @@ class KeptData(NamedTuple):
 
     @classmethod
     def of(cls, given: str | Path | None, *, log_dir: str | None, shards: Shards) -> Self | None:
-        """Return the folders for the data, or None if the data are not kept. The default is beside the log.
-
-        Raises: ConfigError for a folder that cannot be used, or that has data of another number of servers.
-        """
+        """Return the folders for the data, by default beside the log; None: they are not kept. Raise ConfigError."""
         if shards == PER_NODE:  # check_shards refuses a folder that is given
             return None
         if given is None and (log_dir is None or "://" in log_dir):

@@ -64,10 +64,7 @@ def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[st
 
 
 def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentFacts | None:
-    """Return the facts about an experiment, with the findings, after at most 5 s; arguments as in `check_health`.
-
-    Return None if, on Ray Client, the task that asks gave no answer.
-    """
+    """Return the facts and findings about an experiment as `check_health`, or None if Ray Client had no answer."""
     if client.is_connected():
         return _ask_on_cluster(exp_id, experiment, handles)
     deadline = time.monotonic() + DEADLINE_S
@@ -114,10 +111,7 @@ def _check_servers(facts: ServerFacts, *, allow_eviction: bool, embedded: bool, 
 
 
 def _ask_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentFacts | None:
-    """Ask in a Ray task, because a driver on Ray Client may not reach the server, and cannot list actors.
-
-    Return None if the task fails or gives no answer in time.
-    """
+    """Ask in a Ray task, as a driver on Ray Client may not reach the server; return None if the task fails."""
     known = None if experiment is None else experiment.without_password()  # Ray keeps the arguments of tasks
     asking = ray.remote(num_cpus=0, max_retries=0)(ask_experiment).remote(exp_id, known, dict(handles))
     try:
@@ -178,10 +172,7 @@ def _facts_of(experiment: Experiment | None, exp_id: str) -> ServerFacts | None:
 
 
 def _find_experiment(exp_id: str) -> Experiment | None:
-    """Return an experiment with its passwords, from its interceptor, or else from the actors of its embedded servers.
-
-    Return None if neither answers.
-    """
+    """Return an experiment with passwords, from its interceptor or its embedded servers; None: no answer."""
     experiment: Experiment | None = _call(f"{exp_id}/interceptor", "ready")
     if experiment is not None:
         return experiment
@@ -220,10 +211,7 @@ def _named_in_time(prefix: str) -> dict[str, Any] | None:
 
 
 def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float, *, look_up: bool = True) -> list[ActorFacts]:
-    """Return the facts about actors, including those that do not answer.
-
-    With `look_up`, add the facts that Ray has about them.
-    """
+    """Return the facts about actors, also of silent ones; with `look_up` also those that Ray has."""
     asked = {name: ActorFacts(_shown(name.removeprefix(prefix))) for name in sorted(actors, key=_order)}
     began = time.time()
     pending = {}

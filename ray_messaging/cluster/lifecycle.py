@@ -67,10 +67,7 @@ class StartedExperiment:
         self._until_logged = False  # the servers' data are only kept until the log has all rows
 
     def start(self, spec: InterceptorSpec, config: ServerConfig | None, kept: KeptData | None) -> None:
-        """Start the actors.
-
-        Args: `config` is the address of the user's server; None: start embedded servers, with their data in `kept`.
-        """
+        """Start the actors; `config` is the user's server. None: start embedded servers, with their data in `kept`."""
         self._kept = kept
         self._until_logged = kept is not None and not kept.asked_for and spec.steps is None
         node = ray.get_runtime_context().get_node_id()
@@ -190,10 +187,7 @@ def start_experiment(
     fork: int | None = None,
     calls: Calls | None = None,
 ) -> StartedExperiment:
-    """Start an experiment; arguments and errors are those of `Messaging.start`.
-
-    Args: `fork` is the step after which the checkpoint in `log_dir` was taken with which it begins.
-    """
+    """Start an experiment as `Messaging.start`; `fork`: the step of the checkpoint in `log_dir` to begin with."""
     check_name("exp_id", exp_id)
     _check_kinds(settings, steps, calls, log_dir=log_dir, data_dir=data_dir)
     if on_existing not in {"error", "resume", "reset"}:
@@ -282,10 +276,7 @@ def _audience_home(
 
 
 def _end_running(exp_id: str, on_existing: str) -> None:
-    """End an experiment of this name that runs in this Ray cluster, if `on_existing` is "reset".
-
-    Raises: AlreadyExists if one runs and `on_existing` is something else.
-    """
+    """End an experiment of this name that runs in this Ray cluster; raise AlreadyExists unless "reset" is given."""
     try:
         running = connect(exp_id)
     except UnknownName:
@@ -314,10 +305,7 @@ def leave(
     timeout_s: float = _CLOSE_S,
     **kwargs: Any,  # noqa: ANN401 - a method's arguments
 ) -> None:
-    """Close actors cleanly, then kill them.
-
-    Args: `calls` are calls of these actors whose results nobody needs any more; they end with the actors.
-    """
+    """Close actors cleanly, then kill them, and with them `calls` of theirs whose results nobody needs any more."""
     attempt([actor.close.remote(**kwargs) for actor in actors], timeout_s=timeout_s)
     # Otherwise Ray prints the errors of these calls, and that it repeats them, which it does not do.
     for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_CALLS_S)[0] if calls else ():

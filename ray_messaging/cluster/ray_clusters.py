@@ -25,10 +25,7 @@ _REMEDY = (
 
 
 def ensure_ray() -> bool:
-    """Start Ray, or join the cluster at RAY_ADDRESS, if this process uses no Ray yet. Return whether it did so.
-
-    Raises: ConfigError if that cluster cannot be joined.
-    """
+    """Start Ray, or join the cluster at RAY_ADDRESS, if none is used yet; return whether, or raise ConfigError."""
     if ray.is_initialized():
         return False
     address = os.environ.get("RAY_ADDRESS") or None

@@ -56,10 +56,7 @@ class RuleStore:
         return await self._server.read_tables(names)
 
     async def save(self, epoch: int, kept: StateChanges) -> None:
-        """Write changes of the state to the server, all or none.
-
-        Raises: Fenced if another interceptor has taken over; ServerBehindError if the server has lost earlier changes.
-        """
+        """Write changes of the state to the server, all or none; raise Fenced, or ServerBehindError after a loss."""
         names = self._in_force if kept.whole and self._names is None else self._names
         again, self._writing = kept is self._writing, kept
         state = RuleState(kept.tables, kept.answers, kept.forget, names, kept.whole)
@@ -77,10 +74,7 @@ class RuleStore:
             raise _fenced(epoch)
 
     async def look(self, epoch: int) -> bool:
-        """Write a heartbeat; return whether the server still has everything that it had confirmed.
-
-        Raises: Fenced if another interceptor has taken over, or the server has lost the experiment.
-        """
+        """Write a heartbeat; return whether the server still has all that it had confirmed. Raises as `save`."""
         beat = await self._server.beat(epoch)
         if beat is StateWrite.FENCED:
             raise _fenced(epoch)
@@ -101,11 +95,7 @@ class RuleStore:
     # -- the rules themselves -------------------------------------------------------------------------------------
 
     def admit(self, data: PickledRule) -> Rule:
-        """Unpickle a rule, and keep the pickle, because a rule in use may hold objects that cannot be pickled.
-
-        The rule is passed as bytes because Ray would pass its arrays read-only. Raises RuleError if it cannot be
-        unpickled.
-        """
+        """Unpickle a rule, and keep the pickle: a rule in use may hold what cannot be pickled. Raise RuleError."""
         rule = unpickled(data)
         self._known[id(rule)] = rule, data
         return rule
@@ -129,10 +119,7 @@ class RuleStore:
         self._names = [name, *(rule.name for rule in kept)]
 
     async def load_rules(self) -> tuple[Rule, ...] | None:
-        """Return the rules that were in force when an earlier process died, or None if this run has stored none.
-
-        Raises: RuleError if Ray has lost the rules, or one cannot be unpickled.
-        """
+        """Return the rules in force when an earlier process died (None: there was none); raise RuleError if lost."""
         name = await self._server.rules_name()
         if name is None or not name.startswith(self._code.encode()):
             return None
@@ -149,10 +136,7 @@ class RuleStore:
         return tuple(self.admit(rule) for rule in kept)
 
     async def _newest(self) -> tuple[bytes, bytes | None]:
-        """Return the name and the pickle of the newest rules in Ray, for a server that has an older name or none.
-
-        The pickle is None if Ray does not have exactly one.
-        """
+        """Return name and pickle of the only rules in Ray, for a server with an older name; None: there are more."""
         names = await self._saved()
         code = await asyncio.to_thread(_internal_kv_get, names[0], namespace=NAMESPACE) if len(names) == 1 else None
         if code is not None:

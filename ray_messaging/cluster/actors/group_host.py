@@ -97,10 +97,7 @@ class GroupQuestions:
         return await asyncio.shield(self._calls[call])
 
     async def more(self, call: str, parts: int, wait_s: float, errors: int = 0) -> MoreAnswers:
-        """Return the answers after the first `parts` parts and `errors` errors; wait up to `wait_s` for new ones.
-
-        Raises: UnknownName if the call is not known any more.
-        """
+        """Return answers after the first `parts` parts and `errors` errors; wait up to `wait_s` for new ones."""
         if call not in self._calls:
             raise UnknownName(
                 "the group's actor does not know these questions any more: it was started anew, and their answers come "
@@ -261,20 +258,14 @@ class GroupHost:
         return self._given if subscription.hosted == AgentSet.of(self._given) else subscription.hosted.column
 
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:
-        """Claim the agents and listen.
-
-        Raises: AlreadyExists if another group hosts one of the agents, or the group's name is taken.
-        """
+        """Claim the agents and listen; raises as `Messager.host_agents`."""
         await self.messager.init()
         await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner, gone=gone_for(self._run))
         self._given = agents
         self._leases = DeliveryLeases(self.messager.subscription, self._loan_s)
 
     async def resume(self) -> None:
-        """Continue after a process that died, with the group's agents from the directory.
-
-        Raises: NotListening if the group has no mailbox.
-        """
+        """Continue after a process that died, with its agents; raise NotListening if the group has no mailbox."""
         await self.messager.init()
         record = self.messager.directory.records.get(self._name)
         if record is None:
@@ -289,11 +280,7 @@ class GroupHost:
         await self.messager.add_agents(AgentSet.of(agents))
 
     async def let_go(self, leaving: IdColumn, target: str | None, timeout: float, *, again: bool) -> None:
-        """Move agents to group `target`, or remove them if it is None.
-
-        Args: `again` says that an earlier process may already have moved them; then agents that are not here are
-        ignored.
-        """
+        """Move agents to a group, or remove them if it is None; with `again` ignore those that have left already."""
         agents = AgentSet.of(leaving)
         if again:  # agents that are not here have left already
             await self.messager.subscription.adopt()
@@ -346,10 +333,7 @@ class GroupHost:
         return await self._steps.state(self._name)
 
     async def fates(self, step: int) -> "Counter[str]":
-        """Return how many of the group's messages of a step had each fate.
-
-        Raises: UnknownName if the step's counts are not on the server; ConfigError if the experiment has no steps.
-        """
+        """Return how many messages of a step had each fate; raises as `sealed_counts`."""
         counts = (await sealed_counts(self._steps, step)).get(self._name)
         return Counter() if counts is None else Counter(counts.fates)
 

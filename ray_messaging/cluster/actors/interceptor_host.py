@@ -303,10 +303,7 @@ class InterceptorHost:
         await self.steps.declare(await self._groups_joined_by(senders, hearers), at_step)
 
     async def _groups_joined_by(self, senders: IdColumn, hearers: IdColumn) -> dict[str, set[str]]:
-        """Return for each group the groups with an agent that has an edge to one of its agents.
-
-        Each row of `senders` and `hearers` is an edge.
-        """
+        """Return for each group those with an agent that has an edge, a row, to one of its agents."""
         await self._reload()
         records = [record for record in self._directory.records.values() if record.exclusive]
         # The owner of each row's agent is an index into the groups; -1, the last one, means that no group hosts it.

@@ -88,8 +88,7 @@ class LogHost:
     async def start(self) -> None:
         """Claim the folder and start the writer.
 
-        Raises: AlreadyExists if the folder has another log; Fenced if another start has claimed the experiment;
-        LogError if the folder cannot be used; ConnectionFailed if the server does not answer.
+        Raises: AlreadyExists if the folder has another log; Fenced; LogError; ConnectionFailed.
         """
         # If pandas is installed, building the first array imports it, which takes up to a second.
         self._importing = asyncio.create_task(asyncio.to_thread(pa.array, [0]), name="ray_messaging log import")
@@ -127,10 +126,7 @@ class LogHost:
         await self._server.set_log_mark("run", self._experiment.run)
 
     def _claim_folder(self, before: str) -> None:
-        """Claim the folder for this run, while holding its lock. Writers of other runs add no files from then on.
-
-        Args: `before` is the run whose log the server has.
-        """
+        """Claim the folder, whose lock is held: writers of other runs, such as `before`, add no more files."""
         run, reset = self._experiment.run, self._on_existing == "reset"
         segments, account = self._folder.segments(any_schema=reset), read_account(self._folder)
         if account.writer.startswith(f"{run}/"):  # written by this run, and the server has lost it
@@ -163,10 +159,7 @@ class LogHost:
             write_rule_changes(self._folder, [])
 
     async def close(self, *, killed: bool = False) -> None:
-        """Write a row for everything that was sent, and remove the log from the server.
-
-        Args: `killed` says that this is done because the run's driver was killed, and could not do it.
-        """
+        """Write a row for everything that was sent, and remove the log; `killed`: the driver could not do it."""
         try:
             delta = await self._transport.load_directory(-1)
             groups = {record.mailbox: len(record.agents()) for record in delta.changed if record.exclusive}
@@ -200,10 +193,7 @@ class LogHost:
         await self._note(note_start, self._experiment.exp_id, steps, start)
 
     async def note_model(self, model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
-        """Record a call of `messaging.run` in the folder; return what `note_model` does.
-
-        Raises: LogError if it cannot be written.
-        """
+        """Record a call of `messaging.run` in the folder; return what `records.note_model` does, or raise LogError."""
         return await self._note(note_model, model, groups)
 
     async def _note(self, change: Callable[..., T], *facts: object) -> T:

@@ -107,10 +107,7 @@ class RuleEditor:
         return list(self._store.changes)
 
     async def edit(self, request: RuleRequest) -> dict[str, Any]:
-        """Insert, replace or remove a rule; return its description.
-
-        Raises: RuleError; ConfigError for a step that is too early, or without steps.
-        """
+        """Insert, replace or remove a rule; return its description, or raise RuleError or ConfigError."""
         if request.at_step is None:
             step = await self._open_step()
             described = await self.change(lambda: self._make(request, step))
@@ -173,11 +170,9 @@ class RuleEditor:
         return bool(self._store.scheduled)
 
     def _make(self, request: RuleRequest, step: int | None, *, whole: bool = False) -> dict[str, Any]:
-        """Make a change at once, in an open step (-1: none has begun); return the rule's description.
+        """Make a change at once, in an open step (-1: none has begun; None: there are no steps).
 
-        Args: `step` is the open step (-1: none has begun; None: there are no steps). `whole` says that no group has
-        begun it, so that the change applies to the whole step.
-        Raises: RuleError if the change cannot be made.
+        Args: `whole` says that no group has begun the step, so that the change applies to all of it.
         """
         if request.call in self._store.calls:
             return dict(self._store.calls[request.call])

@@ -76,10 +76,7 @@ class StepRuleRunner:
                 await self._store.set_wait_for(self._wait_for)
 
     async def _join(self) -> int:
-        """Make the supervisor a member of the steps; return its first step.
-
-        From then on each group waits for all others before it begins a step.
-        """
+        """Make the supervisor a member of the steps, for which all groups wait; return its first step."""
         if self._wait_for != WaitFor.ALL:
             logger.info("each group waits for all others before a step, in spite of Steps(wait_for=%r)", self._wait_for)
             await self._store.set_wait_for(WaitFor.ALL)

@@ -39,10 +39,7 @@ def named_actors(prefix: str) -> dict[str, Any]:
 
 
 def result(ref: Any, *, actor_name: str) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-    """Wait for a call and return its result; `actor_name` is the actor's name in errors.
-
-    Raises: the actor's error; Closed if the actor is dead.
-    """
+    """Wait for a call and return its result; raise the actor's error, or Closed if the actor is dead."""
     try:
         return ray.get(ref)
     except (RayTaskError, RayActorError) as error:
@@ -50,10 +47,7 @@ def result(ref: Any, *, actor_name: str) -> Any:  # noqa: ANN401 - an ObjectRef 
 
 
 async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-    """Wait for a call and return its result.
-
-    Raises: as `result`; OutcomeUnknown if the call `sends` messages and the actor went down during it.
-    """
+    """Wait for a call; raises as `result`, or OutcomeUnknown if a call that `sends` lost its actor."""
     try:
         return await waiting.value(ref)
     except (RayTaskError, RayActorError) as error:
@@ -204,10 +198,7 @@ class ExperimentConnection:
         return result(ref, actor_name=self._actor_name)
 
     def log_actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle
-        """Return the actor that keeps the event log.
-
-        Raises: ConfigError if the experiment has no event log; Closed if the experiment was shut down.
-        """
+        """Return the event log's actor; raise ConfigError if there is no log, Closed after the end."""
         experiment = self.experiment
         if experiment.log_dir is None:
             raise ConfigError(no_log(self.exp_id))

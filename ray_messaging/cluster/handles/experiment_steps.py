@@ -265,10 +265,7 @@ def step_count(call: str, given: object, least: int) -> int:
 
 
 def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    """Return the groups that each group hears.
-
-    Raises: ConfigError unless each value is a list of groups; InvalidAddress for an invalid name.
-    """
+    """Return the groups that each group hears; raise ConfigError unless they are listed, or InvalidAddress."""
     for group, senders in hears.items():
         if isinstance(senders, str) or not isinstance(senders, Iterable):
             raise ConfigError(f"hears[{group!r}] is {senders!r}: it must be a list of groups, as [{str(senders)!r}]")
@@ -279,10 +276,7 @@ def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
 
 
 def _columns(graph: object) -> tuple[IdColumn, IdColumn]:
-    """Return the senders and the hearers of a graph.
-
-    Raises: ConfigError if it is not a graph; InvalidAddress for an invalid id.
-    """
+    """Return the senders and hearers of a graph; raise ConfigError if it is none, or InvalidAddress."""
     try:
         found = list(read_network(graph, "", "graph", ids=False).edges)
     except RuleError as error:

@@ -217,10 +217,7 @@ def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArra
 
 
 def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return a row of zeros with the common shape of all arrays' rows, and a type that can hold all their values.
-
-    Raises: ConfigError if there is no common shape or type.
-    """
+    """Return a row of zeros of a shape and type that all rows fit; raise ConfigError if there is none."""
     shapes = {array.shape[1:] for array in arrays}
     kinds = {"number" if array.dtype.kind in "biuf" else array.dtype.kind for array in arrays}
     if len(shapes) == len(kinds) == 1:

@@ -15,10 +15,7 @@ def name_of(function: object) -> str:
 
 
 def source_of(model: object) -> str | None:
-    """Return a digest of the file of a model's module, or of the model's own text if it is in a notebook.
-
-    None: there is no source, as with `python -c`.
-    """
+    """Return a digest of a model's file, or of its own text in a notebook; None: no source, as in `python -c`."""
     while isinstance(model, partial):
         model = model.func
     code = model if hasattr(model, "__qualname__") else type(model)

@@ -125,10 +125,7 @@ class Holder:
             )  # fmt: skip
 
     def longest(self, now: float) -> "tuple[Agent | None, float]":
-        """Return the agent that had the longest turn of the step, which may not have ended, and the turn's seconds.
-
-        The agent is None if all turns were short.
-        """
+        """Return the agent with the longest turn of the step, ended or not, and its seconds; None: all were short."""
         turn = self._now
         running = (None, 0.0) if turn is None or now - turn[1] < BLOCKING_S else (turn[0], now - turn[1])
         return max(self._longest, running, key=lambda found: found[1])

@@ -387,10 +387,7 @@ def gathered(
     digests: Mapping[int, str],
     collected: Any,  # noqa: ANN401 - a pyarrow.Table
 ) -> Result:
-    """Return the result of a run from those of its groups.
-
-    Args: `by_rules` is how much rules that judge whole steps have changed the count of each fate.
-    """
+    """Return the result of a run from those of its groups; `by_rules` is what step rules have changed of `fates`."""
     ended = min(part.until for part in parts)
     fates = sum((part.fates for part in parts), Counter[str]())
     fates.update(by_rules)

@@ -112,11 +112,7 @@ class RunActor:
     async def run(
         self, messaging: "Messaging | None", group: str, inputs: RunInputs, until: int, turn: int, *, with_states: bool
     ) -> GroupResult:
-        """Run the model of a group up to a step, exclusive. A step that was not committed runs again.
-
-        Args: `turn` names this call in `end_after`.
-        Raises: StepFailed if a user's function fails.
-        """
+        """Run a group up to a step, exclusive; `turn` names the call. Raise StepFailed for a user's error."""
         if self._society is None:
             await self._load(messaging, group, inputs)
         society, homes = self._society, self._homes

@@ -88,10 +88,7 @@ class StepCalls:
         self._error = self._error or error
 
     def _look(self) -> float | None:
-        """Check the time; return the seconds until the next check, or None if none is needed.
-
-        Raises: the error that ends the step, if the model does not end by itself in time.
-        """
+        """Return the seconds until the next check of the time (None: no more), or raise the step's error."""
         now = perf_counter()
         if self._end_by is None and (late := self._late(now)) is not None:
             self.end(late)

@@ -230,10 +230,7 @@ class AsyncGroup(StampedHandle):
                 lanes.release(lane)
 
     async def _relay_by_ray(self, call: RelayCall, frames: list[bytes], begun_in: str | None) -> Receipts:
-        """Make a send by Ray call.
-
-        `begun_in` names the actor's process that may have begun the send over the lane; None: none has.
-        """
+        """Make a send by Ray call; `begun_in`: the actor's process that may have begun it over the lane."""
         receipts: Receipts | None = None
         if begun_in is not None:  # most often that process has the frames already
             ref = self.actor.relay_again.remote(*msgspec.structs.astuple(call), begun_in)

@@ -79,10 +79,7 @@ async def driven_steps(
 
 
 async def connected(make: Callable[[], Messager], patience_s: float) -> Messager:
-    """Return a connected messager. While the server cannot be reached, try again, as for later calls.
-
-    Raises: ConnectionFailed after `patience_s` seconds.
-    """
+    """Return a connected messager; try for `patience_s` seconds to reach the server, then raise ConnectionFailed."""
     backoff = Backoff(REDIS_RETRY, deadline=time.monotonic() + patience_s)
     while True:
         messager = make()
