@@ -9,11 +9,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from ray_messaging.addressing import channels as names
-from ray_messaging.addressing.channels import (
-    INT64_MAX,
-    INT64_MIN,
-    AgentId,
-)
+from ray_messaging.addressing.channels import INT64_MAX, INT64_MIN, AgentId
 from ray_messaging.addressing.directory import Directory, Record
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.source import AudienceSource
@@ -28,12 +24,7 @@ from ray_messaging.errors import (
     NotListening,
     TransitError,
 )
-from ray_messaging.interception.verdict_client import (
-    PassAll,
-    RemoteVerdictClient,
-    VerdictClient,
-    verdict_client_for,
-)
+from ray_messaging.interception.verdict_client import PassAll, RemoteVerdictClient, VerdictClient, verdict_client_for
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.observability.observer import Observer
 from ray_messaging.observability.tracing.settings import Tracing, tracer_of
@@ -96,7 +87,9 @@ class Engine:
         self.checks = MessageChecks(self.exp_id, self.name, payload_bytes, user_is_explicit=user_is_explicit)
         self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
         self.closed = self.closing = False  # closing: its owner has begun to close this
-        self.frame_sender: FrameSender | None = None
+        router = FrameRouter(self.directory, mirror=self.settings.mirror)
+        keep_s = 0 if self.named else KEEP_S
+        self.frame_sender = FrameSender(transport, self.directory, router, self.name, keep_s, observer)
         self.accumulator: Accumulator | None = None
         self.accepting: Accumulator | None = None  # the accumulator, while this is open
         self.subscription: Subscription | None = None
@@ -157,9 +150,6 @@ class Engine:
                 last_first.push_async_callback(verdict_client.close)
 
     async def _start(self, verdict_client: VerdictClient) -> None:
-        keep_s = 0 if self.named else KEEP_S
-        router = FrameRouter(self.directory, mirror=self.settings.mirror)
-        self.frame_sender = FrameSender(self.transport, self.directory, router, self.name, keep_s, self.observer)
         await self.frame_sender.reload()
         unfolder = Unfolder(self.audiences)
         self.subscription = Subscription(
@@ -196,7 +186,7 @@ class Engine:
     async def _leave(self) -> None:
         """Delete this sender's state on the server, unless its named mailbox waits for a successor."""
         waits = self.named and (self._listened or self.name in self.directory.records)
-        if self.frame_sender is None or not self.frame_sender.epoch or waits:
+        if not self.frame_sender.epoch or waits:
             return
         try:
             async with asyncio.timeout(_LEAVE_S):
@@ -284,16 +274,12 @@ class Engine:
     @property
     def bulk_sender(self) -> BulkSender:
         """Return a sender of many messages; raises as `sending`."""
-        sending = self.sending
-        assert self.frame_sender is not None
-        return BulkSender(sending, self.frame_sender)
+        return BulkSender(self.sending, self.frame_sender)
 
     @property
     def broadcaster(self) -> Broadcaster:
         """Return a sender of broadcasts; raises as `sending`."""
-        sender = self.bulk_sender
-        assert self.frame_sender is not None
-        return Broadcaster(self.frame_sender, self.directory, self.audiences, sender)
+        return Broadcaster(self.frame_sender, self.directory, self.audiences, self.bulk_sender)
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
@@ -374,16 +360,13 @@ class Engine:
         self.steps = await store.settings()
         if self.steps is not None:
             await store.join(self.name)
-            self.accepting, self.fetcher.unavailable = None, self._in_steps_only
+            self.accepting, self.fetcher.unavailable = None, self._not_listening
             self.receiving.stepped = True
-
-    def _in_steps_only(self) -> MessagingError:
-        return self.not_open(NotListening)
 
     async def _take_name(self) -> None:
         """Fence an earlier sender of this name, because whoever owns the mailbox also owns its name as a sender."""
         self._listened = True
-        if self.named and self.frame_sender is not None:
+        if self.named:
             await self.frame_sender.begin()
 
     def loops(self) -> list[TaskHealth]:

@@ -196,7 +196,6 @@ class Conversation:
         """Raise NoAnswer if the answer would have to wait for the very handler that asks."""
         engine = self._engine
         if circle_of(asker.chain, checked, engine.directory):
-            assert engine.frame_sender is not None
             await engine.frame_sender.refresh()  # the agent may have moved
             circle = [each.agent for each in circle_of(asker.chain, checked, engine.directory)]
             if circle:

@@ -111,7 +111,6 @@ class QuestionWatch:
 
     async def _look(self) -> None:
         engine = self._engine
-        assert engine.frame_sender is not None
         await engine.frame_sender.refresh()
         asked = [*self._questions.open(engine.directory)]
         notes = await self._notes({name for each in asked for name in each.mailboxes})

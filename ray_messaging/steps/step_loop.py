@@ -78,7 +78,7 @@ def step_loop(engine: Engine) -> "StepLoop":
     store, settings = engine.transport.steps, engine.steps
     if not engine.named:
         raise ConfigError("a group with steps needs a name, as in Messager(config, exp_id, name='east')")
-    if settings is None or engine.frame_sender is None:
+    if settings is None:
         raise ConfigError(
             f"{engine.name!r} has no steps: the experiment must have been started with steps=Steps(), and "
             "`await messager.host_agents(ids, subtopics)` comes first"
@@ -196,7 +196,6 @@ class StepLoop:
         taken = await self._wait_to_take(ends)
         if taken.until is None or taken.closed + 1 < taken.until or until <= taken.until:
             return taken
-        assert self._engine.frame_sender is not None
         await self._engine.frame_sender.reload()
         self._record_of(self._engine.directory)
         if await self._store.join(self._group, again=True) >= until:  # the other groups have gone too far
