@@ -5,8 +5,8 @@ Embedded servers may keep their data in folders for a later start.
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -16,7 +16,7 @@ from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.config import RedisConfig, ServerConfig, ShardsConfig, Steps
 from ray_messaging.embedded.data_directory import APPEND_ONLY_NAME
-from ray_messaging.errors import Closed, ConfigError, ServerFailed
+from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.limits_and_timeouts import SHARDS
 
 Shards = int | Literal["per-node"] | None
@@ -27,17 +27,6 @@ _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 def server_names(exp_id: str, count: int) -> list[str]:
     """Return the names of the Ray actors of `count` embedded servers, the primary's first."""
     return [f"{exp_id}/server", *(f"{exp_id}/server-{shard}" for shard in range(1, count))]
-
-
-@contextmanager
-def named_in_errors(what: str, shard: int, nodes: Sequence[str]) -> Iterator[None]:
-    """Add the shard and its Ray node to an error of a server's start, if the experiment has several servers."""
-    try:
-        yield
-    except (ServerFailed, ConfigError) as error:
-        if len(nodes) > 1:
-            error.args = (f"{what} of shard {shard}, on Ray node {nodes[shard]}: {error}",)
-        raise
 
 
 def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | None, data_dir: object) -> Shards:
@@ -99,23 +88,14 @@ def nodes_of(shards: Shards) -> tuple[str, ...]:
     return (here, *(node for node in alive if node != here))
 
 
-def config_of(servers: Sequence[ServerConfig], spec: InterceptorSpec) -> ServerConfig:
-    """Return the config of an experiment with these servers."""
-    if len(servers) == 1:
-        return servers[0]
-    return ShardsConfig.model_validate({"servers": tuple(servers), "nodes": spec.nodes if spec.per_node else ()})
-
-
 async def embedded_config(spec: InterceptorSpec) -> ServerConfig:
     """Return the config of an experiment's embedded servers when all of them run; raise Closed if one is lost."""
+    if (lost := lost_server(spec)) is not None:
+        raise Closed(lost)
     names = server_names(spec.exp_id, len(spec.nodes))
-    try:
-        actors = [ray.get_actor(name, namespace=NAMESPACE) for name in names]
-    except ValueError as error:
-        if (lost := lost_server(spec)) is not None:
-            raise Closed(lost) from error
-        raise
-    return config_of(await asyncio.gather(*(actor.config.remote() for actor in actors)), spec)
+    actors = [ray.get_actor(name, namespace=NAMESPACE) for name in names]
+    servers: tuple[RedisConfig, ...] = tuple(await asyncio.gather(*(actor.config.remote() for actor in actors)))
+    return ShardsConfig(servers=servers, nodes=spec.nodes if spec.per_node else ()) if servers[1:] else servers[0]
 
 
 def lost_server(spec: InterceptorSpec) -> str | None:

@@ -4,9 +4,8 @@ import html
 import os
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from tempfile import TemporaryFile
-from types import TracebackType
-from typing import Self
 
 import msgspec
 import ray
@@ -17,7 +16,7 @@ from ray_messaging.errors import ConfigError
 _END_S = 10.0
 
 
-class Inspector:
+class Inspector(AbstractContextManager["Inspector"]):
     """Handle of an inspector, the web pages about a run: open `url` in a browser, and `close` it.
 
     The inspector ends with the process that opened it.
@@ -71,12 +70,7 @@ class Inspector:
         self._process.communicate()
         self._said.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

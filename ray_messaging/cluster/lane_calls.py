@@ -61,12 +61,6 @@ class BatchFates(msgspec.Struct, array_like=True, frozen=True):
     done_at: float
 
 
-class Sent(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to a RelayCall: the fates of each frame."""
-
-    batches: tuple[BatchFates, ...]
-
-
 class LentSlice(msgspec.Struct, array_like=True, frozen=True):
     """Rows `low` to `high`, exclusive, of a frame. An empty `mailbox` means that a foreign client sent the messages."""
 
@@ -86,13 +80,9 @@ class Lent(msgspec.Struct, array_like=True, frozen=True):
     more: bool
 
 
-class Committed(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to an AckCall: the leases that have ended."""
-
-    over: tuple[Token, ...]
-
-
 Call = RelayCall | FetchCall | AckCall | AliveCall
+Sent = tuple[BatchFates, ...]  # the answer to a RelayCall: the fates of each frame
+Committed = tuple[Token, ...]  # the answer to an AckCall: the leases that have ended
 Answer = TypeVar("Answer", Sent, Lent, Committed)
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -164,27 +154,25 @@ parse_sent, parse_lent, parse_committed = _parser(Sent), _parser(Lent), _parser(
 
 def fates_of(receipts: Receipts) -> Sent:
     """Return the fates of a send, without the times and addresses, which the handle knows itself."""
-    return Sent(
-        tuple(
-            BatchFates(
-                outcome.sender,
-                outcome.epoch,
-                outcome.first,
-                bytes(outcome.codes),
-                tuple((row, rule, reason) for row, (rule, reason) in outcome.blocks.items()),
-                outcome.done_at,
-            )
-            for outcome, _, _ in receipts.parts
+    return tuple(
+        BatchFates(
+            outcome.sender,
+            outcome.epoch,
+            outcome.first,
+            bytes(outcome.codes),
+            tuple((row, rule, reason) for row, (rule, reason) in outcome.blocks.items()),
+            outcome.done_at,
         )
+        for outcome, _, _ in receipts.parts
     )
 
 
 def receipts_of(sent: Sent, batches: Sequence[Batch]) -> Receipts:
     """Return the receipts of batches that a handle has sent; raise FrameError if the fates do not fit the batches."""
-    if len(sent.batches) != len(batches):
-        raise FrameError(f"a group's actor gave fates of {len(sent.batches)} batches for {len(batches)} batches")
+    if len(sent) != len(batches):
+        raise FrameError(f"a group's actor gave fates of {len(sent)} batches for {len(batches)} batches")
     parts = []
-    for fates, batch in zip(sent.batches, batches, strict=True):
+    for fates, batch in zip(sent, batches, strict=True):
         if len(fates.codes) != batch.rows:
             raise FrameError(f"a group's actor gave {len(fates.codes)} fates for {batch.rows} messages")
         outcome = Outcome(batch)

@@ -24,7 +24,6 @@ from ray_messaging.cluster.embedded_servers import (
     KeptData,
     Shards,
     check_shards,
-    named_in_errors,
     nodes_of,
     server_names,
 )
@@ -33,7 +32,16 @@ from ray_messaging.cluster.ray_clusters import ensure_ray
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, absolute
 from ray_messaging.config import Calls, MessagingConfig, RedisConfig, ServerConfig, Steps
-from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MessagingError, RuleError, UnknownName
+from ray_messaging.errors import (
+    AlreadyExists,
+    Closed,
+    ConfigError,
+    Fenced,
+    MessagingError,
+    RuleError,
+    ServerFailed,
+    UnknownName,
+)
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.observability.tracing.settings import Tracing, check_tracing
@@ -88,8 +96,12 @@ class StartedExperiment:
         except ValueError as error:
             raise runs_already(spec.exp_id) from error
         for shard, server in enumerate(self._servers):
-            with named_in_errors("the server", shard, spec.nodes):
+            try:
                 result(server.config.remote(), actor_name=f"the server of experiment {spec.exp_id!r}")
+            except (ServerFailed, ConfigError) as error:
+                if len(spec.nodes) > 1:
+                    error.args = (f"the server of shard {shard}, on Ray node {spec.nodes[shard]}: {error}",)
+                raise
         try:
             experiment: Experiment = result(self.interceptor.ready.remote(), actor_name=f"experiment {spec.exp_id!r}")
         except AlreadyExists as error:

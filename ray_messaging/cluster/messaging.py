@@ -2,10 +2,10 @@
 
 import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import ray
 
@@ -56,7 +56,7 @@ T = TypeVar("T")
 # ruff: noqa: PLC0415
 
 
-class Messaging:
+class Messaging(AbstractContextManager["Messaging"]):
     """Messaging of one experiment on a Ray cluster; it can be passed to Ray tasks and actors.
 
     The experiment lives as long as the process that started it, or until `shutdown`.
@@ -253,12 +253,7 @@ class Messaging:
             started.close(erase=erase)
         self._groups.known.clear()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -13,7 +13,6 @@ from ray_messaging.cluster.lane_calls import (
     ALIVE,
     AliveCall,
     Call,
-    Committed,
     FetchCall,
     Parts,
     RelayCall,
@@ -172,7 +171,7 @@ class GroupLaneServer(LaneServer):
         over, late = await self._group.leases.give_back_some([(token, None) for token in call.tokens])
         if late is not None:
             raise late
-        return body_of(Committed(tuple(over)))
+        return body_of(tuple(over))
 
 
 @dataclass

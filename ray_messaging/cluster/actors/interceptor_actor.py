@@ -32,7 +32,6 @@ from ray_messaging.steps.step_account import sealed_counts, sealed_history
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
-    from ray_messaging.eventlog.records import RuleChange
 
 # This is the `ray.method` of the cluster. A driver on Ray Client has another, which refuses the actor's options.
 _method = unwrap(ray.method)
@@ -119,9 +118,10 @@ class InterceptorActor:
 
     # -- control: a change applies to every send that begins after it has returned ----------------------------------
 
-    async def rules(self) -> list[dict[str, Any]]:
-        """Return a description of each rule, in order, with the count of its failures and the last error."""
-        return self._host.described_rules()
+    rules = of_host(lambda host: host.described_rules)
+    rule_changes = of_host(lambda host: host.editor.changes)
+    new_round = of_host(lambda host: host.new_round)
+    reset_rule_failures = of_host(lambda host: host.reset_failures)
 
     async def insert_rule(self, rule: Rule, index: int | None = None, *, at_step: int | None = None) -> None:
         """Insert a rule before the one at `index` (None: at the end).
@@ -149,14 +149,6 @@ class InterceptorActor:
         given = None if change == "remove" else host.checked(rule)
         return await host.editor.edit(RuleRequest(_call(), change, which, given, at_step))
 
-    async def rule_changes(self) -> "list[RuleChange]":
-        """Return the changes of the rules since this start of the experiment, in the order of the calls."""
-        return self._host.editor.changes
-
-    async def new_round(self) -> None:
-        """Begin a new round: rules with a quota per round count from 0 again."""
-        await self._host.new_round()
-
     async def violation_counts(self) -> dict[AgentId | None, int]:
         """Return the number of blocked messages of each agent."""
         return dict(self._host.interceptor.violations)
@@ -169,13 +161,6 @@ class InterceptorActor:
         else:
             forgiven = [check_id(agent) for agent in ([agents] if isinstance(agents, int | str) else agents)]
             await self._host.editor.change(lambda: [counts.pop(agent, None) for agent in forgiven])
-
-    async def reset_rule_failures(self, which: int | str | None = None) -> None:
-        """Reset the failure count of a rule (None: of all rules), so that its next failure is logged again.
-
-        Raises: RuleError if there is no such rule.
-        """
-        self._host.reset_failures(which)
 
     async def black_set(self) -> set[Pair]:
         """Return the blocked pairs."""
@@ -224,7 +209,7 @@ class InterceptorActor:
     # -- steps: their errors are those of the store of steps -------------------------------------------------------
 
     step_progress = of_host(lambda host: host.step_progress)
-    step_stragglers = of_host(lambda host: host.step_stragglers)
+    step_stragglers = of_host(lambda host: host.late_groups)
     wait_steps = of_host(lambda host: host.steps.wait)
     declare_senders = of_host(lambda host: host.steps.declare)
     declare_edges = of_host(lambda host: host.declare_edges)
@@ -246,7 +231,7 @@ class InterceptorActor:
         failure = self._start.failure or self._newest.fenced
         if failure is not None:
             return Report(time.time(), error=str(failure))
-        late = [(str(straggler), straggler.remedy) for straggler in self._newest.stragglers]
+        late = [(str(straggler), straggler.remedy) for straggler in self._newest.late_groups()]
         return Report(time.time(), loops=self._newest.loops(), stats=self._newest.counters(), late=late)
 
     async def lost_server(self) -> str | None:

@@ -326,12 +326,7 @@ class InterceptorHost:
     async def _reload(self) -> None:
         self._directory.update(*await self.transport.load_directory(self._directory.version))
 
-    async def step_stragglers(self) -> list[Straggler]:
-        """Return the groups that held up a step when it was last checked."""
-        return self.stragglers
-
-    @property
-    def stragglers(self) -> list[Straggler]:
+    def late_groups(self) -> list[Straggler]:
         """Return the groups that held up a step when it was last checked."""
         return [] if self._stragglers is None else self._stragglers.late
 
@@ -360,7 +355,7 @@ class InterceptorHost:
             "rule_failures": self.failures(),
             "rule_seconds": dict(self.interceptor.watch.spent),
             "kept": self.interceptor.kept(),
-            "stragglers": {late.group: late.idle_s for late in self.stragglers},
+            "stragglers": {late.group: late.idle_s for late in self.late_groups()},
         }
 
     async def families(self) -> list[Family]:
@@ -373,8 +368,11 @@ class InterceptorHost:
         interceptor = self.interceptor
         return {rule.name: found for rule in interceptor.rules if (found := interceptor.failures.of(rule))}
 
-    def reset_failures(self, which: int | str | None) -> None:
-        """Reset the failures of a rule (None: of all rules); raise RuleError if there is no such rule."""
+    def reset_failures(self, which: int | str | None = None) -> None:
+        """Reset the failures of a rule (None: of all rules), so that its next failure is logged again.
+
+        Raises: RuleError if there is no such rule.
+        """
         interceptor = self.interceptor
         for rule in interceptor.rules.now if which is None else [interceptor.rules.get(which)]:
             interceptor.failures.forget(rule)

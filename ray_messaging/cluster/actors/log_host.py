@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import AlreadyExists, LogError
+from ray_messaging.eventlog import records
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
 from ray_messaging.eventlog.reading.filters import Filters
@@ -20,22 +21,6 @@ from ray_messaging.eventlog.reading.query import REACHED
 from ray_messaging.eventlog.reading.questions import COLLECTED, answer
 from ray_messaging.eventlog.reading.results import INTERNAL
 from ray_messaging.eventlog.reading.scan import View, scan
-from ray_messaging.eventlog.records import (
-    RuleChange,
-    RunStart,
-    claim,
-    forget_missing,
-    note_end,
-    note_missing,
-    note_model,
-    note_start,
-    read_account,
-    read_run,
-    unended,
-    utc_now,
-    versions,
-    write_rule_changes,
-)
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_BYTES, SEGMENT_ROWS
 from ray_messaging.eventlog.writing.segment_store import died_before_loss, with_folder_lock
 from ray_messaging.eventlog.writing.writer import LogWriter
@@ -81,7 +66,7 @@ class LogHost:
         self._cleared = -1  # the position up to which the list of `rows` was cleared
         self._cleared_ms = -1  # the server's time of that; a later process may number rows differently
         self._noting = asyncio.Lock()
-        self._rule_changes: list[RuleChange] = []  # those that this process has written last
+        self._rule_changes: list[records.RuleChange] = []  # those that this process has written last
         self._taken_over = 0  # rows in the folder when this process began
         self._importing: asyncio.Task[Any] | None = None
 
@@ -128,12 +113,12 @@ class LogHost:
     def _claim_folder(self, before: str) -> None:
         """Claim the folder, whose lock is held: writers of other runs, such as `before`, add no more files."""
         run, reset = self._experiment.run, self._on_existing == "reset"
-        segments, account = self._folder.segments(any_schema=reset), read_account(self._folder)
+        segments, account = self._folder.segments(any_schema=reset), records.read_account(self._folder)
         if account.writer.startswith(f"{run}/"):  # written by this run, and the server has lost it
             error = died_before_loss(self._experiment.exp_id, self._folder, segments)
-            note_missing(self._folder, account.writer, str(error))
+            records.note_missing(self._folder, account.writer, str(error))
             raise error
-        lacking = unended(self._folder)
+        lacking = records.unended(self._folder)
         collected = any(self._folder.collected_files(kind) for kind in Kind)
         if (segments or lacking or collected) and self._on_existing == "error":
             kind_of = "a run that has no end" if lacking else "an earlier run"
@@ -144,10 +129,10 @@ class LogHost:
                 value=self._folder.where,
                 owner=None,
             )
-        claim(self._folder, run, self._experiment.exp_id)
-        record = read_run(self._folder)
+        records.claim(self._folder, run, self._experiment.exp_id)
+        record = records.read_run(self._folder)
         if lacking and self._on_existing == "resume" and record is not None and record.starts[-1].run != before:
-            note_missing(
+            records.note_missing(
                 self._folder,
                 run,
                 f"the run that began at {record.starts[-1].began} was killed, and its server's data are gone: rows of "
@@ -155,8 +140,8 @@ class LogHost:
             )
         if reset:
             self._folder.erase()
-            forget_missing(self._folder)
-            write_rule_changes(self._folder, [])
+            records.forget_missing(self._folder)
+            records.write_rule_changes(self._folder, [])
 
     async def close(self, *, killed: bool = False) -> None:
         """Write a row for everything that was sent, and remove the log; `killed`: the driver could not do it."""
@@ -164,7 +149,7 @@ class LogHost:
             delta = await self._transport.load_directory(-1)
             groups = {record.mailbox: len(record.agents()) for record in delta.changed if record.exclusive}
             await self._writer.retire()
-            await self._note(partial(note_end, killed=killed), self._experiment.run, groups)
+            await self._note(partial(records.note_end, killed=killed), self._experiment.run, groups)
         finally:
             await self._transport.close()
             if self._importing is not None:
@@ -180,21 +165,21 @@ class LogHost:
         Args: `steps` has their settings, `rules` a description of each, `data` is the folder of the server's data.
         """
         probe = await asyncio.to_thread(backend_of(self._experiment.redis).probe)
-        start = RunStart(
+        start = records.RunStart(
             self._experiment.run,
-            utc_now(),
+            records.utc_now(),
             self._on_existing,
             command,
-            versions(),
+            records.versions(),
             f"{kind_and_version(probe.info)} at {probe.where}" if probe.info else probe.where,
             rules,
             data=data,
         )
-        await self._note(note_start, self._experiment.exp_id, steps, start)
+        await self._note(records.note_start, self._experiment.exp_id, steps, start)
 
     async def note_model(self, model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
         """Record a call of `messaging.run` in the folder; return what `records.note_model` does, or raise LogError."""
-        return await self._note(note_model, model, groups)
+        return await self._note(records.note_model, model, groups)
 
     async def _note(self, change: Callable[..., T], *facts: object) -> T:
         try:
@@ -209,12 +194,12 @@ class LogHost:
         """Disconnect, after a failed start."""
         await self._transport.close()
 
-    async def write_rule_changes(self, changes: list[RuleChange]) -> None:
+    async def write_rule_changes(self, changes: list[records.RuleChange]) -> None:
         """Write the changes of the run's rules into the log's folder. If that fails, log a warning and go on."""
         try:
             async with self._noting:
                 if changes[-1] not in self._rule_changes:  # else a later call has overtaken this one
-                    await asyncio.to_thread(write_rule_changes, self._folder, changes)
+                    await asyncio.to_thread(records.write_rule_changes, self._folder, changes)
                     self._rule_changes = changes
         except OSError as error:
             logger.warning("the changes of the rules are not recorded in %s: %s", self._folder.where, error)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine
+from inspect import isawaitable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
@@ -15,7 +16,6 @@ logger = logging.getLogger(__name__)
 
 Host = TypeVar("Host")
 P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class OfHost(Generic[Host]):
@@ -26,12 +26,13 @@ class OfHost(Generic[Host]):
     """
 
     def __call__(
-        self, call: Callable[[Host], Callable[P, Awaitable[T]]]
-    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-        """Return an actor's method that calls the host's method with the same arguments."""
+        self, call: Callable[[Host], Callable[P, object]]
+    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, Any]]:
+        """Return an actor's method that calls the host's method, plain or async, with the same arguments."""
 
-        async def method(actor: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:  # noqa: ANN401 - an actor
-            return await call(actor._host)(*args, **kwargs)
+        async def method(actor: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 - an actor
+            found = call(actor._host)(*args, **kwargs)
+            return await found if isawaitable(found) else found
 
         return method
 

@@ -101,9 +101,8 @@ class RuleEditor:
         """Know the experiment's steps from now on."""
         self._steps = steps, runner
 
-    @property
     def changes(self) -> list[RuleChange]:
-        """Return the changes of the rules in this run."""
+        """Return the changes of the rules in this run, in the order of the calls."""
         return list(self._store.changes)
 
     async def edit(self, request: RuleRequest) -> dict[str, Any]:

@@ -36,7 +36,9 @@ class HostedAgents(Mapping[AgentId, str]):
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
         """Return a pandas.DataFrame with the columns agent and group, built without a Python object for each agent."""
         sets = self.by_group.values()
-        agents: Any = [*self] if any(each.strings for each in sets) else _joined([each.ints for each in sets])
+        agents: Any = [*self]
+        if not any(each.strings for each in sets):
+            agents = np.concatenate([np.empty(0, np.int64), *(each.ints for each in sets)])
         return data_frame({"agent": agents, "group": np.repeat(np.array([*self.by_group], object), [*map(len, sets)])})
 
     def __repr__(self) -> str:
@@ -46,7 +48,3 @@ class HostedAgents(Mapping[AgentId, str]):
         first = [*self.by_group][:SHOWN]
         columns: dict[str, list[Any]] = {"group": first, "agents": [len(self.by_group[name]) for name in first]}
         return html_table(repr(self), columns, len(self.by_group))
-
-
-def _joined(columns: list[Any]) -> Any:  # noqa: ANN401 - int64 (n,)
-    return np.concatenate(columns) if columns else np.empty(0, np.int64)

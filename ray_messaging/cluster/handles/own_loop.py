@@ -70,23 +70,17 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in its own thread and event loop, and wait for its result; Ctrl-C cancels it."""
-    running: list[tuple[asyncio.AbstractEventLoop, Callable[[], bool]]] = []
-    interrupted: list[BaseException] = []
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # otherwise it would set this thread's event loop
+    loop = runner.get_loop()
 
-    async def run() -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        running.append((asyncio.get_running_loop(), task.cancel))
-        if interrupted:  # before this task could be cancelled
-            raise asyncio.CancelledError
-        return await work()
+    def run() -> T:
+        with runner:
+            return runner.run(work())
 
     with ThreadPoolExecutor(1, thread_name_prefix="ray_messaging own loop") as thread:
         try:
-            return thread.submit(lambda: asyncio.run(run())).result()
-        except BaseException as error:  # Ctrl-C, or a signal's error: the pool waits for the task
-            interrupted.append(error)
-            for loop, cancel in running:
-                with suppress(RuntimeError):  # the loop has ended meanwhile
-                    loop.call_soon_threadsafe(cancel)
+            return thread.submit(run).result()
+        except BaseException:  # Ctrl-C, or a signal's error: the pool waits for the task
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks()])
             raise

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
@@ -96,7 +97,7 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
         return event
 
 
-class BlockedListener:
+class BlockedListener(AbstractContextManager["BlockedListener"]):
     """Thread that calls a function with each blocked message. `cursor` is the cursor of the last one.
 
     Errors of the function and of the log are logged, and the listener continues.
@@ -115,9 +116,6 @@ class BlockedListener:
         self._closing.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial, reduce
 from operator import or_, sub
 from types import FrameType
@@ -160,7 +160,7 @@ class EarlyEnd:
         result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
 
 
-class Run:
+class Run(AbstractContextManager["Run"]):
     """A run of a model that stands between its steps until it is told to go on, as `messaging.start_run` returns it.
 
     `step` is the first step that did not run. Use it as a context manager, or call `close`. The next run, and the end
@@ -221,9 +221,6 @@ class Run:
             if graph is not None and not moved and messaging.steps.wait_for == WaitFor.SENDERS:
                 messaging.steps.declare(senders_of(plans))
         kept.run = self
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self.close()

@@ -9,10 +9,8 @@ from support.batches import batch_to
 from ray_messaging.cluster.lane_calls import (
     AckCall,
     BatchFates,
-    Committed,
     FetchCall,
     RelayCall,
-    Sent,
     body_of,
     fates_of,
     lent_of,
@@ -109,7 +107,7 @@ def test_receipts_are_those_of_the_actor():
 
 
 def test_an_answer_with_fates_for_other_rows_is_refused():
-    answer = Sent((BatchFates("west", 1, 0, b"\0", (), 0.0),))
+    answer = (BatchFates("west", 1, 0, b"\0", (), 0.0),)
     with pytest.raises(FrameError, match="3 messages"):
         receipts_of(answer, [batch_of()])
     with pytest.raises(FrameError, match="2 batches"):
@@ -131,5 +129,5 @@ def test_messages_are_those_of_the_actor():
 
 
 def test_what_was_committed_is_read_as_it_was_written():
-    answer = Committed((Token("p", 1, (AckRange(Cursor("1-0", 0), Cursor("2-0", 3), 4),), 5.0),))
+    answer = (Token("p", 1, (AckRange(Cursor("1-0", 0), Cursor("2-0", 3), 4),), 5.0),)
     assert parse_committed(body_of(answer).head[8:]) == answer

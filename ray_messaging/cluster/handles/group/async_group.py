@@ -452,7 +452,7 @@ class AsyncGroup(StampedHandle):
         if all(some is None for _, some in loans):
             answer = await self._ask(AckCall(tuple(token for token, _ in loans)))
         if answer is not None:
-            over, late = list(parse_committed(answer[0]).over), None
+            over, late = list(parse_committed(answer[0])), None
         else:
             over, late = await self._insist(lambda: self.actor.ack_some.remote(loans))
         for token in over:
