@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ray_messaging.addressing import channels as names
@@ -103,9 +102,7 @@ class Messager(names.ChannelNames):
         await self.init()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         # After an exception, fetched messages may not have been handled, so they are delivered again.
         await self._close(commit=error is None)
 

@@ -95,7 +95,8 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     findings += [_NO_HEAD] if named is None else []
     findings += check_actors(found)
     if named is not None and known is not None and known.log_dir is not None and known.log_name not in actors:
-        findings.append(_no_log(known))
+        remedy = f"what was sent waits in the streams; start {exp_id!r} again by on_existing='resume'"
+        findings.append(critical("log", "its actor is dead", remedy))
     if facts is not None and facts.kept is not None:
         findings += check_kept(facts.kept, [] if named is None else _dead_owners(facts.kept, deadline))
     return ExperimentFacts(found, facts, findings)
@@ -137,14 +138,6 @@ def _dead_owners(kept: Kept, deadline: float) -> list[str]:
     """Return the owners of leased mailboxes that Ray knows to be dead; stop at the deadline."""
     owners = {mailbox.owner for mailbox in kept.mailboxes if mailbox.owner and mailbox.lease_s is not None}
     return [owner for owner in sorted(owners) if time.monotonic() < deadline and owner_known_dead(owner)]
-
-
-def _no_log(experiment: Experiment) -> Finding:
-    return critical(
-        "log",
-        "its actor is dead",
-        f"what was sent waits in the streams; start {experiment.exp_id!r} again by on_existing='resume'",
-    )
 
 
 def _soon(call: Callable[[], T]) -> "Future[T]":
@@ -212,7 +205,10 @@ def _named_in_time(prefix: str) -> dict[str, Any] | None:
 
 def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float, *, look_up: bool = True) -> list[ActorFacts]:
     """Return the facts about actors, also of silent ones; with `look_up` also those that Ray has."""
-    asked = {name: ActorFacts(_shown(name.removeprefix(prefix))) for name in sorted(actors, key=_order)}
+    asked = {
+        name: ActorFacts(_shown(name.removeprefix(prefix)))
+        for name in sorted(actors, key=lambda name: ("/group/" in name, name))
+    }
     began = time.time()
     pending = {}
     for name, facts in asked.items():
@@ -265,7 +261,3 @@ def _shown(name: str) -> str:
         of_shard = f" of shard {shard}" if shard else ""
         return f"{SERVER_ACTOR}{of_shard}{f' ({group})' if group else ''}"
     return f"group {group!r}" if group else kind
-
-
-def _order(name: str) -> tuple[bool, str]:
-    return "/group/" in name, name

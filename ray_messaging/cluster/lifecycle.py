@@ -307,7 +307,9 @@ def _end_running(exp_id: str, on_existing: str) -> None:
     if experiment.log_dir is not None:
         finish_log(running.log_actor())
     leave([running.interceptor], erase=True)
-    _end_server(exp_id)
+    servers = named_actors(f"{exp_id}/server").values()  # embedded ones, if there are any
+    attempt([server.stop.remote() for server in servers], timeout_s=_SERVER_S)
+    _kill(servers)
 
 
 def leave(
@@ -369,13 +371,6 @@ def attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> list[Any]:
 def remote(actor_class: type, options: dict[str, Any]) -> Any:  # noqa: ANN401 - Ray's actor class
     """Turn one of our classes into a Ray actor class."""
     return ray.remote(**options)(actor_class)
-
-
-def _end_server(exp_id: str) -> None:
-    """End the embedded servers, if there are any, of an experiment that another process started."""
-    servers = named_actors(f"{exp_id}/server").values()
-    attempt([server.stop.remote() for server in servers], timeout_s=_SERVER_S)
-    _kill(servers)
 
 
 def runs_already(exp_id: str) -> AlreadyExists:

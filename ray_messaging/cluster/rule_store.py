@@ -66,7 +66,12 @@ class RuleStore:
         if written is StateWrite.BEHIND:
             raise ServerBehindError
         if names is not None:
-            await self._enforced(names)
+            before, self._kept = self._kept, names[0]
+            if self._names is names:  # otherwise they changed meanwhile, and the next write has them
+                self._names = None
+            self._in_force = names
+            if before not in {None, names[0]}:
+                await asyncio.to_thread(_internal_kv_del, before, namespace=NAMESPACE)
 
     async def publish_snapshot(self, epoch: int, number: int) -> None:
         """Make the rule snapshot of this number valid on the server, unless a later one is; raises Fenced as `save`."""
@@ -83,14 +88,6 @@ class RuleStore:
     async def leave(self, epoch: int) -> None:
         """Record on the server that the interceptor has ended."""
         await self._server.end_heartbeat(epoch)
-
-    async def _enforced(self, names: list[str]) -> None:
-        before, self._kept = self._kept, names[0]
-        if self._names is names:  # otherwise they changed meanwhile, and the next write has them
-            self._names = None
-        self._in_force = names
-        if before not in {None, names[0]}:
-            await asyncio.to_thread(_internal_kv_del, before, namespace=NAMESPACE)
 
     # -- the rules themselves -------------------------------------------------------------------------------------
 

@@ -145,9 +145,10 @@ class InterceptorActor:
     ) -> dict[str, Any]:
         from ray_messaging.cluster.actors.rule_editor import RuleRequest  # noqa: PLC0415 - see above
 
+        call = str(ray.get_runtime_context().get_task_id())  # a call that Ray repeats keeps its name
         host = self._host
         given = None if change == "remove" else host.checked(rule)
-        return await host.editor.edit(RuleRequest(_call(), change, which, given, at_step))
+        return await host.editor.edit(RuleRequest(call, change, which, given, at_step))
 
     async def violation_counts(self) -> dict[AgentId | None, int]:
         """Return the number of blocked messages of each agent."""
@@ -248,8 +249,3 @@ class InterceptorActor:
             await self._metrics.stop(tell=False)
         await self._start.stop()
         await self._newest.close(erase=erase)
-
-
-def _call() -> str:
-    """Return the name of the current call; a call repeated by Ray keeps its name."""
-    return str(ray.get_runtime_context().get_task_id())

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Collection, Iterable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ class InterceptorHost:
         self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
         self._store = RuleStore(self._server, spec.exp_id, spec.run)
-        self._heartbeat: Heartbeat | None = None
+        self._serving = AsyncExitStack()  # ends what gives verdicts, the last that has begun first
         self._interceptor: Interceptor | None = None
         self._lane = LaneServer(self._answer, self._snapshot)
         self._directory = Directory(spec.exp_id)
@@ -119,7 +119,8 @@ class InterceptorHost:
         Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if
         another start has claimed it; RuleError if a rule cannot be used.
         """
-        given = self._given()  # first, because an error must come before any write
+        given = [self._store.admit(data) for data in self._spec.rules]  # first: an error must come before any write
+        check_step_rules(given, steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
         await self.transport.connect()
         if self._spec.fork is not None and await self._server.holder() is None:
             await self._load_checkpoint(self._spec.fork)
@@ -130,17 +131,25 @@ class InterceptorHost:
             await self.steps.drop_hold(CTRL_C)
             await self.steps.drop_hold(CHECKPOINT)
         await self._take_rules(epoch, given, restarted=restarted)
-        self._heartbeat = Heartbeat(self._store, self.interceptor)
+        self._serving.push_async_callback(self.interceptor.stop)
+        self._serving.push_async_callback(Heartbeat(self._store, self.interceptor).close)
         if self._spec.log_dir is None:
             await self._retire_log()
-        self._watch_rules()
+        timeout_s = self._spec.settings.rule_timeout_s
+        self._watchdog = Watchdog(
+            self.interceptor.watch, rule_timeout_s=timeout_s, exit_after_s=max(_EXIT_LEAST_S, _EXIT_FACTOR * timeout_s)
+        )
+        self._watchdog.start()
         if self._spec.steps is not None:
             self._stragglers = StragglerWatch(self.steps, self._spec.exp_id, self._spec.steps.stall_s)
+            self._serving.push_async_callback(self._stragglers.close)
             settings = await self.steps.settings() or StepSettings.of(self._spec.steps)
             self._step_rules = StepRuleRunner(self.transport, self.steps, settings, self.interceptor, self.editor)
+            self._serving.push_async_callback(self._step_rules.close)
             await self._step_rules.release()
             await self._step_rules.follow()
             self.editor.use_steps(self.steps, self._step_rules)
+        self._serving.push_async_callback(self._lane.close)
         self.lane_address = await self._lane.start(host)
 
     async def _load_checkpoint(self, step: int) -> None:
@@ -151,14 +160,6 @@ class InterceptorHost:
         assert self._spec.log_dir is not None
         copied = await asyncio.to_thread(list, read_checkpoint(Folder(self._spec.log_dir), step))
         await self.transport.checkpoints.write(copied)
-
-    def _watch_rules(self) -> None:
-        """Start the watchdog, which interrupts a rule that hangs, and ends this process if that does not help."""
-        timeout_s = self._spec.settings.rule_timeout_s
-        self._watchdog = Watchdog(
-            self.interceptor.watch, rule_timeout_s=timeout_s, exit_after_s=max(_EXIT_LEAST_S, _EXIT_FACTOR * timeout_s)
-        )
-        self._watchdog.start()
 
     async def _take_rules(self, epoch: int, given: list[Rule], *, restarted: bool) -> None:
         kept = await self._store.load_rules() if restarted else None
@@ -190,11 +191,6 @@ class InterceptorHost:
             await self._store.save_rules(interceptor.rules.now)
             await interceptor.store_all()
         self._interceptor = interceptor
-
-    def _given(self) -> list[Rule]:
-        rules = [self._store.admit(data) for data in self._spec.rules]
-        check_step_rules(rules, steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
-        return rules
 
     async def _retire_log(self) -> None:
         """Remove an earlier run's log stream from the server: nothing reads it, so senders would wait for space."""
@@ -389,7 +385,7 @@ class InterceptorHost:
     async def close(self, *, erase: bool) -> None:
         """End the experiment; with `erase`, delete its data from the server, even if closing a rule fails."""
         try:
-            await self._stop_verdicts()
+            await self._serving.aclose()
         finally:
             await self._store.forget_rules()
             if erase:
@@ -398,20 +394,8 @@ class InterceptorHost:
 
     async def abandon(self) -> None:
         """Stop serving, and keep the experiment for another process."""
-        await self._stop_verdicts()
+        await self._serving.aclose()
         await self._release()
-
-    async def _stop_verdicts(self) -> None:
-        """Stop verdicts, heartbeat and writes."""
-        if self._step_rules is not None:
-            await self._step_rules.close()
-        await self._lane.close()
-        if self._stragglers is not None:
-            await self._stragglers.close()
-        if self._heartbeat is not None:
-            await self._heartbeat.close()
-        if self._interceptor is not None:
-            await self._interceptor.stop()
 
     async def _release(self) -> None:
         interceptor, self._interceptor = self._interceptor, None

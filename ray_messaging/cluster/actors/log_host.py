@@ -78,16 +78,12 @@ class LogHost:
         # If pandas is installed, building the first array imports it, which takes up to a second.
         self._importing = asyncio.create_task(asyncio.to_thread(pa.array, [0]), name="ray_messaging log import")
         try:
-            await self._start()
+            await self._transport.connect()
+            await self._prepare_folder()
+            await self._writer.start()
         except BaseException:
             await asyncio.wait([self._importing])  # a thread cannot be stopped
             raise
-
-    async def _start(self) -> None:
-        await self._transport.connect()
-        await self._check_run()
-        await self._prepare_folder()
-        await self._writer.start()
         self._taken_over = self._writer.rows
         self._cleared_ms = int(await self._server.log_mark(_CLEARED) or -1)
 
@@ -95,13 +91,10 @@ class LogHost:
         """Return whether the server has this run's log: not after a FLUSHALL, nor when a newer run has a log."""
         return bool(await self._server.log_mark("run") == self._experiment.run.encode())
 
-    async def _check_run(self) -> None:
-        """Raise Fenced if another start has claimed the experiment, because its log may be in the same folder."""
-        if await self._server.holder() not in {None, self._experiment.run.encode()}:
-            raise other_run(self._experiment.exp_id, 0)
-
     async def _prepare_folder(self) -> None:
         """Claim the folder, once in a run; later processes of the run continue in it."""
+        if await self._server.holder() not in {None, self._experiment.run.encode()}:  # its log may be in our folder
+            raise other_run(self._experiment.exp_id, 0)
         before = (await self._server.log_mark("run") or b"").decode()
         if before == self._experiment.run:
             return

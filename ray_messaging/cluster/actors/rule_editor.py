@@ -111,11 +111,13 @@ class RuleEditor:
             step = await self._open_step()
             described = await self.change(lambda: self._make(request, step))
         else:
-            described = await self._edit_from(request, check_at_step(request.at_step))
+            described = await self._edit_from(request, request.at_step)
         self._log()
         return described
 
     async def _edit_from(self, request: RuleRequest, at_step: int) -> dict[str, Any]:
+        if isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 0:
+            raise ConfigError(f"at_step={at_step!r} must be the number of a step")
         if self._steps is None:
             raise without_steps(self._experiment.exp_id)
         _, runner = self._steps
@@ -229,10 +231,3 @@ class RuleEditor:
                 "at_step= a change applies to whole steps",
                 step,
             )
-
-
-def check_at_step(at_step: object) -> int:
-    """Return the first step to which a rule change applies; raise ConfigError if `at_step` is not a step number."""
-    if isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 0:
-        raise ConfigError(f"at_step={at_step!r} must be the number of a step")
-    return at_step

@@ -187,19 +187,15 @@ class ExperimentSteps:
         """
         check_timeout(timeout)
         until = step_count("wait", until, 0)
-
-        with RunProgress(self, until, shown=progress) as bar:
-            self._wait(until, timeout, bar.show)
-
-    def _wait(self, until: int, timeout: float | None, show: Callable[[], None]) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (progress := self.progress()).sealed + 1 < until:
-            left = STEP_NEWS_TIMEOUT_S if deadline is None else min(STEP_NEWS_TIMEOUT_S, deadline - time.monotonic())
-            if left <= 0:
-                groups = ", ".join(f"{name} ({step})" for name, step in sorted(progress.waiting_for().items()))
-                raise TimeoutError(f"step {progress.sealed + 1} is not committed after {timeout:g} s by: {groups}")
-            show()
-            self._connection.ask(self._interceptor.wait_steps.remote(progress.news, left))
+        with RunProgress(self, until, shown=progress) as bar:
+            while (now := self.progress()).sealed + 1 < until:
+                left = STEP_NEWS_TIMEOUT_S if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    groups = ", ".join(f"{name} ({step})" for name, step in sorted(now.waiting_for().items()))
+                    raise TimeoutError(f"step {now.sealed + 1} is not committed after {timeout:g} s by: {groups}")
+                bar.show()
+                self._connection.ask(self._interceptor.wait_steps.remote(now.news, min(left, STEP_NEWS_TIMEOUT_S)))
 
     def pause(self) -> int:
         """Let no group begin another step until `resume` or `advance`. Return the last step that may have begun."""

@@ -37,7 +37,12 @@ class Groups:
         """Start several groups at the same time. If one fails to start, none is kept."""
         topics = tuple(map(check_subtopic, subtopics))
         hosted = {check_name("group name", name): column_of(agents, once=True) for name, agents in groups.items()}
-        before = self._names_while_it_runs()
+        if not ray.is_initialized():  # otherwise a call would start another Ray
+            raise ended(self._exp_id)
+        try:
+            before = self._names()
+        except Closed as error:
+            raise ended(self._exp_id) from error
         experiment = self._connection.with_password()
         actors: dict[str, Any] = {}
         opened: dict[Any, str] = {}  # the calls that open the mailboxes
@@ -130,12 +135,3 @@ class Groups:
 
     def _names(self) -> list[str]:
         return self._connection.ask(self._connection.interceptor.groups.remote())
-
-    def _names_while_it_runs(self) -> list[str]:
-        """Return the names of the groups; raise Closed if the experiment has ended."""
-        if not ray.is_initialized():  # otherwise a call would start another Ray
-            raise ended(self._exp_id)
-        try:
-            return self._names()
-        except Closed as error:
-            raise ended(self._exp_id) from error

@@ -98,23 +98,23 @@ def gone_for(run: str) -> IsDead:
 
     async def is_gone(owner: str) -> bool:
         start, _, _ = owner.rpartition("/")
-        return (bool(start) and start != run) or await is_dead(owner)
+        if start and start != run:
+            return True
+        try:
+            async with asyncio.timeout(_ASK_S):
+                return await asyncio.to_thread(owner_known_dead, owner)
+        except TimeoutError:
+            logger.warning("no answer from Ray whether %s is dead: its lease must expire first", owner)
+            return False
 
     return is_gone
 
 
-async def is_dead(owner: str) -> bool:
-    """Return whether Ray knows that an owner is dead for good. An unknown owner may live in another Ray cluster."""
-    try:
-        async with asyncio.timeout(_ASK_S):
-            return await asyncio.to_thread(owner_known_dead, owner)
-    except TimeoutError:
-        logger.warning("no answer from Ray whether %s is dead: its lease must expire first", owner)
-        return False
-
-
 def owner_known_dead(owner: str) -> bool:
-    """Return the same as `is_dead`, but block. Without the dashboard Ray has no public call for this."""
+    """Return whether Ray knows that an owner is dead for good; one of another Ray cluster may live.
+
+    Without the dashboard Ray has no public call for this.
+    """
     key = owner.rpartition("/")[2]
     try:
         from ray._private.state import actors, state  # noqa: PLC0415 - a Ray that has it elsewhere must not stop the rest

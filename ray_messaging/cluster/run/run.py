@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.handles.connection import result, start_in_turn, translated
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
 from ray_messaging.cluster.lifecycle import attempt, leave, remote
@@ -195,7 +194,9 @@ class Run(AbstractContextManager["Run"]):
         # Each object is stored once in Ray's object store, however many groups there are.
         model_ref, options_ref = sent("the model", model), sent("the run's options", options)
         plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
-        parent = parent_of(messaging)
+        # The folder of the run of which this one is a fork, or goes on with one.
+        record = None if messaging.log_dir is None else messaging.log.run
+        parent = None if record is None or record["parent"] is None else str(record["parent"]["folder"])
         parent_calls = parent_calls or parent
         if parent is not None and messaging._fork is None:
             sys.stderr.write(
@@ -203,7 +204,10 @@ class Run(AbstractContextManager["Run"]):
                 "that run from outside later, such as the user's messages, is not sent again, nor is a state set\n"
             )
         change = NO_CHANGE if messaging._fork is None else messaging._fork.change
-        _check_change([*change.states], plans)
+        left = reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states]))
+        if left:
+            stranger = next(iter(left))
+            raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: give the states of agents")
         self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent_calls, change)
         self._actors = actors = kept.take(plan_refs)
         self._open = True
@@ -350,12 +354,6 @@ class Run(AbstractContextManager["Run"]):
         return series_table(self._messaging.steps.collected(self.step - 1))
 
 
-def parent_of(messaging: "Messaging") -> str | None:
-    """Return the folder of the run of which this one is a fork, also one that goes on; None if it is no fork."""
-    record = None if messaging.log_dir is None else messaging.log.run
-    return None if record is None or record["parent"] is None else str(record["parent"]["folder"])
-
-
 def _note(
     messaging: "Messaging", model: object, until: int | None, options: RunOptions, plans: Sequence[GroupPlan]
 ) -> None:
@@ -485,12 +483,6 @@ def _watch(refs: Sequence[Any], end: EarlyEnd, bar: RunProgress) -> list[GroupRe
         if waiting:
             bar.show()
     return _results(refs)
-
-
-def _check_change(states: Sequence[AgentId], plans: Sequence[GroupPlan]) -> None:
-    left = reduce(sub, (plan.agents for plan in plans), AgentSet.of(states))
-    if len(left):
-        raise ConfigError(f"states= has {next(iter(left))!r}, which is no agent of this run: give the states of agents")
 
 
 def check_same(

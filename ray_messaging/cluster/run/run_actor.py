@@ -5,7 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -205,16 +205,12 @@ class RunActor:
 
     def is_current(self) -> bool:
         """Return whether a new process would run the same code: no file of an imported module has changed."""
-        files = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
-        return not any(changed_since(self._since, file) for file in files if file)
-
-
-def changed_since(time_s: float, file: str) -> bool:
-    """Return whether a file was written after a time. Return False if there is no such file, as in an archive."""
-    try:
-        return Path(file).stat().st_mtime > time_s
-    except OSError:
-        return False
+        for module in [*sys.modules.values()]:
+            file = getattr(module, "__file__", None)
+            with suppress(OSError):  # some modules have no file of their own, as those in an archive
+                if file and Path(file).stat().st_mtime > self._since:
+                    return False
+        return True
 
 
 def society_of(

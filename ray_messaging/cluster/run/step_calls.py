@@ -343,7 +343,12 @@ class RememberedCalls:
     async def _answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
         tries, backoff = 0, Backoff(CALL_RETRY)
         while True:
-            await self._enter()
+            if self.gate is not None:
+                try:
+                    await self.gate.enter()
+                except BudgetSpent as error:
+                    self.spent = error
+                    raise
             began, tries = perf_counter(), tries + 1
             try:
                 answer = await self._try(call.agent, function)
@@ -356,14 +361,6 @@ class RememberedCalls:
                     self.gate.leave()
             self.counts[RETRIES] += 1
             await backoff.sleep()
-
-    async def _enter(self) -> None:
-        if self.gate is not None:
-            try:
-                await self.gate.enter()
-            except BudgetSpent as error:
-                self.spent = error
-                raise
 
     async def _try(self, agent: "Agent", function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         what = "an async function that is remembered"

@@ -1,7 +1,6 @@
 """Messages that a handle of a group has fetched."""
 
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from ray.exceptions import RayError
@@ -36,9 +35,7 @@ class Fetched(Messages):
             raise ConfigError("messages that `group.aio` fetched need `async with`: their commit waits in the loop")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         finish(self._end(error))
 
     async def __aenter__(self) -> Self:
@@ -46,9 +43,7 @@ class Fetched(Messages):
             raise ConfigError("messages that a Group fetched need `with`; `group.aio.fetch_messages` is for async code")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         await self._end(error)
 
     async def _end(self, error: BaseException | None) -> None:

@@ -201,7 +201,10 @@ class LaneConnection:
             return LaneReply(begun, None)
         try:
             self._wait_at_most(patience_s(size))
-            self._send(_PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + head, frames)
+            start = _PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + head
+            self._socket.sendall(start, socket.MSG_MORE if frames else 0)
+            for frame in frames:
+                self._socket.sendall(frame)
             begun = True
             return LaneReply(begun, self._answer())
         except BaseException as error:  # also after an interrupt
@@ -210,11 +213,6 @@ class LaneConnection:
                 raise
             logger.info("the group's actor did not answer over its lane, so it is asked by Ray: %r", error)
             return LaneReply(begun, None)
-
-    def _send(self, head: bytes, frames: Sequence[bytes]) -> None:
-        self._socket.sendall(head, socket.MSG_MORE if frames else 0)
-        for frame in frames:
-            self._socket.sendall(frame)
 
     def _answer(self) -> tuple[bytes, list[bytes]] | None:
         (size,) = _PREFIX.unpack(self._read(_PREFIX.size))
