@@ -51,7 +51,7 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
             kind="experiment",
             value=exp_id,
         )
-    experiment = None if config is None else Experiment(exp_id, "", config, MessagingConfig())
+    experiment = None if config is None else Experiment(exp_id, "", MessagingConfig(), redis=config)
     return check_health(exp_id, experiment, {})
 
 

@@ -47,7 +47,7 @@ def finish(log_dir: str) -> bool:
 async def _write(folder: Folder, record: RunRecord, server: RedisConfig, *, erase: bool) -> None:
     """Do the remaining work of the log's actor, as its successor in the same run."""
     run, settings = record.starts[-1].run, MessagingConfig()
-    host = LogHost(Experiment(record.experiment, run, server, settings, folder.where), "resume")
+    host = LogHost(Experiment(record.experiment, run, settings, folder.where, redis=server), "resume")
     try:
         await host.start()
     except BaseException:

@@ -174,7 +174,7 @@ def _find_experiment(exp_id: str) -> Experiment | None:
         return None
     servers = (first, *(server for name in _further_servers(exp_id) if (server := _call(name, "config")) is not None))
     config = ShardsConfig(servers=servers) if len(servers) > 1 else servers[0]
-    return Experiment(exp_id, "", config, MessagingConfig())
+    return Experiment(exp_id, "", MessagingConfig(), redis=config)
 
 
 def _further_servers(exp_id: str) -> list[str]:

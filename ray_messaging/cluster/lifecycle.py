@@ -84,7 +84,7 @@ class StartedExperiment:
             self._temporary = spec.audiences.folder
         self._start_servers(spec, kept)
         # Ray may repeat all calls of this actor.
-        options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/interceptor"}
+        options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": spec.interceptor_name}
         # The actor runs on the node of the primary: without that node it could do nothing, and it need not be lost with
         # other nodes.
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
@@ -230,16 +230,16 @@ def start_experiment(
             exp_id,
             run,
             settings,
-            pickles,
-            on_existing,
             log,
             steps,
             metrics,
             _audience_home(exp_id, run, log, config, kept),
             tracing,
-            nodes_of(shards) if config is None else (),
-            fork,
             calls,
+            rules=pickles,
+            on_existing=on_existing,
+            nodes=nodes_of(shards) if config is None else (),
+            fork=fork,
             per_node=shards == PER_NODE,
         )
         started.start(spec, config, kept)

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,26 +27,18 @@ class AudienceHome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """Name, server and settings of an experiment; `run` is the id of this start of it."""
+class ExperimentFacts:
+    """Name and settings of an experiment, for all of its processes; `run` is the id of this start of it."""
 
     exp_id: str
     run: str
-    redis: "ServerConfig"
     settings: "MessagingConfig"
     log_dir: str | None = None
-    steps: bool = False  # groups send and receive in steps
-    checkpoint: int | None = None  # the log keeps a checkpoint after every n-th step; None: none
+    steps: "Steps | None" = None  # groups send and receive in steps
     metrics: bool = False  # groups count what they send and fetch
-    withheld: bool = False  # this is a copy without the passwords
     audiences: AudienceHome | None = None
     tracing: "Tracing | None" = None
     calls: "Calls | None" = None  # limits of remembered calls; None: none
-
-    def without_password(self) -> "Experiment":
-        """Return a copy without passwords, which may be pickled: Ray stores tasks' arguments, and users store files."""
-        redis = self.redis.without_passwords()
-        return replace(self, redis=redis, withheld=self.withheld or redis != self.redis)
 
     @property
     def group_settings(self) -> "MessagingConfig":
@@ -74,6 +66,19 @@ class Experiment:
         return f"{self.exp_id}/group/{group}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Experiment(ExperimentFacts):
+    """An experiment, with its server."""
+
+    redis: "ServerConfig"
+    withheld: bool = False  # this is a copy without the passwords
+
+    def without_password(self) -> "Experiment":
+        """Return a copy without passwords, which may be pickled: Ray stores tasks' arguments, and users store files."""
+        redis = self.redis.without_passwords()
+        return replace(self, redis=redis, withheld=self.withheld or redis != self.redis)
+
+
 class PickledRule(NamedTuple):
     """A pickled rule, with its name, which the interceptor uses in errors if it cannot unpickle the rule."""
 
@@ -81,24 +86,19 @@ class PickledRule(NamedTuple):
     data: bytes
 
 
-@dataclass(frozen=True)
-class InterceptorSpec:
+@dataclass(frozen=True, kw_only=True)
+class InterceptorSpec(ExperimentFacts):
     """Arguments of the interceptor's actor."""
 
-    exp_id: str
-    run: str
-    settings: "MessagingConfig"
     rules: tuple[PickledRule, ...]
     on_existing: str
-    log_dir: str | None = None
-    steps: "Steps | None" = None
-    metrics: bool = False
-    audiences: AudienceHome | None = None
-    tracing: "Tracing | None" = None
     nodes: tuple[str, ...] = ()  # the Ray nodes of the embedded servers; empty: the server is the user's own
     fork: int | None = None  # begin with the checkpoint after this step in log_dir; None: begin anew
-    calls: "Calls | None" = None
     per_node: bool = False  # the bodies that a group sends are on its own node's server
+
+    def experiment(self, redis: "ServerConfig") -> Experiment:
+        """Return the experiment on this server."""
+        return Experiment(**{fact.name: getattr(self, fact.name) for fact in fields(ExperimentFacts)}, redis=redis)
 
 
 def no_log(exp_id: str) -> str:

@@ -69,7 +69,7 @@ def rules_of(messaging):
 
 async def test_an_interceptor_that_could_not_start_judges_nothing():
     broken = PickledRule("black_list", b"cannot be unpickled here")
-    spec = InterceptorSpec("x", "run", MessagingConfig(), (broken,), "error")
+    spec = InterceptorSpec("x", "run", MessagingConfig(), rules=(broken,), on_existing="error")
     host = InterceptorHost(spec, RedisConfig(server="127.0.0.1", port=1))
     with pytest.raises(InterceptorUnavailable, match="no rules yet"):
         host.interceptor.answer(b"")

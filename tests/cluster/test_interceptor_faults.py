@@ -179,7 +179,7 @@ async def test_an_interceptor_with_a_successor_passes_nothing(start):
     messaging, west, east = start(rules.BlackList([(1, 11)]), interceptor_timeout_s=2)
     await asyncio.to_thread(west.send, 2, 11, {"n": 0})
     experiment = messaging._connection.experiment
-    spec = InterceptorSpec(experiment.exp_id, experiment.run, experiment.settings, (), "error")
+    spec = InterceptorSpec(experiment.exp_id, experiment.run, experiment.settings, rules=(), on_existing="error")
     successor = InterceptorHost(spec, experiment.redis)
     with stopped(await asyncio.to_thread(pid_of, messaging.interceptor)):
         waiting = asyncio.create_task(asyncio.to_thread(west.send, 2, 11, {"n": 1}))

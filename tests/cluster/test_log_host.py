@@ -22,7 +22,7 @@ from ray_messaging.interception.server.interceptor import Interceptor
 async def hosts(exp_id, valkey_config, tmp_path, opener):
     """Return a function that starts a log process, and one that kills it without writing."""
     settings = MessagingConfig(mailbox_messages=400)
-    experiment = Experiment(exp_id, "run", valkey_config, settings, str(tmp_path / "log"))
+    experiment = Experiment(exp_id, "run", settings, str(tmp_path / "log"), redis=valkey_config)
     living = []
     with redis.Redis(
         host=valkey_config.server, port=valkey_config.port, password=valkey_config.password

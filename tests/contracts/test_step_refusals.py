@@ -238,12 +238,14 @@ async def test_of_two_processes_with_one_name_the_later_one_drives(group, server
 @pytest.mark.parametrize("other", [Steps(seed=8), Steps(seed=7, digest=True), Steps(seed=7, groups=2), None])
 async def test_a_resume_with_other_steps_names_the_difference(group, exp_id, other):
     store = group.engine.transport.steps
-    spec = InterceptorSpec(exp_id, "run", MessagingConfig(), (), "resume", None, Steps(seed=7))
+    spec = InterceptorSpec(exp_id, "run", MessagingConfig(), None, Steps(seed=7), rules=(), on_existing="resume")
     await begin_steps(store, spec)
     with pytest.raises(
         ConfigError, match=r"began with Steps\(seed=7, .* and this start has (Steps|no steps)"
     ) as caught:
-        await begin_steps(store, InterceptorSpec(exp_id, "run", MessagingConfig(), (), "resume", None, other))
+        await begin_steps(
+            store, InterceptorSpec(exp_id, "run", MessagingConfig(), None, other, rules=(), on_existing="resume")
+        )
     assert "on_existing='reset'" in str(caught.value)
     assert (await store.settings()).seed == 7
 

@@ -225,7 +225,7 @@ def deputy_of(messaging):
     """Run a second interceptor, which takes the experiment over; give its actor."""
     experiment = messaging._connection.experiment
     spec = InterceptorSpec(
-        experiment.exp_id, experiment.run, experiment.settings, (), "error", log_dir=experiment.log_dir
+        experiment.exp_id, experiment.run, experiment.settings, experiment.log_dir, rules=(), on_existing="error"
     )
     actor = ray.remote(num_cpus=0, max_concurrency=100)(_Deputy).remote(spec, experiment.redis)
     try:

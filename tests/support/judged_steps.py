@@ -146,7 +146,7 @@ class Town:
     async def __aenter__(self):
         if self.lane:
             self.spec = InterceptorSpec(
-                self.exp_id, "run", self.settings, tuple(map(pickled, self.make_rules())), "error",
+                self.exp_id, "run", self.settings, rules=tuple(map(pickled, self.make_rules())), on_existing="error",
                 steps=Steps(groups=self.groups, digest=True),
             )  # fmt: skip
             await self._begin()

@@ -17,7 +17,7 @@ from ray_messaging.cluster.actors.ownership import Heartbeat, take_claim
 from ray_messaging.cluster.actors.rule_editor import RuleEditor
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, StragglerWatch, check_step_rules
 from ray_messaging.cluster.rule_store import RuleStore, description, pickled
-from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule
+from ray_messaging.cluster.spec import InterceptorSpec, PickledRule
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import Calls, ServerConfig
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName
@@ -55,19 +55,7 @@ class InterceptorHost:
     """Host of one experiment's interceptor; serves its lane and stores its rules and their state."""
 
     def __init__(self, spec: InterceptorSpec, redis: ServerConfig) -> None:
-        self.experiment = Experiment(
-            spec.exp_id,
-            spec.run,
-            redis,
-            spec.settings,
-            spec.log_dir,
-            steps=spec.steps is not None,
-            checkpoint=None if spec.steps is None else spec.steps.checkpoint,
-            metrics=spec.metrics,
-            audiences=spec.audiences,
-            tracing=spec.tracing,
-            calls=spec.calls,
-        )
+        self.experiment = spec.experiment(redis)
         self.call_limits = CallLimits(spec.calls or Calls())
         self._tracer = tracer_of(spec.tracing, spec.exp_id, "interceptor")
         reset = spec.on_existing == "reset"

@@ -58,7 +58,7 @@ class LogHost:
             run=experiment.run,
             known=self._known,
             limits=limits,
-            checkpoint=experiment.checkpoint,
+            checkpoint=None if experiment.steps is None else experiment.steps.checkpoint,
             # Rows count towards the limit of the log's mailbox until they are in a file, so a segment must not fill it.
             segment_rows=min(SEGMENT_ROWS, max(1, settings.mailbox_messages // 2)),
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),

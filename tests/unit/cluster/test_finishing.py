@@ -43,7 +43,7 @@ def host_of(config, log_dir, run="one", on_existing="error"):
     """Return the log's process of a run that has claimed the experiment."""
     with redis.Redis(host=config.server, port=config.port, password=config.password) as client:
         client.hset(Keys("exp").meta, "run", run)
-    return LogHost(Experiment("exp", run, config, MessagingConfig(), str(log_dir)), on_existing)
+    return LogHost(Experiment("exp", run, MessagingConfig(), str(log_dir), redis=config), on_existing)
 
 
 async def die(host):

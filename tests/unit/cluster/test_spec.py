@@ -20,7 +20,7 @@ SENTINELS = {"sentinels": ("a:26379",), "service": "town"}
     ids=["the server's", "the Sentinels'", "both"],
 )
 def test_a_copy_for_a_pickle_has_no_password(secrets):
-    experiment = Experiment("town", "run", RedisConfig(**SENTINELS, **secrets), MessagingConfig())
+    experiment = Experiment("town", "run", MessagingConfig(), redis=RedisConfig(**SENTINELS, **secrets))
     copy = experiment.without_password()
     assert b"pass-word" not in pickle.dumps(copy)
     assert copy.withheld
@@ -29,5 +29,5 @@ def test_a_copy_for_a_pickle_has_no_password(secrets):
 
 
 def test_a_config_without_passwords_is_whole():
-    experiment = Experiment("town", "run", RedisConfig(**SENTINELS), MessagingConfig())
+    experiment = Experiment("town", "run", MessagingConfig(), redis=RedisConfig(**SENTINELS))
     assert experiment.without_password() == experiment

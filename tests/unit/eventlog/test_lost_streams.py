@@ -83,7 +83,7 @@ def hosts(server, tmp_path):
         if takes:
             with redis.Redis(host=server.server, port=server.port, password=server.password) as client:
                 client.hset(Keys("exp").meta, "run", run)
-        experiment = Experiment("exp", run, server, MessagingConfig(**settings), str(tmp_path / "log"))
+        experiment = Experiment("exp", run, MessagingConfig(**settings), str(tmp_path / "log"), redis=server)
         return LogHost(experiment, on_existing)
 
     return host
