@@ -75,24 +75,19 @@ class Fork:
                 )
 
     def _send(self, step: int, messaging: "Messaging") -> None:
-        _send(self._outside[step], messaging)
+        async def send(messager: "Messager") -> None:
+            for row in self._outside[step]:
+                payload = row.payload if row.text_before is None else row.payload_before
+                subtopic = row.subtopic or ""
+                if row.audience is not None:
+                    await messager.broadcast(row.from_id, row.audience, payload, subtopic=subtopic)
+                elif row.to_id is not None:
+                    await messager.send(row.from_id, row.to_id, payload, subtopic=subtopic)
+                else:
+                    await messager.send_message(row.channel, payload, row.from_id)
+
+        messaging._user.run(send(messaging._user.messager))
         del self._outside[step]
-
-
-def _send(rows: "Sequence[LogRow]", messaging: "Messaging") -> None:
-    async def send(messager: "Messager") -> None:
-        for row in rows:
-            payload = row.payload if row.text_before is None else row.payload_before
-            subtopic = row.subtopic or ""
-            if row.audience is not None:
-                await messager.broadcast(row.from_id, row.audience, payload, subtopic=subtopic)
-            elif row.to_id is not None:
-                await messager.send(row.from_id, row.to_id, payload, subtopic=subtopic)
-            else:
-                await messager.send_message(row.channel, payload, row.from_id)
-
-    user = messaging._user
-    user.run(send(user.messager))
 
 
 def start_fork(

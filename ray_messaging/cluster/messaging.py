@@ -655,7 +655,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> "Message":
         """Ask an agent as the user; return its answer. Raises as `Messager.ask`."""
-        return self._user.ask(to_id, payload, subtopic, timeout)
+        ask = self._user.messager.ask
+        return self._user.run(ask(None, to_id, payload, subtopic=subtopic, timeout=timeout))
 
     def ask_columns(
         self, to_ids: object, payloads: object, *, subtopic: str = AGENT_CHAT, timeout: float | None = ANSWER_TIMEOUT_S

@@ -188,14 +188,14 @@ class DeadLetters:
         Raises: ConfigError unless exactly one is given; ConnectionFailed if the server does not answer; MailboxFull if
         the server's memory is full.
         """
-        chosen = _Chosen.of(ids, mailbox, everything=everything)
+        chosen = _chosen(ids, mailbox, everything=everything)
 
         async def run(store: RedisDeadLetters) -> Requeues:
             requeueing = Requeueing(store, self.exp_id)
             letters = messages = 0
             left: dict[str, str] = {}
             waiting: set[str] = set()  # full mailboxes, for which later letters must not overtake earlier ones
-            async for name, letter in chosen.letters(store):
+            async for name, letter in _letters(store, chosen, mailbox):
                 if letter is None:
                     left[name] = "there is no such dead letter"
                 elif letter.mailbox in waiting:
@@ -223,13 +223,13 @@ class DeadLetters:
 
         Raises: ConfigError unless exactly one of ids, mailbox and everything is given.
         """
-        chosen = _Chosen.of(ids, mailbox, everything=everything)
+        chosen = _chosen(ids, mailbox, everything=everything)
 
         async def run(store: RedisDeadLetters) -> int:
-            if chosen.ids is not None:
-                return await store.drop(chosen.ids)
+            if chosen is not None:
+                return await store.drop(chosen)
             dropped, gathered = 0, list[str]()
-            async for name, _ in chosen.letters(store):
+            async for name, _ in _letters(store, chosen, mailbox):
                 gathered.append(name)
                 if len(gathered) == _DROPPED_AT_ONCE:
                     dropped += await store.drop(gathered)
@@ -266,35 +266,27 @@ class DeadLetters:
         return run_in_own_loop(run)
 
 
-class _Chosen(NamedTuple):
-    """Selection of letters by ids or by mailbox. If both are None, all letters are selected."""
+def _chosen(ids: "str | Iterable[str] | None", mailbox: str | None, *, everything: bool) -> list[str] | None:
+    """Return the ids that were given, or None if there are none; raise ConfigError unless exactly one is given."""
+    if (ids is not None) + (mailbox is not None) + everything != 1:
+        raise ConfigError("say which dead letters: ids, mailbox='name', or everything=True, and only one of these")
+    return None if ids is None else [_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)]
 
-    ids: "list[str] | None"
-    mailbox: str | None
 
-    @classmethod
-    def of(cls, ids: "str | Iterable[str] | None", mailbox: str | None, *, everything: bool) -> "_Chosen":
-        """Check the arguments of a call; raise ConfigError unless exactly one is given."""
-        if (ids is not None) + (mailbox is not None) + everything != 1:
-            raise ConfigError("say which dead letters: ids, mailbox='name', or everything=True, and only one of these")
-        if ids is None:
-            return cls(None, mailbox)
-        return cls([_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)], None)
-
-    async def letters(self, store: RedisDeadLetters) -> AsyncIterator[tuple[str, DeadFrame | None]]:
-        """Yield the id and the letter of each selected one; the letter is None if the id does not exist."""
-        if self.ids is not None:
-            for name in self.ids:
-                yield name, await store.get(name)
-            return
-        after, last = "", await store.last()  # a letter of which a part is left is stored again after the last one
-        while last and after != last and (page := await store.page(after, PAGE)):
-            after = page[-1].id
-            for letter in page:
-                if order_of(letter.id) > order_of(last):
-                    return
-                if self.mailbox in {None, letter.mailbox}:
-                    yield letter.id, letter
+async def _letters(
+    store: RedisDeadLetters, ids: list[str] | None, mailbox: str | None
+) -> AsyncIterator[tuple[str, DeadFrame | None]]:
+    """Yield the id and the letter (None: it does not exist) of each id, or of each letter of a mailbox, or of all."""
+    for name in ids or ():
+        yield name, await store.get(name)
+    after, last = "", await store.last()  # a letter of which a part is left is stored again after the last one
+    while ids is None and last and after != last and (page := await store.page(after, PAGE)):
+        after = page[-1].id
+        for letter in page:
+            if order_of(letter.id) > order_of(last):
+                return
+            if mailbox in {None, letter.mailbox}:
+                yield letter.id, letter
 
 
 def _checked(letter: str) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from ray_messaging.addressing.channels import AgentId
 from ray_messaging.audiences.cache import EVERYBODY
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.own_loop import SharedLoop
@@ -12,7 +11,6 @@ from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answers import Answers, AnswerTable, GroupAnswers
 from ray_messaging.errors import Closed
-from ray_messaging.message import Message
 from ray_messaging.messager import Messager
 from ray_messaging.receipt import Receipts
 
@@ -60,10 +58,6 @@ class UserMessager:
     def broadcast(self, payload: Payload, subtopic: str) -> Receipts:
         """Send one message to all agents. Raises as `Messaging.broadcast`."""
         return self.run(self.messager.broadcast(None, EVERYBODY, payload, subtopic=subtopic))
-
-    def ask(self, to_id: AgentId, payload: Payload, subtopic: str, timeout: float | None) -> Message:
-        """Ask an agent; return its answer. Raises as `Messaging.ask`."""
-        return self.run(self.messager.ask(None, to_id, payload, subtopic=subtopic, timeout=timeout))
 
     def ask_columns(self, to_ids: object, payloads: object, subtopic: str, timeout: float | None) -> GroupAnswers:
         """Ask many agents; return an object that collects their answers. Raises as `Messaging.ask_columns`."""
