@@ -5,7 +5,7 @@ import uuid
 import pytest
 from support.cluster import drain, kill_and_wait
 
-from ray_messaging import AlreadyExists, Messaging, MoveFailed, UnknownName
+from ray_messaging import AlreadyExists, InvalidAddress, Messaging, MoveFailed, UnknownName
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,14 @@ def test_agents_come_and_go(town):
     assert contents(drain(west, 1)) == [("ann", 0)]
     with pytest.raises(AlreadyExists, match="lives in group 'west'"):
         east.add_agents(["ann"])
+
+
+def test_a_move_to_no_group_removes_nobody(town):
+    _, _, west, _ = town
+    for to in (None, "a b"):
+        with pytest.raises(InvalidAddress, match="group"):
+            west.move_agents([12], to=to)
+    assert 12 in west.agents
 
 
 def test_impossible_moves_on_ray(town):

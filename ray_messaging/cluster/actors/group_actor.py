@@ -85,14 +85,14 @@ class GroupActor:
     more_answers = of_host(lambda host: host.questions.more)
     begin_service = of_host(lambda host: host.begin_service)
     end_service = of_host(lambda host: host.end_service)
-    keep_failed = of_host(lambda host: host.keep_failed)
+    keep_failed = of_host(lambda host: host.messager.engine.transport.bury)
     fetch = of_host(lambda host: host.fetch)
     ack_some = of_host(lambda host: host.leases.give_back_some)
     give_up = of_host(lambda host: host.leases.give_up)
     abandon = of_host(lambda host: host.leases.abandon)
     step_state = of_host(lambda host: host.state)
     step_fates = of_host(lambda host: host.fates)
-    add_agents = of_host(lambda host: host.add_agents)
+    add_agents = of_host(lambda host: host.messager.add_agents)
     let_go = of_host(lambda host: host.let_go)
 
     async def agents(self) -> IdColumn:

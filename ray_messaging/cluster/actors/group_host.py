@@ -274,20 +274,13 @@ class GroupHost:
         subtopics = [subtopic for claim in record.claims for subtopic in claim.subtopics]
         await self.start(record.agents().column, subtopics)
 
-    async def add_agents(self, agents: IdColumn) -> None:
-        """Host more agents."""
-        await self.messager.add_agents(AgentSet.of(agents))
-
     async def let_go(self, leaving: IdColumn, target: str | None, timeout: float, *, again: bool) -> None:
         """Move agents to a group, or remove them if it is None; with `again` ignore those that have left already."""
         agents = AgentSet.of(leaving)
         if again:  # agents that are not here have left already
             await self.messager.subscription.adopt()
             agents &= self.messager.subscription.hosted
-        if target is None:
-            await self.messager.remove_agents(agents, timeout=timeout)
-        else:
-            await self.messager.move_agents(agents, to=target, timeout=timeout)
+        await self.messager.engine.release(agents, target, timeout)
 
     async def relay(self, caller: str, number: int, oldest: int, frames: Sequence[bytes]) -> Receipts:
         """Send the frames of a handle once, in the order of the handle's calls."""
@@ -322,10 +315,6 @@ class GroupHost:
         """Record why a handle no longer serves this mailbox, unless other handles hold messages or fetch."""
         if not self._others_handle({caller}):
             await self.messager.conversation.end((), ended)
-
-    async def keep_failed(self, mailbox: str, entry: str, row: int, frame: bytes, reason: str) -> None:
-        """Turn a message into a dead letter, because the handler of a handle has failed on it."""
-        await self.messager.engine.transport.bury(mailbox, entry, frame, reason, row=row)
 
     async def state(self) -> bytes | None:
         """Return the state after the last committed step; raise ConfigError if the experiment has no steps."""

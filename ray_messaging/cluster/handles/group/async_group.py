@@ -16,7 +16,7 @@ import numpy as np
 import ray
 from ray.exceptions import ActorUnavailableError
 
-from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_subtopic, parse_channel
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name, check_subtopic, parse_channel
 from ray_messaging.audiences.cache import UNRESOLVED, name_of
 from ray_messaging.cluster.handles.connection import gone, insist, known_dead, value_of, wait_restart
 from ray_messaging.cluster.handles.group.fetched import Fetched
@@ -530,7 +530,7 @@ class AsyncGroup(StampedHandle):
 
     async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = MOVE_TIMEOUT_S) -> None:
         """Move agents to another group, with the messages that wait for them. Raises as `Messager.move_agents`."""
-        await self._let_go(agents, to, timeout)
+        await self._let_go(agents, check_name("group", to), timeout)
 
     async def _let_go(self, agents: Iterable[AgentId], target: str | None, timeout: float) -> None:
         check_timeout(timeout, optional=False)

@@ -35,8 +35,8 @@ class GroupService:
         batch, row, *_ = slice_of(message)
         frame, origin = encode(batch.take(np.array([row]))), batch.origin
         if origin is not None:
-            arguments = (origin.mailbox, origin.entry, row, frame, failure.reason)
-            await self._group._insist(lambda: self._group.actor.keep_failed.remote(*arguments))
+            arguments = (origin.mailbox, origin.entry, frame, failure.reason)
+            await self._group._insist(lambda: self._group.actor.keep_failed.remote(*arguments, row=row))
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
         """Send an AnswerFailed to the asker of a message; do nothing if nobody asks, or the asker has an answer."""
