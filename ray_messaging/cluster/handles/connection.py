@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 import ray
@@ -142,20 +143,12 @@ def start_in_turn(starts: Iterable[Callable[[], Any]], check: Callable[[Any], ob
     Args: each of `starts` returns an ObjectRef that is ready when the process is; `check` raises the error of one.
     """
     at_once = max(_LEAST, _PER_PROCESSOR * int(ray.cluster_resources().get("CPU", 0)))
-    under_way: list[Any] = []
-    for start in starts:
-        if len(under_way) >= at_once:
-            under_way = _one_less(under_way, check)
-        under_way.append(start())
+    waiting = iter(starts)
+    under_way = [start() for start in islice(waiting, at_once)]
     while under_way:
-        under_way = _one_less(under_way, check)
-
-
-def _one_less(under_way: list[Any], check: Callable[[Any], object]) -> list[Any]:
-    """Wait until one start has ended, check it, and return the others."""
-    [done], left = ray.wait(under_way, num_returns=1)
-    check(done)
-    return left
+        [done], under_way = ray.wait(under_way, num_returns=1)
+        check(done)
+        under_way += [start() for start in islice(waiting, 1)]
 
 
 class ExperimentConnection:
