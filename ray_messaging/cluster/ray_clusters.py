@@ -4,7 +4,6 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import ray
@@ -105,14 +104,17 @@ def _answers(address: str) -> bool:
 
 def _living(clusters: Sequence[str]) -> list[str]:
     """Return the clusters that answer, and log a warning about the others."""
-    living = []
-    for cluster in clusters:
-        with suppress(OSError):  # it has just ended
-            if _answers(cluster):
-                living.append(cluster)
+    living = [cluster for cluster in clusters if _lives(cluster)]
     if silent := sorted({*clusters} - {*living}):
         logger.warning("no answer from the Ray cluster at %s within %g s: does it run?", ", ".join(silent), _ANSWER_S)
     return living
+
+
+def _lives(cluster: str) -> bool:
+    try:
+        return _answers(cluster)
+    except OSError:
+        return False  # the cluster has just ended
 
 
 def searched_clusters() -> str:

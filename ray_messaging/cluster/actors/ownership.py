@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from ray_messaging.cluster.rule_store import RuleStore
 from ray_messaging.cluster.spec import InterceptorSpec
+from ray_messaging.common.task_health import end
 from ray_messaging.errors import AlreadyExists, Fenced, MessagingError
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.transports.experiment_store import Claim, RedisExperimentStore, other_run
@@ -117,8 +118,7 @@ class Heartbeat:
 
     async def close(self) -> None:
         """Stop the heartbeat, and record the interceptor's end on the server, if the server answers at once."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
         with suppress(MessagingError, TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT_S):
                 await self._store.leave(self._interceptor.epoch)

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import ray
 
 from ray_messaging.common.backoff import ACTOR_RECONNECT, ACTOR_START_RETRY
+from ray_messaging.common.task_health import end
 from ray_messaging.errors import ConnectionFailed, MailboxFull, MessagingError, ServerRefused
 
 logger = logging.getLogger(__name__)
@@ -109,6 +110,5 @@ class ActorStart:
         """Stop the retries; return whether the start was still being retried."""
         if self._retrying is None:
             return False
-        self._retrying.cancel()
-        await asyncio.gather(self._retrying, return_exceptions=True)
+        await end(self._retrying)
         return True

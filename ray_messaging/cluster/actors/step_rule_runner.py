@@ -148,12 +148,14 @@ class StepRuleRunner:
 def check_step_rules(rules: Iterable[Rule], *, steps: bool, mirror: bool) -> None:
     """Raise RuleError if a rule judges whole steps in an experiment without steps, or with `mirror`."""
     for rule in rules:
-        if isinstance(rule, StepRule) and not steps:
+        if not isinstance(rule, StepRule):
+            continue
+        if not steps:
             raise RuleError(
                 f"rule {rule.name!r} judges whole steps, and this experiment has none: start it with steps=Steps()",
                 rule=rule.name,
             )
-        if isinstance(rule, StepRule) and mirror:
+        if mirror:
             raise RuleError(
                 f"rule {rule.name!r} judges whole steps, but mirror=True publishes messages that it may block: start "
                 "the experiment without mirror",
@@ -206,5 +208,4 @@ class StragglerWatch:
 
     async def close(self) -> None:
         """Stop."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)

@@ -129,7 +129,7 @@ class RunActor:
             try:
                 async with aclosing(loop.steps(end)) as steps:
                     async for step in steps:
-                        await self._run_step(step, loop, inputs.parent_calls)
+                        await self._run_step(step, loop, society, homes, inputs.parent_calls)
             except StepAborted:
                 continue
             except BudgetSpent:
@@ -151,11 +151,9 @@ class RunActor:
                 self._limit_calls(self._society, messaging, group)
             await self.open(messaging, plan)
 
-    async def _run_step(self, step: Step, loop: StepLoop, parent: str | None) -> None:
-        society, homes, messager = self._society, self._homes, self._messager
-        assert society is not None
-        assert homes is not None
-        assert messager is not None
+    async def _run_step(
+        self, step: Step, loop: StepLoop, society: Society | CrowdSociety, homes: Homes, parent: str | None
+    ) -> None:
         await homes.prepare(step.places.agents)
         if parent is not None and loop.calls is not None:
             from ray_messaging.eventlog.calls import parent_calls  # noqa: PLC0415 - brings pyarrow, 80 MB
@@ -163,7 +161,8 @@ class RunActor:
             loop.calls.parent = partial(parent_calls, parent, step.number, step.places.agents)
         await society.run(step, loop.calls)
         if isinstance(society, Society) and society.moves:
-            await move_agents(messager, society.moves, step.number)
+            assert self._messager is not None
+            await move_agents(self._messager, society.moves, step.number)
 
     def _limit_calls(self, society: Society, messaging: "Messaging", group: str) -> None:
         """Let the remembered calls of a group keep to the experiment's settings."""
