@@ -121,7 +121,7 @@ class FrameRouter:
                 frames.append(
                     OutboundFrame(queue, 0, len(part), data, in_flight=in_flight, taken=part, nbytes=len(data))
                 )
-        in_flight.expect_each(opened, copies[opened])
+        in_flight.expect(opened, copies[opened])
         in_flight.outcome.pairs = PairFates(delivered, reaches.hearers[senders] - delivered)
         alone = opened[copies[opened] == 0]
         heard = delivered[alone] > 0

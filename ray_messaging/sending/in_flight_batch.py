@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -142,17 +141,12 @@ class InFlightBatch:
 
     # -- fates ----------------------------------------------------------------------------------------------------
 
-    def expect(self, rows: Iterable[int], copies: int) -> None:
-        """Record the number of mailboxes to which each of these rows is written."""
+    def expect(self, rows: Rows | list[int], copies: int | NDArray[np.intp]) -> None:
+        """Record the number of mailboxes to which these rows, or each of them, are written."""
         if self.copies is None:
-            if copies == 1:
+            if isinstance(copies, int) and copies == 1:
                 return
             self.copies = np.ones(self.batch.rows, np.intp)
-        self.copies[np.fromiter(rows, np.intp)] = copies
-
-    def expect_each(self, rows: Rows, copies: NDArray[np.intp]) -> None:
-        """Record, for each of some rows, the number of mailboxes to which it is written."""
-        self.copies = np.ones(self.batch.rows, np.intp) if self.copies is None else self.copies
         self.copies[rows] = copies
 
     def deliver(self, rows: Rows | None, mailbox: str, fate: int) -> None:

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, Backoff
@@ -40,6 +40,7 @@ from ray_messaging.transports.values import FrameFate, SendRequest
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
+T = TypeVar("T")
 _ROW_BYTES = 8  # the least that a message takes in a frame beside its payload: an id and its ordinal
 
 
@@ -105,25 +106,19 @@ class AttemptSender:
             await self._write_moves(step)
         await self._announce(step.number)
         sent = step.sends.take()
-        left = step.state, changed, step.series, step.calls
         # For a group that sends nothing and is hosted by this process, the directory need not be loaded again.
         silent = not sent and self._engine.hostings and self._hostings == self._engine.hostings
         if not silent:
             if not self._known or self._hostings != self._engine.hostings:
                 await self._reload()
             batches = await self._broadcasts.prepared(sent, step.sends.agents, step.number)
-            found = await self._commit_whole(step.number, batches, left, go_on=go_on)
+            found = await self._commit_whole(step, batches, changed=changed, go_on=go_on)
             if found is not None:
                 return found
             await self._send(step.number, batches)
         counts = self._account.take()
-        closing = self._closing(self._transport.rows, counts, left)
-        try:
-            closed = await self._close(step.number, closing, go_on=go_on)
-        except MailboxFull:
-            raise
-        except TransitError as error:
-            raise self._unanswered(step.number, error) from error
+        closing = self._closing(step, self._transport.rows, counts, changed=changed)
+        closed = await self._answer(self._close(step.number, closing, go_on=go_on), step.number)
         self._frames.queues.reset()
         return self._following(closed, closing), counts
 
@@ -157,7 +152,7 @@ class AttemptSender:
             try:
                 await self._engine.verdict_client.judge(no_messages(self._group, step, self._attempt))
             except MessagingError as error:
-                raise self._aborted(step, error) from error
+                raise self._aborted(step, f"its messages did not arrive: {error}") from error
             self._announced = True
 
     async def _write_moves(self, step: Step) -> None:
@@ -173,26 +168,21 @@ class AttemptSender:
             request = SendRequest(self._group, self._attempt, self.directory.version, -1, [write])
             reply = await self._transport.send(request)
             if reply.fates[0] not in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
-                raise StepAborted(
-                    f"step {step.number} of group {self._group!r} is not committed, because the server did not take "
-                    f"its moves ({reply.fates[0].name})",
-                    step=step.number,
-                    group=self._group,
-                )
+                raise self._aborted(step.number, f"the server did not take its moves ({reply.fates[0].name})")
 
     async def stop(self) -> None:
         """Stop the send loop."""
         if self._accumulator is not None:
             await self._accumulator.stop(Closed("this group's steps have ended"))
 
-    def _closing(self, rows: int, counts: StepCounts, left: tuple[bytes | None, bool, bytes, bytes]) -> Closing:
-        state, changed, series, calls = left
-        return Closing(rows, counts.encode(), state, changed, series, self._account.take_blocked(), calls)
+    def _closing(self, step: Step, rows: int, counts: StepCounts, *, changed: bool) -> Closing:
+        blocked = self._account.take_blocked()
+        return Closing(rows, counts.encode(), step.state, changed, step.series, blocked, step.calls)
 
     # -- in one call ----------------------------------------------------------------------------------------------
 
     async def _commit_whole(
-        self, step: int, batches: Sequence[EncodedBatch], left: tuple[bytes | None, bool, bytes, bytes], *, go_on: bool
+        self, step: Step, batches: Sequence[EncodedBatch], *, changed: bool, go_on: bool
     ) -> tuple[Opened | Waiting | Done | None, StepCounts] | None:
         """Send and close a step in one call; return None, and do nothing, if it takes several calls.
 
@@ -210,10 +200,12 @@ class AttemptSender:
                 self._settle(frames)
                 counts = self._account.take()
                 rows = sum(frame.rows for frame in frames if "@" in frame.mailbox)
-                closing = self._closing(rows, counts, left)
+                closing = self._closing(step, rows, counts, changed=changed)
                 epoch, version = frames[0].verdict_epoch, self.directory.version
                 request = SendRequest(self._group, self._attempt, version, epoch, frames)
-                closed = await self._call(request, step, closing, go_on=go_on)
+                tag = StepTag(self._group, step.number, self._attempt)
+                call = self._store.commit(request, tag, closing, go_on=go_on)
+                closed = await self._answer(call, step.number)
         self._frames.queues.reset()
         if closed is None:
             self._account.restore(before)
@@ -255,16 +247,6 @@ class AttemptSender:
             if frame.in_flight not in whole:
                 self._frames.written(frame, [0] * len(frame.publish))
 
-    async def _call(
-        self, request: SendRequest, step: int, closing: Closing, *, go_on: bool
-    ) -> Committed | Refused | None:
-        try:
-            return await self._store.commit(request, StepTag(self._group, step, self._attempt), closing, go_on=go_on)
-        except TransitError as error:
-            if isinstance(error, MailboxFull):
-                raise
-            raise self._unanswered(step, error) from error
-
     def rows_done(self, rows: int, nbytes: int) -> None:
         """Do nothing for rows that have their fate, because sends in steps take no capacity."""
 
@@ -288,24 +270,27 @@ class AttemptSender:
             broken = self._accumulator.broken
             if isinstance(broken, StepAborted | StepTooLarge):
                 raise broken.with_traceback(None) from None
-            raise self._aborted(step, error) from error
+            raise self._aborted(step, f"its messages did not arrive: {error}") from error
 
     # -- answers --------------------------------------------------------------------------------------------------
 
-    def _aborted(self, step: int, error: MessagingError) -> StepAborted:
-        return StepAborted(
-            f"step {step} of group {self._group!r} is not committed, because its messages did not arrive: {error}",
-            step=step,
-            group=self._group,
-        )
+    def _aborted(self, step: int, why: str) -> StepAborted:
+        text = f"step {step} of group {self._group!r} is not committed, because {why}"
+        return StepAborted(text, step=step, group=self._group)
 
-    def _unanswered(self, step: int, error: TransitError) -> StepAborted:
-        return StepAborted(
-            f"the commit of step {step} of group {self._group!r} has no answer, so it may or may not be committed: "
-            f"{error}. The group's next driver finds out, and runs the step again only if it is not",
-            step=step,
-            group=self._group,
-        )
+    async def _answer(self, call: Awaitable[T], step: int) -> T:
+        """Return the answer of a call that commits a step; raise StepAborted if there is none."""
+        try:
+            return await call
+        except MailboxFull:
+            raise
+        except TransitError as error:
+            raise StepAborted(
+                f"the commit of step {step} of group {self._group!r} has no answer, so it may or may not be committed: "
+                f"{error}. The group's next driver finds out, and runs the step again only if it is not",
+                step=step,
+                group=self._group,
+            ) from error
 
     def _following(self, closed: Committed | Refused, closing: Closing) -> Opened | Waiting | Done | None:
         if isinstance(closed, Committed):

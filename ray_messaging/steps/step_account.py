@@ -233,13 +233,18 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
 
 def check_step_number(step: object) -> int:
     """Return the number of a step; raise ConfigError unless it is an int of at least 0."""
-    try:
-        number = -1 if isinstance(step, bool) else index(step)  # type: ignore[arg-type]  # others raise
-    except TypeError:
-        number = -1
-    if number < 0:
+    if (number := whole_number(step)) is None:
         raise ConfigError(f"step {step!r} is no step: steps are numbered from 0")
     return number
+
+
+def whole_number(value: object) -> int | None:
+    """Return an int of at least 0, or None for anything else."""
+    try:
+        number = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]  # others raise
+    except TypeError:
+        return None
+    return number if number >= 0 else None
 
 
 def messages_of(counts: dict[str, StepCounts]) -> int:

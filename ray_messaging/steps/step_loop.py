@@ -7,20 +7,13 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from operator import index
 from typing import TYPE_CHECKING
 
 from ray_messaging.addressing.directory import Directory, Record
 from ray_messaging.common.backoff import STEP_DRIVER_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.engine import Engine
-from ray_messaging.errors import (
-    AlreadyExists,
-    Closed,
-    ConfigError,
-    MessagingError,
-    NotListening,
-)
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, MessagingError, NotListening
 from ray_messaging.limits_and_timeouts import STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.unfolder import Unfolder
@@ -32,7 +25,7 @@ from ray_messaging.steps.group_boxes import GroupBoxes
 from ray_messaging.steps.inbox import HeardBroadcasts, StepInbox
 from ray_messaging.steps.moved_agents import NOBODY_MOVED, Arrival, arrivals_at, moved_agents
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_account import StepAccount, StepCounts
+from ray_messaging.steps.step_account import StepAccount, StepCounts, whole_number
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transports.box_reader import BoxReader
 from ray_messaging.transports.step_values import (
@@ -59,11 +52,7 @@ _LOOP_BITS = 12  # epochs are times in ms; with so many more bits Lua's numbers 
 
 def check_until(until: object) -> int:
     """Return `until`, the first step that does not run; raise ConfigError unless it is an int of at least 0."""
-    try:
-        number = -1 if isinstance(until, bool) else index(until)  # type: ignore[arg-type]  # others raise
-    except TypeError:
-        number = -1
-    if number < 0:
+    if (number := whole_number(until)) is None:
         raise ConfigError(f"until={until!r} must be a number of steps: until=20 runs the steps 0 to 19")
     return number
 
@@ -296,12 +285,7 @@ class StepLoop:
             opened.step,
             seed=self._settings.seed,
             agents=self.places,
-            inbox=StepInbox(
-                self._engine.exp_id,
-                self.places,
-                found.batches,
-                HeardBroadcasts(found.folded),
-            ),
+            inbox=StepInbox(self._engine.exp_id, self.places, found.batches, HeardBroadcasts(found.folded)),
             sends=StepSends(
                 self.places, opened.step, attempt, self._settings.horizon, settings.payload_bytes, directory.audiences
             ),

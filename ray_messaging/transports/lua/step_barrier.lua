@@ -86,63 +86,56 @@ local function count_kept(prefix, step)
   redis.call('HINCRBY', prefix .. 'steps', 'kept', bytes)
 end
 
--- Publish what the groups sent in a step to channels that no mailbox owns: what counts, once, in brackets as in send.
-local function publish_step(prefix, step)
-  local name = string.format(':out@%.0f', step + 1)
-  local stream, cover, from = prefix .. 'box:' .. name, redis.call('HGETALL', prefix .. 'cover:' .. name), '-'
-  local counts = {}
-  for i = 1, #cover, 2 do
-    local group = cover[i]:match('^c:%-?%d+:(.*)$')
-    if group then counts[cover[i + 1]:match('^%d+') .. ':' .. group] = true end
-  end
-  if next(counts) == nil then return end
-  redis.pcall('PUBLISH', prefix .. 'own', '(')
-  while from do
-    local entries = redis.call('XRANGE', stream, from, '+', 'COUNT', 16)
-    for _, entry in ipairs(entries) do
-      local fields, channel, counted = entry[2], nil, false
-      for i = 1, #fields, 2 do
-        local field, value = fields[i], fields[i + 1]
-        if field == 't' then
-          local attempt, group = value:match('^%-?%d+:(%d+):%d+:%d+:(.*)$')
-          counted = counts[attempt .. ':' .. group]
-        elseif field == 'c' then
-          channel = value
-        elseif field == 'd' and counted then
-          redis.pcall('PUBLISH', channel, value)
-        end
-      end
-    end
-    from = #entries == 16 and '(' .. entries[16][1] or nil
-  end
-  redis.pcall('PUBLISH', prefix .. 'own', ')')
-end
-
--- Hand what counts of a box of answers to its mailbox, which is outside of the steps: see take_mailbox.
-local function deliver_answers(prefix, box, mailbox)
-  local state, counts, from = prefix .. 'state:' .. mailbox, {}, '-'
-  local now, cover = redis.call('HMGET', state, 'born', 'leased', 'logged'), redis.call('HGETALL', prefix .. 'cover:' .. box)
-  if not now[1] or (now[2] == '1' and redis.call('EXISTS', prefix .. 'lease:' .. mailbox) == 0) then return end
+-- Visit what counts of a box, in order: fields of each entry, and its rows.
+local function visit_counted(prefix, box, visit)
+  local cover, counts, from = redis.call('HGETALL', prefix .. 'cover:' .. box), {}, '-'
   for i = 1, #cover, 2 do
     local sent, group = cover[i]:match('^c:(%-?%d+):(.*)$')
     if group then counts[sent .. ':' .. cover[i + 1]:match('^%d+') .. ':' .. group] = true end
   end
-  local stream, last, rows, bytes = prefix .. 'mailbox:' .. mailbox .. ':' .. now[1], nil, 0, 0
-  while from do
+  while from and next(counts) do
     local entries = redis.call('XRANGE', prefix .. 'box:' .. box, from, '+', 'COUNT', 16)
     for _, entry in ipairs(entries) do
-      local field = {}
-      for i = 1, #entry[2], 2 do field[entry[2][i]] = entry[2][i + 1] end
-      local sent, attempt, count, group = field.t:match('^(%-?%d+):(%d+):(%d+):%d+:(.*)$')
-      if counts[sent .. ':' .. attempt .. ':' .. group] then
-        last, rows, bytes = redis.call('XADD', stream, '*', 'f', field.f), rows + tonumber(count), bytes + #field.f
+      local fields, tag = entry[2], ''
+      for i = 1, #fields, 2 do
+        if fields[i] == 't' then tag = fields[i + 1] end
       end
+      local sent, attempt, rows, group = tag:match('^(%-?%d+):(%d+):(%d+):%d+:(.*)$')
+      if sent and counts[sent .. ':' .. attempt .. ':' .. group] then visit(fields, tonumber(rows)) end
     end
     from = #entries == 16 and '(' .. entries[16][1] or nil
   end
+end
+
+-- Publish what the groups sent in a step to channels that no mailbox owns: what counts, once, in brackets as in send.
+local function publish_step(prefix, step)
+  local begun = false
+  visit_counted(prefix, string.format(':out@%.0f', step + 1), function(fields)
+    if not begun then redis.pcall('PUBLISH', prefix .. 'own', '(') end
+    begun = true
+    for i = 1, #fields, 2 do
+      if fields[i] == 'c' then redis.pcall('PUBLISH', fields[i + 1], fields[i + 3]) end
+    end
+  end)
+  if begun then redis.pcall('PUBLISH', prefix .. 'own', ')') end
+end
+
+-- Hand what counts of a box of answers to its mailbox, which is outside of the steps: see take_mailbox.
+local function deliver_answers(prefix, box, mailbox)
+  local state = prefix .. 'state:' .. mailbox
+  local now = redis.call('HMGET', state, 'born', 'leased', 'logged')
+  if not now[1] or (now[2] == '1' and redis.call('EXISTS', prefix .. 'lease:' .. mailbox) == 0) then return end
+  local stream, last, messages, bytes = prefix .. 'mailbox:' .. mailbox .. ':' .. now[1], nil, 0, 0
+  visit_counted(prefix, box, function(fields, rows)
+    local frame
+    for i = 1, #fields, 2 do
+      if fields[i] == 'f' then frame = fields[i + 1] end
+    end
+    last, messages, bytes = redis.call('XADD', stream, '*', 'f', frame), messages + rows, bytes + #frame
+  end)
   if not last then return end
   redis.call('HSET', state, 'last', last)
-  for field, more in pairs({messages = rows, bytes = bytes}) do
+  for field, more in pairs({messages = messages, bytes = bytes}) do
     redis.call('HINCRBY', state, field, more)
     if now[3] then redis.call('HINCRBY', state, field == 'bytes' and 'unlogged_bytes' or 'unlogged', more) end
   end
