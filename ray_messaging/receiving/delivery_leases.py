@@ -57,13 +57,6 @@ class _Lease:
     acked: bool = False  # False: its holder returns it with its next fetch
 
 
-class _Call(NamedTuple):
-    """A fetch in progress, by its number."""
-
-    number: int
-    identity: object
-
-
 class DeliveryLeases:
     """Delivery leases of one mailbox. A returned lease is committed, even if earlier messages are still leased.
 
@@ -77,7 +70,7 @@ class DeliveryLeases:
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
         self._returned: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._calls: dict[str, _Call] = {}  # the fetch in progress of each holder
+        self._calls: dict[str, FetchOptions] = {}  # the options of the fetch in progress of each holder
         self._abandoned: OrderedDict[str, int] = OrderedDict()  # the last fetch of a holder that nobody waits for
         self._process = secrets.token_hex(4)
         self._last = 0
@@ -202,20 +195,20 @@ class DeliveryLeases:
     ) -> tuple[Token | None, Messages]:
         """Commit the lease of a token, then lease new messages; return their token (None: no messages) and them."""
         self._fetcher.check_open()
-        call = _Call(options.number, object())
+        options = options._replace()  # an object of its own, by which this fetch is known
         newest = max(self._abandoned.get(holder, -1), self._calls[holder].number - 1 if holder in self._calls else -1)
-        if call.number <= newest:  # it was abandoned, and comes late
+        if options.number <= newest:  # it was abandoned, and comes late
             return None, self._fetcher.messages([])
-        self._calls[holder] = call
+        self._calls[holder] = options
         try:
             await self.give_back(token)
-            return await self._lend(holder, call, limit, timeout, options)
+            return await self._lend(holder, limit, timeout, options)
         finally:
-            if self._calls.get(holder) is call:
+            if self._calls.get(holder) is options:
                 del self._calls[holder]
 
     async def _lend(
-        self, holder: str, call: _Call, limit: int | None, timeout: float | None, options: FetchOptions
+        self, holder: str, limit: int | None, timeout: float | None, options: FetchOptions
     ) -> tuple[Token | None, Messages]:
         clock = asyncio.get_running_loop().time
         deadline = None if timeout is None else clock() + timeout
@@ -226,7 +219,7 @@ class DeliveryLeases:
             else:
                 left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - clock()))
                 lease = await self._take(holder, options, limit, 0.0 if again else left)
-            if self._calls.get(holder) is not call:  # it was abandoned, and what it took is due for another caller
+            if self._calls.get(holder) is not options:  # it was abandoned, and what it took is due for another caller
                 return None, self._fetcher.messages([])
             if lease is not None:
                 lease.holder, lease.due = holder, clock() + self._lease_s

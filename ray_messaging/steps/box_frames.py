@@ -13,6 +13,7 @@ from ray_messaging.steps.canonical_order import id_ranks
 from ray_messaging.transports.step_values import OUTSIDE, SUPERVISOR, BoxFrame
 from ray_messaging.wire.frames import decode
 
+BLOCKED, CHANGED = ":blocked", ":changed"  # senders of the supervisor's frames that change other frames
 FIRST_ADDED = 2**30  # ordinals from here on are of messages that a rule added
 FIRST_OUTSIDE = 2**31  # ordinals from here on are of messages from outside
 
@@ -38,7 +39,7 @@ def from_outside(frames: Iterable[BoxFrame], step: int) -> list[Batch]:
 
 def amends(frame: BoxFrame, batch: Batch) -> bool:
     """Return whether a frame changes other frames of its box. Otherwise its rows are messages."""
-    return frame.tag.group == SUPERVISOR and is_amendment(batch)
+    return frame.tag.group == SUPERVISOR and batch.sender in {BLOCKED, CHANGED}
 
 
 def batch_of(frame: BoxFrame, step: int) -> Batch:
@@ -71,19 +72,11 @@ def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
     return {row: OutsideQuestion(extension.reply_mailbox, batch.message_id(row)) for row in rows}
 
 
-BLOCKED, CHANGED = ":blocked", ":changed"
-
-
 class _Place(NamedTuple):
     """A row in one of several batches."""
 
     batch: int
     row: int
-
-
-def is_amendment(batch: Batch) -> bool:
-    """Return whether a batch of the supervisor changes other batches. Otherwise its rows are messages."""
-    return batch.sender in {BLOCKED, CHANGED}
 
 
 def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch]:

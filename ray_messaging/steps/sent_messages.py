@@ -11,6 +11,7 @@ from ray_messaging.addressing.channels import AGENT_CHAT
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
+from ray_messaging.sending.bulk_input import ColumnChunk
 from ray_messaging.steps.box_frames import batch_of, message_keys
 from ray_messaging.steps.canonical_order import joined_in_order
 from ray_messaging.transports.box_reader import BoxReader
@@ -79,18 +80,10 @@ class SentMessages:
 
 def no_messages(sender: str, step: int, attempt: int = 0) -> Batch:
     """Return a batch of a step that has no messages."""
-    return Batch(
-        sender=sender,
-        epoch=attempt,
-        first=0,
-        from_ids=IdColumn.of([]),
-        to_ids=IdColumn.of([]),
-        topics=(AGENT_CHAT,),
-        step=step,
-        lines=PayloadColumn.of([]),
-        rows=0,
-        extension=Extension(attempt=attempt, ordinal=np.zeros(0, np.uint32)),
-    )
+    nobody, extension = IdColumn.of([]), Extension(attempt=attempt, ordinal=np.zeros(0, np.uint32))
+    batch = ColumnChunk(nobody, nobody, PayloadColumn.of([])).batch((AGENT_CHAT,), step, 0.0, extension)
+    batch.sender, batch.epoch = sender, attempt
+    return batch
 
 
 async def sent_messages(store: "RedisSteps", number: int, horizon: int) -> SentMessages | None:

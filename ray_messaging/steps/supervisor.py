@@ -19,7 +19,7 @@ from ray_messaging.steps.digests import SIZE
 from ray_messaging.steps.sent_messages import no_messages, sent_messages
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.step_transport import StepTransport
-from ray_messaging.steps.supervisor_changes import StepChanges, Write
+from ray_messaging.steps.supervisor_changes import StepChanges
 from ray_messaging.transports.step_values import (
     SUPERVISOR,
     Closing,
@@ -173,19 +173,22 @@ class Supervisor:
             )
 
 
-def _calls(writes: Sequence[Write]) -> Iterator[list[FrameWrite]]:
-    """Yield numbered writes, grouped into calls of limited size with at most one write for plain channels each."""
+def _calls(writes: Sequence[FrameWrite]) -> Iterator[list[FrameWrite]]:
+    """Yield writes, numbered, in calls of limited size with at most one write for plain channels each."""
     numbers: Counter[str] = Counter()
     call: list[FrameWrite] = []
     volume = 0
     for write in writes:
-        published = write.name == "" and any(other.mailbox == "" for other in call)
-        if call and (published or volume + write.nbytes > CALL_BYTES):
+        published = write.mailbox == "" and any(other.mailbox == "" for other in call)
+        note = 0 if write.noted is None else len(write.noted.frame) + len(write.noted.note)
+        nbytes = len(write.frame) + note + sum(len(channel) + len(data) for channel, data in write.publish)
+        if call and (published or volume + nbytes > CALL_BYTES):
             yield call
             call, volume = [], 0
-        numbers[write.name] += 1
-        call.append(FrameWrite(write.name, numbers[write.name], write.rows, write.frame, write.publish, write.noted))
-        volume += write.nbytes
+        numbers[write.mailbox] += 1
+        write.seq = numbers[write.mailbox]
+        call.append(write)
+        volume += nbytes
     if call:
         yield call
 

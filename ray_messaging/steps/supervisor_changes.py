@@ -4,7 +4,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from copy import copy
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import BLOCKED, DELIVERED, FATES, PUBLISHED, UNDELIVERABLE
+from ray_messaging.sending.bulk_input import ColumnChunk
 from ray_messaging.sending.logged_frames import logged
 from ray_messaging.steps import box_frames
 from ray_messaging.steps.box_frames import FIRST_ADDED
@@ -23,27 +23,11 @@ from ray_messaging.steps.digests import DigestRow, sum_of
 from ray_messaging.steps.sent_messages import Copies, SentMessages
 from ray_messaging.steps.step_account import digest_rows
 from ray_messaging.transports.step_values import SUPERVISOR, box_name
-from ray_messaging.transports.values import LOG, LoggedFrame, Published
+from ray_messaging.transports.values import LOG, FrameWrite, Published
 from ray_messaging.wire.frames import encode
 from ray_messaging.wire.notes import Before, LogNote, why_of
 
 _ROWS = 8_192  # the most rows of a frame
-
-
-class Write(NamedTuple):
-    """One frame for a box, for plain channels ("") or for the event log (LOG)."""
-
-    name: str
-    rows: int = 0
-    frame: bytes = b""
-    publish: Sequence[Published] = ()
-    noted: LoggedFrame | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Return the size of the write in bytes."""
-        note = 0 if self.noted is None else len(self.noted.frame) + len(self.noted.note)
-        return len(self.frame) + note + sum(len(channel) + len(data) for channel, data in self.publish)
 
 
 class StepChanges:
@@ -53,7 +37,7 @@ class StepChanges:
     """
 
     def __init__(self, number: int, attempt: int, directory: Directory, shut: Set[str], *, digest: bool) -> None:
-        self.writes: list[Write] = []
+        self.writes: list[FrameWrite] = []  # without numbers
         self.fates: Counter[str] = Counter()
         self.digest = 0  # the number that is added to the sum of the step's digests
         self._number = number
@@ -79,7 +63,8 @@ class StepChanges:
             ordinals[message.from_id] += 1
             listeners = self._directory.mailboxes_of(message.to_id, message.subtopic)
             mailboxes = [name for name in listeners if box_name(name, message.deliver) not in self._shut]
-            self._count([message_row(self._number, ordinal, message, delivered=bool(mailboxes))], 1)
+            ends = self._number, message.deliver, message.from_id, ordinal, message.to_id, message.subtopic
+            self._count([DigestRow(*ends, FATES[DELIVERED if mailboxes else UNDELIVERABLE], None, (), message.line)], 1)
             for mailbox in mailboxes or ("",):
                 found[mailbox, message.deliver, message.subtopic].append((ordinal, message))
         for (mailbox, deliver, subtopic), rows in found.items():
@@ -121,66 +106,44 @@ class StepChanges:
     def _amend(self, copies: Copies, taken: Batch, *, with_payload: bool = True) -> None:
         for low in range(0, taken.rows, _ROWS):
             part = taken.take(np.arange(low, min(low + _ROWS, taken.rows)))
-            self.writes.append(Write(copies.source.box, part.rows, encode(part, with_payload=with_payload)))
+            self.writes.append(FrameWrite(copies.source.box, 0, part.rows, encode(part, with_payload=with_payload)))
 
     # -- messages of rules ----------------------------------------------------------------------------------------
 
     def _send(self, mailbox: str, deliver: int, subtopic: str, rows: Sequence[tuple[int, AddedMessage]]) -> None:
         messages = [message for _, message in rows]
-        batch = Batch(
-            sender=SUPERVISOR,
-            epoch=0,
-            first=0,
-            from_ids=IdColumn.of([message.from_id for message in messages]),
-            to_ids=IdColumn.of([message.to_id for message in messages]),
-            topics=(subtopic,),
-            step=self._number,
-            sent_at=time.time(),
-            lines=PayloadColumn.of([message.line for message in messages]),
-            rows=len(rows),
-            extension=Extension(
-                attempt=self._attempt, deliver=deliver, ordinal=np.array([at for at, _ in rows], np.uint32)
-            ),
+        columns = ColumnChunk(
+            IdColumn.of([message.from_id for message in messages]),
+            IdColumn.of([message.to_id for message in messages]),
+            PayloadColumn.of([message.line for message in messages]),
         )
+        ordinal = np.array([at for at, _ in rows], np.uint32)
+        extension = Extension(attempt=self._attempt, deliver=deliver, ordinal=ordinal)
+        batch = columns.batch((subtopic,), self._number, time.time(), extension)
+        batch.sender = SUPERVISOR
         why = why_of([(message.rule, "") for message in messages])
         if mailbox:
             self._note(batch, LogNote(DELIVERED, mailbox, why))
             frame = copy(batch)
             frame.noted = np.arange(batch.rows, dtype=np.uint32) if self._directory.logged else None
-            self.writes.append(Write(box_name(mailbox, deliver), batch.rows, encode(frame)))
+            self.writes.append(FrameWrite(box_name(mailbox, deliver), 0, batch.rows, encode(frame)))
             return
         exp_id = self._directory.exp_id
         out = [Published(build_channel(exp_id, message.to_id, subtopic), message.line) for message in messages]
         noted = logged(batch, LogNote(PUBLISHED, why=why)) if self._directory.logged else None
-        self.writes.append(Write("", batch.rows, publish=out, noted=noted))
+        self.writes.append(FrameWrite("", 0, batch.rows, publish=out, noted=noted))
 
     # -- counts and notes -----------------------------------------------------------------------------------------
 
     def _note(self, batch: Batch, note: LogNote) -> None:
         if self._directory.logged:
-            self.writes.append(Write(LOG, noted=logged(batch, note)))
+            self.writes.append(FrameWrite(LOG, 0, 0, noted=logged(batch, note)))
 
     def _count(self, rows: Sequence[DigestRow], sign: int) -> None:
         for row in rows:
             self.fates[row.fate] += sign
         if self._digests:
             self.digest += sign * sum_of(rows)
-
-
-def message_row(number: int, ordinal: int, message: AddedMessage, *, delivered: bool) -> DigestRow:
-    """Return a message of a rule in its form for the digest."""
-    return DigestRow(
-        number,
-        message.deliver,
-        message.from_id,
-        ordinal,
-        message.to_id,
-        message.subtopic,
-        FATES[DELIVERED if delivered else UNDELIVERABLE],
-        None,
-        (),
-        message.line,
-    )
 
 
 def _labels(copies: Copies, verdict: BatchVerdict) -> Mapping[str, set[int]]:
