@@ -35,7 +35,6 @@ from ray_messaging.receiving.rehosting import Rehoster, check_leaving
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.sending.accumulator import Accumulator
-from ray_messaging.sending.broadcaster import Broadcaster
 from ray_messaging.sending.bulk_sender import BulkSender
 from ray_messaging.sending.frame_router import FrameRouter
 from ray_messaging.sending.frame_sender import FrameSender
@@ -274,12 +273,7 @@ class Engine:
     @property
     def bulk_sender(self) -> BulkSender:
         """Return a sender of many messages; raises as `sending`."""
-        return BulkSender(self.sending, self.frame_sender)
-
-    @property
-    def broadcaster(self) -> Broadcaster:
-        """Return a sender of broadcasts; raises as `sending`."""
-        return Broadcaster(self.frame_sender, self.directory, self.audiences, self.bulk_sender)
+        return BulkSender(self.sending, self.frame_sender, self.audiences)
 
     # -- receiving ------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,6 @@ from ray_messaging.receiving.ack_ranges import slices_of
 from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.mailbox_lease import IsDead
 from ray_messaging.receiving.subscription import Subscription
-from ray_messaging.sending.bulk_input import is_unspread
 from ray_messaging.transaction import Transaction
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.wire.frames import decode
@@ -198,16 +197,14 @@ class Messager(names.ChannelNames):
 
         Raises: as `broadcast`, and InvalidColumns.
         """
-        broadcaster, engine = self.engine.broadcaster, self.engine
+        sender, engine = self.engine.bulk_sender, self.engine
         chunks = engine.checks.columns(from_ids, 0, payloads)
-        return await broadcaster.send(audience, chunks, names.check_subtopic(subtopic), engine.step)
+        return await sender.broadcast(audience, chunks, names.check_subtopic(subtopic), engine.step)
 
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
         """Send batches that `sending.bulk_input` encoded in another process; one receipt for each row."""
         batches = [decode(frame) for frame in frames]
         self.engine.checks.check_senders(batch.from_ids for batch in batches)
-        if batches and is_unspread(batches[0]):
-            return await self.engine.broadcaster.relay(batches)
         return await self.engine.bulk_sender.relay(batches)
 
     async def ask(

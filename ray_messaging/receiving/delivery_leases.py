@@ -186,12 +186,7 @@ class DeliveryLeases:
     # -- lending --------------------------------------------------------------------------------------------------
 
     async def fetch(
-        self,
-        holder: str,
-        token: Token | None,
-        limit: int | None,
-        timeout: float | None,
-        options: FetchOptions = NEXT,
+        self, holder: str, token: Token | None, limit: int | None, timeout: float | None, options: FetchOptions = NEXT
     ) -> tuple[Token | None, Messages]:
         """Commit the lease of a token, then lease new messages; return their token (None: no messages) and them."""
         self._fetcher.check_open()

@@ -392,7 +392,7 @@ class Accumulator:
         Args: `large` is the size of these messages' large payloads. With a `kind` they are questions or answers.
         """
         opened = self._open
-        if opened is _NONE_OPEN or len(opened) >= BATCH_ROWS or not opened.holds(large) or not opened.is_of(step, kind):
+        if opened is _NONE_OPEN or len(opened) >= BATCH_ROWS or not opened.takes(large, step, kind):
             batch = RowBatch(step, conversation=None if kind is None else ConversationRows(kind))
             self._open, self._cells, self._futures = batch, batch.cells, iter(())
             if self.tracer is not None:

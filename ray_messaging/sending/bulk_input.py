@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_recipient
-from ray_messaging.audiences.cache import UNRESOLVED
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, AudienceCache
 from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.compat.msg import Msg
 from ray_messaging.compat.payload_objects import is_object
 from ray_messaging.errors import InvalidColumns, InvalidPayload, UnknownSender
@@ -332,6 +334,16 @@ def is_unspread(batch: Batch) -> bool:
     """Return whether a batch has broadcasts to an audience whose version is still to be looked up by the messager."""
     extension = batch.extension
     return extension is not None and extension.audience is not None and extension.audience.version == UNRESOLVED
+
+
+async def edges_of(audience: Audience, topic: str, directory: Directory, audiences: AudienceCache) -> Edges:
+    """Return the pairs of an audience. The audience EVERYBODY has all agents that listen on a subtopic."""
+    if audience != EVERYBODY:
+        return await audiences.edges(audience)
+    everybody = NO_AGENTS
+    for record in directory.records.values():
+        everybody |= record.agents(topic)
+    return MemberEdges.among(everybody)
 
 
 def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:

@@ -8,17 +8,25 @@ from time import time
 
 import numpy as np
 
+from ray_messaging.audiences.cache import UNRESOLVED, AudienceCache, audience_of, current_audience, name_of
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import spread
 from ray_messaging.errors import ConfigError, MessagingError, OutcomeUnknown, PayloadMismatch
 from ray_messaging.message import cause_here
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
-from ray_messaging.model.extension import Extension
+from ray_messaging.model.extension import Audience, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulator import Accumulator
-from ray_messaging.sending.bulk_input import ColumnChunk, entry_chunks
+from ray_messaging.sending.bulk_input import (
+    ColumnChunk,
+    edges_of,
+    entry_chunks,
+    is_unspread,
+    unspread_batches,
+    within_pairs,
+)
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.pending_batch import BulkWaiter, EncodedBatch, Entry, caused_by_one
 from ray_messaging.sending.schema_checks import check_batches
@@ -31,9 +39,10 @@ _FEW = 64  # batches with at most so many rows are joined with others
 class BulkSender:
     """One send of many messages, in parts: each part is a batch, and is accepted when there is capacity for it."""
 
-    def __init__(self, accumulator: Accumulator, frames: FrameSender) -> None:
+    def __init__(self, accumulator: Accumulator, frames: FrameSender, audiences: AudienceCache) -> None:
         self._accumulator = accumulator
         self._frames = frames
+        self._audiences = audiences
         self._rows = 0  # the number of rows that were accepted
         self._new_future: Callable[[], asyncio.Future[Receipts]] = asyncio.get_running_loop().create_future
 
@@ -57,35 +66,54 @@ class BulkSender:
         """Send batches; return their receipts. Raises as `send_entries`."""
         await self._check(lambda: (pending.batch for pending in batches))
         for batch in batches:
-            batch.checked = self._frames.schemas.version
+            batch.checked = self._frames.directory.schemas.version
         parts = (partial(self._put_own, batch) for batch in batches)
         return await self._send(parts, sum(map(len, batches)))
 
     async def relay(self, batches: Sequence[Batch]) -> Receipts:
         """Send batches that another process has collected; return their receipts. Raises as `send_entries`."""
+        if batches and is_unspread(batches[0]):
+            return await self._broadcast(batches)
         await self._check(lambda: batches)
         receipts = await self._send((partial(self._put_relayed, batch) for batch in batches), sum(map(len, batches)))
         return Receipts([(outcome.cut(low, high), 0, high - low) for outcome, low, high in receipts.parts])
 
-    async def broadcast(self, broadcasts: Sequence[Batch], edges: Edges) -> Receipts:
-        """Send broadcasts to their hearers; return a receipt for each pair. Raises as `send_entries`."""
-        await self._check(lambda: broadcasts)
-        pairs = sum(int(edges.counts(batch.from_ids).sum()) for batch in broadcasts)
-        return await self._send((partial(self._put_spread, batch, edges) for batch in broadcasts), pairs)
+    async def broadcast(self, audience: object, chunks: list[ColumnChunk], topic: str, step: int | None) -> Receipts:
+        """Send the message in each row to its sender's hearers; return a receipt for each pair, by row, then hearer.
+
+        Raises: UnknownName for an audience that does not exist; otherwise as `send_entries`.
+        """
+        named = Audience(name_of(audience), UNRESOLVED)
+        return await self._broadcast(unspread_batches(chunks, named, topic, step))
+
+    async def _broadcast(self, broadcasts: Sequence[Batch]) -> Receipts:
+        if not broadcasts:
+            return Receipts([])
+        await self._frames.refresh()  # after a change of the audience has returned, no broadcast uses its old version
+        directory = self._frames.directory
+        found = current_audience(directory.audiences, audience_of(broadcasts[0]).name)
+        edges = await edges_of(found, broadcasts[0].topics[0], directory, self._audiences)
+        for batch in broadcasts:
+            assert batch.extension is not None
+            batch.extension.audience = found
+        parts = [part for batch in broadcasts for part in within_pairs(batch, edges)]
+        await self._check(lambda: parts)
+        pairs = sum(int(edges.counts(batch.from_ids).sum()) for batch in parts)
+        return await self._send((partial(self._put_spread, batch, edges) for batch in parts), pairs)
 
     async def _check(self, batches: Callable[[], Iterable[Batch]]) -> None:
         """Check batches by the known schemas, if there are any. If one fails, load the current schemas, check again."""
-        if self._frames.schemas.version:
+        if self._frames.directory.schemas.version:
             try:
-                check_batches(self._frames.schemas, batches())
+                check_batches(self._frames.directory.schemas, batches())
             except (PayloadMismatch, ConfigError):
                 await self._frames.refresh()
-                check_batches(self._frames.schemas, batches())
+                check_batches(self._frames.directory.schemas, batches())
 
     def _put_columns(self, chunk: ColumnChunk, topic: str, cause: str | None) -> "asyncio.Future[Receipts]":
         extension = caused_by_one(cause, len(chunk.from_ids))
         batch = chunk.batch((topic,), self._accumulator.step, time(), extension)
-        return self._put_own(EncodedBatch(batch=batch, checked=self._frames.schemas.version))
+        return self._put_own(EncodedBatch(batch=batch, checked=self._frames.directory.schemas.version))
 
     def _put_spread(self, broadcasts: Batch, edges: Edges) -> "asyncio.Future[Receipts]":
         pairs = self._encoded(spread(broadcasts, edges))
@@ -100,7 +128,7 @@ class BulkSender:
     def _encoded(self, batch: Batch) -> EncodedBatch:
         tracer = self._accumulator.tracer
         trace = None if tracer is None else tracer.follow(batch.trace)
-        return EncodedBatch(batch=batch, checked=self._frames.schemas.version, trace=trace)
+        return EncodedBatch(batch=batch, checked=self._frames.directory.schemas.version, trace=trace)
 
     def _put_own(self, pending: EncodedBatch) -> "asyncio.Future[Receipts]":
         if self._accumulator.tracer is not None:

@@ -20,7 +20,6 @@ from ray_messaging.errors import (
     TransitError,
 )
 from ray_messaging.limits_and_timeouts import CALL_BYTES
-from ray_messaging.model.schema import Schemas
 from ray_messaging.observability.observer import Observer
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.sending import send_errors
@@ -75,7 +74,7 @@ class FrameSender:
         self.queues = MailboxQueues()
         self._some_refused = False  # a queue may have a head that was refused
         self._transport = transport
-        self._directory = directory
+        self.directory = directory
         self._router = router
         self._keep_s = keep_s
         self._first_epoch = asyncio.Lock()
@@ -99,18 +98,13 @@ class FrameSender:
 
         Queued frames are not changed until the next send.
         """
-        delta = await self._transport.load_directory(self._directory.version)
-        if delta.version < self._directory.version:
+        delta = await self._transport.load_directory(self.directory.version)
+        if delta.version < self.directory.version:
             delta = await self._transport.load_directory(-1)
-        self._directory.update(*delta)
-
-    @property
-    def schemas(self) -> Schemas:
-        """Return the schemas of subtopics in the directory."""
-        return self._directory.schemas
+        self.directory.update(*delta)
 
     def _is_gone(self, mailbox: str) -> bool:
-        return mailbox not in {UNOWNED, LOG} and mailbox not in self._directory.records
+        return mailbox not in {UNOWNED, LOG} and mailbox not in self.directory.records
 
     async def _forget_gone(self) -> None:
         """Delete the last sequence numbers of mailboxes that are gone from the server, so that they do not pile up."""
@@ -169,10 +163,11 @@ class FrameSender:
         """Queue the frames of rows of a batch (None: all), which passed under a verdict epoch."""
         if not in_flight.left:
             return
-        if self._routed_at != self._directory.version:
+        if self._routed_at != self.directory.version:
             self._reroute()
-        if in_flight.pending.checked != self.schemas.version:
-            rows = fitting(self.schemas, in_flight, rows)
+        schemas = self.directory.schemas
+        if in_flight.pending.checked != schemas.version:
+            rows = fitting(schemas, in_flight, rows)
             if rows is not None and not len(rows):
                 return
         queues = self.queues
@@ -183,13 +178,8 @@ class FrameSender:
 
     def route_all(self, in_flight: InFlightBatch) -> list[OutboundFrame]:
         """Build a transaction's frames without queueing them; raise PayloadMismatch if a schema refuses a payload."""
-        check_batches(self.schemas, [in_flight.batch])
+        check_batches(self.directory.schemas, [in_flight.batch])
         return self._router.route(in_flight, None, settle=False)
-
-    @property
-    def directory_version(self) -> int:
-        """Return the version of our copy of the directory."""
-        return self._directory.version
 
     @property
     def retry_at(self) -> float | None:
@@ -211,7 +201,7 @@ class FrameSender:
                     await self.reload()
                     self._directory_stale = False
                 # The receiving side reloads the directory too, so queued frames may be routed by an old version.
-                if self._routed_at != self._directory.version:
+                if self._routed_at != self.directory.version:
                     self._reroute()
                 ready = self.next_call()
                 if not ready:
@@ -261,7 +251,7 @@ class FrameSender:
         self, frames: list[OutboundFrame], verdict_epoch: int, conclusion: Conclusion | None = None
     ) -> SendReply:
         """Make one call with numbered frames. The caller clears `attempted` after it has processed the reply."""
-        version = self._directory.version
+        version = self.directory.version
         self.attempted = True
         began = time.perf_counter()
         reply = await self._transport.send(
@@ -361,12 +351,12 @@ class FrameSender:
 
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
         """Build the error for a frame that is too large for its mailbox even when that is empty."""
-        record = self._directory.records.get(frame.mailbox)
+        record = self.directory.records.get(frame.mailbox)
         return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)  # see `Record`
 
     def _reroute(self) -> None:
         """Route all queued rows again, by the new directory."""
-        self._routed_at = self._directory.version
+        self._routed_at = self.directory.version
         # Rows of one batch may have passed under several verdict epochs, and at different times.
         found: dict[tuple[InFlightBatch, int, float], list[Rows]] = {}
         for frame in self.queues.take_all():

@@ -208,13 +208,10 @@ class RowBatch(PendingBatch, eq=False):
         """Return the payloads of the rows from a cell on."""
         return self.cells[cell + _LINE_CELL :: ROW_CELLS]
 
-    def holds(self, large: int) -> bool:
-        """Return whether `large` more bytes of large payloads fit in."""
-        return self.large == 0 or self.large + large <= BATCH_BYTES
-
-    def is_of(self, step: int | None, kind: Questions | Replies | None) -> bool:
-        """Return whether the rows are of this step and of this kind (None: plain messages)."""
-        return self.step == step and (kind is None if self.conversation is None else self.conversation.kind == kind)
+    def takes(self, large: int, step: int | None, kind: Questions | Replies | None) -> bool:
+        """Return whether rows of a step and kind (None: plain) fit in, with `large` more bytes of large payloads."""
+        same = self.step == step and (kind is None if self.conversation is None else self.conversation.kind == kind)
+        return same and (self.large == 0 or self.large + large <= BATCH_BYTES)
 
     def extend(self, entry: Entry, now: float) -> None:
         """Append a payload for its recipients, as part of a bulk send."""

@@ -177,7 +177,7 @@ class SendLoop:
         """Get the verdicts on rows of a batch (None: all), and queue the frames of those that pass."""
         try:
             verdict = await self._ask(in_flight)
-            schemas = self._frames.schemas
+            schemas = self._frames.directory.schemas
             if in_flight.pending.checked != schemas.version and some_misfit(schemas, in_flight):
                 await self._frames.refresh()  # a schema may have been replaced
         except MessagingError as error:

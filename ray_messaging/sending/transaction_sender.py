@@ -104,12 +104,12 @@ class TransactionSender:
         self._route()
         while (reply := await self._attempt()) is not None:
             await self._prepare_next(reply)
-            if self._routed_at != self._frames.directory_version:
+            if self._routed_at != self._frames.directory.version:
                 self._route()
 
     def _route(self) -> None:
         """Route the whole transaction by the current directory; raise PayloadTooLarge if its frames are too large."""
-        self._routed_at = self._frames.directory_version
+        self._routed_at = self._frames.directory.version
         if self._in_flight is None:
             return
         self._outbound = self._frames.route_all(self._in_flight)

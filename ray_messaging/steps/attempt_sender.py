@@ -190,7 +190,7 @@ class AttemptSender:
         """
         assert self._accumulator is not None
         least = sum(batch.nbytes + _ROW_BYTES * len(batch) for batch in batches)
-        if not batches or self._frames.schemas.version or least > CALL_BYTES:
+        if not batches or self.directory.schemas.version or least > CALL_BYTES:
             return None
         before, loop = self._account.copy(), self._accumulator.send_loop
         closed, first = None, loop.number
@@ -265,7 +265,7 @@ class AttemptSender:
         """
         assert self._accumulator is not None
         try:
-            await BulkSender(self._accumulator, self._frames).send_batches(batches)
+            await BulkSender(self._accumulator, self._frames, self._engine.audiences).send_batches(batches)
         except (TransitError, Closed) as error:
             broken = self._accumulator.broken
             if isinstance(broken, StepAborted | StepTooLarge):

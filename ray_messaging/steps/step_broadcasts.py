@@ -12,8 +12,7 @@ from ray_messaging.engine import Engine
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
-from ray_messaging.sending.broadcaster import edges_of
-from ray_messaging.sending.bulk_input import within_pairs
+from ray_messaging.sending.bulk_input import edges_of, within_pairs
 from ray_messaging.sending.pending_batch import EncodedBatch, Reaches
 from ray_messaging.steps.agent_places import AgentPlaces
 

@@ -11,14 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from orjson import dumps
 
-from ray_messaging.addressing.channels import (
-    AGENT_CHAT,
-    INT64_MAX,
-    INT64_MIN,
-    AgentId,
-    check_id,
-    check_subtopic,
-)
+from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_subtopic
 from ray_messaging.audiences.cache import UNRESOLVED, current_audience, name_of
 from ray_messaging.audiences.records import Audiences
 from ray_messaging.conversations.replies import answer_topic, replies_to

@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING
 from ray_messaging.addressing.directory import NO_DATES, HostDates, Record
 from ray_messaging.errors import StepAborted, StepTooLarge
 from ray_messaging.transports.step_values import StepTag
-from ray_messaging.transports.values import (
-    DirectoryDelta,
-    FrameFate,
-    SenderState,
-    SendReply,
-    SendRequest,
-    SendStatus,
-)
+from ray_messaging.transports.values import DirectoryDelta, FrameFate, SenderState, SendReply, SendRequest, SendStatus
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps

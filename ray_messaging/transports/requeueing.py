@@ -6,6 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory, Record
@@ -124,8 +125,12 @@ class Requeueing:
         key = (listeners.version, counts)
         if self._routing is None or self._routing[0] != key:
             found = [(record, count) for record, count in zip(listeners.records, counts, strict=True) if count]
-            takers = [record if count == _WHOLE else _claims_of(record) for record, count in found]
-            holders = [_globs_of(record) for record, count in found if count == _CLAIMS and record.globs]
+            takers = [record if count == _WHOLE else replace(record, channels=[], globs=[]) for record, count in found]
+            holders = [
+                Record(record.mailbox, [], [], record.globs)
+                for record, count in found
+                if count == _CLAIMS and record.globs
+            ]
             self._routing = key, self._directory(takers), self._directory(holders)
         return self._routing[1:]
 
@@ -159,14 +164,6 @@ def _counts(record: Record, letter: DeadFrame, listeners: Listeners) -> int:
         return _WHOLE
     # Of two groups only one hosted the agents when this was sent.
     return _CLAIMS if record.exclusive and letter.exclusive else _NONE
-
-
-def _claims_of(record: Record) -> Record:
-    return Record(record.mailbox, record.claims, [], [], True, record.frame_rows, record.frame_bytes)
-
-
-def _globs_of(record: Record) -> Record:
-    return Record(record.mailbox, [], [], record.globs)
 
 
 def _number(entry: str) -> float:

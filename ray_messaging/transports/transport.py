@@ -177,11 +177,7 @@ class RedisTransport:
         Raises: Fenced if `held` is given and is no longer the sender's epoch.
         """
         args = [int(keep_s * 1000), "" if held is None else held, self._caller]
-        return self._sender_state(
-            await self.link.script("take_sender_epoch", [self.keys.sender(sender)], args), sender, held
-        )
-
-    def _sender_state(self, reply: list[Any], sender: str, held: int | None) -> SenderState:
+        reply = await self.link.script("take_sender_epoch", [self.keys.sender(sender)], args)
         if not reply:
             raise fenced(sender, held or 0)
         if reply == [-1]:
@@ -204,14 +200,7 @@ class RedisTransport:
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, int(keep_s * 1000)])
 
     async def listen(
-        self,
-        record: Record,
-        version: int,
-        limits: Limits,
-        *,
-        owner: str,
-        epoch: int | None,
-        over: str = "",
+        self, record: Record, version: int, limits: Limits, *, owner: str, epoch: int | None, over: str = ""
     ) -> Listening | Held | None:
         """Enter a record in the directory if that is still at `version`, and take the mailbox.
 
@@ -330,14 +319,7 @@ class RedisTransport:
         return MailboxEnd((last or START.entry.encode()).decode(), int(messages or 0), int(nbytes or 0))
 
     async def commit(
-        self,
-        mailbox: str,
-        epoch: int,
-        cursor: Cursor,
-        *,
-        messages: int,
-        nbytes: int,
-        acks: SelectiveAcks | None = None,
+        self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int, acks: SelectiveAcks | None = None
     ) -> None:
         """Move the durable cursor and trim the entries before it.
 
