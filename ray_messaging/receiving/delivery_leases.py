@@ -101,7 +101,7 @@ class DeliveryLeases:
         Return the leases that have ended, and an error (None: all rows could be committed).
         """
         if self._fetcher.inbox.paused:
-            await self._fetcher.inbox.flowing()
+            await self._fetcher.inbox.flowing.wait()
         over: list[Token] = []
         late: CommitFailed | None = None
         for token, some in leases:

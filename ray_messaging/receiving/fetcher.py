@@ -79,7 +79,7 @@ class FetchGate:
     async def open(self, commits: Commits) -> None:
         """Begin a transaction: commit earlier fetches, and keep what is taken from now on, to put it back if needed."""
         if self._inbox.paused:
-            await self._inbox.flowing()
+            await self._inbox.flowing.wait()
         self._commits, self.free = commits, False
         self._inbox.keep()
         commits.acknowledge()
@@ -278,7 +278,7 @@ class Fetcher:
             complete: Take all that the mailbox has now.
         """
         if complete:
-            await self.inbox.undisturbed()
+            await self.inbox.undisturbed.wait()
             await self._read_to_end()
         deadline, polled = None, False
         while True:

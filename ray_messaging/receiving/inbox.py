@@ -49,9 +49,10 @@ class Inbox:
         self._withheld: AgentSet | None = None  # agents that leave: nothing is taken from their first message on
         self.paused = False  # nothing may be taken
         self._guarded = False  # some agents' messages are withheld, or it is paused
-        self._flowing, self._undisturbed = asyncio.Event(), asyncio.Event()
-        self._flowing.set()
-        self._undisturbed.set()
+        self.flowing = asyncio.Event()  # set unless it is paused
+        self.undisturbed = asyncio.Event()  # set unless messages of some agents are withheld
+        self.flowing.set()
+        self.undisturbed.set()
 
     def put(self, piece: Piece) -> None:
         """Add a frame."""
@@ -178,16 +179,16 @@ class Inbox:
         self._withheld = agents
         self._guarded = self.paused or agents is not None
         if agents is not None:
-            self._undisturbed.clear()
+            self.undisturbed.clear()
         else:
-            self._undisturbed.set()
+            self.undisturbed.set()
             if self._pieces:
                 self._arrived.set()
 
     def set_aside(self) -> list[Piece]:
         """Let nothing be taken until `resume`; remove all pieces of the mailbox, and return them."""
         self.paused = self._guarded = True
-        self._flowing.clear()
+        self.flowing.clear()
         aside = [piece for piece in self._pieces if piece.entry is not None]
         self._pieces = deque(piece for piece in self._pieces if piece.entry is None)
         self.size -= sum(piece.high - piece.low for piece in aside)
@@ -198,18 +199,10 @@ class Inbox:
         self._pieces.extendleft(reversed(aside))
         self.size += sum(piece.high - piece.low for piece in aside)
         self.paused, self._guarded = False, self._withheld is not None
-        self._flowing.set()
+        self.flowing.set()
         self._emptied.set()
         if self._pieces:
             self._arrived.set()
-
-    async def flowing(self) -> None:
-        """Wait while the inbox is paused."""
-        await self._flowing.wait()
-
-    async def undisturbed(self) -> None:
-        """Wait while messages of some agents are withheld."""
-        await self._undisturbed.wait()
 
     def keep(self) -> None:
         """Keep the pieces that are taken from now on, so that they can be put back."""

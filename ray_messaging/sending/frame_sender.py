@@ -148,7 +148,7 @@ class FrameSender:
             raise
         self.epoch, self._fence_at = state.epoch, None
         self.transactions, self.subscriber_counts = state.transactions, state.takers
-        self.queues.set_written(state.last)
+        self.queues.written = dict(state.last)
         for mailbox, queue in list(self.queues.items()):
             last = state.last.get(mailbox, 0)
             # The frames of a call whose reply was lost are at the heads of their queues.

@@ -57,37 +57,33 @@ class MailboxQueues(dict[str, MailboxQueue]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._written: dict[str, int] = {}  # last sequence numbers of mailboxes without a queue
+        self.written: dict[str, int] = {}  # last sequence numbers of mailboxes without a queue
 
     def queue_of(self, mailbox: str) -> MailboxQueue:
         """Return a mailbox's queue; create it if there is none."""
         queue = self.get(mailbox)
         if queue is None:
-            queue = self[mailbox] = MailboxQueue(self._written.get(mailbox, 0))
+            queue = self[mailbox] = MailboxQueue(self.written.get(mailbox, 0))
         return queue
-
-    def set_written(self, written: dict[str, int]) -> None:
-        """Set the last sequence numbers of mailboxes that get a queue later."""
-        self._written = dict(written)
 
     def reset(self) -> None:
         """Delete all queues, which must be empty, and all sequence numbers."""
         self.clear()
-        self._written.clear()
+        self.written.clear()
 
     def drop(self, mailbox: str) -> None:
         """Delete a mailbox's queue if it is empty, and keep its last sequence number."""
         if not self[mailbox].frames:
-            self._written[mailbox] = self.pop(mailbox).written
+            self.written[mailbox] = self.pop(mailbox).written
 
     def dropped(self) -> list[str]:
         """Return the mailboxes that have a last sequence number but no queue."""
-        return [mailbox for mailbox in self._written if mailbox not in self]
+        return [mailbox for mailbox in self.written if mailbox not in self]
 
     def forget(self, mailboxes: Iterable[str]) -> None:
         """Delete the last sequence numbers of mailboxes without a queue."""
         for mailbox in mailboxes:
-            self._written.pop(mailbox, None)
+            self.written.pop(mailbox, None)
 
     @property
     def empty(self) -> bool:

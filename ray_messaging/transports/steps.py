@@ -79,12 +79,8 @@ class RedisSteps:
         self._link = link
         self._keys = keys
         self._steps = keys.steps()
-        self._news = StepNewsReader(link, keys.steps("news"))
+        self.news = StepNewsReader(link, keys.steps("news"))
         self.bodies = bodies
-
-    def close_connections(self) -> None:
-        """Close the connection that waits for news."""
-        self._news.close()
 
     async def begin(self, settings: StepSettings) -> StepSettings:
         """Set up the experiment's steps, unless that was done before; return the settings in force."""
@@ -299,9 +295,9 @@ class RedisSteps:
         Args: `box` is read together with the news, as `open_box` reads it ("": none).
         """
         if not box:
-            return await self._news.wait(news, block_s)
+            return await self.news.wait(news, block_s)
         replies: list[Any] = []
-        found = await self._news.wait(news, block_s, self._start_of(box, count), replies)
+        found = await self.news.wait(news, block_s, self._start_of(box, count), replies)
         return found._replace(start=await self._begun(box, replies)) if replies else found
 
     # -- boxes ----------------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ class RedisTransport:
         await self.unsubscribe()
         self._reading.close()
         self.log.close()
-        self.steps.close_connections()
+        self.steps.news.close()
         if self.bodies is not None:
             await self.bodies.close()
         await self.link.close()

@@ -305,7 +305,7 @@ async def test_a_server_keeps_ack_ranges_until_they_are_cleared(pair):
     transport, subscription = receiver.engine.transport, receiver.engine.subscription
     entries = [entry for entry, _ in await sender.engine.transport.read("group", "0-0", 9, 0.01)]  # its reader waits
     ranges = encode_ranges([AckRange(Cursor(entries[0], 0), Cursor(entries[2], 0), 2)])
-    epoch = subscription._epoch
+    epoch = subscription.epoch
     first = Cursor("0-0", 0)
     await transport.commit("group", epoch, first, messages=0, nbytes=0, acks=SelectiveAcks(ranges, 2))
     record = sender.engine.directory.records["group"]

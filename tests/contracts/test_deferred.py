@@ -308,7 +308,7 @@ async def test_the_next_interceptor_may_defer_a_message_that_passed_before(messa
 
     async def held():
         lanes = sender.engine.frame_sender.queues
-        return receiver.name in lanes and sum(frame.count for frame in lanes[receiver.name].frames) == 2
+        return receiver.name in lanes and sum(frame.rows for frame in lanes[receiver.name].frames) == 2
 
     await until(held)
     slow = Held("slow", at_once=fast_check)
@@ -343,7 +343,7 @@ async def test_a_directory_change_keeps_the_order_of_each_pair(messagers, interc
 
     def held():
         lanes = sender.engine.frame_sender.queues
-        return [sum(frame.count for frame in lanes[box.name].frames) if box.name in lanes else 0 for box in boxes]
+        return [sum(frame.rows for frame in lanes[box.name].frames) if box.name in lanes else 0 for box in boxes]
 
     await rule.called(2)
     rule.release()

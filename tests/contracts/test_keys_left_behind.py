@@ -81,7 +81,7 @@ async def test_a_sender_forgets_removed_mailboxes(messagers, store, monkeypatch)
     await sender.send_message("nobody", {})
     [written] = (await store.senders()).values()
     assert len(written - {""}) <= 4
-    assert len(sender.engine.frame_sender.queues._written) <= 5
+    assert len(sender.engine.frame_sender.queues.written) <= 5
 
 
 async def test_a_reused_name_gets_each_message_once(messagers, store, monkeypatch):

@@ -264,7 +264,7 @@ async def test_a_reader_with_a_successor_is_fenced(messagers):
     second = await messagers(name="group", host=[1])
     with pytest.raises(Fenced) as caught:
         await first.fetch_messages()
-    assert (caught.value.name, caught.value.epoch) == ("group", first.engine.subscription._epoch)
+    assert (caught.value.name, caught.value.epoch) == ("group", first.engine.subscription.epoch)
     assert pickle.loads(pickle.dumps(caught.value)).name == "group"
     await first.close()  # as the error says; that must not raise it again
     assert numbers(await fetch_all(second, 1)) == [1]

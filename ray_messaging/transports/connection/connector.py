@@ -50,20 +50,15 @@ class Connector:
 
     def __init__(self, config: RedisConfig, home: str) -> None:
         self._config = config
-        self._discovery = discovery_of(config, home)
+        self.discovery = discovery_of(config, home)
         self.address = (config.server, config.port)  # the address of the last connection
-
-    @property
-    def discovers(self) -> bool:
-        """Return whether Sentinels or cluster nodes name the server's address."""
-        return self._discovery is not None
 
     @property
     def where(self) -> str:
         """Return the server's address for error texts."""
         host, port = self.address
-        if not host and self._discovery is not None:
-            return self._discovery.where
+        if not host and self.discovery is not None:
+            return self.discovery.where
         return host if host.startswith("/") else f"{host}:{port}"
 
     @cached_property
@@ -77,8 +72,8 @@ class Connector:
         if "unix_socket_path" in options:
             del options["socket_keepalive"]  # this is for TCP only
             return UnixDomainSocketConnection(path=options.pop("unix_socket_path"), **options)
-        if self._discovery is not None:
-            self.address = await self._discovery.primary()
+        if self.discovery is not None:
+            self.address = await self.discovery.primary()
             options["host"], options["port"] = self.address
         if options.pop("ssl"):
             return SSLConnection(**options)

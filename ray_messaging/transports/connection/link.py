@@ -282,7 +282,7 @@ class RedisLink:
         wire = await Wire.open(await self._connector.make())
         try:
             self._check_open()
-            if not self._connector.discovers:
+            if self._connector.discovery is None:
                 return wire
             self._check_primary(read_info(await wire.call(("INFO", "replication"), self._reply_s, self._stall_s)))
             self._check_open()
