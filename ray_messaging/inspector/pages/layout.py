@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from nicegui import ui
@@ -99,22 +99,15 @@ _BODY = r"""
 """
 
 
-class View(NamedTuple):
-    """One of the pages: its path, and its title in the frame's list of links."""
-
-    path: str
-    title: str
-
-
-VIEWS = (
-    View("/", "Overview"),
-    View("/search", "Search"),
-    View("/conversation", "Conversation"),
-    View("/agent", "Agent"),
-    View("/why", "Why"),
-    View("/rules", "Rules"),
-    View("/deadletters", "Dead letters"),
-)
+_TITLES = {
+    "/": "Overview",
+    "/search": "Search",
+    "/conversation": "Conversation",
+    "/agent": "Agent",
+    "/why": "Why",
+    "/rules": "Rules",
+    "/deadletters": "Dead letters",
+}
 
 
 @contextmanager
@@ -137,9 +130,9 @@ def page_layout(cache: AnswerCache, here: str) -> Iterator[None]:
             ui.timer(_LOOK_S, follow)
             ui.label("control" if cache.control is not None else "watching only").classes("pill")
         ui.space()
-        for view in VIEWS:
-            if view.title not in source.lacks:
-                ui.link(view.title, view.path).classes("here" if view.path == here else "")
+        for path, title in _TITLES.items():
+            if title not in source.lacks:
+                ui.link(title, path).classes("here" if path == here else "")
         ui.button(icon="contrast", on_click=lambda: dark.set_value(not dark.value)).props(
             'flat dense round size=sm color=grey aria-label="light or dark"'
         )

@@ -18,7 +18,7 @@ from ray_messaging.errors import ConfigError, InvalidPayload
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.reading.event_rows import dicts_of
 from ray_messaging.inspector.sources.log_rows import agent_id, row_of
-from ray_messaging.inspector.values import Preview, Row, cut, name
+from ray_messaging.inspector.values import Preview, cut, name
 from ray_messaging.interception.rules import RateLimit, Rule
 from ray_messaging.interception.rules.rule import Verdict
 from ray_messaging.model.batch import Batch
@@ -180,7 +180,10 @@ def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
         len(found) - len(blocked),
         max(times, default=0.0) - min(times, default=0.0),
         len(rows) - len(whole),
-        [_example(row, rule, verdict) for row, verdict in blocked[:_EXAMPLES]],
+        [
+            row_of({**row, "rule": rule.name, "reason": verdict.reason, "fate": "blocked"})
+            for row, verdict in blocked[:_EXAMPLES]
+        ],
     )
 
 
@@ -215,7 +218,3 @@ def batch_of(rows: list[Mapping[str, Any]]) -> Batch:
         sent_at=np.array([row["sent_at"] for row in rows]),
         lines=PayloadColumn.of([row["payload"].encode() for row in rows], raw=True),
     )
-
-
-def _example(row: Mapping[str, Any], rule: Rule, verdict: Verdict) -> Row:
-    return row_of({**row, "rule": rule.name, "reason": verdict.reason, "fate": "blocked"})

@@ -30,6 +30,7 @@ class Ban(Rule):
     """
 
     state: Table[Any]
+    _of_pairs = False  # whether a key is a pair
 
     def __init__(self, check: Rule, after: int, name: str) -> None:
         if isinstance(check, SlowRule) or not isinstance(check, Rule):
@@ -53,14 +54,7 @@ class Ban(Rule):
         self._build_index()
 
     def _build_index(self) -> None:
-        self._index = PairIndex(map(self._pair, self._banned()))
-
-    def _key(self, from_id: AgentId, to_id: AgentId | None) -> Any:  # noqa: ANN401 - an id, or a pair
-        raise NotImplementedError
-
-    def _pair(self, key: Any) -> Pair:  # noqa: ANN401 - an id, or a pair
-        """Return the key as a pair for the index of banned pairs."""
-        raise NotImplementedError
+        self._index = PairIndex(map(_pair, self._banned()))
 
     def _reason(self, key: Any) -> str:  # noqa: ANN401 - an id, or a pair
         raise NotImplementedError
@@ -142,7 +136,7 @@ class Ban(Rule):
 
     def _key_of(self, batch: Batch, row: int) -> Any:  # noqa: ANN401 - an id, or a pair
         from_id = batch.from_ids[row]
-        return None if from_id is None else self._key(from_id, batch.to_ids[row])
+        return (from_id, batch.to_ids[row]) if self._of_pairs and from_id is not None else from_id
 
     def _is_banned(self, key: Any) -> bool:  # noqa: ANN401 - an id, or a pair
         return key is not None and bool(self.state.get(key, 0) >= self.after)
@@ -154,7 +148,7 @@ class Ban(Rule):
         count = self.state[key] = self.state.get(key, 0) + 1
         if count < self.after:
             return False
-        if not self._index.add(self._pair(key)):
+        if not self._index.add(_pair(key)):
             self._build_index()
         return True
 
@@ -202,6 +196,10 @@ class Ban(Rule):
         }
 
 
+def _pair(key: Any) -> Pair:  # noqa: ANN401 - an id, or a pair
+    return key if isinstance(key, tuple) else (key, None)
+
+
 def _is_violation(verdict: Verdict) -> bool:
     return verdict.blocked and not verdict.reason.startswith(_FAILED)
 
@@ -227,6 +225,8 @@ class EdgeBan(Ban):
     Raises: RuleError if an argument is not valid.
     """
 
+    _of_pairs = True
+
     def __init__(self, check: Rule, after: int = 3, *, name: str = "edge_ban") -> None:
         super().__init__(check, after, name)
 
@@ -248,12 +248,6 @@ class EdgeBan(Ban):
             return None
         heard = (pair for pair in self._banned() if pair[1] is not None)
         return PairCheck(PairTable(heard).has, f"this pair is banned after {self.after} violation(s)")
-
-    def _key(self, from_id: AgentId, to_id: AgentId | None) -> Pair:
-        return from_id, to_id
-
-    def _pair(self, key: Any) -> Pair:  # noqa: ANN401 - as Ban's
-        return key[0], key[1]
 
     def _reason(self, key: Any) -> str:  # noqa: ANN401 - as Ban's
         receiver = "plain channels" if key[1] is None else name_of(key[1])
@@ -290,12 +284,6 @@ class SenderBan(Ban):
             self._forgive({check_id(agent) for agent in agents})
         else:
             self._forgive({check_id(agents)})
-
-    def _key(self, from_id: AgentId, to_id: AgentId | None) -> AgentId:  # noqa: ARG002 - as Ban's
-        return from_id
-
-    def _pair(self, key: Any) -> Pair:  # noqa: ANN401 - as Ban's
-        return key, None
 
     def _reason(self, key: Any) -> str:  # noqa: ANN401 - as Ban's
         return f"{name_of(key)} may no longer write to anybody: it is banned after {self.after} violation(s)"

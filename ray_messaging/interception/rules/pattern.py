@@ -230,7 +230,8 @@ class Pattern(Rule):
         """Return the verdicts on rows with hits. A payload that several messages share is searched once."""
         assert batch.lines is not None
         lines = batch.lines.list
-        suspects = range(len(lines)) if self._regexes else self._suspects(lines)
+        may_hit = self._words.may_hit
+        suspects = range(len(lines)) if self._regexes else [at for at, line in enumerate(lines) if may_hit(line)]
         found: dict[int, Verdict] = {}
         ran_away = 0
         for line in suspects:
@@ -248,10 +249,6 @@ class Pattern(Rule):
         if batch.lines.index is None or not found:
             return found
         return {row: found[line] for row, line in enumerate(batch.lines.index.tolist()) if line in found}
-
-    def _suspects(self, lines: list[bytes]) -> list[int]:
-        may_hit = self._words.may_hit
-        return [number for number, line in enumerate(lines) if may_hit(line)]
 
     def _judge(self, line: bytes) -> Verdict:
         payload = decoded(line)
@@ -299,7 +296,7 @@ class _Clock:
         self._limit_s = limit_s
         self._began: tuple[float, float] | None = None
 
-    def _left(self, compiled: "regex.Pattern[str]") -> float:
+    def _left(self) -> float:
         # CPU time, as the regex package measures it: messages must not be blocked because the machine is busy.
         now = time.perf_counter()
         if self._began is None:
@@ -309,25 +306,24 @@ class _Clock:
             return self._limit_s
         left = self._limit_s - (time.process_time() - began_cpu)
         if left <= 0:
-            raise self._over(compiled)
+            raise TimeoutError
         return left
-
-    def _over(self, compiled: "regex.Pattern[str]") -> TimeoutError:
-        return TimeoutError(f"regex {compiled.pattern!r} ran away: the limit for a message is {self._limit_s:g} s")
 
     def search(self, compiled: "regex.Pattern[str]", text: str) -> bool:
         """Return whether a regex is found in a text; raise TimeoutError if the time is over."""
-        try:
-            return compiled.search(text, timeout=self._left(compiled)) is not None
-        except TimeoutError:
-            raise self._over(compiled) from None
+        return self._in_time(compiled, compiled.search, text) is not None
 
     def sub(self, compiled: "regex.Pattern[str]", text: str) -> str:
         """Mask the hits of a regex; raise TimeoutError if the time is over."""
+        return str(self._in_time(compiled, compiled.sub, lambda match: MASK if match[0] else "", text))
+
+    def _in_time(self, compiled: "regex.Pattern[str]", call: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         try:
-            return str(compiled.sub(lambda match: MASK if match[0] else "", text, timeout=self._left(compiled)))
+            return call(*arguments, timeout=self._left())
         except TimeoutError:
-            raise self._over(compiled) from None
+            raise TimeoutError(
+                f"regex {compiled.pattern!r} ran away: the limit for a message is {self._limit_s:g} s"
+            ) from None
 
 
 def _listed(name: str, values: object, rule: str) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ class Interceptor:
         self.exp_id = exp_id
         self.epoch = epoch
         self.supervised = False  # whether somebody asks the rules that judge whole steps
-        self.before_step: Callable[[int], Awaitable[None] | None] = _no_wait
+        self.before_step: Callable[[int], Awaitable[None] | None] = lambda _: None  # or what to await
         self.tracer: Tracer | None = None
         self.judged = 0
         self.blocked = 0
@@ -107,7 +107,6 @@ class Interceptor:
         )
         self._closing: set[asyncio.Task[None]] = set()
         self._forwarded = 0
-        self._fenced: Fenced | None = None
 
     # -- judging --------------------------------------------------------------------------------------------------
 
@@ -119,8 +118,7 @@ class Interceptor:
         if self._writer.stores or attempt_at(batch) is not None:
             answer = self.answer(batch)
             return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
-        if self._fenced is not None:
-            raise self._fenced.with_traceback(None)
+        self._check()
         verdict = self._run_rules(self._as_wanted(batch)).verdict
         if verdict.blocked or verdict.rewritten or verdict.labels or verdict.deferred:
             # Encoded as for other processes: a verdict that cannot be sent must not pass here either.
@@ -189,12 +187,15 @@ class Interceptor:
 
     def _as_wanted(self, batch: Batch) -> Batch:
         """Return a batch without its payloads if no rule needs them, so that rules see the same in any process."""
-        return batch if batch.lines is None or self.rules.wants_payload else _without_payloads(batch)
+        if batch.lines is None or self.rules.wants_payload:
+            return batch
+        made = copy(batch)
+        made.lines = made.frame = None
+        return made
 
     def _check(self) -> None:
-        fenced = self.fenced
-        if fenced is not None:
-            raise fenced.with_traceback(None)
+        if self.fenced is not None:
+            raise self.fenced.with_traceback(None)
 
     def _judge_once(self, batch: Batch) -> bytes | Awaitable[bytes]:
         key = key_of(batch)
@@ -425,11 +426,11 @@ class Interceptor:
     @property
     def fenced(self) -> Fenced | None:
         """Return the error that says that a newer interceptor has taken over, or None if none has."""
-        return self._fenced or self._writer.error
+        return self._writer.error
 
     def fence(self, error: Fenced) -> None:
         """Refuse all further requests with this error."""
-        self._fenced = self._fenced or error
+        self._writer.error = self._writer.error or error
 
     async def stop(self) -> None:
         """Stop judging and saving. Running work is awaited up to a time limit."""
@@ -460,16 +461,6 @@ class Interceptor:
             logger.error("rule %r could not be closed, and is dropped: %r", rule.name, error, exc_info=error)
 
 
-def _no_wait(step: int) -> None:
-    """Return None: the step can be judged at once."""
-
-
 def _over(rows: int) -> bytes:
     """Return the answer to an attempt that is over. The server accepts nothing from such an attempt."""
     return BatchVerdict(blocked=dict.fromkeys(range(rows), _OVER)).encode(FOREIGN, wants_payload=False)
-
-
-def _without_payloads(batch: Batch) -> Batch:
-    made = copy(batch)
-    made.lines = made.frame = None
-    return made

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 Labels = tuple[tuple[str, str], ...]  # name and value of each label
@@ -124,22 +125,13 @@ def prometheus_text(families: Iterable[Family]) -> str:
     """Return families in Prometheus' text format; raise ImportError, which says what to install, if need be."""
     try:
         from prometheus_client import generate_latest  # noqa: PLC0415 - an extra
+        from prometheus_client.metrics_core import Metric  # noqa: PLC0415
     except ImportError as error:
         raise ImportError("metrics_text() needs prometheus-client: pip install 'ray-messaging[metrics]'") from error
-    return generate_latest(_Collected(families)).decode()
-
-
-class _Collected:
-    """Families in the form of a collector of prometheus-client."""
-
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._families = joined(families)
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.metrics_core import Metric  # noqa: PLC0415 - an extra
-
-        for family in self._families:
-            metric = Metric(PREFIX + family.name, family.help, family.kind)
-            for name, labels, value in named_values(family):
-                metric.add_sample(PREFIX + name, dict(labels), value)
-            yield metric
+    metrics: list[Metric] = []
+    for family in joined(families):
+        metrics.append(Metric(PREFIX + family.name, family.help, family.kind))
+        for name, labels, value in named_values(family):
+            metrics[-1].add_sample(PREFIX + name, dict(labels), value)
+    collected: Any = SimpleNamespace(collect=lambda: metrics)
+    return generate_latest(collected).decode()
