@@ -1,15 +1,23 @@
-"""Attempts at steps: the changes that a dead attempt has made in the tables of rules are undone."""
+"""Attempts at steps: their batches on the way through the rules, and the undoing of what a dead attempt has changed."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict
+from ray_messaging.interception.server.rule_pipeline import Asked, RulePipeline
 from ray_messaging.interception.server.table import Journal, Table
 from ray_messaging.model.batch import Batch
 
+logger = logging.getLogger(__name__)
+
+_SLICE = 64  # messages that a slow rule is asked about before other tasks get a turn
 _OPEN = "open"
 _Place = tuple[Any, ...]  # group, table, key; then _OPEN if the batch has no answer yet
+Ask = Callable[[SlowRule, Batch], Awaitable[Verdict]]
 
 
 class Attempt(NamedTuple):
@@ -66,8 +74,7 @@ class StepAttempts:
         self._restored = restored
         self._begun = begun
         self._latest: dict[str, Attempt] = {}
-        self._settled: dict[str, set[_Place]] = {}  # group -> its keys in `undo`
-        self._open: dict[str, set[_Place]] = {}
+        self._places: dict[str, set[_Place]] = {}  # group -> its keys in `undo`
 
     def load(self, answers: Iterable[str]) -> list[str]:
         """Read the attempts from `undo` after it was loaded, and undo what batches without an answer have changed.
@@ -76,16 +83,16 @@ class StepAttempts:
 
         Returns: the keys of those that are no longer valid.
         """
-        for kept in (self._latest, self._settled, self._open, self.answers):
+        for kept in (self._latest, self._places, self.answers):
             kept.clear()
         asked = [(key, found) for key in answers if (found := attempt_of(key)) is not None]
         noted = [Attempt(place[0], value[0], value[1]) for place, value in self.undo.items()]
         for found in (*noted, *(found for _, found in asked)):
             self._latest[found.group] = max(self._latest.get(found.group, found), found)
-        self._take_back([place for place in self.undo if place[-1] == _OPEN and len(place) > 3])
+        self._take_back([place for place in self.undo if _is_open(place)])
         for place in self.undo:
             if len(place) > 1:
-                self._settled.setdefault(place[0], set()).add(place)
+                self._places.setdefault(place[0], set()).add(place)
         for key, found in asked:
             if found == self._latest[found.group]:
                 self.answers.setdefault(found.group, set()).add(key)
@@ -108,13 +115,12 @@ class StepAttempts:
         self._latest[attempt.group] = attempt
         if before is None or before.number != attempt.number:
             self.undo[(attempt.group,)] = [attempt.step, attempt.number]
-        opened, settled = self._open.pop(attempt.group, set()), self._settled.pop(attempt.group, set())
-        names = self._take_back(opened)
-        if before is not None and attempt.step == before.step:
-            names |= self._take_back(settled)
-        else:
-            for place in settled:
-                del self.undo[place]
+        places = self._places.pop(attempt.group, set())
+        again = before is not None and attempt.step == before.step
+        dead = [place for place in places if again or _is_open(place)]
+        names = self._take_back(sorted(dead, key=_is_open, reverse=True))  # an open batch has changed an entry last
+        for place in places.difference(dead):
+            del self.undo[place]
         if names:
             self._restored(names)
         self._begun(attempt, self.answers.pop(attempt.group, set()))
@@ -132,27 +138,25 @@ class StepAttempts:
         finally:
             for table in tables.values():
                 table.journal = None
-            places = self._open.pop(attempt.group, set()) if done else set()
-            opened = {place[:3]: self.undo.pop(place) for place in places}
+            mine = self._places.setdefault(attempt.group, set())
+            ended = {place for place in mine if done and _is_open(place)}
+            mine -= ended
+            opened = {place[:3]: self.undo.pop(place) for place in ended}
             for name, journal in journals.items():
                 for key, before in journal.items():
                     change = _change(attempt, tables[name], key, before)
                     if change is not None:
-                        self._add((attempt.group, name, key), change, opened, done=done)
+                        place = (attempt.group, name, key)
+                        earlier = opened.pop(place, None)
+                        change = change if earlier is None else _joined(earlier, change)
+                        self._put(place if done else (*place, _OPEN), change)
             for place, change in opened.items():
-                self._put(self._settled, place, change)
+                self._put(place, change)
 
-    def _add(self, place: _Place, change: list[Any], opened: dict[_Place, list[Any]], *, done: bool) -> None:
-        if not done:
-            self._put(self._open, (*place, _OPEN), change)
-        else:
-            earlier = opened.pop(place, None)
-            self._put(self._settled, place, change if earlier is None else _joined(earlier, change))
-
-    def _put(self, places: dict[str, set[_Place]], place: _Place, change: list[Any]) -> None:
+    def _put(self, place: _Place, change: list[Any]) -> None:
         earlier = self.undo.get(place)
         self.undo[place] = change if earlier is None else _joined(earlier, change)
-        places.setdefault(place[0], set()).add(place)
+        self._places.setdefault(place[0], set()).add(place)
 
     def _take_back(self, places: Iterable[_Place]) -> set[str]:
         """Undo changes; return the names of the tables."""
@@ -166,19 +170,22 @@ class StepAttempts:
 
     def forget(self, table: str) -> None:
         """Forget the changes of a table, because another table has replaced it."""
-        for places in (*self._settled.values(), *self._open.values()):
+        for places in self._places.values():
             for place in [place for place in places if place[1] == table]:
                 places.discard(place)
                 del self.undo[place]
 
     def end_step(self) -> None:
         """Forget all changes: all groups have closed the step, so no attempt at it can be undone."""
-        self._settled.clear()
-        self._open.clear()
+        self._places.clear()
         latest = {place: value for place, value in self.undo.items() if len(place) == 1}
         if len(self.undo) > len(latest):
             self.undo.clear()
             self.undo.update(latest)
+
+
+def _is_open(place: _Place) -> bool:
+    return len(place) > 3
 
 
 def _change(attempt: Attempt, table: Table[Any], key: Any, before: tuple[Any, ...]) -> list[Any] | None:  # noqa: ANN401
@@ -208,3 +215,96 @@ def _put_back(table: Table[Any], key: Any, added: int | None, *before: Any) -> N
     now = table.get(key, 0)
     if type(now) is int and (key in table or added < 0):  # else it was reset in the meantime
         table.put_back(key, *([now - added] if now != added or before[0] else []))
+
+
+class Judging(NamedTuple):
+    """A batch of an attempt, and how far its rules are: `sections` yields each time a slow rule must be asked."""
+
+    batch: Batch
+    attempt: Attempt
+    pipeline: RulePipeline
+    rules: Sequence[Rule]
+    sections: Generator[Asked, Sequence[Verdict], None]
+
+
+class StepBatches:
+    """Batches of steps that wait for slow rules.
+
+    The rules up to a slow rule, and those after it, are applied to the whole batch at once. What they change is
+    recorded for the attempt, so that it can be undone. A later attempt of the group ends the wait.
+
+    Args: `ask` asks a slow rule about one message; `count` counts a batch that all rules have judged.
+    """
+
+    def __init__(self, attempts: StepAttempts, ask: Ask, count: Callable[[Judging], None]) -> None:
+        self.running: dict[str, tuple[Judging, asyncio.Task[bytes]]] = {}  # by the batch's key
+        self._attempts = attempts
+        self._ask = ask
+        self._count = count
+
+    def __len__(self) -> int:
+        return sum(judging.batch.rows for judging, _ in self.running.values())
+
+    def advance(self, judging: Judging, verdicts: Sequence[Verdict] | None = None) -> Asked | None:
+        """Apply the rules, from a slow rule's verdicts on, up to the next slow one; return what to ask it, or None."""
+        asked: Asked | None = None
+
+        def judge() -> bool:
+            nonlocal asked
+            try:
+                asked = judging.sections.send(verdicts)  # type: ignore[arg-type]  # None begins
+            except StopIteration:
+                self._count(judging)
+                return True
+            return False
+
+        self._attempts.note(judging.attempt, judge)
+        return asked
+
+    def start(self, key: str, judging: Judging, answer: Coroutine[None, None, bytes]) -> asyncio.Task[bytes]:
+        """Start the task that answers about a batch. It is in `running`, under the batch's key, until it is done."""
+        task = asyncio.create_task(answer, name="ray_messaging answer in a step")
+        self.running[key] = judging, task
+        task.add_done_callback(lambda _: self._ended(key, task))
+        return task
+
+    def _ended(self, key: str, task: asyncio.Task[bytes]) -> None:
+        del self.running[key]
+        if not task.cancelled() and task.exception() is not None:  # the sender asks again
+            logger.error("an answer in a step is lost", exc_info=task.exception())
+
+    async def finish(self, judging: Judging, asked: Asked | None) -> None:
+        """Ask the slow rules until all rules have judged the batch."""
+        while asked is not None:
+            asked = self.advance(judging, await self._ask_all(asked))
+
+    async def _ask_all(self, asked: Asked) -> list[Verdict]:
+        calls: list[asyncio.Future[Verdict]] = []
+        try:
+            for number, message in enumerate(asked.messages, 1):
+                calls.append(asyncio.ensure_future(self._ask(asked.rule, message)))
+                if number % _SLICE == 0:
+                    await asyncio.sleep(0)
+            return await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
+
+    def begun(self, attempt: Attempt) -> None:
+        """Cancel the batches of earlier attempts of a group, because a new attempt has begun."""
+        for judging, task in self.running.values():
+            if judging.attempt.group == attempt.group and judging.attempt != attempt:
+                task.cancel()
+
+    async def done_with(self, rule: Rule) -> None:
+        """Return once a rule is no longer needed by any of the batches that wait now."""
+        tasks = [task for judging, task in self.running.values() if any(other is rule for other in judging.rules)]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def close(self) -> None:
+        """Cancel all batches that wait."""
+        tasks = [task for _, task in self.running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

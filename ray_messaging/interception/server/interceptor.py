@@ -17,14 +17,13 @@ from ray_messaging.interception.rule_snapshot import decode_snapshot_request
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule, failure
 from ray_messaging.interception.server.answers import Answers, key_of, record
-from ray_messaging.interception.server.attempts import Attempt, StepAttempts, attempt_at
+from ray_messaging.interception.server.attempts import Attempt, Judging, StepAttempts, StepBatches, attempt_at
 from ray_messaging.interception.server.forward_call import forwarded
 from ray_messaging.interception.server.rule_delegation import PublishSnapshot, RuleDelegation
 from ray_messaging.interception.server.rule_pipeline import Asked, RulePipeline
 from ray_messaging.interception.server.rule_set import RuleFailures, RuleSet
 from ray_messaging.interception.server.slow_rule_runner import SlowRuleRunner
 from ray_messaging.interception.server.state_writer import StateStore, StateWriter
-from ray_messaging.interception.server.step_batches import Judging, StepBatches
 from ray_messaging.interception.server.table import Table
 from ray_messaging.interception.server.watchdog import FAILURES, RuleCalls, Watch
 from ray_messaging.interception.verdicts import (
