@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
@@ -44,11 +44,11 @@ class SlowRuleRunner:
         self._answers = answers
         self._keep_s = keep_s
         self._known: OrderedDict[str, tuple[float, BatchVerdict]] = OrderedDict()
-        self._running: dict[str, asyncio.Task[None] | None] = {}  # None: not started yet
+        self._running: dict[str, asyncio.Future[None]] = {}  # each done once the message is no longer judged
+        self._tasks: set[asyncio.Task[None]] = set()
         answers.is_deferred = self._running.__contains__
         self._deferred: dict[str, Deferred] = {}  # those of the running messages that wait for a slow rule
         self._due: deque[tuple[Batch, Deferred | BatchVerdict]] = deque()
-        self._news: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -77,7 +77,7 @@ class SlowRuleRunner:
             self._start(deferred.message, deferred)
 
     def _start(self, message: Batch, found: Deferred | BatchVerdict) -> None:
-        self._running[message.message_id(0)] = None
+        self._running[message.message_id(0)] = asyncio.get_running_loop().create_future()
         self._due.append((message, found))
         if len(self._due) == 1:
             asyncio.get_running_loop().call_soon(self._start_some)
@@ -86,8 +86,10 @@ class SlowRuleRunner:
         """Start some tasks, then yield to others: one deferred batch can need thousands of tasks."""
         for _ in range(min(_SLICE, len(self._due))):
             message, found = self._due.popleft()
-            key = message.message_id(0)
-            self._running[key] = asyncio.create_task(self._run(message, found), name=f"ray_messaging verdict on {key}")
+            name = f"ray_messaging verdict on {message.message_id(0)}"
+            task = asyncio.create_task(self._run(message, found), name=name)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         if self._due:
             asyncio.get_running_loop().call_soon(self._start_some)
 
@@ -103,9 +105,8 @@ class SlowRuleRunner:
         else:
             self._remember(message, verdict)
         finally:
-            del self._running[key]
+            self._running.pop(key).set_result(None)
             self._deferred.pop(key, None)
-            self._notify(key)
 
     async def _judge(self, deferred: Deferred) -> BatchVerdict:
         while True:
@@ -153,7 +154,6 @@ class SlowRuleRunner:
         key = message.message_id(0)
         passed = not (verdict.blocked or verdict.rewritten or verdict.labels)
         self._known[key] = (now, _PASSED if passed else verdict)  # one object for all that pass: most do
-        self._notify(key)
         while self._known:
             oldest, (known_at, _) = next(iter(self._known.items()))
             if known_at + self._keep_s > now:
@@ -238,22 +238,11 @@ class SlowRuleRunner:
         if unknown:
             await self._resume_rows(batch, unknown)
         found = self._found(batch)
-        if len(found.deferred) < len(batch):
+        running = [self._running[key] for key in map(batch.message_id, range(len(batch))) if key in self._running]
+        if len(found.deferred) < len(batch) or not running:
             return found
-        news, keys = asyncio.Event(), [*map(batch.message_id, range(len(batch)))]
-        for key in keys:
-            self._news[key].add(news)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await news.wait()
-        except TimeoutError:
+        if not (await asyncio.wait(running, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
             return found
-        finally:
-            for key in keys:
-                if key in self._news:
-                    self._news[key].discard(news)
-                    if not self._news[key]:
-                        del self._news[key]
         await asyncio.sleep(_GATHER_S)
         return self._found(batch)
 
@@ -267,31 +256,24 @@ class SlowRuleRunner:
                 found.add(entry[1].moved({0: row}))
         return found
 
-    def _notify(self, key: str) -> None:
-        for news in self._news.pop(key, ()):
-            news.set()
-
     # -- removing rules -------------------------------------------------------------------------------------------
 
     async def done_with(self, rule: Rule) -> None:
         """Return once a rule is no longer needed by any of the messages that are deferred now."""
-        for key in [key for key, deferred in self._deferred.items() if deferred.needs(rule)]:
-            while key in self._running:
-                news = asyncio.Event()
-                self._news[key].add(news)
-                await news.wait()
+        running = [self._running[key] for key, deferred in self._deferred.items() if deferred.needs(rule)]
+        if running:
+            await asyncio.wait(running)
 
     async def close(self) -> None:
         """Stop all tasks, and wait a moment for running calls to clean up."""
         self._due.clear()
-        tasks = [task for task in self._running.values() if task is not None]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._running.clear()  # those that were stopped before they began
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for waits in self._running.values():  # for those that were stopped before they began
+            waits.set_result(None)
+        self._running.clear()
         self._deferred.clear()
-        for key in [*self._news]:
-            self._notify(key)
         await self._interceptor.calls.close(_GRACE_S)
 
 
