@@ -4,12 +4,17 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.inspector.server.access_control import Access, AccessControl, is_loopback, names_of
 
 _GRACE_S = 2  # at the end, open pages are awaited for so long
+_ANY = {"0.0.0.0", "::"}  # noqa: S104 - what a user may ask for
+_LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class Place(NamedTuple):
@@ -18,6 +23,45 @@ class Place(NamedTuple):
     host: str = "127.0.0.1"
     port: int = 8266
     allowed: tuple[str, ...] = ()
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address can be reached from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def names_of(host: str) -> frozenset[str]:
+    """Return the host names that browsers may use for a server that is bound to an address."""
+    if is_loopback(host):
+        return _LOOPBACK_NAMES
+    if host not in _ANY:
+        return frozenset({host.lower()})
+    own = {socket.gethostname(), socket.getfqdn()}
+    with suppress(OSError):  # a machine whose own name has no address
+        own |= {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
+    return _LOOPBACK_NAMES | {name.lower() for name in own}
+
+
+@dataclass(frozen=True)
+class Access:
+    """Conditions of a request: its host must be a known name, and it must have the cookie, if there is a token.
+
+    The token is exchanged for the cookie's value. That is another secret, so neither can be derived from the other.
+    """
+
+    hosts: frozenset[str]
+    token: str | None = None
+    session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+
+    def knows_host(self, header: str) -> bool:
+        """Return whether a Host header has one of the names of this server."""
+        try:
+            return urlsplit(f"//{header}").hostname in self.hosts
+        except ValueError:
+            return False
 
 
 class Bound(NamedTuple):
@@ -59,6 +103,8 @@ def bind(place: Place, *, token: bool) -> Bound:
 def serve(app: object, bound: Bound, *, on_ready: Callable[[], None], until: "threading.Event | None" = None) -> None:
     """Serve until Ctrl-C, SIGTERM, or until the event `until` is set. `on_ready` is called once pages can be opened."""
     import uvicorn  # noqa: PLC0415 - of the extra
+
+    from ray_messaging.inspector.server.access_control import AccessControl  # noqa: PLC0415
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

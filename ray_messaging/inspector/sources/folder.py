@@ -39,10 +39,10 @@ _MOST, _LONGEST = 15, 400  # lines of the record, and characters of each
 class FolderSource(Source):
     """Source for the folder of a log. It counts the log once, and again if the log has grown."""
 
-    def __init__(self, log_dir: str | Path, log: EventLog | None = None) -> None:
+    def __init__(self, log_dir: str | Path) -> None:
         """Open a folder; raise LogError if it holds no log."""
         self.log_dir = str(log_dir)
-        self.log = log or EventLog.open(log_dir)
+        self.log = EventLog.open(log_dir)
         self.title = name(str(log_dir).rstrip("/").rpartition("/")[2] or str(log_dir))
         self.phase = "no end" if self.log.unended else "ended"
         run = self.log.run

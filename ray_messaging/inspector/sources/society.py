@@ -12,9 +12,9 @@ PAIRS = 12
 MOST = 500_000  # rows that are counted
 
 
-def society_of(log: EventLog, *, after: int = -1, most: int = MOST) -> Society:
+def society_of(log: EventLog, *, after: int = -1) -> Society:
     """Return the society of a log's rows after a position, without the user and broadcasts; if many, of a sample."""
-    sample = log.sample(["from_id", "to_id", "fate"], after=after, most=most)
+    sample = log.sample(["from_id", "to_id", "fate"], after=after, most=MOST)
     delivered = pc.equal(sample.counts["fate"], "delivered")
     counts = sample.counts.filter(pc.and_(delivered, pc.not_equal(sample.counts["from_id"], sample.counts["to_id"])))
     estimated = pc.round(pc.divide(counts["count"], sample.share)).cast(pa.int64())

@@ -34,10 +34,7 @@ _WITHOUT = {
 
 # Counters that are 0 while all is well: the finding, and the remedy.
 _COUNTERS = {
-    "unreadable": (
-        "{:,} entries were no valid frames",
-        "see the dead letters: who writes to this experiment's keys?",
-    ),
+    "unreadable": ("{:,} entries were no valid frames", "see the dead letters: who writes to this experiment's keys?"),
     "ingress_dropped": (
         "{:,} messages of foreign clients were dropped, as the inbox was full",
         "fetch more often, or raise inbox_messages",

@@ -31,11 +31,7 @@ _RAISE_MAXMEMORY = "raise maxmemory, or have what waits fetched: a full server t
 
 
 def check_server(
-    facts: ServerFacts,
-    *,
-    allow_eviction: bool = False,
-    embedded: bool = False,
-    wait_replicas: int = 0,
+    facts: ServerFacts, *, allow_eviction: bool = False, embedded: bool = False, wait_replicas: int = 0
 ) -> list[Finding]:
     """Return the findings about a server, which may not have answered.
 

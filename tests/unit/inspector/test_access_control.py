@@ -2,7 +2,8 @@
 
 import pytest
 
-from ray_messaging.inspector.server.access_control import Access, AccessControl, names_of
+from ray_messaging.inspector.server.access_control import AccessControl
+from ray_messaging.inspector.server.serve import Access, names_of
 
 LOCAL = names_of("127.0.0.1")
 HOST = ("host", "127.0.0.1:8266")
