@@ -543,6 +543,27 @@ async def test_stop_waits_for_the_receipts_of_what_was_accepted(open_one, exp):
     assert numbers(await fetch_all(messager, 100)) == [*range(100)]
 
 
+async def test_stop_waits_for_the_receipts_of_what_is_judged_or_published(open_one, exp):
+    judged, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(Forward):
+        async def remote(self, from_uuid, to_uuid, msg):
+            judged.set()
+            await go_on.wait()
+            return True
+
+    messager, sender = await open_one(f"{exp}/a"), await open_one(interceptor=Slow())
+    sending = [
+        asyncio.create_task(sender.send_message(f"{exp}/a", {"n": n}, from_uuid=1, to_uuid=2)) for n in range(100)
+    ]
+    await judged.wait()
+    stopping = asyncio.create_task(sender.stop())
+    go_on.set()
+    await stopping
+    assert all(receipt.sent for receipt in await asyncio.gather(*sending))
+    assert numbers(await fetch_all(messager, 100)) == [*range(100)]
+
+
 def test_without_the_extra_its_name_is_said():
     code = "import sys; sys.modules['paho'] = None; import ray_messaging.compat.mqtt"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

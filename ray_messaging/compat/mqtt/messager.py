@@ -148,10 +148,9 @@ class Messager(metaclass=_ActorClass):
                 await out.close()
                 raise
             self._out, self._in, self._was_connected = out, heard, True
-            self._pending: deque[_Send] = deque()
+            self._outbox: asyncio.Queue[_Send] = asyncio.Queue()  # each is done when its receipt is
             self._room = asyncio.Semaphore(self.settings.outbox_messages)
             self._slots = asyncio.Semaphore(AT_ONCE)
-            self._wake = asyncio.Event()
             self._publishing: set[asyncio.Task[None]] = set()
             self._sending = asyncio.create_task(self._send_all(out), name="ray_messaging mqtt outbox")
 
@@ -163,8 +162,8 @@ class Messager(metaclass=_ActorClass):
         async with self._changing:
             if self._out is None or self._in is None:
                 return
-            waiting = [send.receipt for send in self._pending]
-            await asyncio.gather(*waiting, *self._publishing, return_exceptions=True)
+            await self._outbox.join()
+            await asyncio.gather(*self._publishing, return_exceptions=True)
             await end(self._sending)
             out, heard, self._out, self._in = self._out, self._in, None, None
             self._listening = False
@@ -256,24 +255,24 @@ class Messager(metaclass=_ActorClass):
         async with self._room:
             self._connected(Closed)
             receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
-            self._pending.append(_Send(checked, subtopic, line, from_id, to_id, time.time(), receipt))
-            self._wake.set()
+            outbox = self._outbox
+            receipt.add_done_callback(lambda _: outbox.task_done())
+            outbox.put_nowait(_Send(checked, subtopic, line, from_id, to_id, time.time(), receipt))
             return await receipt
 
     async def _send_all(self, out: Connection) -> None:
         """Get the verdicts on accepted messages, and publish those that pass, in order."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._pending:
-                sends = [self._pending.popleft() for _ in range(min(len(self._pending), BATCH_ROWS))]
-                try:
-                    await self._send(out, sends)
-                except MessagingError as error:
-                    _fail(sends, error)
-                except BaseException:
-                    _fail(sends, Closed("this messager has stopped, and nobody knows whether this was sent"))
-                    raise
+            sends = [await self._outbox.get()]
+            while len(sends) < BATCH_ROWS and not self._outbox.empty():
+                sends.append(self._outbox.get_nowait())
+            try:
+                await self._send(out, sends)
+            except MessagingError as error:
+                _fail(sends, error)
+            except BaseException:
+                _fail(sends, Closed("this messager has stopped, and nobody knows whether this was sent"))
+                raise
 
     async def _send(self, out: Connection, sends: list[_Send]) -> None:
         batch = self._batch(sends)
