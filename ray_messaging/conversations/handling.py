@@ -120,16 +120,8 @@ def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Direc
     return ()
 
 
-class _Service:
-    """The handlers of one service that wait. `asks` maps the id of the message in hand to the handler's questions."""
-
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
-        self.asks: dict[str, list[Ask]] = {}
-
-
 class Waits:
-    """The handlers that wait for answers, by service.
+    """The handlers that wait for answers.
 
     While every handler of a mailbox waits, the mailbox handles no other message. Then a note on the server says for
     which questions they wait. `others_handle` returns whether any service other than the given ones may have a message
@@ -140,7 +132,7 @@ class Waits:
         self.others_handle: Callable[[Collection[str]], bool] = lambda _: False
         self.ended = ""  # why the service has ended; "": it has not, or somebody fetches again
         self._engine = engine
-        self._services: dict[str, _Service] = {}
+        self._waiting: dict[str, tuple[Asker, Ask]] = {}  # by the question's id
         self._written = b""
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -149,19 +141,12 @@ class Waits:
     @contextmanager
     def waiting(self, asker: Asker, ask: Ask) -> Iterator[None]:
         """Count a handler as waiting for the answer to one question."""
-        message = asker.chain[-1].message
-        service = self._services.setdefault(asker.service, _Service(asker.slots))
-        service.asks.setdefault(message, []).append(ask)
+        self._waiting[ask.question] = asker, ask
         self._note_change()
         try:
             yield
         finally:
-            left = service.asks[message]
-            left.remove(ask)
-            if not left:
-                del service.asks[message]
-            if not service.asks and self._services.get(asker.service) is service:
-                del self._services[asker.service]
+            self._waiting.pop(ask.question, None)  # after `close` it is not there
             self._note_change()
 
     def _note_change(self) -> None:
@@ -170,16 +155,19 @@ class Waits:
             self._task = asyncio.create_task(self._keep(), name="ray_messaging waiting handlers")
 
     def _note(self) -> ServiceNote:
-        services = self._services
-        stuck = services and all(len(each.asks) >= each.slots for each in services.values())
-        if not stuck or self.others_handle(services):
+        slots = {asker.service: asker.slots for asker, _ in self._waiting.values()}
+        asks: dict[str, dict[str, list[Ask]]] = {service: {} for service in slots}  # then by the message in hand
+        for asker, ask in self._waiting.values():
+            asks[asker.service].setdefault(asker.chain[-1].message, []).append(ask)
+        stuck = slots and all(len(asks[service]) >= most for service, most in slots.items())
+        if not stuck or self.others_handle(slots):
             return ServiceNote(self.ended)
-        slots = [Slot(message, tuple(asks)) for each in services.values() for message, asks in each.asks.items()]
-        return ServiceNote(self.ended, tuple(slots))
+        in_hand = [Slot(message, tuple(found)) for each in asks.values() for message, found in each.items()]
+        return ServiceNote(self.ended, tuple(in_hand))
 
     async def _keep(self) -> None:
         """Update the note on the server while handlers wait."""
-        while self._services or self._written:
+        while self._waiting or self._written:
             await self._changed.wait()
             await asyncio.sleep(_STUCK_S)
             self._changed.clear()
@@ -187,7 +175,7 @@ class Waits:
                 await self.write()
             except MessagingError as error:  # the next change tries again
                 logger.info("the note on the service of %s could not be written: %s", self._engine.name, error)
-            if not self._services:
+            if not self._waiting:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
@@ -202,7 +190,7 @@ class Waits:
         """Stop updating the note; if it says that handlers wait, remove it."""
         if self._task is not None:
             await end(self._task)
-        self._services = {}
+        self._waiting = {}
         if self._written and not self._engine.closed:
             try:
                 await self.write()
