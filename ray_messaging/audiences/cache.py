@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ from ray_messaging.model.extension import Audience
 
 UNRESOLVED = 0  # the version of an audience that is looked up later
 EVERYBODY = Audience("*", 0)  # all agents of the experiment that are in the directory
-K = TypeVar("K")
-_VERSIONS = 16  # most versions that are kept in memory, or mapped
+_KEPT = 32  # most versions, and parts of them, that are kept in memory, or mapped
 
 
 class AudienceCache:
@@ -28,8 +27,8 @@ class AudienceCache:
 
     def __init__(self, source: AudienceSource | None) -> None:
         self._source = source
-        self._edges: OrderedDict[Audience, Edges] = OrderedDict()
-        self._toward: OrderedDict[tuple[Audience, bytes], Edges] = OrderedDict()
+        # All pairs of a version under b"", and those toward some agents under these agents' digest.
+        self._edges: OrderedDict[tuple[Audience, bytes], Edges] = OrderedDict()
         self._loading = asyncio.Lock()
 
     async def edges(self, audience: Audience) -> Edges:
@@ -38,7 +37,7 @@ class AudienceCache:
         Raises: UnknownName if there is no source or it does not have the version, FrameError if the version is damaged.
         """
         async with self._loading:
-            found = self._edges.get(audience)
+            found = self._edges.get((audience, b""))
             if found is None:
                 if self._source is None:
                     raise UnknownName(
@@ -48,16 +47,11 @@ class AudienceCache:
                         value=audience.name,
                     )
                 found = await self._source.load(*audience)
-                self._forget_before(audience)
-            return _kept(self._edges, audience, found)
-
-    def _forget_before(self, audience: Audience) -> None:
-        """Drop the versions that newer ones have replaced, except the last of them: messages to it may still come."""
-        old = {each for each in self._edges if each.name == audience.name and each.version < audience.version - 1}
-        for each in old:
-            del self._edges[each]
-        for key in [key for key in self._toward if key[0] in old]:
-            del self._toward[key]
+                # Newer versions have replaced earlier ones, but to the last of these messages may still come.
+                for each, digest in [*self._edges]:
+                    if each.name == audience.name and each.version < audience.version - 1:
+                        del self._edges[each, digest]
+            return self._keep(audience, b"", found)
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
         """Make the version of an audience that counts from a step on, after agents have moved to new positions.
@@ -73,19 +67,17 @@ class AudienceCache:
 
     async def toward(self, audience: Audience, agents: AgentSet, digest: bytes) -> Edges:
         """Return the pairs of a version whose hearers are among `agents`, which have this digest. Raises as `edges`."""
-        key = audience, digest
-        found = self._toward.get(key)
+        found = self._edges.get((audience, digest))
         if found is None:
             found = MemberEdges.among(agents) if audience == EVERYBODY else (await self.edges(audience)).toward(agents)
-        return _kept(self._toward, key, found)
+        return self._keep(audience, digest, found)
 
-
-def _kept(cache: "OrderedDict[K, Edges]", key: K, value: Edges) -> Edges:
-    cache[key] = value
-    cache.move_to_end(key)
-    while len(cache) > _VERSIONS:
-        cache.popitem(last=False)
-    return value
+    def _keep(self, audience: Audience, digest: bytes, edges: Edges) -> Edges:
+        self._edges[audience, digest] = edges
+        self._edges.move_to_end((audience, digest))
+        while len(self._edges) > _KEPT:
+            self._edges.popitem(last=False)
+        return edges
 
 
 def name_of(audience: object) -> str:
