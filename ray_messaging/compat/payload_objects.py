@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Callable
-from enum import Enum
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, TypeGuard, TypeVar, is_typeddict
+from typing import Any, ClassVar, Literal, Protocol, TypeGuard, TypeVar, is_typeddict
 
 import msgspec
 
@@ -44,27 +43,21 @@ class Misfit(Exception):
         self.field = field
 
 
-class Form(Enum):
-    """How objects of a type are encoded as JSON."""
-
-    NONE = "none"  # they cannot be payloads
-    NATIVE = "native"  # msgspec encodes them
-    PYDANTIC = "pydantic"
+Form = Literal["msgspec", "pydantic"] | None  # what encodes objects of a type as JSON; None: they cannot be payloads
 
 
 def _form_of(kind: type) -> Form:
     if hasattr(kind, "__pydantic_serializer__"):  # a pydantic dataclass has aliases that msgspec does not know
-        return Form.PYDANTIC
-    known = hasattr(kind, "__struct_fields__") or hasattr(kind, "__dataclass_fields__")
-    return Form.NATIVE if known else Form.NONE
+        return "pydantic"
+    return "msgspec" if hasattr(kind, "__struct_fields__") or hasattr(kind, "__dataclass_fields__") else None
 
 
-form_of: Callable[[Any], Form] = lru_cache(maxsize=1024)(_form_of)  # how objects of a type are encoded, cached
+form_of: Callable[[Any], Form] = lru_cache(maxsize=1024)(_form_of)
 
 
 def is_object(payload: object) -> TypeGuard[PayloadObject]:
     """Return whether a payload is a dataclass, a Struct or a pydantic object, which have a JSON form of their own."""
-    return form_of(type(payload)) is not Form.NONE
+    return form_of(type(payload)) is not None
 
 
 def encode_object(payload: PayloadObject, encode: Callable[[object], bytes]) -> bytes:
@@ -72,7 +65,7 @@ def encode_object(payload: PayloadObject, encode: Callable[[object], bytes]) -> 
 
     Raises: InvalidPayload if the result is not a JSON object; an encoder's ValueError.
     """
-    if form_of(type(payload)) is Form.PYDANTIC:
+    if form_of(type(payload)) == "pydantic":
         # Aliases are the names under which pydantic reads the fields.
         line: bytes = payload.__pydantic_serializer__.to_json(payload, by_alias=True)  # type: ignore[union-attr]
     else:
@@ -88,12 +81,12 @@ def encode_object(payload: PayloadObject, encode: Callable[[object], bytes]) -> 
 def is_native(kind: type) -> bool:
     """Return whether msgspec encodes objects of this type as JSON objects."""
     config = getattr(kind, "__struct_config__", None)
-    return form_of(kind) is Form.NATIVE and not (config is not None and config.array_like)
+    return form_of(kind) == "msgspec" and not (config is not None and config.array_like)
 
 
 def is_msgspecs(kind: type) -> bool:
     """Return whether msgspec decodes objects of this type, and pydantic all others."""
-    return form_of(kind) is Form.NATIVE or is_typeddict(kind)
+    return form_of(kind) == "msgspec" or is_typeddict(kind)
 
 
 Encoded = bytes | dict[str, Any]  # JSON, or the value to which it would be decoded

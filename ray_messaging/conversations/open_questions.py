@@ -17,7 +17,6 @@ from ray_messaging.errors import AnswerFailed, Closed, NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.message_ids import MessageIdColumn
 
 _NO_ROWS: Rows = np.empty(0, np.intp)
@@ -161,7 +160,8 @@ class OpenQuestions:
         if high - low == 1:  # numpy would take five times as long
             return _NO_ROWS if self._answer_one(replies, batch, low) else np.arange(low, high)
         rows = np.arange(low, high)
-        known = self._known(replies, rows)
+        ours = np.array([text in self._texts for text in replies.texts], np.bool_)  # which texts are of our questions
+        known = np.broadcast_to(ours[0], len(rows)) if replies.places is None else ours[replies.places[rows]]
         numbers = replies.numbers[rows]
         taken = np.zeros(len(rows), np.bool_)
         ranges = np.searchsorted(np.array(self._firsts), numbers, side="right") - 1
@@ -188,16 +188,12 @@ class OpenQuestions:
             return True
         return asker.take_one(first + place, batch, row)
 
-    def _known(self, replies: MessageIdColumn, rows: Rows) -> NDArray[np.bool_]:
-        """Return which rows answer questions that this messager has asked."""
-        ours = np.array([text in self._texts for text in replies.texts], np.bool_)
-        return np.broadcast_to(ours[0], len(rows)) if replies.places is None else ours[replies.places[rows]]
-
     def _answer(self, asked: Asked, numbers: NDArray[np.int64], batch: Batch, rows: Rows) -> NDArray[np.bool_]:
         places = (numbers - asked.batch.first).astype(np.intp)
         counts = places < asked.batch.rows
         if not self._from_any:
-            counts[counts] = _equal(batch.from_ids.take(rows[counts]), asked.batch.to_ids.take(places[counts]))
+            asked_ones = asked.batch.to_ids.take(places[counts]).to_numpy()
+            counts[counts] = batch.from_ids.take(rows[counts]).to_numpy() == asked_ones
         if batch.extension is not None and batch.extension.failed:
             for place, row in zip(places[counts].tolist(), rows[counts].tolist(), strict=True):
                 asked.asker.fail(asked.place + place, answer_failed(Message(self._exp_id, batch, row)))
@@ -226,10 +222,3 @@ def answer_failed(answer: Message) -> AnswerFailed:
         error=error,
         text=text,
     )
-
-
-def _equal(left: IdColumn, right: IdColumn) -> NDArray[np.bool_]:
-    """Compare ids row by row."""
-    if left.kinds is None and right.kinds is None:
-        return np.equal(left.values, right.values)
-    return np.array([one == other for one, other in zip(left.tolist(), right.tolist(), strict=True)], np.bool_)
