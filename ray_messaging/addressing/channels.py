@@ -102,10 +102,6 @@ def escaped(agent_id: str) -> str:
     return _TO_ESCAPE.sub(lambda found: quote(found[0], safe=""), agent_id)
 
 
-def _unescaped(text: str) -> str:
-    return _ESCAPED.sub(lambda found: unquote(found[0]), text)
-
-
 def check_id(agent_id: object) -> AgentId:
     """Return an id in canonical form: an int64, or a str that is not an integer; raise InvalidAddress otherwise.
 
@@ -120,8 +116,10 @@ def check_id(agent_id: object) -> AgentId:
         return str(agent_id)  # numpy's str cannot be encoded
     if isinstance(agent_id, UUID):
         return str(agent_id)
+    # operator.index accepts numpy 1's bool; a check by its dtype needs no import of numpy.
+    is_bool = isinstance(agent_id, bool) or getattr(getattr(agent_id, "dtype", None), "kind", "") == "b"
     try:
-        number = None if _is_bool(agent_id) else index(agent_id)  # type: ignore[arg-type]  # others raise
+        number = None if is_bool else index(agent_id)  # type: ignore[arg-type]  # others raise
     except TypeError:
         number = None
     if number is not None:
@@ -131,11 +129,6 @@ def check_id(agent_id: object) -> AgentId:
     raise InvalidAddress(
         f"agent id {agent_id!r} is a {type(agent_id).__name__}: an id must be an int or a str", value=agent_id
     )
-
-
-def _is_bool(value: object) -> bool:
-    # operator.index accepts numpy 1's bool; a check by its dtype needs no import of numpy.
-    return isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b"
 
 
 def check_subtopic(subtopic: object) -> str:
@@ -181,7 +174,11 @@ def parse_channel(exp_id: str, channel: object) -> Address:
         )
     if not channel.startswith("exps:"):
         _check_text("channel", channel)
-        _check_not_ours(channel)
+        if channel.startswith(_OURS):  # a foreign client could fake our own Pub/Sub marks
+            raise InvalidAddress(
+                f"channel {channel!r} begins as our own keys: choose a name that does not begin with {_OURS}",
+                value=channel,
+            )
         return Address(None, ":" + channel)
     _check_experiment(exp_id, channel)
     rest = channel[len(exp_id) + 6 :]
@@ -189,14 +186,7 @@ def parse_channel(exp_id: str, channel: object) -> Address:
         _check_text("channel's end", rest)
         return Address(None, ":" + channel)
     agent_id, _, subtopic = rest[7:].partition(":")
-    return Address(check_id(_unescaped(agent_id)), check_subtopic(subtopic))
-
-
-def _check_not_ours(channel: str) -> None:
-    if channel.startswith(_OURS):  # a foreign client could fake our own Pub/Sub marks
-        raise InvalidAddress(
-            f"channel {channel!r} begins as our own keys: choose a name that does not begin with {_OURS}", value=channel
-        )
+    return Address(check_id(_ESCAPED.sub(lambda found: unquote(found[0]), agent_id)), check_subtopic(subtopic))
 
 
 def _check_experiment(exp_id: str, channel: str) -> None:

@@ -142,9 +142,10 @@ class Heard:
         return sums
 
     def _summed(self, chunk: HeardRows, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the sum for each hearer of a chunk, in the order of `sums` of a hearing: each sender first."""
+        """Return the sum of each hearer of a chunk, as a hearing's `sums`: first the sum of each sender."""
         hearers = np.repeat(np.arange(chunk.high - chunk.low), np.diff(chunk.offsets))
-        senders = self._sender_codes[chunk.rows]
+        kinds = 0 if self._from_ids.kinds is None else self._from_ids.kinds
+        senders = (self._from_ids.values * 3 + kinds)[chunk.rows]  # a number for each sender
         first = (np.diff(hearers, prepend=-1) | np.diff(senders, prepend=-1)) != 0
         begins = np.flatnonzero(first)
         by_sender = np.zeros(len(begins), values.dtype)
@@ -179,11 +180,6 @@ class Heard:
         kept = self._removed[places] != keys
         before = offsets_of(kept.astype(np.int64))
         return HeardRows(chunk.low, chunk.high, before[chunk.offsets], chunk.rows[kept])
-
-    @property
-    def _sender_codes(self) -> NDArray[np.intp]:
-        """Return a number for each row. Rows of the same sender have the same number."""
-        return self._from_ids.values * 3 + (0 if self._from_ids.kinds is None else self._from_ids.kinds)
 
 
 def _by_sender(ids: IdColumn) -> NDArray[np.intp] | None:

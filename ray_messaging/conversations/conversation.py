@@ -182,7 +182,8 @@ class Conversation:
                     self._watch.begin()
                     if asker is None or waits is None:
                         return await answer
-                    with waits.waiting(asker, self._ask_of(checked, receipt)):
+                    mailboxes = self._engine.directory.mailboxes_of(checked.to_id, checked.topic)
+                    with waits.waiting(asker, Ask(receipt.message_id, checked.from_id, checked.to_id, mailboxes)):
                         return await answer
         except NoAnswer:  # it is a TimeoutError, too
             raise
@@ -201,10 +202,6 @@ class Conversation:
             if circle:
                 why = in_circle(zip(circle, [*circle[1:], checked.to_id], strict=True))
                 raise no_answer(checked.to_id, "this question, which was not sent", why)
-
-    def _ask_of(self, checked: CheckedMessage, receipt: Receipt) -> Ask:
-        mailboxes = self._engine.directory.mailboxes_of(checked.to_id, checked.topic)
-        return Ask(receipt.message_id, checked.from_id, checked.to_id, mailboxes)
 
     async def ask_columns(
         self, from_ids: object, to_ids: object, payloads: object, subtopic: str, timeout: float | None

@@ -146,7 +146,7 @@ class Inboxes:
         ack: Callable[[Iterable[Message]], Awaitable[None]],
         is_committed: Callable[[Message], bool],
     ) -> None:
-        self._hand_out = HandOut(fetch, ack, self._take, _MOST)
+        self.hand_out = HandOut(fetch, ack, self._take, _MOST)
         self._is_committed = is_committed
         self._inboxes: dict[AgentId | None, Inbox] = {}
         self._filling: asyncio.Task[None] | None = None
@@ -163,7 +163,7 @@ class Inboxes:
         """Start fetching messages, if that is not going on already."""
         if self._filling is None or self._filling.done():
             self._error = None
-            self._filling = asyncio.create_task(self._hand_out.run(deque()), name="ray_messaging inboxes")
+            self._filling = asyncio.create_task(self.hand_out.run(deque()), name="ray_messaging inboxes")
             self._filling.add_done_callback(self._ended)
 
     async def take_from(self, inbox: Inbox) -> Message:
@@ -187,14 +187,10 @@ class Inboxes:
                 )
                 inbox.news.set()
 
-    def handled(self, message: Message) -> None:
-        """Mark a message as handled: it is committed soon."""
-        self._hand_out.handled(message)
-
     def put_back(self, inbox: Inbox, message: Message) -> None:
         """Keep a message whose handling did not end for the agent's next reader, unless it is already committed."""
         if self._is_committed(message):
-            self._hand_out.release()
+            self.hand_out.release()
         else:
             inbox.messages.appendleft(message)
             inbox.news.set()
@@ -203,7 +199,7 @@ class Inboxes:
         inbox = self._inboxes.setdefault(message.to_id, Inbox())
         inbox.messages.append(message)
         inbox.news.set()
-        if self._hand_out.full and not self._warned:
+        if self.hand_out.full and not self._warned:
             self._warn()
 
     def _warn(self) -> None:
@@ -236,7 +232,7 @@ class Inboxes:
         await end(self._filling)
         if commit:
             with suppress(MessagingError):  # what is not committed comes again
-                await self._hand_out.commit()
+                await self.hand_out.commit()
 
 
 class InboxMessages(AsyncIterator[Message]):
@@ -256,7 +252,7 @@ class InboxMessages(AsyncIterator[Message]):
 
     async def __anext__(self) -> Message:
         if (handled := self._end()) is not None:
-            self._inboxes.handled(handled)
+            self._inboxes.hand_out.handled(handled)
         if not self._reads:
             self._reads = True
             self._inbox.readers += 1

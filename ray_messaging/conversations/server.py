@@ -181,7 +181,9 @@ class MessageServer:
             except asyncio.CancelledError as error:
                 if self._over:
                     raise
-                return await self._fail(message, _cancelled(error), attempts)
+                made = MessagingError("a handler of `serve` was cancelled, by itself or by a call of its own")
+                made.__cause__ = error
+                return await self._fail(message, made, attempts)
             except Exception as error:  # noqa: BLE001 - a handler is the user's own code
                 if attempts > self._serving.retries:
                     return await self._fail(message, error, attempts)
@@ -244,10 +246,3 @@ class _Fatal(Exception):
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-def _cancelled(error: asyncio.CancelledError) -> MessagingError:
-    """Build the error for a handler that was cancelled although its server goes on."""
-    made = MessagingError("a handler of `serve` was cancelled, by itself or by a call of its own")
-    made.__cause__ = error
-    return made

@@ -22,7 +22,6 @@ from ray_messaging.surveys.answer_model import AnswerModel
 from ray_messaging.surveys.record import END, Asking, SurveyRecord, decode_asking, decode_record, encode
 from ray_messaging.surveys.tally import Rows, Tally
 from ray_messaging.transports.cursors import START, Cursor, order
-from ray_messaging.transports.experiment_store import RedisSurveys
 from ray_messaging.transports.values import Limits, Listening
 from ray_messaging.wire.frames import decode
 
@@ -48,6 +47,7 @@ class AsyncSurvey:
         self.record = record
         self.model = model
         self._engine = engine
+        self._store = engine.transport.surveys
         self._reading = reading
         self._begin()
 
@@ -58,10 +58,6 @@ class AsyncSurvey:
         self._dues: list[float | None] = []
         self._read_to = START.entry
         self._frame_bytes = 1
-
-    @property
-    def _store(self) -> RedisSurveys:
-        return self._engine.transport.surveys
 
     # -- reading --------------------------------------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ async def _live(
 
 
 def _deeds(step: Step, states: dict[Any, Any]) -> Attempt:
-    found: Attempt = {agent: Deeds([], _encoded(states[agent])) for agent in step.agents}
+    found: Attempt = {agent: Deeds([], encode_exactly(_in_order(states[agent]), "the state")) for agent in step.agents}
     rows = []
     for batch in step.sends.batches():
         extension, lines = batch.extension, batch.lines
@@ -153,10 +153,6 @@ def _by_agent(step: Step, states: dict[str, dict[str, Any]]) -> dict[AgentId, An
     (arrays,) = states.values()
     columns = {name: array.tolist() for name, array in arrays.items() if np.shape(array)[:1] == (len(step.agents),)}
     return {agent: {name: column[at] for name, column in columns.items()} for at, agent in enumerate(step.agents)}
-
-
-def _encoded(state: Any) -> bytes:  # noqa: ANN401 - a state of any shape
-    return encode_exactly(_in_order(state), "the state")
 
 
 def _in_order(value: Any) -> Any:  # noqa: ANN401 - a part of a state
