@@ -1,28 +1,13 @@
 """The commands `replay` (a real trace) and `demo` (generated traffic): they check every message that they send."""
 
 from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from ray_messaging.cli.options import (
-    Agents,
-    DemoGroups,
-    From,
-    Groups,
-    JsonFile,
-    LogDir,
-    Messages,
-    Redis,
-    Rules,
-    Seed,
-    Speed,
-    Text,
-    Time,
-    To,
-    TraceFile,
-    Ui,
-    read_speed,
-)
+from ray_messaging.cli.options import Rules
 from ray_messaging.cli.rule_specs import parse_rules
 from ray_messaging.cli.session import check_outputs, finish, output, run
 from ray_messaging.cli.show import counted
@@ -32,6 +17,42 @@ from ray_messaging.interception.rules import BlackList, RateLimit, Rule
 from ray_messaging.replay.plan import Plan, Traffic, assign_groups, due_times
 from ray_messaging.replay.society import generate
 from ray_messaging.replay.trace import read_trace
+
+Redis = Annotated[
+    str | None,
+    typer.Option("--redis", metavar="URL", help="Use this server, redis://host:port/db, instead of an embedded one."),
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this file, as JSON.")
+]
+LogDir = Annotated[
+    str | None,
+    typer.Option(
+        "--log-dir", metavar="DIR", help="Write an event log, as Parquet, to this new folder, or URI (s3://...)."
+    ),
+]
+Ui = Annotated[
+    bool, typer.Option("--ui", help="Open the inspector beside it (needs --log-dir), and stay for it until Ctrl-C.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the generated traffic.")]
+Agents = Annotated[int, typer.Option(min=4, help="Number of agents.")]
+Messages = Annotated[int, typer.Option(min=1, help="Number of messages.")]
+DemoGroups = Annotated[int, typer.Option("--groups", min=2, max=64, help="Number of groups. Each is a Ray actor.")]
+
+TraceFile = Annotated[
+    Path,
+    typer.Argument(metavar="TRACE", help="SNAP edge list (src dst time), CSV with a header, JSON lines; plain or .gz."),
+]
+Groups = Annotated[int, typer.Option(min=1, max=256, help="Number of groups. Each is a Ray actor.")]
+Speed = Annotated[
+    str, typer.Option(metavar="max|X", help="X times the pace of the trace's times; max: as fast as possible.")
+]
+From = Annotated[
+    str | None, typer.Option("--from", metavar="FIELD", help="Field of the sender, or a template: '{game}-{name}'.")
+]
+To = Annotated[str | None, typer.Option("--to", metavar="FIELD", help="Field of the receiver, or a template.")]
+Time = Annotated[str | None, typer.Option("--time", metavar="FIELD", help="Field of the time.")]
+Text = Annotated[str | None, typer.Option("--text", metavar="FIELD", help="Field of the text.")]
 
 NEXT = """
 Try next:
@@ -73,6 +94,19 @@ def demo(
     finish({"agents": agents, "seed": seed} | found, problems, json_file)
 
 
+def _speed(text: str) -> float | None:
+    """Parse --speed; None for `max`. Raises typer.BadParameter if it is neither `max` nor a positive number."""
+    if text == "max":
+        return None
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not (isfinite(speed) and speed > 0):
+        raise typer.BadParameter(f"{text!r} is neither 'max' nor a positive number", param_hint="--speed")
+    return speed
+
+
 def _pace(traffic: Traffic, speed: float | None) -> str:
     if speed is None:
         return "as fast as possible"
@@ -104,7 +138,7 @@ def replay(
 
     Exit code 1: the account does not balance. 2: an argument is invalid, or the run failed.
     """
-    pace = read_speed(speed)
+    pace = _speed(speed)
     check_outputs(json_file, log_dir)
     parsed = parse_rules(rules or [])
     names = {"from_field": from_field, "to_field": to_field, "time_field": time_field, "text_field": text_field}

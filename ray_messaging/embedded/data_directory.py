@@ -105,17 +105,13 @@ def make_temporary(path: Path, busy: Callable[[], None]) -> int:
             return take_lock(path, create=True)
 
 
-def open_kept(path: Path, busy: Callable[[], None]) -> int:
-    """Lock a user's directory once a server without owner has stopped there. Raises CannotStart if another one runs."""
-    return _handed_over(path, KEPT_TIMEOUT_S, busy, create=True)
+def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, create: bool) -> int:
+    """Lock a directory once a server without owner hands it over, or has stopped there; return the lock.
 
+    Args: with `create` it is a user's directory, else one that holds this owner's data.
 
-def take_over(path: Path, timeout_s: float, busy: Callable[[], None]) -> int:
-    """Lock a directory with this owner's data once its guard hands it over. Raises CannotStart if that fails."""
-    return _handed_over(path, timeout_s, busy, create=False)
-
-
-def _handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, create: bool) -> int:
+    Raises: CannotStart if another server goes on running on it, it cannot be used, or the data are gone.
+    """
     deadline = time.monotonic() + timeout_s
     try:
         while True:

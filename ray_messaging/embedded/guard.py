@@ -237,10 +237,12 @@ def guard(owner: int, umask: int) -> None:
     watch = Watch(owner)
     order = read_line()
     path, temporary = Path(order["path"]), order["temporary"]
-    if order["take_over"]:
-        lock = data_directory.take_over(path, order["handover_s"], busy)
+    again = order["take_over"]
+    if temporary and not again:
+        lock = data_directory.make_temporary(path, busy)
     else:
-        lock = (data_directory.make_temporary if temporary else data_directory.open_kept)(path, busy)
+        timeout_s = order["handover_s"] if again else data_directory.KEPT_TIMEOUT_S
+        lock = data_directory.handed_over(path, timeout_s, busy, create=not again)
     if order["brief"]:
         data_directory.mark(lock, data_directory.STOPPING)
     port = Port(order["host"], order["port"])

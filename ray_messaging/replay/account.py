@@ -114,7 +114,9 @@ def build_account(plan: Plan, shares: list[Share], sent: list[Sent], tallies: li
         unexpected=sum(tally.unexpected for tally in tallies),
         agents_differ=int((by_agent != delivered_to).sum()),
         seconds=max(*(part.ended_at for part in sent), *(tally.last_at for tally in tallies)) - begun,
-        latency_ms=percentiles(np.concatenate([tally.latencies for tally in tallies])),
+        latency_ms=percentiles(
+            np.concatenate([np.zeros(0), *(found for tally in tallies for found in tally.latencies)])
+        ),
         blocked_by=dict(sum((part.blocked_by for part in sent), Counter[str]())),
         unheard=dict(unheard.most_common(_NAMED)),
         received_by_agent={

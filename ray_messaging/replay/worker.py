@@ -43,7 +43,7 @@ class Tally:
     `seen` has the number of arrivals of each message, uint32 (n,); `by_agent` that for each agent, int64.
     `out_of_order` counts messages that arrived after a later message of their ordered pair; `misdirected` those with
     wrong ids, or for an agent of another group; `changed` those with another text or time; `unexpected` those that are
-    not of this traffic. `latencies` are float32, in s.
+    not of this traffic. `latencies` are float32, in s, by batch.
     """
 
     seen: NDArray[np.uint32]
@@ -54,29 +54,17 @@ class Tally:
     changed: int = 0
     unexpected: int = 0
     last_at: float = 0.0
-    latencies: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    latencies: list[NDArray[np.float32]] = field(default_factory=list)
 
 
 class Checker:
-    """Checks the messages that one group receives, batch by batch."""
+    """Checks the messages that one group receives, batch by batch. `tally` has the counts so far."""
 
     def __init__(self, reference: Reference, group: int) -> None:
         self._reference = reference
         self._group = group
         self._latest = np.full(int(reference.pairs.max(initial=-1)) + 1, -1, np.int64)  # by pair
-        self._latencies: list[NDArray[np.float32]] = []
-        self._tally = Tally(np.zeros(len(reference), np.uint32), np.zeros(len(reference.agents), np.int64))
-
-    @property
-    def received(self) -> int:
-        """Return the number of messages received so far."""
-        return self._tally.received
-
-    @property
-    def tally(self) -> Tally:
-        """Return the counts."""
-        self._tally.latencies = np.concatenate([np.zeros(0, np.float32), *self._latencies])
-        return self._tally
+        self.tally = Tally(np.zeros(len(reference), np.uint32), np.zeros(len(reference.agents), np.int64))
 
     def take(
         self,
@@ -87,10 +75,10 @@ class Checker:
         now: float,
     ) -> None:
         """Check one batch in the order of arrival. Times are in unix s."""
-        tally = self._tally
+        tally = self.tally
         tally.received += len(lines)
         tally.last_at = now
-        self._latencies.append((now - sent_at).astype(np.float32))
+        tally.latencies.append((now - sent_at).astype(np.float32))
         notes, kept = _parse(lines)
         rows = np.fromiter((note.n for note in notes), np.int64, len(notes))
         known = (rows >= 0) & (rows < len(self._reference))
@@ -104,7 +92,7 @@ class Checker:
         self._check_contents(rows, notes)
 
     def _check_addresses(self, rows: NDArray[np.int64], from_ids: NDArray[Any], to_ids: NDArray[Any]) -> None:
-        reference, tally = self._reference, self._tally
+        reference, tally = self._reference, self.tally
         receivers = reference.receivers[rows]
         right = from_ids == reference.agents[reference.senders[rows]]
         right &= to_ids == reference.agents[receivers]
@@ -122,7 +110,7 @@ class Checker:
         starts = np.append(True, pairs[1:] != pairs[:-1])
         before = np.append(-1, rows[:-1])
         before[starts] = self._latest[pairs[starts]]
-        self._tally.out_of_order += int((rows < before).sum())
+        self.tally.out_of_order += int((rows < before).sum())
         ends = np.append(starts[1:], True)
         self._latest[pairs[ends]] = rows[ends]
 
@@ -131,7 +119,7 @@ class Checker:
         changed = np.fromiter((note.time for note in notes), np.float64, len(notes)) != reference.times[rows]
         if reference.digests is not None:
             changed |= digests(note.text for note in notes) != reference.digests[rows]
-        self._tally.changed += int(changed.sum())
+        self.tally.changed += int(changed.sum())
 
 
 def _parse(lines: Sequence[bytes]) -> tuple[list[Note], NDArray[np.intp]]:
@@ -177,7 +165,7 @@ class Worker:
     @property
     def progress(self) -> tuple[int, int]:
         """Return the numbers of messages sent and received."""
-        return self._sent, self._checker.received
+        return self._sent, self._checker.tally.received
 
     async def send(self) -> Sent:
         """Send the group's messages in order, each at its due time."""
@@ -232,7 +220,7 @@ class Worker:
                 checker.take(messages.data, messages.from_ids, messages.to_ids, messages.sent_at, time.time())
             elif self._expected is None:
                 last = time.monotonic()
-            elif checker.received >= self._expected or time.monotonic() - last > PATIENCE_S:
+            elif checker.tally.received >= self._expected or time.monotonic() - last > PATIENCE_S:
                 return checker.tally
 
     async def exchange(self, own: AgentId, other: AgentId, rounds: int, *, first: bool) -> list[float]:

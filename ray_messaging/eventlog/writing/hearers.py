@@ -16,7 +16,7 @@ from ray_messaging.audiences.cache import AudienceCache, audience_of
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import agents_digest, encode_kept, kept_places
 from ray_messaging.audiences.source import LocalFolder
-from ray_messaging.errors import FrameError, MessagingError
+from ray_messaging.errors import FrameError, MessagingError, UnknownName
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.records import read_agents, write_agents
 from ray_messaging.eventlog.schema import OF_BROADCASTS, SCHEMA
@@ -127,40 +127,34 @@ class BroadcastHearers:
     async def _load(self, batch: Batch, audience: Audience, digest: bytes) -> None:
         key = audience, digest
         if self._edges.get(key) is None:
+            self._edges[key] = None
             try:
-                agents = await self._agents_of(digest)
-                edges = None if agents is None else await self._audiences.toward(audience, agents, digest)
-                why = f"no mailbox has the agents {digest.hex()} any more"
-            except (MessagingError, OSError) as error:
-                edges, why = None, str(error)
-            if edges is None:
-                logger.warning("broadcasts of %s to %s are logged without hearers: %s", batch.sender, audience, why)
-            else:
+                edges = await self._audiences.toward(audience, await self._agents_of(digest), digest)
                 await asyncio.to_thread(edges.counts, batch.from_ids)  # the first time takes a pass over all pairs
-            self._edges[key] = edges
+                self._edges[key] = edges
+            except (MessagingError, OSError) as error:
+                logger.warning("broadcasts of %s to %s are logged without hearers: %s", batch.sender, audience, error)
         self._edges.move_to_end(key)
         while len(self._edges) > _KEPT:
             self._edges.popitem(last=False)
 
-    async def _agents_of(self, digest: bytes) -> AgentSet | None:
-        """Return the agents with a digest, and store them in the folder; None if no mailbox has them any more."""
+    async def _agents_of(self, digest: bytes) -> AgentSet:
+        """Return the agents with a digest, and store them in the folder; raise UnknownName if no mailbox has them."""
         if digest not in self._agents:
             found = await asyncio.to_thread(read_agents, self._folder, digest.hex())
             if found is None:
                 found = await self._of_a_mailbox(digest)
-                if found is None:
-                    return None
                 await asyncio.to_thread(write_agents, self._folder, digest.hex(), found)
             self._agents[digest] = found
         return self._agents[digest]
 
-    async def _of_a_mailbox(self, digest: bytes) -> AgentSet | None:
+    async def _of_a_mailbox(self, digest: bytes) -> AgentSet:
         directory: DirectoryDelta = await self._retry(partial(self._transport.load_directory, 0))
         for record in directory.changed:
             for agents in (*record.by_subtopic().values(), *record.former()):
                 if agents_digest(agents) == digest:
                     return agents
-        return None
+        raise UnknownName(f"no mailbox has the agents {digest.hex()} any more", kind="agents", value=digest.hex())
 
     def of(self, batch: Batch) -> Hearers | None:
         """Return the hearers of a frame's rows; None if its rows are not broadcasts, or their hearers are not known."""
