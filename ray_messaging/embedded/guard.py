@@ -249,7 +249,7 @@ def guard(owner: int, umask: int) -> None:
     try:
         if order["grace_s"]:
             data_directory.expect_successor(path)
-        watch.expect_successor(path, order["grace_s"], order["host_pid"])
+        watch.expect_successor(path / data_directory.SUCCESSOR_NAME, order["grace_s"], order["host_pid"])
         while True:
             serve(order, path, lock, port, watch)
             while watch.wait(None) != b"r":  # the data are kept until the owner restarts or stops the server

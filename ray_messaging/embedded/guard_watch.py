@@ -12,12 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if not TYPE_CHECKING:
-    from data_directory import SUCCESSOR_NAME
-else:
-    from ray_messaging.embedded.data_directory import SUCCESSOR_NAME
+from typing import Final
 
 GRACE_PAUSE_S: Final = 0.05  # between looks for a successor
 FSYNC_S: Final = 1.0  # between two fsyncs
@@ -65,10 +60,10 @@ class Watch:
         return None
 
     def expect_successor(self, path: Path, grace_s: float, host_pid: int) -> None:
-        """Wait `grace_s` for a successor at `path` if the owner dies, for as long as the process `host_pid` lives."""
+        """Wait `grace_s` for a file `path` of a successor if the owner dies, while the process `host_pid` lives."""
         self._host = self._pidfd(host_pid)
         self._grace_s = grace_s if self._host is not None else 0.0
-        self._successor = path / SUCCESSOR_NAME
+        self._successor = path
 
     def wait(self, timeout_s: float | None) -> bytes:
         """Wait for a child's end, an order of the owner, or the timeout. Return the order, b"" if there is none.
