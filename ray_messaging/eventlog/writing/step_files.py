@@ -12,6 +12,7 @@ from ray_messaging.eventlog.checkpoints import write_checkpoint
 from ray_messaging.eventlog.collected import Unwritten
 from ray_messaging.eventlog.series import series_file, series_table
 from ray_messaging.eventlog.writing.segment_store import SegmentStore
+from ray_messaging.eventlog.writing.step_rows import StepFeed
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.transports.step_values import CHECKPOINT, Collected, Kind, Progress
@@ -20,9 +21,10 @@ FILE_BYTES = 8 * 2**20  # so much is collected before files are written
 
 
 class CollectedWriter:
-    """Writer of series and remembered calls, once their steps are sealed, beside the files that `segments` writes."""
+    """Writer of series and remembered calls of the steps that a feed has passed on, beside the files of `segments`."""
 
-    def __init__(self, reader: StreamReader, segments: SegmentStore) -> None:
+    def __init__(self, reader: StreamReader, segments: SegmentStore, feed: StepFeed) -> None:
+        self._feed = feed
         self._store = reader.transport.steps
         self._folder = reader.folder
         self._retry = reader.retry
@@ -33,18 +35,18 @@ class CollectedWriter:
         """Learn since when the server counts the steps."""
         self._born = await self._retry(partial(self._store.collected_born, f"{time.time_ns() // 10**6:013d}"))
 
-    async def write(self, through: int, *, least: int = 1) -> None:
-        """Write what was collected up to a step, if it has `least` bytes or more. Raises as `SegmentStore.store`."""
+    async def write(self, *, least: int = 1) -> None:
+        """Write what was collected, if it has `least` bytes or more. Raises as `SegmentStore.store`."""
         if await self._retry(self._store.collected_bytes) < least:
             return
-        found = await self.unwritten(through)
+        found = await self.unwritten()
         if found.entries:
             await self._segments.write_beside(partial(self._write, found))
             await self._retry(partial(self._store.drop_collected, found.entries))
 
-    async def unwritten(self, through: int) -> Unwritten:
-        """Return what the server has of the steps up to `through`."""
-        return Unwritten(self._born, await self._retry(partial(self._store.collected, through)))
+    async def unwritten(self) -> Unwritten:
+        """Return what the server has of these steps."""
+        return Unwritten(self._born, await self._retry(partial(self._store.collected, self._feed.position.handled)))
 
     def _write(self, found: Unwritten) -> None:
         for kind, encode in _FILES.items():

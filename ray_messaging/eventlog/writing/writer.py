@@ -86,8 +86,7 @@ class LogWriter:
         self._open = OpenSegment(1, 0)
         self._full: OpenSegment | None = None  # the one before, until it is durable
         self._read_task: asyncio.Task[None] | None = None
-        self._feed_task: asyncio.Task[None] | None = None
-        self._checkpoint_task: asyncio.Task[None] | None = None
+        self._step_tasks: list[asyncio.Task[None]] = []
         self._write_task: asyncio.Task[None] | None = None
         self._closed = False
         self._blocked = False  # reading waits for a file to be written
@@ -117,14 +116,14 @@ class LogWriter:
             return
         feed = StepFeed(self._reader, settings, self._take_step, self._waiters.notify)
         await feed.begin(position)
-        self._collected = CollectedWriter(self._reader, self._segments)
+        self._collected = CollectedWriter(self._reader, self._segments, feed)
         await self._collected.begin()
         self._feed = feed
-        self._feed_task = self._spawn(self._follow_steps, "steps")
+        self._step_tasks.append(self._spawn(self._follow_steps, "steps"))
         if self._every is not None:
             self._checkpoints = CheckpointWriter(self._reader, self._every, self._segments)
             await self._checkpoints.begin()
-            self._checkpoint_task = self._spawn(self._checkpoints.run, "checkpoints")
+            self._step_tasks.append(self._spawn(self._checkpoints.run, "checkpoints"))
 
     async def close(self) -> None:
         """Write everything that is in the streams now, and stop. It may be called twice.
@@ -153,7 +152,8 @@ class LogWriter:
         """Close the writer, and unregister the log: from then on streams are trimmed without regard to the log."""
         await self.close()
         if self.error is None:
-            await self._write_collected(1)
+            if self._collected is not None:
+                await self._collected.write()
             if self._checkpoints is not None:
                 await self._checkpoints.end()
             await self._log.unregister(self._segments.epoch)
@@ -342,21 +342,15 @@ class LogWriter:
             self._open.stored = segment
         await self._segments.confirm(sealed.marks, sealed.finished)
         self._streams.drop(sealed.finished)
-        if self._feed is not None and sealed.steps is not None:
+        if self._feed is not None and self._collected is not None and sealed.steps is not None:
             await self._feed.written(sealed.steps)
-            await self._write_collected(FILE_BYTES)
+            await self._collected.write(least=FILE_BYTES)
         if not closed:  # it is idle: a busy writer would need the memory again at once
             await asyncio.to_thread(pa.default_memory_pool().release_unused)
 
-    async def _write_collected(self, least: int) -> None:
-        if self._collected is not None and self._feed is not None:
-            await self._collected.write(self._feed.position.handled, least=least)
-
     async def unwritten(self) -> Unwritten:
         """Return what groups have collected in sealed steps, as far as the server has it."""
-        if self._collected is None or self._feed is None:
-            return NOTHING
-        return await self._collected.unwritten(self._feed.position.handled)
+        return NOTHING if self._collected is None else await self._collected.unwritten()
 
     async def _written(self) -> None:
         """Wait until no file is being written."""
@@ -370,10 +364,8 @@ class LogWriter:
         self._segments.stop_retrying()
         if self._segments.lost:  # let it write the rows that are nowhere else
             await asyncio.wait([reading], timeout=_BLOCK_S + _SAVE_S)
-        tasks = [task for task in (reading, self._feed_task, self._checkpoint_task) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._cancel_tasks()
+        await asyncio.gather(reading, *self._step_tasks, return_exceptions=True)
         await self._written()
         self._waiters.fail(self._gone())
         if self.error is None:
@@ -404,7 +396,10 @@ class LogWriter:
     def _stop(self, error: MessagingError) -> None:
         self.error = self.error or error
         self._waiters.fail(self.error)
-        for task in (self._read_task, self._feed_task, self._checkpoint_task):
+        self._cancel_tasks()
+
+    def _cancel_tasks(self) -> None:
+        for task in (self._read_task, *self._step_tasks):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
 
