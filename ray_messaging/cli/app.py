@@ -26,10 +26,7 @@ USAGE, INTERRUPTED = 2, 130
 
 
 class _Commands(TyperGroup):
-    """Commands that print errors of this library and of the system as one line on stderr, with exit code 2.
-
-    Ctrl-C exits with code 130.
-    """
+    """Commands whose errors, of this library or the system, are one line on stderr, and exit code 2; Ctrl-C: 130."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - click's context, or that of typer's own click
         try:

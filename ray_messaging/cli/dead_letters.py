@@ -221,11 +221,7 @@ def drop(
 
 
 def _open(exp_id: str, redis: str | None) -> DeadLetters:
-    """Open the dead letters of an experiment.
-
-    Raises: ConfigError if the experiment does not run or the URL is not valid, UnknownName if the server does not have
-    it, ConnectionFailed if the server is away.
-    """
+    """Open the dead letters of an experiment; raise ConfigError, UnknownName or ConnectionFailed if that fails."""
     if redis is None:
         return join_experiment(exp_id, "--redis for the server of an ended experiment").dead_letters
     return DeadLetters(RedisConfig.from_url(redis), exp_id).check()

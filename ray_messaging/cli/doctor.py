@@ -33,12 +33,7 @@ Redis = Annotated[
 
 
 def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
-    """Return the health of an experiment.
-
-    Args: config is its server, which is needed if its interceptor does not answer.
-
-    Raises: ConfigError if there is no Ray cluster, UnknownName if the experiment does not run.
-    """
+    """Return an experiment's health, by `config` if its interceptor is away. Raises ConfigError, UnknownName."""
     if not join_ray(exp_id):
         raise ConfigError(
             f"no Ray cluster was found that experiment {exp_id!r} could run in: set RAY_ADDRESS to its host:port"

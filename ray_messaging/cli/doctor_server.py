@@ -27,11 +27,7 @@ _RIGHTS = "give this user the rights in docs/operations.md, or use another user"
 
 
 def examine_server(config: RedisConfig, exp_id: str | None = None) -> Health:
-    """Return whether a user's server is suitable.
-
-    Args: exp_id is an experiment that the user may have rights for; only its keys are used. None: a key space for the
-    trial.
-    """
+    """Return whether a server is suitable, by a trial in the key space of `exp_id`, None: in one of its own."""
     space = exp_id or f"doctor-{secrets.token_hex(8)}"
     facts = ask_server(config, space=space)
     findings = check_server(facts, allow_eviction=config.allow_eviction)

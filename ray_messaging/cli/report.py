@@ -35,10 +35,7 @@ img { width: 100% } p { margin: .4em 0 }
 
 
 def page_of(logs: Mapping[str, EventLog]) -> str:
-    """Return the page about one run, or about two. The logs are by the names that the reader knows.
-
-    Raises: ImportError if matplotlib or networkx is not installed; LogError if a log cannot be read.
-    """
+    """Return the page about the logs by their names. Raises ImportError without matplotlib or networkx, LogError."""
     stats = {name: log.stats() for name, log in logs.items()}
     title = " and ".join(logs)
     sections = [

@@ -137,10 +137,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def plain_table(title: str, *columns: str, right: Collection[str] = (), whole: Collection[str] = ()) -> Table:
-    """Build a table without lines, for `print_table`.
-
-    Args: `right` are columns of numbers, aligned to the right; `whole` are columns whose cells are not broken.
-    """
+    """Build a table for `print_table`: `right` are columns of numbers, `whole` those whose cells are not broken."""
     table = Table(title=title, box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=name in whole)

@@ -230,10 +230,7 @@ def run_epilogue(order: dict[str, Any], umask: int) -> None:
 
 
 def guard(owner: int, umask: int) -> None:
-    """Carry out the owner's orders, and clean up.
-
-    Raises: CannotStart if the data directory cannot be used; Stopped or HandedOver at the end.
-    """
+    """Carry out the owner's orders, and clean up. Raises CannotStart; Stopped or HandedOver at the end."""
     watch = Watch(owner)
     order = read_line()
     path, temporary = Path(order["path"]), order["temporary"]

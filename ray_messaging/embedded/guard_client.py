@@ -88,10 +88,7 @@ class GuardClient:
         return event
 
     def stop(self, guard_pid: int | None) -> None:
-        """Make the guard stop the server and clean up, and wait for its end. A guard that takes too long is killed.
-
-        Args: guard_pid is the guard's process id; None: it is not known.
-        """
+        """Make the guard stop the server and clean up, and wait; kill it by `guard_pid` if it takes too long."""
         with suppress(OSError, ValueError):
             self._orders.write(b"s")  # closing is not enough: a forked child may hold the pipe open
         self._orders.close()

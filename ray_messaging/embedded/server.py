@@ -190,10 +190,7 @@ class EmbeddedServer:
         return config
 
     def take_over(self) -> RedisConfig:
-        """Start the server with the data, port and password of the previous owner in the succession.
-
-        Raises: as restart(), and ServerFailed if the data are gone.
-        """
+        """Start as the previous owner's successor. Raises as restart(), and ServerFailed if the data are gone."""
         path = Path(self._kept_dir or self._temporary_dir())
         try:
             if self._kept_dir is None and (path.is_symlink() or path.stat().st_uid != os.getuid()):

@@ -191,10 +191,7 @@ class Folder:
         return segment
 
     def drop_unused(self, segments: Sequence[Segment], number: int | None = None) -> None:
-        """Remove the files that no segment names. Only the folder's writer may call this.
-
-        Args: number limits the removal to files of the segment with this number; None removes those of all numbers.
-        """
+        """Remove files that no segment names, of segment `number` or (None) of all; only the writer may call this."""
         used = {path for segment in segments for path in segment.others}
         prefix = "events-" if number is None else f"events-{number:08d}-"
         for info in self._files(_OTHER):
@@ -272,11 +269,7 @@ class Folder:
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
-        """Lock the folder against other writers while a segment is published.
-
-        It yields False if another writer has the lock. File systems that are not local have no lock: there it always
-        yields True.
-        """
+        """Lock the folder, on a local file system, against other writers; yield False if another one has the lock."""
         if not self.local:
             yield True
             return

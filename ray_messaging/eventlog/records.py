@@ -134,10 +134,7 @@ def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) 
 
 
 def note_end(folder: "Folder", run: str, groups: dict[str, int], *, killed: bool = False) -> None:
-    """Add the end of a start, and the groups that took part, to the record, if there is one.
-
-    Raises: OSError if the record cannot be written, LogError if the present one is damaged.
-    """
+    """Add the end of a start, and the groups that took part, to the record, if any. Raises as `note_model`."""
     if (before := read_run(folder)) is not None:
         ended = [
             msgspec.structs.replace(start, ended=utc_now(), killed=killed) if start.run == run else start
@@ -173,10 +170,7 @@ def unended(folder: "Folder") -> str | None:
 
 
 def run_facts(folder: "Folder") -> dict[str, Any] | None:
-    """Return the record and the rule changes of a run as plain data, or None if there is no record.
-
-    Raises: LogError if a file is damaged, ConfigError if the record has another format.
-    """
+    """Return the record and the rule changes of a run as plain data, None without a record. Raises as `read_run`."""
     record = read_run(folder)
     if record is None:
         return None
@@ -287,20 +281,14 @@ def claim(folder: "Folder", writer: str, experiment: str) -> None:
 
 
 def note_missing(folder: "Folder", writer: str, text: str) -> None:
-    """Add a description of missing rows to the account, under the folder's lock, unless it is there already.
-
-    Nothing happens if another writer owns the folder. Raises OSError if the account cannot be written.
-    """
+    """Add a description of missing rows, once, under the folder's lock, if this writer owns it. Raises OSError."""
     account = read_account(folder)
     if text not in account.missing and account.belongs_to(writer):
         _change(folder, account, missing=(*account.missing, text))
 
 
 def forget_missing(folder: "Folder") -> None:
-    """Remove the descriptions of missing rows, under the folder's lock, when the segments are removed.
-
-    Raises: OSError if the account cannot be written.
-    """
+    """Remove the descriptions of missing rows, under the folder's lock, with the segments. Raises OSError."""
     _change(folder, read_account(folder), missing=())
 
 

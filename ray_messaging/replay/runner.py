@@ -96,10 +96,7 @@ class ReplayRunner:
         self.close()
 
     def run(self, on_progress: Progress) -> Account:
-        """Send all messages, receive them, and return the account.
-
-        Raises: OutcomeUnknown if the outcome of a send is unknown; Closed if a group's process died.
-        """
+        """Send and receive all messages; return the account. Raises OutcomeUnknown; Closed if a group died."""
         receiving = [actor.receive.remote() for actor in self._actors]
         sending = [actor.send.remote() for actor in self._actors]
         # Receivers do not know yet how many messages to expect, so one that ends already has failed, and raises.

@@ -136,10 +136,7 @@ def check_at_least_1(name: str, value: object) -> int:
 
 
 def found_message(view: View, message_id: str) -> LogRow:
-    """Return a row of a message: if it has several, a delivered one, with the hearers of all its rows.
-
-    Raises: InvalidQuery if message_id is not a valid id, UnknownName if no message has it.
-    """
+    """Return a row of a message, a delivered one if any, with the hearers of all; raise UnknownName if none."""
     wanted = check_text("message_id", message_id)
     if wanted is None:
         raise invalid("message_id", message_id, "must be the id of a message")

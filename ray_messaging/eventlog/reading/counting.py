@@ -67,10 +67,7 @@ def _with_units(part: pa.Table) -> pa.Table:
 
 
 def counts(view: View, filters: Filters, groupings: Sequence[Sequence[str]], derive: Derive) -> list[pa.Table]:
-    """Return the counts of the matching rows by each of several groupings, made in one pass over the log.
-
-    Args: `derive` adds the columns that are not stored to a part.
-    """
+    """Count the matching rows by each of several groupings in one pass; `derive` adds columns that are not stored."""
     keys = [stored(grouping) for grouping in groupings]
     columns = dict.fromkeys(name if name in SCHEMA.names else "sent_at" for grouping in keys for name in grouping)
     empty = pa.schema(SCHEMA.field(name) for name in columns).empty_table()

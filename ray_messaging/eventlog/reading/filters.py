@@ -164,15 +164,9 @@ def check_moment(name: str, value: object) -> int | None:
 
 
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "from_id": check_agent,
-    "to_id": check_agent,
-    "agent": check_agent,
-    "channel": check_text,
-    "subtopic": check_text,
+    **dict.fromkeys(_ENDS, check_agent),
+    **dict.fromkeys(("channel", "subtopic", "rule", "message_id", "in_reply_to"), check_text),
     "fate": _fate,
-    "rule": check_text,
-    "message_id": check_text,
-    "in_reply_to": check_text,
     "step": _number,
     "step_read": _number,
 }
@@ -213,11 +207,7 @@ class Filters:
             raise invalid(name, value, "but every row has one: leave the field out to get all")
 
     def limited(self, limit: int | None, *, loose: bool) -> "Filters":
-        """Return a copy of these filters with the given limit (None: no limit).
-
-        Args: a `loose` copy also accepts every broadcast, even if a recipient is asked for, because the row of a
-        broadcast has none.
-        """
+        """Return a copy with another limit; a `loose` one accepts every broadcast, whose row has no recipient."""
         made = copy(self)
         made._loose, made.limit = loose, limit
         return made
@@ -234,10 +224,7 @@ class Filters:
         return self._wanted.get("to_id")
 
     def condition(self, schema: pa.Schema) -> pc.Expression | None:
-        """Return the condition that rows of a schema must match, or None if all rows match.
-
-        It does not search the texts of typed payloads for `contains`.
-        """
+        """Return the condition on rows of a schema (None: all match), without `contains` in texts of typed payloads."""
         found = [self._of_field(name, schema) for name in self._wanted]
         for name, span in self._spans.items():
             found += _within(stored_column(name, schema), *span)

@@ -112,10 +112,7 @@ def once_each(table: pa.Table) -> pa.Table:
 def _parts(
     view: View, filters: Filters, names: Sequence[str], limit: int | None, *, text: bool, expand: bool
 ) -> Iterator[tuple[pa.Table, list[pa.Table]]]:
-    """Yield the parts of the log, and their matching rows; with `expand`, a row for each hearer of a broadcast.
-
-    Args: `limit` is a number of rows before broadcasts are expanded; None: no limit.
-    """
+    """Yield the log's parts and their matching rows; `limit` counts rows before broadcasts are expanded."""
     expansion, needed = Expansion(view.folder), [*dict.fromkeys([*names, *(NEEDED if expand else ())])]
 
     def matching(part: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
@@ -185,10 +182,7 @@ def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  #
 
 
 def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None]]:
-    """Yield views of the log from its end: the live rows, then each segment from the last to the first.
-
-    With each comes the position before its first row that counts; None: all its rows count.
-    """
+    """Yield the live rows, then each segment from the last, with the position before its first row that counts."""
     closed = view.closed - 1
     if view.live:
         yield View(view.folder, view.segments[-1:], view.live), max(closed, -1 if after is None else after)
@@ -236,10 +230,7 @@ def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
 
 
 def messages(view: View, message_ids: Collection[str], *, text: bool) -> pa.Table:
-    """Return the rows of some messages.
-
-    An id that begins with a number is most often the id of a message in a step, so these steps are searched first.
-    """
+    """Return some messages' rows. An id that begins with a number most often names its step: these come first."""
     steps = {step for each in message_ids if (step := each.partition("-")[0]).isdecimal() and len(step) <= _MOST_DIGITS}
     names = stored(COLUMNS)
     in_steps = Filters(message_id=[*message_ids], step=[*map(int, steps)])

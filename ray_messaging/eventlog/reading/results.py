@@ -112,10 +112,7 @@ def typed_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
 
 
 def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with the columns of a schema at its end, in the types of that schema.
-
-    Raises: InvalidQuery if a column has another type there, as its whole numbers do not fit the type exactly.
-    """
+    """Return a table with a schema's columns at its end; raise InvalidQuery if one does not fit its type exactly."""
     whole = unified([table, schema.empty_table()])
     for field in schema:
         if whole.schema.field(field.name).type != field.type:

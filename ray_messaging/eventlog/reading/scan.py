@@ -30,10 +30,7 @@ _FORMAT = ds.ParquetFileFormat(  # without buffers of whole files
 
 
 class View(NamedTuple):
-    """The data that a query reads: closed segments, and tables of the later rows, which are not in a file yet.
-
-    `collected` is what groups have collected and is not in a file yet, for the queries that read such.
-    """
+    """The data that a query reads: closed segments, tables of later rows, and what was collected and is in no file."""
 
     folder: Folder
     segments: Sequence[Segment]
@@ -99,10 +96,7 @@ def schemas(view: View, filters: Filters) -> Iterator[pa.Schema]:
 
 
 def datasets(view: View, filters: Filters) -> Iterator[list[ds.Dataset]]:
-    """Yield the files of each segment that may have matching rows, then the live tables.
-
-    They come one segment at a time, because pyarrow reads ahead through everything that it is given.
-    """
+    """Yield the files of each segment that may match, then the live tables: pyarrow would read ahead through all."""
     for segment in view.segments:
         if _may_hold(segment, filters):
             yield [_file(view.folder, path) for path in segment.files]
@@ -123,11 +117,7 @@ def _us(seconds: float) -> int:
 
 
 def _file(folder: Folder, path: str) -> ds.FileSystemDataset:
-    """Return the rows of a file as a dataset.
-
-    A column without a null is stored as not nullable. Here all columns are nullable, so that all files have like
-    schemas.
-    """
+    """Return the rows of a file as a dataset whose columns are all nullable, so that all files have like schemas."""
     fragment = _FORMAT.make_fragment(path, folder.filesystem)
     try:
         found, facts = fragment.physical_schema, fragment.metadata
@@ -174,10 +164,7 @@ class _Reader:
         return column.cast(pa.string()) if named and not self._raw else column
 
     def _with_hits(self, dataset: ds.FileSystemDataset, condition: pc.Expression | None) -> ds.FileSystemDataset | None:
-        """Return a dataset of only the row groups that have matching rows, or None if there are none.
-
-        To find them, only the filtered columns are read.
-        """
+        """Return only the row groups with matching rows (None: there are none), found by the filtered columns alone."""
         (file,) = dataset.get_fragments()
         some = file if condition is None else file.subset(condition, schema=dataset.schema)
         if not some.num_row_groups:
@@ -224,10 +211,7 @@ class _Reader:
 
 
 def groups_with(file: ds.ParquetFileFragment, wanted: Mapping[str, Sequence[str]]) -> list[int]:
-    """Return the row groups in which each of some columns may have one of the wanted texts.
-
-    Arrow itself looks at the statistics of all columns but the dictionary-encoded ones.
-    """
+    """Return the row groups in which dictionary-encoded columns, which Arrow ignores, may have a wanted text."""
     footer, groups = file.metadata, []
     if not wanted:
         return [*range(footer.num_row_groups)]

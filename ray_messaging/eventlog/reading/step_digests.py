@@ -41,10 +41,7 @@ def history(view: View, *, step: int) -> bytes:
 
 
 def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]:
-    """Return the number of messages of each step, and the sum of their digests.
-
-    All rows are read first, as messages from outside may be logged before earlier steps.
-    """
+    """Sum messages and digests by step, over all rows: messages from outside may be logged before earlier steps."""
     messages, sums = Counter[int](), Counter[int]()
     for row, weight in _rows(view, Filters(step=step)):
         messages[row.step] += weight
@@ -53,10 +50,7 @@ def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]
 
 
 def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
-    """Yield the messages of steps, each with its weight in the count.
-
-    A message that is in several mailboxes comes once, with weight 1. The weight of a broadcast is its number of pairs.
-    """
+    """Yield the messages of steps once each, with their weights in the count: 1, or a broadcast's number of pairs."""
     before, places = "", defaultdict[int, Counter[Pair]](Counter)
     expansion = Expansion(view.folder)
     for part in scan(view, filters, stored(_COLUMNS), text=True):
@@ -176,10 +170,7 @@ def last_id(part: pa.Table, before: str) -> str:
 
 
 def sent_by_groups(pages: Iterable[pa.Table], before: str = "") -> Iterator[LogRow]:
-    """Yield the messages that groups sent, in canonical order. A message that is in several mailboxes comes once.
-
-    Args: `before` is the id of the message before the first row.
-    """
+    """Yield the messages that groups sent after that with the id `before`, each once, in canonical order."""
     for page in pages:
         yield from rows_of(of_groups(page, before))
         before = last_id(page, before)

@@ -129,10 +129,7 @@ def _places(part: Part) -> Codes:
 
 
 def _spread(values: Iterable[Any], counts: Sequence[int], dtype: type[Any]) -> NDArray[Any]:
-    """Return a column of some parts, each with an array or a single value for its `count` rows.
-
-    The values are copied, because a view would keep the frame in memory.
-    """
+    """Return a column of parts, each an array or a value for its rows, copied: a view would keep the frame."""
     column, start = np.empty(sum(counts), dtype), 0
     for value, count in zip(values, counts, strict=True):
         column[start : start + count] = value

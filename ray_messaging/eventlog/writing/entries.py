@@ -66,10 +66,7 @@ def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = 
 
 
 def noted(batch: Batch, entry: str, encoded: bytes, takers: list[int] | None) -> Part | None:
-    """Return the rows that a note describes; None if there are none. Raises FrameError if the note is not valid.
-
-    Args: takers has the number of subscribers that took each message, if they were published.
-    """
+    """Return the rows that a note describes (None: none), with the `takers` of published ones. Raises FrameError."""
     note = decode_log_note(encoded, len(batch))
     fates = _fates(note, takers, len(batch))
     return Part(batch, None, entry, note.mailbox or None, fates, note) if len(batch) else None

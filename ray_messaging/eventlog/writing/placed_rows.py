@@ -113,10 +113,7 @@ def ordinals_of(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - int64 (n,)
 
 
 def chunks_of(parts: Iterable[tuple[Part | None, T]]) -> Iterator[tuple[list[Part], list[T]]]:
-    """Yield parts in groups that are small enough for the processor's cache.
-
-    Each part comes with a mark, and each group with the marks of its parts. A mark may come without a part.
-    """
+    """Yield parts in groups that fit the processor's cache, with their marks; a mark may come without a part."""
     chunk: list[Part] = []
     marks: list[T] = []
     rows = nbytes = 0

@@ -85,10 +85,7 @@ class SegmentStore:
         return segments
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
-        """Report to the server which entries are in the segments, as an earlier writer may have died before it did.
-
-        Raises: Fenced if a newer writer owns the log.
-        """
+        """Report which entries the segments have, if an earlier writer died before it did. Raises Fenced."""
         await self._retry(lambda: self._log.note_resumed(self.epoch, taken))
 
     async def store(self, sealed: Sealed) -> Segment:
@@ -122,10 +119,7 @@ class SegmentStore:
         self._crash("written")
 
     async def check_owner(self) -> None:
-        """Check that this writer still owns the log, and set `lost` if the server has lost the log.
-
-        Raises: Fenced if a newer writer owns the log, ConnectionFailed if the server is away.
-        """
+        """Check that this writer owns the log; set `lost` if the server lost it. Raises Fenced, ConnectionFailed."""
         self.lost = self.lost or not await self._known()
         await self._mark_written({}, ())
 
@@ -228,10 +222,7 @@ class SegmentStore:
 
 
 async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callable[[float], Awaitable[None]]) -> T:
-    """Run `work` in a thread under the folder's lock, once other processes have released it.
-
-    Raises: LogError if another process still holds the lock after _TAKE_OVER_S.
-    """
+    """Run `work` in a thread under the folder's lock; raise LogError if another process holds it for _TAKE_OVER_S."""
     deadline = time.monotonic() + _TAKE_OVER_S
     while True:
         with folder.lock() as mine:

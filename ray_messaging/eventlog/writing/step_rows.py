@@ -80,10 +80,7 @@ class StepFeed:
         self._news: asyncio.Task[News] | None = None
 
     async def begin(self, position: StepPosition | None) -> None:
-        """Register the log's hold on the boxes, and find the position from which to go on.
-
-        Args: position is that of the newest segment in the folder; None: there is none.
-        """
+        """Register the log's hold, and go on after `position`, that of the newest segment (None: there is none)."""
         progress = await self._store.progress()
         held = progress.holds.get(HOLD)
         handled, outside = position or self.position
@@ -293,20 +290,13 @@ def _superseded(parts: Sequence[Part], changed: Sequence[Part]) -> list[Part]:
 def _rows_and_fates(
     exp_id: str, parts: Sequence[Part], changed: Sequence[Part]
 ) -> tuple[list[PlacedRows], Counter[str]]:
-    """Return the rows of a step, and the number of its messages by fate.
-
-    Args: `changed` are the rows of messages that rules on whole steps changed. They replace those in `parts`.
-    """
+    """Return a step's rows, those that rules on whole steps `changed` in place of the former ones, and fate counts."""
     left = _superseded(parts, changed) if changed else parts
     return in_order(exp_id, left), _sent(left)
 
 
 def _sent(parts: Sequence[Part]) -> Counter[str]:
-    """Count the messages of groups by fate.
-
-    A message in several mailboxes counts once, a broadcast once for each of its pairs. Messages from outside do not
-    count.
-    """
+    """Count groups' messages by fate, each once for all mailboxes, a broadcast once for each of its pairs."""
     said = [part for part in parts if _is_said(part)]
     inside = (part for part in said if part.batch.ordinal is None or (part.batch.ordinal < FIRST_OUTSIDE).any())
     return sum(map(_pairs_sent, inside), Counter[str]()) + _messages_sent(
@@ -349,10 +339,7 @@ def _text(counts: Counter[str]) -> str:
 
 
 def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[Cover]]]:
-    """Return the covers of boxes by the step with which they are logged: the step in which groups sent the messages.
-
-    Messages from outside are logged with the step that reads them.
-    """
+    """Return the covers of boxes by the step with which they are logged: that of sending, outside that of reading."""
     found: dict[int, dict[str, list[Cover]]] = {}
     for box, covers in boxes.items():
         for cover in () if box.startswith((PUBLICATIONS, PLACES)) else covers:

@@ -93,10 +93,7 @@ class LogWriter:
         self._rotating = asyncio.Lock()
 
     async def start(self) -> None:
-        """Register the log on the server, and continue after the last segment in the folder.
-
-        Raises: LogError if the folder cannot be used, ConnectionFailed if the server is away.
-        """
+        """Register the log on the server, and continue after the last segment. Raises LogError, ConnectionFailed."""
         await asyncio.to_thread(self.folder.prepare, self.exp_id)
         newest = await self._segments.take_over(await self._log.register(self._limits))
         if newest is not None:
