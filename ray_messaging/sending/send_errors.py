@@ -25,42 +25,34 @@ RULES_CAME = (
 
 def refused(frame: OutboundFrame, why: FrameFate | SendStatus) -> MailboxFull | TransitError:
     """Build the error for a frame that the server refused until the frame's timeout."""
-    if why is FrameFate.FULL or why is FrameFate.LOG_FULL:
-        return full(frame, log=why is FrameFate.LOG_FULL)
-    return TransitError(
-        f"these messages were not written: until their timeout (MessagingConfig.send_timeout_s) {_reason(frame, why)}"
-    )
-
-
-def _reason(frame: OutboundFrame, why: FrameFate | SendStatus) -> str:
-    if why is FrameFate.GONE:
-        return (
-            f"mailbox {frame.mailbox!r} was in the directory, and the server had nothing else of it (was its key "
-            "deleted, or evicted?). Its messager finds that out by itself and ends: open it again"
-        )
-    if why is SendStatus.STALE_DIRECTORY:
-        return (
-            "the directory had changed at each attempt: is another program writing this experiment's keys, or does a "
-            "group come and go all the time?"
-        )
-    return "the server lost what this messager had sent, again and again: look at who restores it"
-
-
-def full(frame: OutboundFrame, *, log: bool = False) -> MailboxFull:
-    """Build the error for a mailbox, or an event log, that stayed full."""
     placed = sorted(mailbox for mailbox, rows in frame.in_flight.placed.items() if rows.any())
     others = f"; other listeners of the channel have some of them: {', '.join(placed)}" if placed else ""
-    if log:
+    if why is FrameFate.LOG_FULL:
         return MailboxFull(
             "the event log did not keep up, so these messages were not written, nor let through: look at "
             "messaging.stats()['log'] (is its disk full?), or raise MessagingConfig.mailbox_messages or "
             f"mailbox_bytes{others}",
             mailbox=frame.mailbox,
         )
-    return MailboxFull(
-        f"mailbox {frame.mailbox!r} stayed full, so these messages were not written there: its reader does not keep "
-        f"up. Fetch there, or raise MessagingConfig.mailbox_messages or mailbox_bytes{others}",
-        mailbox=frame.mailbox,
+    if why is FrameFate.FULL:
+        return MailboxFull(
+            f"mailbox {frame.mailbox!r} stayed full, so these messages were not written there: its reader does not "
+            f"keep up. Fetch there, or raise MessagingConfig.mailbox_messages or mailbox_bytes{others}",
+            mailbox=frame.mailbox,
+        )
+    reason = "the server lost what this messager had sent, again and again: look at who restores it"
+    if why is FrameFate.GONE:
+        reason = (
+            f"mailbox {frame.mailbox!r} was in the directory, and the server had nothing else of it (was its key "
+            "deleted, or evicted?). Its messager finds that out by itself and ends: open it again"
+        )
+    elif why is SendStatus.STALE_DIRECTORY:
+        reason = (
+            "the directory had changed at each attempt: is another program writing this experiment's keys, or does a "
+            "group come and go all the time?"
+        )
+    return TransitError(
+        f"these messages were not written: until their timeout (MessagingConfig.send_timeout_s) {reason}"
     )
 
 

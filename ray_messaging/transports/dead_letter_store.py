@@ -78,11 +78,6 @@ class Requeued(IntEnum):
     LOG_FULL = 5
 
 
-def order_of(letter: str) -> tuple[int, ...]:
-    """Return the sort key of a letter's id."""
-    return tuple(map(int, letter.split("-")))
-
-
 def unhandled(row: int, acked: str, rows: int) -> NDArray[np.intp]:
     """Return the unhandled rows of a letter: all except those before `row` and those in `acked`."""
     left = np.ones(rows, bool)

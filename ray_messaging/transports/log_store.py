@@ -57,16 +57,6 @@ def mailbox_of(stream: str) -> str:
     return stream.rpartition(":")[0]
 
 
-def log_fenced(epoch: int) -> Fenced:
-    """Build the error for a writer of the event log that has a successor, or whose log was removed."""
-    return Fenced(
-        f"a newer writer has the event log, or it was closed, or the server lost its data (our epoch is {epoch}): "
-        "stop this writer, and open the log anew if none is to be there",
-        name=LOG,
-        epoch=epoch,
-    )
-
-
 # One reply has at most this many entries, and fewer if entries as large as those of the last reply would exceed this
 # size: XREAD limits only the number of entries, and the reader's memory must stay small.
 _ENTRIES, _BYTES = 64, 16 * 2**20
@@ -228,7 +218,12 @@ class RedisLog:
 
     async def _under_epoch(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> None:
         if await self.link.script(script, keys, args) == 0:
-            raise log_fenced(args[0])
+            raise Fenced(
+                f"a newer writer has the event log, or it was closed, or the server lost its data (our epoch is "
+                f"{args[0]}): stop this writer, and open the log anew if none is to be there",
+                name=LOG,
+                epoch=args[0],
+            )
 
 
 def _item(stream: str, entry: str, fields: list[bytes]) -> LogItem:

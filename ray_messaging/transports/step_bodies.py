@@ -146,7 +146,14 @@ class StepBodies:
                 else:
                     found[place] = frames[place]._replace(frame=body)
         if missing and await self.dropped() < step:
-            raise _lost(box, next(iter(missing.values())), self.links)
+            shard = next(iter(missing.values()))
+            raise BodyLost(
+                f"messages in {box!r} are missing on shard {shard} at {self.links[shard].where}, which had confirmed "
+                "them: was it flushed, restored from older data, or killed before it had written them (appendfsync "
+                "always loses none)? Start the experiment anew",
+                box=box,
+                shard=shard,
+            )
         return [frame for place, frame in enumerate(found) if place not in missing]
 
     # -- the end of steps -----------------------------------------------------------------------------------------
@@ -192,13 +199,3 @@ def _name(write: FrameWrite, sender: str, tag: StepTag) -> bytes:
     """
     sent = f"{write.mailbox}:{tag.sent}:{tag.attempt}:{write.seq}:{checksum_of(write.frame):x}"
     return f"{sent}:{len(write.frame)}:{tag.group}:{sender}".encode()
-
-
-def _lost(box: str, shard: int, links: Sequence[RedisLink]) -> BodyLost:
-    return BodyLost(
-        f"messages in {box!r} are missing on shard {shard} at {links[shard].where}, which had confirmed them: was it "
-        "flushed, restored from older data, or killed before it had written them (appendfsync always loses none)? "
-        "Start the experiment anew",
-        box=box,
-        shard=shard,
-    )

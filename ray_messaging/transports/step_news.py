@@ -6,6 +6,7 @@ from weakref import WeakValueDictionary
 
 from ray_messaging.transports.connection.blocking_reads import BlockingReads, Commands
 from ray_messaging.transports.connection.link import RedisLink
+from ray_messaging.transports.cursors import order
 from ray_messaging.transports.step_values import News
 
 
@@ -51,9 +52,9 @@ class StepNewsReader:
         if self._round is None:
             self._round = _ROUNDS.setdefault((loop, *self._server, self._stream), _Round())
         shared, deadline = self._round, loop.time() + block_s
-        if _place(news) > _place(shared.newest.place):
+        if order(news) > order(shared.newest.place):
             shared.newest = News(news)  # the caller has newer news, from another call's answer
-        while _place(shared.newest.place) <= _place(news):
+        while order(shared.newest.place) <= order(news):
             left = deadline - loop.time()
             if left <= 0:
                 return News(news)
@@ -80,7 +81,3 @@ class StepNewsReader:
         finally:
             shared.reading = False
             shared.done.set()
-
-
-def _place(news: str) -> tuple[int, ...]:
-    return tuple(map(int, news.split("-")))

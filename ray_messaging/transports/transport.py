@@ -296,12 +296,12 @@ class RedisTransport:
         fields = ("max_messages", "max_bytes", "messages", "bytes", "unlogged", "unlogged_bytes", "leased", "logged")
         *counts, leased, logged = await self.link.command("HMGET", self.keys.state(mailbox), *fields)
         max_rows, max_bytes, messages, held, unlogged, unlogged_bytes = (int(count or 0) for count in counts)
-        behind = (unlogged + rows, unlogged_bytes + nbytes) if logged else (0, 0)
-        fate = Limits(max_rows, max_bytes, 0.0, leased == b"1").fate(nbytes, messages + rows, held + nbytes, behind)
-        if fate not in {FrameFate.FULL, FrameFate.LOG_FULL}:
+        full = messages + rows > max_rows or held + nbytes > max_bytes
+        behind = logged and (unlogged + rows > max_rows or unlogged_bytes + nbytes > max_bytes)
+        if nbytes > max_bytes or not (full or behind):
             return None  # `send` writes it, or returns why it never fits
         gone = leased == b"1" and not await self.link.command("EXISTS", self.keys.lease(mailbox))
-        return None if gone else fate
+        return None if gone else FrameFate.FULL if full else FrameFate.LOG_FULL
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""

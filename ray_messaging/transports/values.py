@@ -192,20 +192,6 @@ class Limits(NamedTuple):
     lease_s: float
     leased: bool
 
-    def fate(self, size: int, messages: int, nbytes: int, unlogged: tuple[int, int] = (0, 0)) -> FrameFate:
-        """Return WRITTEN if a frame of `size` bytes fits, otherwise why not.
-
-        `messages`, `nbytes` and `unlogged` include the frame. `unlogged` has the messages and bytes that the event log
-        does not have yet.
-        """
-        if size > self.nbytes:
-            return FrameFate.TOO_LARGE
-        if messages > self.messages or nbytes > self.nbytes:
-            return FrameFate.FULL
-        if unlogged[0] > self.messages or unlogged[1] > self.nbytes:
-            return FrameFate.LOG_FULL
-        return FrameFate.WRITTEN
-
 
 class Ingress(NamedTuple):
     """A message that a foreign client published, and the pattern that it matched (None: it matched a channel)."""

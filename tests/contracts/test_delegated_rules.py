@@ -370,10 +370,10 @@ async def test_passed_messages_are_counted(actor, messagers):
 async def test_a_message_checked_twice_counts_once(actor, messagers):
     sender, receiver = await messagers(actor), await messagers(host=[1], mailbox_messages=10)
     count, waiting = await passed(sender) + 30, []
-    begun = sender.engine.accumulator.batches
+    begun = sender.engine.accumulator.send_loop.batches
 
     async def posted(number):
-        return sender.engine.accumulator.batches >= begun + number
+        return sender.engine.accumulator.send_loop.batches >= begun + number
 
     for number in range(1, 31):  # a batch each; most wait for room
         waiting.append(asyncio.create_task(send(sender, (1, 1))))

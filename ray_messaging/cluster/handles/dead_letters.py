@@ -18,7 +18,8 @@ from ray_messaging.errors import ConfigError, FrameError, UnknownName
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.dead_letter_store import PAGE, DeadFrame, RedisDeadLetters, order_of, unhandled
+from ray_messaging.transports.cursors import order
+from ray_messaging.transports.dead_letter_store import PAGE, DeadFrame, RedisDeadLetters, unhandled
 from ray_messaging.transports.requeueing import Requeueing, readable
 
 T = TypeVar("T")
@@ -283,7 +284,7 @@ async def _letters(
     while ids is None and last and after != last and (page := await store.page(after, PAGE)):
         after = page[-1].id
         for letter in page:
-            if order_of(letter.id) > order_of(last):
+            if order(letter.id) > order(last):
                 return
             if mailbox in {None, letter.mailbox}:
                 yield letter.id, letter
