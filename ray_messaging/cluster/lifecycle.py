@@ -127,10 +127,9 @@ class StartedExperiment:
             self.log = remote(LogActor, options).remote(experiment, spec.on_existing if spec.fork is None else "resume")
             result(self.log.ready.remote(), actor_name=f"the event log of experiment {spec.exp_id!r}")
             self._untouched = False
-            steps = None if spec.steps is None else spec.steps.model_dump()
             rules = result(self.interceptor.rules.remote(), actor_name=f"experiment {spec.exp_id!r}")
             data = None if kept is None or len(kept.of_servers) > 1 else str(kept.folder)
-            noted = self.log.note_start.remote(command_line(), steps, rules, data)
+            noted = self.log.note_start.remote(command_line(), rules, data)
             result(noted, actor_name=f"the event log of experiment {spec.exp_id!r}")
         self.experiment = experiment
 

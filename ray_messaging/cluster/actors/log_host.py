@@ -150,12 +150,10 @@ class LogHost:
 
     # -- the record of the run ------------------------------------------------------------------------------------
 
-    async def note_start(
-        self, command: list[str], steps: dict[str, Any] | None, rules: list[dict[str, Any]], data: str | None = None
-    ) -> None:
+    async def note_start(self, command: list[str], rules: list[dict[str, Any]], data: str | None = None) -> None:
         """Record this start of the experiment in the folder; raise LogError if that cannot be written.
 
-        Args: `steps` has their settings, `rules` a description of each, `data` is the folder of the server's data.
+        Args: `rules` has a description of each, `data` is the folder of the server's data.
         """
         probe = await asyncio.to_thread(backend_of(self._experiment.redis).probe)
         start = records.RunStart(
@@ -168,7 +166,10 @@ class LogHost:
             rules,
             data=data,
         )
-        await self._note(records.note_start, self._experiment.exp_id, steps, start)
+        steps = self._experiment.steps
+        await self._note(
+            records.note_start, self._experiment.exp_id, None if steps is None else steps.model_dump(), start
+        )
 
     async def note_model(self, model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
         """Record a call of `messaging.run` in the folder; return what `records.note_model` does, or raise LogError."""

@@ -11,8 +11,9 @@ from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defin
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
 from ray_messaging.addressing.channels import check_name
-from ray_messaging.cluster.handles.group.waiting import Waiting
+from ray_messaging.cluster.handles.group.waiting import Blocking, InLoop, Waiting
 from ray_messaging.cluster.spec import Experiment, no_log
+from ray_messaging.common.awaitables import finish
 from ray_messaging.common.backoff import ACTOR_CALL_RETRY
 from ray_messaging.errors import Closed, ConfigError, MessagingError, OutcomeUnknown, UnknownName
 
@@ -41,10 +42,7 @@ def named_actors(prefix: str) -> dict[str, Any]:
 
 def result(ref: Any, *, actor_name: str) -> Any:  # noqa: ANN401 - an ObjectRef and its value
     """Wait for a call and return its result; raise the actor's error, or Closed if the actor is dead."""
-    try:
-        return ray.get(ref)
-    except (RayTaskError, RayActorError) as error:
-        raise translated(error, actor_name=actor_name) from error
+    return finish(value_of(Blocking(), ref, actor_name=actor_name))
 
 
 async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
@@ -173,17 +171,13 @@ class ExperimentConnection:
 
     def with_password(self) -> Experiment:
         """Return the experiment with its server's password."""
-        if self.experiment.withheld:
-            self.experiment = self.ask(self.interceptor.ready.remote())
-        return self.experiment
+        return finish(self.with_password_async(Blocking()))
 
-    async def with_password_async(self) -> Experiment:
-        """Return the same as `with_password` without blocking the event loop."""
+    async def with_password_async(self, waiting: Waiting | None = None) -> Experiment:
+        """Return the same as `with_password`; None: without blocking the event loop."""
         if self.experiment.withheld:
-            try:
-                self.experiment = await self.interceptor.ready.remote()
-            except (RayTaskError, RayActorError) as error:
-                raise translated(error, actor_name=self._actor_name) from error
+            ref, waiting = self.interceptor.ready.remote(), waiting or InLoop()
+            self.experiment = await value_of(waiting, ref, actor_name=self._actor_name)
         return self.experiment
 
     def ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value

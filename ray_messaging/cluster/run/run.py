@@ -15,9 +15,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError
 
-from ray_messaging.cluster.handles.connection import result, start_in_turn, translated
+from ray_messaging.cluster.handles.connection import result, start_in_turn
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
 from ray_messaging.cluster.lifecycle import attempt, leave, remote
 from ray_messaging.cluster.run.agent import NO_CHANGE
@@ -459,12 +459,9 @@ def check_run(model: object, options: RunOptions) -> None:
 def _results(refs: Sequence[Any]) -> list[Any]:
     """Return the results of calls; raise the first error."""
     try:
-        return list(ray.get(list(refs)))
-    except (RayTaskError, RayActorError) as error:
-        found = translated(error, actor_name="a group of the run")
-        if not isinstance(found, StepFailed):
-            raise found from error
-        raise found from cause_of(found)
+        return [result(ref, actor_name="a group of the run") for ref in refs]
+    except StepFailed as error:
+        raise error from cause_of(error)
 
 
 def cause_of(error: StepFailed) -> RuntimeError | None:

@@ -65,7 +65,7 @@ async def killed(server, log_dir, tmp_path):
     config = server.start()
     host, society = host_of(config, log_dir), Society(config)
     await host.start()
-    await host.note_start(["python"], None, [], str(tmp_path / "log-server"))
+    await host.note_start(["python"], [], str(tmp_path / "log-server"))
     await society.mailbox("a")
     await society.send("a", ROWS)
     assert await host.ask("end", {}) == ROWS - 1
@@ -127,7 +127,7 @@ async def test_rows_whose_server_lost_them_are_noted_when_the_run_goes_on(killed
     await refused.abandon()
     again = host_of(valkey_config, log_dir, "two", "resume")
     await again.start()
-    await again.note_start(["python"], None, [])
+    await again.note_start(["python"], [])
     await again.close()
     (missing,) = read_account(again._folder).missing
     assert "was killed, and its server's data are gone" in missing
@@ -138,7 +138,7 @@ async def test_rows_whose_server_lost_them_are_noted_when_the_run_goes_on(killed
 async def test_a_run_that_goes_on_with_its_servers_data_lacks_nothing(killed, server, log_dir):
     host = host_of(server.start(), log_dir, "two", "resume")
     await host.start()
-    await host.note_start(["python"], None, [])
+    await host.note_start(["python"], [])
     await host.close()
     log = EventLog.open(log_dir)
     assert log.query()["message_id"].to_pylist() == killed
