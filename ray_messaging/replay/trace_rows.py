@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from math import isfinite
 from operator import itemgetter
-from string import Formatter
 from typing import Any
 
 import msgspec
@@ -37,6 +36,7 @@ _OF_LOG = (
     "--subtopic agent-chat --expand --json` has a row for each hearer)"
 )
 _encode = msgspec.json.Encoder().encode
+_PART = re.compile(r"\{\{|\}\}|[^{}]+|\{(?P<field>[^{}.\[\]!:]+)\}")  # of a template
 _FINER = re.compile(r"\.\d{6}\d*[1-9]")  # a time that is finer than a microsecond
 
 
@@ -67,51 +67,24 @@ def compile_template(noun: str, template: str, keys: Mapping[str, Any]) -> Gette
 
     Raises: ConfigError for anything else, RowError for a field that does not exist.
     """
-    parts = [(literal, _plain_name(template, *field)) for literal, *field in _parse(template)]
-    names = [name for _, name in parts if name is not None]
-    if not names:
+    parts = [*_PART.finditer(template)]
+    names = [part["field"] for part in parts if part["field"] is not None]
+    if not names or "".join(part[0] for part in parts) != template:
         raise ConfigError(
-            f"the template {template!r} for the {noun} names no field: write one like '{{game}}-{{sender}}'"
+            f"cannot use the template {template!r} for the {noun}: write plain fields such as '{{game}}-{{sender}}', "
+            "without attribute, index, conversion or format"
         )
     if missing := [name for name in names if name not in keys]:
         raise RowError(f"no field {missing[0]!r} (of {template!r}) for the {noun}: the fields are {shown(keys)}")
-    pieces = [(literal, None if name is None else (name, itemgetter(keys[name]))) for literal, name in parts]
-
-    def spell(row: Any) -> str:  # noqa: ANN401 - a list or a mapping, as the keys say
-        spelled = []
-        for literal, field in pieces:
-            spelled.append(literal)
-            if field is not None:
-                spelled.append(_piece(*field, row))
-        return "".join(spelled)
-
-    return spell
+    get = {name: itemgetter(keys[name]) for name in names}
+    pieces = [(part[0].replace("{{", "{").replace("}}", "}"), part["field"]) for part in parts]
+    return lambda row: "".join([text if name is None else _piece(name, get[name], row) for text, name in pieces])
 
 
 def shown(keys: Mapping[str, Any]) -> str:
     """Return the names of the fields for an error message, shortened if there are many."""
     names = [repr(name) for name in list(keys)[:SHOWN_FIELDS]]
     return ", ".join(names) + (f" and {len(keys) - SHOWN_FIELDS} more" if len(keys) > SHOWN_FIELDS else "")
-
-
-def _parse(template: str) -> list[tuple[str, str | None, str | None, str | None]]:
-    try:
-        return list(Formatter().parse(template))
-    except ValueError as error:
-        raise ConfigError(
-            f"cannot read the template {template!r} ({error}): write one like '{{game}}-{{sender}}'"
-        ) from None
-
-
-def _plain_name(template: str, name: str | None, spec: str | None, conversion: str | None) -> str | None:
-    if name is None:
-        return None
-    if not name or spec or conversion or any(char in name for char in ".[]{}"):
-        raise ConfigError(
-            f"cannot use the template {template!r}: write plain fields such as '{{game}}-{{sender}}', "
-            "without attribute, index, conversion or format"
-        )
-    return name
 
 
 def _piece(name: str, get: Getter, row: Any) -> str:  # noqa: ANN401 - a list or a mapping, as the keys say
