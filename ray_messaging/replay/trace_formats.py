@@ -14,13 +14,12 @@ from typing import Any
 import msgspec
 
 from ray_messaging.errors import TraceError
-from ray_messaging.replay.trace_rows import FIELDS, Columns, Requested, RowError, is_exact
+from ray_messaging.replay.trace_rows import FIELDS, Columns, Requested, RowError, cut, is_exact
 
 GZIP_MAGIC = b"\x1f\x8b"
 CHUNK_BYTES = 1 << 20
 EDGE_FIELDS = ("src", "dst", "time")
 TIMELESS_WIDTH = 2
-SHOWN_CHARS = 60
 _TEXTS = frozenset(FIELDS["text"][1])
 
 # A file of KONECT begins with a line like `% sym unweighted`: its third column is a weight, and the fourth the time.
@@ -154,7 +153,7 @@ def read_edges(source: Source, requested: Requested) -> Columns:
                 raise RowError(f"{len(cells)} columns instead of {width}")  # noqa: TRY301 - one way out
             columns.add(cells if width == len(names) else [*cells, len(columns)])
         except RowError as broken:
-            expected, found = " ".join(names[: width or len(names)]), _cut(content.strip())
+            expected, found = " ".join(names[: width or len(names)]), cut(content.strip())
             raise source.broken(
                 line,
                 f"expected {expected!r}, found {found!r} ({broken}): correct the line, or begin it with # "
@@ -248,7 +247,3 @@ def _filled(source: Source, columns: Columns | None) -> Columns:
     if not columns:
         raise source.broken(1, "the file holds no message: a trace needs one message a line")
     return columns
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
-from math import isfinite
+from math import inf, isfinite
 from operator import itemgetter
 from typing import Any
 
@@ -17,7 +17,7 @@ from ray_messaging.errors import ConfigError, InvalidAddress
 Getter = Callable[[Any], Any]
 SHOWN_FIELDS = 20
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-SHOWN_CHARS = 40
+SHOWN_CHARS = 60
 
 # The option that names each field of a message, and the names of the field if it is not given. Exports of our own log
 # have from_id, to_id, sent_at and payload; there `sender` is a group.
@@ -123,17 +123,17 @@ class Columns:
             )
         self._text = None if text is None else itemgetter(keys[text])
         self.texts: list[str] | None = None if text is None else []
-        self._ids = TraceIds()
+        # Each spelling is parsed once: a trace has few agents. Only str keys: True and 1.0 would find the entry of 1.
+        self._known: dict[str, AgentId] = {}
 
     def __len__(self) -> int:
         return len(self.senders)
 
     def add(self, row: Any) -> None:  # noqa: ANN401 - a list or a mapping, as the keys say
         """Append one row. After a RowError the columns must not be used any more."""
-        ids = self._ids
         try:
-            self.senders.append(ids.read(self._sender(row), "sender"))
-            self.receivers.append(ids.read(self._receiver(row), "receiver"))
+            self.senders.append(self._id(self._sender(row), "sender"))
+            self.receivers.append(self._id(self._receiver(row), "receiver"))
             self.times.append(parse_time(self._time(row)))
             if self._text is not None and self.texts is not None:
                 self.texts.append(read_text(self._text(row)))
@@ -142,6 +142,14 @@ class Columns:
                 f"this row has no field {error.args[0]!r}, only {shown(row)}: add it, or name one that every row has "
                 "(on the command line by --from, --to, --time, --text)"
             ) from None
+
+    def _id(self, raw: object, noun: str) -> AgentId:
+        if type(raw) is not str:
+            return _checked(raw, noun)
+        known = self._known.get(raw)
+        if known is None:
+            known = self._known[raw] = _checked(raw.strip(), noun)
+        return known
 
 
 def _id_getter(noun: str, requested: Requested, keys: Mapping[str, Any]) -> Getter | None:
@@ -163,45 +171,21 @@ def _none_found(fields: Mapping[str, object], keys: Mapping[str, Any]) -> str:
     return "no field " + "; nor ".join(missing)
 
 
-class TraceIds:
-    """Parser of ids. It parses each spelling once, because a trace has few agents and many rows."""
-
-    def __init__(self) -> None:
-        # Only str keys: True and 1.0 would find the entry of 1.
-        self._known: dict[str, AgentId] = {}
-
-    def read(self, raw: object, noun: str) -> AgentId:
-        """Return an id in canonical form; raise RowError if it is empty or not valid."""
-        if type(raw) is not str:
-            return _checked(raw, noun)
-        known = self._known.get(raw)
-        if known is None:
-            known = self._known[raw] = _checked(raw.strip(), noun)
-        return known
-
-
-def parse_time(raw: object) -> float:
+def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
     """Return a number, or ISO-8601 (UTC without an offset) in unix s; raise RowError if it is neither, or inexact."""
-    if type(raw) is str:
-        try:
-            value = float(raw)
-        except ValueError:
-            return _iso_time(raw)
-        # float() accepts 1_000, which no trace means.
-        if not isfinite(value) or "_" in raw:
-            raise RowError(_no_time(raw))
-    elif type(raw) is int or type(raw) is float or type(raw) is Decimal:
-        try:
-            value = float(raw)
-        except OverflowError:
-            value = float("inf")
-        if not isfinite(value):
-            raise RowError(_no_time(raw))
-    else:
+    if type(raw) not in {str, int, float, Decimal}:
+        raise RowError(_no_time(raw))
+    try:
+        value = float(raw)
+    except OverflowError:
+        value = inf
+    except ValueError:
+        return _iso_time(raw)
+    if not isfinite(value) or (type(raw) is str and "_" in raw):  # float() accepts 1_000, which no trace means
         raise RowError(_no_time(raw))
     if type(raw) is not float and not is_exact(str(raw), value):
         raise RowError(
-            f"time {_cut(str(raw))} has more digits than a float holds, so that different times would become one: "
+            f"time {cut(str(raw))} has more digits than a float holds, so that different times would become one: "
             "write seconds, with six decimals at most (of nanoseconds a billionth), or sequence numbers"
         )
     return value
@@ -242,7 +226,7 @@ def _checked(raw: object, noun: str) -> AgentId:
 def _iso_time(raw: str) -> float:
     if _FINER.search(raw):
         raise RowError(
-            f"time {_cut(raw)} is finer than a microsecond, so that times would become one: write six decimals"
+            f"time {cut(raw)} is finer than a microsecond, so that times would become one: write six decimals"
         )
     try:
         moment = datetime.fromisoformat(raw.strip())
@@ -252,8 +236,9 @@ def _iso_time(raw: str) -> float:
 
 
 def _no_time(raw: object) -> str:
-    return f"time {_cut(repr(raw))} is neither a finite number nor ISO-8601 (2004-04-15T14:56:01Z)"
+    return f"time {cut(repr(raw))} is neither a finite number nor ISO-8601 (2004-04-15T14:56:01Z)"
 
 
-def _cut(shown: str) -> str:
+def cut(shown: str) -> str:
+    """Return the beginning of a text for an error message."""
     return shown if len(shown) <= SHOWN_CHARS else f"{shown[:SHOWN_CHARS]}..."
