@@ -103,15 +103,8 @@ def show_letter(console: Console, letter: DeadLetter) -> None:
 
 def record(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
     """Return a letter in JSON's types; `whole`: with its messages, or its bytes (base64) if it cannot be decoded."""
-    found: dict[str, Any] = {
-        "id": letter.id,
-        "mailbox": letter.mailbox,
-        "reason": letter.reason,
-        "at": letter.at,
-        "readable": letter.readable,
-        "messages": letter.rows,
-        "bytes": len(letter.frame),
-    }
+    found: dict[str, Any] = {name: getattr(letter, name) for name in ("id", "mailbox", "reason", "at", "readable")}
+    found |= {"messages": letter.rows, "bytes": len(letter.frame)}
     if not whole:
         return found
     if letter.readable:
@@ -124,15 +117,8 @@ def _message(message: Message) -> dict[str, Any]:
         payload: Any = msgspec.json.decode(message.data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # any bytes from a foreign client
         payload = message.data.decode(errors="replace")
-    return {
-        "id": message.id,
-        "channel": message.channel,
-        "from_id": message.from_id,
-        "to_id": message.to_id,
-        "step": message.step,
-        "sent_at": message.sent_at,
-        "payload": payload,
-    }
+    names = ("id", "channel", "from_id", "to_id", "step", "sent_at")
+    return {name: getattr(message, name) for name in names} | {"payload": payload}
 
 
 def _plain(text: str) -> Text:

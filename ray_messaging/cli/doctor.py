@@ -50,15 +50,6 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
     return check_health(exp_id, experiment, {})
 
 
-def _experiment(exp_id: str, config: RedisConfig | None) -> Health:
-    try:
-        return examine_experiment(exp_id, config)
-    except (UnknownName, ConfigError):
-        if config is None:
-            raise
-        return examine_server(config, exp_id)  # the experiment does not run yet
-
-
 def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: Json = False) -> None:
     """Check the health of an experiment, a server or this machine, and suggest remedies.
 
@@ -71,7 +62,13 @@ def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: Json = False) -> 
     """
     config = None if redis is None else RedisConfig.from_url(redis)
     if exp_id is not None:
-        health = _experiment(check_name("exp_id", exp_id), config)
+        check_name("exp_id", exp_id)
+        try:
+            health = examine_experiment(exp_id, config)
+        except (UnknownName, ConfigError):
+            if config is None:
+                raise
+            health = examine_server(config, exp_id)  # the experiment does not run yet
     elif config is not None:
         health = examine_server(config)
     else:

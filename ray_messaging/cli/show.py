@@ -100,14 +100,6 @@ def show_check(console: Console, account: Account) -> None:
         console.print(f"THE ACCOUNT DOES NOT BALANCE: {problem}", style="bold red")
 
 
-def show_log(console: Console, log_dir: str, logged: dict[str, int], probes: int = 0) -> None:
-    """Print the event log's total, that `probes` single messages came after the run, and how to read it."""
-    console.print(
-        f"The event log has {sum(logged.values()):,} sends, each with one fate, as in the senders' receipts"
-        f"{f' (and {probes:,} lone messages)' if probes else ''}. Look into it:\n  ray-messaging log stats {log_dir}"
-    )
-
-
 def show_speed(console: Console, account: Account, lone_ms: dict[str, float | None] | None = None) -> None:
     """Print throughput and latencies."""
     messages, seconds = account.messages, account.seconds

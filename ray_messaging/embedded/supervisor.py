@@ -107,12 +107,9 @@ class ServerSupervisor:
                 text = "the embedded server serves again, %.2f s after its end was noticed"
                 logger.warning(text, time.monotonic() - noticed_at)
                 return True
-        self._give_up(reason)
-        return False
-
-    def _give_up(self, reason: str) -> None:
         text = f"the embedded server did not stay alive in {self._attempts} attempts and is given up: {reason}"
         log = self._server.last_log
         self.failure = ServerFailed(f"{text}\n{log}".rstrip(), log=log)
         self._last_end = text
         logger.critical("%s; its data stay in %s until the experiment ends", text, self._server.data_dir)
+        return False

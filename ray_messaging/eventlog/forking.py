@@ -20,7 +20,7 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder, StepPosition
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 from ray_messaging.eventlog.records import FORMAT, Parent, RunRecord, read_run, unended, write_run
-from ray_messaging.eventlog.schema import POSITION, channel_head, with_channel_head
+from ray_messaging.eventlog.schema import POSITION, channel_head, head_of
 from ray_messaging.eventlog.series import read_series, series_file
 from ray_messaging.model.series import STEP
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
@@ -181,7 +181,7 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
     if at >= 0:
         table = table.set_column(at, table.schema.field(at), _renamed(table.column(at), former, exp_id))
     head = channel_head(pq.read_metadata(path, filesystem=parent.filesystem))
-    return with_channel_head(table, exp_id) if head else table
+    return table.replace_schema_metadata(head_of(exp_id)) if head else table
 
 
 def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -102,16 +102,12 @@ def schema_with(typed: tuple[pa.Field, ...], exp_id: str) -> pa.Schema:
     fields = [*(SCHEMA.field(place) for place in range(at)), *typed, *[*SCHEMA][at + 1 :]]
     place = SCHEMA.get_field_index(_CHANNEL)
     fields[place] = fields[place].with_nullable(True)
-    return pa.schema(fields, metadata=_head(exp_id))
+    return pa.schema(fields, metadata=head_of(exp_id))
 
 
-def _head(exp_id: str) -> dict[bytes, str]:
+def head_of(exp_id: str) -> dict[bytes, str]:
+    """Return the metadata of tables whose composed channels are those of an experiment, see `channel_head`."""
     return {_HEAD: f"exps:{exp_id}:agents:"}
-
-
-def with_channel_head(table: pa.Table, exp_id: str) -> pa.Table:
-    """Return a table whose composed channels are those of an experiment, see `channel_head`."""
-    return table.replace_schema_metadata(_head(exp_id))
 
 
 def channel_head(of: Any) -> dict[str, str]:  # noqa: ANN401 - a pyarrow.Schema, or a file's metadata

@@ -219,15 +219,11 @@ class _Search:
     def causes(self, row: LogRow) -> list[LogRow]:
         """Return the causes of a message that were looked up, the one that it names first."""
         named = self._known.get(_cause_of(row) or "")
-        hand = self._in_hand(row)
+        hand = [] if (of := hand_of(row)) is None else self._hands[of]
         if named is None:
             return hand[: self._most]
         others = [each for each in hand if each.message_id != named.message_id]
         return [named, *others][: self._most]
-
-    def _in_hand(self, row: LogRow) -> list[LogRow]:
-        hand = hand_of(row)
-        return [] if hand is None else self._hands[hand]
 
     def tree(self, row: LogRow, depth: int, *, answered: bool = False) -> Why:
         """Return the tree of a message, `depth` levels deep."""
@@ -237,12 +233,9 @@ class _Search:
             return Why(row, answered=answered, calls=calls)
         causes = self.causes(row)
         below = tuple(self.tree(each, depth - 1, answered=each.message_id == row.in_reply_to) for each in causes)
-        more = 0 if hand is None else self._sizes[hand] - sum(_is_in(hand, each) for each in causes)
+        shown = [each for each in causes if each.fate == "delivered" and (each.to_id, each.step_read) == hand]
+        more = 0 if hand is None else self._sizes[hand] - len(shown)
         return Why(row, below, more, answered, "" if causes else _note(row), calls)
-
-
-def _is_in(hand: _Hand, row: LogRow) -> bool:
-    return row.fate == "delivered" and (row.to_id, row.step_read) == hand
 
 
 def _note(row: LogRow) -> str:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -175,7 +175,9 @@ class SegmentStore:
             )
 
     def _stage(self, sealed: Sealed) -> Staged:
-        first_s, last_s = _times(sealed.tables)
+        times = [chunk.cast(pa.int64()) for table in sealed.tables for chunk in table["sent_at"].chunks]
+        span = pc.min_max(pa.chunked_array(times, pa.int64())).as_py()  # None for both if there are no rows
+        first_s, last_s = (None if span[end] is None else span[end] / 1e6 for end in ("min", "max"))
         own = {"exp_id": self._exp_id, "epoch": self.epoch, "first_s": first_s, "last_s": last_s}
         return self._folder.stage(sealed.number, sealed.tables, sealed.meta | own)
 
@@ -235,13 +237,6 @@ async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callabl
                 path=folder.where,
             )
         await pause(LOG_WRITE_RETRY.first_s)
-
-
-def _times(tables: Sequence[pa.Table]) -> tuple[Any, Any]:
-    """Return the earliest and the latest sent_at in unix seconds; None for both if there are no rows."""
-    times = [chunk.cast(pa.int64()) for table in tables for chunk in table["sent_at"].chunks]
-    found = pc.min_max(pa.chunked_array(times, pa.int64())).as_py()
-    return tuple(None if found[end] is None else found[end] / 1e6 for end in ("min", "max"))  # type: ignore[return-value]
 
 
 def died_before_loss(exp_id: str, folder: Folder, segments: Sequence[Segment]) -> LogError:
