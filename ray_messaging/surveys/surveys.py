@@ -36,19 +36,13 @@ class AsyncSurvey:
     """A survey of an experiment. Its mailbox is only read and never committed, because it is the record of the answers.
 
     Several processes may open a survey at the same time. Each of them reads the mailbox from its beginning.
-
-    Args: `reading` is a lock that all surveys of `engine` share, because its transport reads one mailbox at a time.
     """
 
-    def __init__(
-        self, engine: Engine, reading: asyncio.Lock, survey_id: str, record: SurveyRecord, model: AnswerModel
-    ) -> None:
+    def __init__(self, surveys: "Surveys", survey_id: str, record: SurveyRecord, model: AnswerModel) -> None:
         self.id = survey_id
         self.record = record
         self.model = model
-        self._engine = engine
-        self._store = engine.transport.surveys
-        self._reading = reading
+        self._surveys, self._engine, self._store = surveys, surveys.engine, surveys.store
         self._begin()
 
     def _begin(self) -> None:
@@ -63,7 +57,7 @@ class AsyncSurvey:
 
     async def update(self, block_s: float = 0.0) -> None:
         """Count the answers that have come since the last call; wait up to `block_s` for the first one."""
-        async with self._reading:
+        async with self._surveys.reading:
             await self._update(block_s)
 
     async def _update(self, block_s: float) -> None:
@@ -105,7 +99,7 @@ class AsyncSurvey:
         """Wait up to `block_s` for the next answers; return whether some are outstanding and not overdue."""
         before = self._read_to
         await self.update()
-        async with self._reading:
+        async with self._surveys.reading:
             if self._read_to == before and self.waits:  # else another call has counted the last ones meanwhile
                 left = self.seconds_left
                 await self._update(block_s if left is None else min(block_s, left))
@@ -155,7 +149,7 @@ class AsyncSurvey:
         Raises: Closed if the survey has ended, UnknownName if it was removed.
         """
         check_timeout(timeout, positive=True)
-        await _record_of(self._engine, self.id)
+        await self._surveys.record(self.id)
         await self.update()
         if self.ended:
             raise Closed(f"survey {self.id!r} has ended: it asks no more; messaging.create_survey(...) makes another")
@@ -170,18 +164,6 @@ class AsyncSurvey:
         if not self.ended:
             await self._store.add(self.id, END, self._read_to.encode())
             await self.update()
-
-
-async def _record_of(engine: Engine, survey_id: str) -> SurveyRecord:
-    """Return the record of a survey; raise UnknownName if it does not exist."""
-    data = await engine.transport.surveys.read(check_name("survey_id", survey_id))
-    if data is None:
-        raise UnknownName(
-            f"experiment {engine.exp_id!r} has no survey {survey_id!r}: messaging.surveys() lists them",
-            kind="survey",
-            value=survey_id,
-        )
-    return decode_record(data)
 
 
 async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening:
@@ -200,9 +182,20 @@ class Surveys:
     """The surveys of an experiment. Questions are sent by `engine`, in the name of the user."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._store = engine.transport.surveys
-        self._reading = asyncio.Lock()
+        self.engine = engine
+        self.store = engine.transport.surveys
+        self.reading = asyncio.Lock()  # of all surveys, because the transport reads one mailbox at a time
+
+    async def record(self, survey_id: str) -> SurveyRecord:
+        """Return the record of a survey; raise UnknownName if it does not exist."""
+        data = await self.store.read(check_name("survey_id", survey_id))
+        if data is None:
+            raise UnknownName(
+                f"experiment {self.engine.exp_id!r} has no survey {survey_id!r}: messaging.surveys() lists them",
+                kind="survey",
+                value=survey_id,
+            )
+        return decode_record(data)
 
     async def create(
         self,
@@ -222,7 +215,7 @@ class Surveys:
             raise ConfigError("a survey of nobody: `to` names no agent, or the experiment hosts none yet")
         record = SurveyRecord(
             mailbox=survey_mailbox(name),
-            question=encode_payload(question, self._engine.settings.payload_bytes),
+            question=encode_payload(question, self.engine.settings.payload_bytes),
             subtopic=check_subtopic(subtopic),
             schema=answer_model.schema,
             ints=agents.ints.astype("<i8").tobytes(),
@@ -230,15 +223,15 @@ class Surveys:
             timeout=None if timeout is None else float(timeout),
             created_at=time.time(),
         )
-        if not await self._store.create(name, encode(record)):
+        if not await self.store.create(name, encode(record)):
             raise AlreadyExists(
-                f"experiment {self._engine.exp_id!r} has a survey {name!r} already: messaging.survey({name!r}) goes on "
+                f"experiment {self.engine.exp_id!r} has a survey {name!r} already: messaging.survey({name!r}) goes on "
                 "with it; choose another survey_id for a new one",
                 kind="survey",
                 value=name,
                 owner=None,
             )
-        survey = AsyncSurvey(self._engine, self._reading, name, record, answer_model)
+        survey = AsyncSurvey(self, name, record, answer_model)
         try:
             await survey.ask(np.arange(len(agents)), record.timeout)
         except BaseException as error:
@@ -251,38 +244,38 @@ class Surveys:
 
     async def open(self, survey_id: str, model: object = None) -> AsyncSurvey:
         """Return a survey with the answers that have come by now. Raises as `Messaging.survey`."""
-        record = await _record_of(self._engine, survey_id)
+        record = await self.record(survey_id)
         answer_model = AnswerModel.of_schema(record.schema) if model is None else AnswerModel.of(model)
         if answer_model.schema != record.schema:
             raise ConfigError(
                 f"survey {survey_id!r} exists with another type of answers than {model!r}: pass the type that it "
                 f"was created with, of the JSON schema {record.schema.decode()}, or choose another id"
             )
-        survey = AsyncSurvey(self._engine, self._reading, survey_id, record, answer_model)
+        survey = AsyncSurvey(self, survey_id, record, answer_model)
         await survey.update()
         return survey
 
     async def ids(self) -> list[str]:
         """Return the ids of all surveys."""
-        return await self._store.ids()
+        return await self.store.ids()
 
     async def remove(self, survey_id: str) -> None:
         """Delete a survey with its answers; raise UnknownName if it does not exist."""
-        transport, mailbox = self._engine.transport, (await _record_of(self._engine, survey_id)).mailbox
-        epoch = (await open_mailbox(self._engine, mailbox, 1)).epoch
+        transport, mailbox = self.engine.transport, (await self.record(survey_id)).mailbox
+        epoch = (await open_mailbox(self.engine, mailbox, 1)).epoch
         end = await transport.end_of(mailbox)
         if end.entry != START.entry:  # else its answers would become dead letters
             await transport.commit(mailbox, epoch, Cursor(end.entry, 0), messages=end.messages, nbytes=end.nbytes)
         await transport.remove(mailbox, epoch)
-        await self._store.remove(survey_id)
+        await self.store.remove(survey_id)
 
     async def agents_of(self, groups: Collection[str] | None) -> AgentSet:
         """Return the agents of some groups (None: of all groups); raise UnknownName if a group does not exist."""
-        records = {record.mailbox: record for record in (await self._engine.transport.load_directory(-1)).changed}
+        records = {record.mailbox: record for record in (await self.engine.transport.load_directory(-1)).changed}
         names = [name for name, record in records.items() if record.exclusive] if groups is None else groups
         found = NO_AGENTS
         for name in names:
             if name not in records:
-                raise UnknownName(f"experiment {self._engine.exp_id!r} has no group {name!r}", kind="group", value=name)
+                raise UnknownName(f"experiment {self.engine.exp_id!r} has no group {name!r}", kind="group", value=name)
             found |= records[name].agents()
         return found

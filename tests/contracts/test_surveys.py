@@ -336,7 +336,7 @@ async def test_the_agents_of_groups(surveys, messagers, town):
 
 async def test_an_asking_that_broke_off_leaves_agents_unasked(surveys, messagers, town):
     mine = await surveys(send_timeout_s=0.3)
-    mine._engine.accepting = None  # as when its server is out of reach
+    mine.engine.accepting = None  # as when its server is out of reach
     with pytest.raises(Closed) as caught:
         await create(mine)
     assert "messaging.survey('mood').remind()" in caught.value.__notes__[0]
