@@ -85,34 +85,18 @@ def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[n
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
 
 
-class HearerSide(NamedTuple):
-    """The senders that some agents hear.
-
-    `agents` is the number of these agents. Those that hear somebody are in `into`, and `at` are their places among all.
-    """
-
-    into: Adjacency
-    at: NDArray[np.intp]
-    agents: int
-
-    @classmethod
-    def of(cls, into: Adjacency, agents: AgentSet, wanted: NDArray[np.bool_] | None) -> "HearerSide":
-        """Build it from the side of a graph's hearers, of which those count that are `wanted` (None: all)."""
-        places = into.places(IdColumn(agents.ints))
-        heard = places >= 0
-        if wanted is not None and len(wanted):
-            heard &= wanted[places]
-        return cls(into.take(places[heard]).compact(), np.flatnonzero(heard), len(agents))
-
-
 class GraphHearing:
-    """The rows of some senders as the hearers of a graph hear them; `places` has the sender of each row (-1: none).
+    """The rows of some senders as `agents` agents hear them, of which those at the places `at` hear senders in `into`.
+
+    `places` has the sender of each row (-1: none).
 
     The values of each sender's rows are first combined, so that each pair costs only one lookup of its sender.
     """
 
-    def __init__(self, side: HearerSide, places: NDArray[np.intp], senders: int) -> None:
-        self._side = side
+    def __init__(
+        self, into: Adjacency, at: NDArray[np.intp], agents: int, places: NDArray[np.intp], senders: int
+    ) -> None:
+        self._into, self._at, self._agents = into, at, agents
         self._rows = None if bool((places >= 0).all()) else np.flatnonzero(places >= 0)
         self._places = places if self._rows is None else places[self._rows]
         self._senders = senders
@@ -124,19 +108,19 @@ class GraphHearing:
         return None if bool((said == 1).all()) else said
 
     def _reduced(self, ufunc: np.ufunc, by_sender: NDArray[Any]) -> NDArray[Any]:
-        into, found = self._side.into, np.zeros(self._side.agents, by_sender.dtype)
+        into, found = self._into, np.zeros(self._agents, by_sender.dtype)
         for low, high, offsets in into.pieces():
             first = into.starts[low]
             gathered_values = by_sender.take(into.others[first : first + offsets[-1] - offsets[0]], mode="clip")
-            found[self._side.at[low:high]] = ufunc.reduceat(gathered_values, offsets[:-1] - offsets[0])
+            found[self._at[low:high]] = ufunc.reduceat(gathered_values, offsets[:-1] - offsets[0])
         return found
 
     def counts(self) -> NDArray[np.int64]:
         """Return the number of rows that each hearer hears."""
         if self._said is not None:
             return self._reduced(np.add, self._said)
-        counts = np.zeros(self._side.agents, np.int64)
-        counts[self._side.at] = self._side.into.lengths
+        counts = np.zeros(self._agents, np.int64)
+        counts[self._at] = self._into.lengths
         return counts
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -160,7 +144,7 @@ class GraphHearing:
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
         """Yield the rows of all hearers, or of some, in their order, a few hearers at a time."""
-        into, at, agents = self._side
+        into, at, agents = self._into, self._at, self._agents
         if some is not None:
             found = np.flatnonzero(np.isin(at, some))
             into, at, agents = into.take(found), np.searchsorted(some, at[found]), len(some)
@@ -256,7 +240,7 @@ class GraphEdges:
         self.out = out if senders is None else out.take(senders)
         self._restricted_to = senders
         self._wanted = wanted
-        self._heard: tuple[AgentSet, HearerSide] | None = None
+        self._heard: tuple[AgentSet, Adjacency, NDArray[np.intp]] | None = None
 
     @cached_property
     def _degrees(self) -> NDArray[np.int64]:
@@ -344,8 +328,13 @@ class GraphEdges:
     def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> GraphHearing:
         """Return the broadcasts of `from_ids` as some agents hear them."""
         if self._heard is None or self._heard[0] != hearers:
-            self._heard = hearers, HearerSide.of(self.into, hearers, self._wanted)
+            found = self.into.places(IdColumn(hearers.ints))
+            heard = found >= 0
+            if self._wanted is not None and len(self._wanted):
+                heard &= self._wanted[found]
+            self._heard = hearers, self.into.take(found[heard]).compact(), np.flatnonzero(heard)
+        _, into, at = self._heard
         places = self.all.places(from_ids)
         if self._restricted_to is not None:
             places[self.out.places(from_ids) < 0] = -1
-        return GraphHearing(self._heard[1], places, len(self.all.ids))
+        return GraphHearing(into, at, len(hearers), places, len(self.all.ids))
