@@ -88,14 +88,13 @@ class AnswerMailbox:
             if told or not len(late):  # the failure of a handler is not an ordinary message, so a late one is dropped
                 self._handled.append(found)
                 continue
-            keep = self._keeps_late and self._uncommitted < _MOST_KEPT
+            keep = self._keeps_late and self._fetcher.listens and self._uncommitted < _MOST_KEPT
+            self._handled += _runs(found, np.setdiff1d(np.arange(found.low, found.high), late)) if keep else [found]
+            self._uncommitted += len(late) if keep else 0
             if self._fetcher.listens:  # else nothing could fetch them, but the event log has them
                 for part in _runs(found, late):
                     nbytes = 0 if part.batch.lines is None else part.batch.lines.nbytes
                     self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))
-                self._uncommitted += len(late) if keep else 0
-            kept = late if keep and self._fetcher.listens else late[:0]
-            self._handled += _runs(found, np.setdiff1d(np.arange(found.low, found.high), kept))
 
     def late_among(self, slices: Iterable[Slice]) -> list[Slice]:
         """Return those slices that are late answers."""
