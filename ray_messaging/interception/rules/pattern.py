@@ -4,6 +4,7 @@ import re
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -125,7 +126,6 @@ class Words:
         self._fold = fold
         self._by_token: dict[str, list[Word]] = {}
         self._by_part: list[tuple[str, Word]] = []
-        self._compiled: dict[tuple[Word, bool], regex.Pattern[str]] = {}
         for given in dict.fromkeys(words):
             self._add(given, rule)
         self._tokens = {token.encode() for token in self._by_token if token.isascii()}
@@ -163,18 +163,16 @@ class Words:
         tokens = text.translate(_NO_LETTERS).split() if text.isascii() else TOKEN.findall(text)
         maybe = [word for token in dict.fromkeys(tokens) for word in self._by_token.get(token, ())]
         maybe += [word for part, word in self._by_part if part in text]
-        return [word for word in maybe if self.pattern(word).search(text)]
+        return [word for word in maybe if _finder(word.plain).search(text)]
 
-    def pattern(self, word: Word, *, any_case: bool = False) -> "regex.Pattern[str]":
-        """Return the regex that finds a word in plain text; with `any_case`, in text that is not case-folded."""
-        found = self._compiled.get((word, any_case))
-        if found is None:
-            body = r"\s+".join(map(regex.escape, word.plain.split()))
-            before = f"(?<!{LETTER})" if _LETTER.match(word.plain.strip()[0]) else ""
-            after = f"(?!{LETTER})" if _LETTER.match(word.plain.strip()[-1]) else ""
-            flags = regex.IGNORECASE | regex.FULLCASE if any_case else 0
-            found = self._compiled[word, any_case] = regex.compile(before + body + after, flags)
-        return found
+
+@lru_cache(10_000)
+def _finder(word: str, *, any_case: bool = False) -> "regex.Pattern[str]":
+    """Return the regex that finds a plain word in plain text; with `any_case`, in text that is not case-folded."""
+    body = r"\s+".join(map(regex.escape, word.split()))
+    before = f"(?<!{LETTER})" if _LETTER.match(word.strip()[0]) else ""
+    after = f"(?!{LETTER})" if _LETTER.match(word.strip()[-1]) else ""
+    return regex.compile(before + body + after, regex.IGNORECASE | regex.FULLCASE if any_case else 0)
 
 
 class Pattern(Rule):
@@ -281,7 +279,7 @@ class Pattern(Rule):
         shown = plain(text, fold=False)
         masked = shown
         for word in self._words.hits(plain(text, fold=self.ignore_case)):
-            masked = self._words.pattern(word, any_case=self.ignore_case).sub(MASK, masked)
+            masked = _finder(word.plain, any_case=self.ignore_case).sub(MASK, masked)
         if self._words.hits(plain(masked, fold=self.ignore_case)):
             return MASK  # a hit only without case: mask all of it rather than miss a word
         for compiled in self._regexes:

@@ -211,27 +211,19 @@ class Answers:
     def hold(self, records: Mapping[str, bytes]) -> None:
         """Keep packed records here. Expired ones are dropped, here and on the server with the next write."""
         for key, data in records.items():
-            expired = self._count(key, data)
-            if expired:
-                self._writer.forget(expired)
-
-    def _count(self, key: str, data: bytes) -> list[str]:
-        """Keep a packed record; drop expired ones and return their keys."""
-        now = time.monotonic()
-        self._drop(key)
-        self._add(key, data, now)
-        over: list[str] = []
-        while self._counted:
-            oldest, (given_at, kept) = next(iter(self._counted.items()))
-            full = self._counted_bytes > LIMIT_BYTES and oldest != key
-            if given_at == now or not (full or given_at + self._keep_s <= now):
-                break
-            self._drop(oldest)
-            if self._in_step(oldest) or (not full and self._has_deferred(oldest, kept)):
-                self._add(oldest, kept, now)
-            else:
-                over.append(oldest)
-        return over
+            now = time.monotonic()
+            self._drop(key)
+            self._add(key, data, now)
+            while self._counted:
+                oldest, (given_at, kept) = next(iter(self._counted.items()))
+                full = self._counted_bytes > LIMIT_BYTES and oldest != key
+                if given_at == now or not (full or given_at + self._keep_s <= now):
+                    break
+                self._drop(oldest)
+                if self._in_step(oldest) or (not full and self._has_deferred(oldest, kept)):
+                    self._add(oldest, kept, now)
+                else:
+                    self._writer.forget([oldest])
 
     def _add(self, key: str, data: bytes, now: float) -> None:
         self._counted[key] = (now, data)

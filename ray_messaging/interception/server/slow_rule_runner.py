@@ -209,21 +209,17 @@ class SlowRuleRunner:
             if row not in pipeline.deferred
         ]
         if self._writer.stores and version != self._interceptor.state_version:
-            self._attach(deferred, settled)
+            for message, verdict in settled:  # one write saves them, and the progress, with the counts
+                self._interceptor.count(message, verdict)
+                key, answer = message.message_id(0), self._interceptor.encode(verdict, 1)
+                self._answers.unsafe[key] = (answer, record(answer, ()))
+                self._answers.attach({key: self._answers.unsafe[key][1]})
+            for each in deferred:
+                self._save_progress(each)
         for each in deferred:
             self._defer(each)
         for message, verdict in settled:
             self._start(message, verdict)
-
-    def _attach(self, deferred: list[Deferred], settled: list[tuple[Batch, BatchVerdict]]) -> None:
-        """Attach verdicts and progress to the counts that they have just changed, so that one write saves both."""
-        for message, verdict in settled:
-            self._interceptor.count(message, verdict)
-            key, answer = message.message_id(0), self._interceptor.encode(verdict, 1)
-            self._answers.unsafe[key] = (answer, record(answer, ()))
-            self._answers.attach({key: self._answers.unsafe[key][1]})
-        for each in deferred:
-            self._save_progress(each)
 
     # -- answering ------------------------------------------------------------------------------------------------
 
