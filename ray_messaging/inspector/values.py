@@ -2,7 +2,7 @@
 
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
@@ -159,13 +159,13 @@ class AgentFacts:
     """An agent: its group, its messages by fate, its most frequent neighbours, its state or what was collected last."""
 
     name: str
-    group: str | None
-    waiting: int | None
     sent: dict[str, int]
     received: dict[str, int]
     writes_to: list[tuple[str, int]]
     hears_from: list[tuple[str, int]]
-    rows: list[Row]
+    rows: Sequence[Row]
+    group: str | None = None
+    waiting: int | None = None
     state: dict[str, str] = field(default_factory=dict)
 
 

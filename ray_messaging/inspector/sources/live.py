@@ -16,7 +16,7 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.records import has_ended
 from ray_messaging.inspector.sources.folder import FolderSource
-from ray_messaging.inspector.sources.log_rows import LostSource, Source, agent_facts, agent_id
+from ray_messaging.inspector.sources.log_rows import LostSource, Source, agent_id
 from ray_messaging.inspector.sources.society import society_of
 from ray_messaging.inspector.sources.traffic import BINS, Key, RollingTraffic, binned
 from ray_messaging.inspector.values import (
@@ -140,12 +140,12 @@ class LiveSource(Source):
 
     def agent(self, agent: str) -> AgentFacts:
         """Return the facts about an agent. Raises InvalidQuery for an invalid id, ConfigError if there is no log."""
-        found = agent_id(agent)
+        facts, found = super().agent(agent), agent_id(agent)
         group = None if found is None else self._connection.ask(self._connection.interceptor.owner_of.remote(found))
         if found is None or group is None:
-            return agent_facts(self.log, agent)
+            return facts
         waiting = self._messaging.stats()["waiting"].get(group)
-        return replace(agent_facts(self.log, agent, name(group), waiting), state=self._state_of(found, group))
+        return replace(facts, group=name(group), waiting=waiting, state=self._state_of(found, group))
 
     def _state_of(self, agent: AgentId, group: str) -> dict[str, str]:
         """Return the state that an agent of `messaging.run` has committed; {} in a group that is too large to look."""

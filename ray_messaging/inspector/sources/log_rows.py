@@ -44,16 +44,6 @@ def agent_id(text: str) -> AgentId | None:
         raise InvalidQuery(str(error), field="agent", value=text) from error
 
 
-def rows_of(log: EventLog, query: RowQuery) -> list[Row]:
-    """Return the last matching rows, the newest last; raise InvalidQuery or LogError if one cannot be read."""
-    limit = max(1, min(query.limit, MOST_ROWS))
-    table = log.recent(limit=limit, width=TEXT_WIDTH + 1, **_fields(query))
-    rows = [row_of(found) for found in dicts_of(table)]
-    if query.between is not None and len(set(query.between)) > 1:
-        rows = [row for row in rows if row.from_id != row.to_id]
-    return rows
-
-
 def _fields(query: RowQuery) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for end in ("from_id", "to_id", "agent"):
@@ -107,21 +97,6 @@ def _recipient(found: Mapping[str, Any]) -> str:
     if found["to_id"] is None and found["subtopic"] is None:
         return cut(found["channel"], NAME_WIDTH)
     return name(found["to_id"])
-
-
-def agent_facts(log: EventLog, text: str, group: str | None = None, waiting: int | None = None) -> AgentFacts:
-    """Return the facts that a log has about an agent. Raises as `rows_of`."""
-    agent = agent_id(text)
-    return AgentFacts(
-        name(agent),
-        group,
-        waiting,
-        _fates(log, from_id=[agent]),
-        _fates(log, to_id=[agent]),
-        _neighbours(log, "to_id", from_id=[agent]),
-        _neighbours(log, "from_id", to_id=[agent]),
-        rows_of(log, RowQuery(agent=text or _USER)),
-    )
 
 
 def _fates(log: EventLog, **fields: Any) -> dict[str, int]:  # noqa: ANN401 - see Fields
@@ -196,12 +171,29 @@ class Source:
         return []
 
     def rows(self, query: RowQuery) -> Sequence[Row]:
-        """Return the last matching rows, the newest last. Raises as `rows_of`; ConfigError if there is no log."""
-        return rows_of(self.log, query)
+        """Return the last matching rows, the newest last.
+
+        Raises: InvalidQuery if a field of the query is not valid, LogError if the log cannot be read, ConfigError if
+        there is none.
+        """
+        limit = max(1, min(query.limit, MOST_ROWS))
+        table = self.log.recent(limit=limit, width=TEXT_WIDTH + 1, **_fields(query))
+        rows = [row_of(found) for found in dicts_of(table)]
+        if query.between is not None and len(set(query.between)) > 1:
+            rows = [row for row in rows if row.from_id != row.to_id]
+        return rows
 
     def agent(self, agent: str) -> AgentFacts:
         """Return the facts about one agent. Raises as `rows`."""
-        return agent_facts(self.log, agent)
+        found = agent_id(agent)
+        return AgentFacts(
+            name(found),
+            _fates(self.log, from_id=[found]),
+            _fates(self.log, to_id=[found]),
+            _neighbours(self.log, "to_id", from_id=[found]),
+            _neighbours(self.log, "from_id", to_id=[found]),
+            self.rows(RowQuery(agent=agent or _USER)),
+        )
 
     def why(self, message_id: str, depth: int) -> Cause:
         """Return why a message of a step was sent. Raises as `EventLog.why`; ConfigError if there is no log."""

@@ -279,10 +279,11 @@ class StepBatches:
             asked = self.advance(judging, await self._ask_all(asked))
 
     async def _ask_all(self, asked: Asked) -> list[Verdict]:
+        rule, messages = asked
         calls: list[asyncio.Future[Verdict]] = []
         try:
-            for number, message in enumerate(asked.messages, 1):
-                calls.append(asyncio.ensure_future(self._ask(asked.rule, message)))
+            for number, message in enumerate(messages, 1):
+                calls.append(asyncio.ensure_future(self._ask(rule, message)))
                 if number % _SLICE == 0:
                     await asyncio.sleep(0)
             return await asyncio.gather(*calls)

@@ -21,6 +21,7 @@ from ray_messaging.model.typed.table import TypedColumns
 
 logger = logging.getLogger(__name__)
 
+Asked = tuple[SlowRule, list[Batch]]  # a slow rule, and the messages to ask it about, each a batch of one
 REASON_CHARS = 2_000  # of a block's reason: every message of a batch may have another one
 
 
@@ -40,13 +41,6 @@ class Deferred(NamedTuple):
     def needs(self, rule: Rule) -> bool:
         """Return whether a rule must still judge this message."""
         return self.rule is rule or any(later is rule for later in self.then)
-
-
-class Asked(NamedTuple):
-    """A slow rule, and the messages about which it must be asked, each a batch of one."""
-
-    rule: SlowRule
-    messages: list[Batch]
 
 
 class RulePipeline:
@@ -106,7 +100,7 @@ class RulePipeline:
             if isinstance(rule, SlowRule):
                 found, slow = self._ask_at_once(rule)
                 if slow:
-                    verdicts = yield Asked(rule, [message for _, message in slow])
+                    verdicts = yield rule, [message for _, message in slow]
                     for (rows, _), verdict in zip(slow, verdicts, strict=True):
                         found |= dict.fromkeys(rows, verdict)
             else:

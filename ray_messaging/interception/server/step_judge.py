@@ -33,14 +33,8 @@ class AddedMessage(NamedTuple):
     line: bytes
 
 
-class _Kept(msgspec.Struct, array_like=True):
-    """What the rules keep of a step: their tables, and how many messages of each sender they have blocked."""
-
-    tables: Tables
-    violations: list[tuple[AgentId | None, int]]
-
-
-_decode = msgspec.msgpack.Decoder(_Kept).decode
+# What the rules keep of a step: their tables, and how many messages of each sender they have blocked.
+_decode = msgspec.msgpack.Decoder(tuple[Tables, list[tuple[AgentId | None, int]]]).decode
 
 
 class RuleReviewer:
@@ -97,10 +91,10 @@ class RuleReviewer:
 
     async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
         """Begin a step after the supervisor has restarted, with the `state` of the one before, which may have ended."""
-        kept = _Kept({}, []) if state is None else _decode(state)
-        self._violations = dict(kept.violations)
+        tables, violations = ({}, []) if state is None else _decode(state)
+        self._violations = dict(violations)
         await self.begin(number, ended=ended)
-        self._load(kept.tables)
+        self._load(tables)
 
     async def begin(self, number: int, *, ended: bool = True) -> None:
         """End the round of the step before, if the supervisor has `ended` it, and allow the given step to be judged."""
@@ -175,7 +169,7 @@ class RuleReviewer:
         """Return what the rules keep of a step that they have judged, encoded; None if they keep nothing."""
         self._violations = violations
         tables = {rule.name: (rule.admission, rule.state.dump()) for rule in self._rules() if rule.state is not None}
-        return _encode(_Kept(tables, list(violations.items()))) if tables or violations else None
+        return _encode((tables, list(violations.items()))) if tables or violations else None
 
     def _load(self, tables: Tables) -> None:
         """Load the tables of a `dump` into the rules. A rule that was inserted later begins with its first state."""
