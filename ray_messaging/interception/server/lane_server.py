@@ -108,11 +108,6 @@ class LaneServer:
         self.connections.discard(caller)
         self.strangers.pop(caller, None)
 
-    def hold(self, change: int) -> bool:
-        """Add `change` to the bytes of incomplete requests that are in memory; return False if there are too many."""
-        self.held_bytes += change
-        return change <= 0 or self.held_bytes <= HELD_BYTES
-
 
 def _connections_limit() -> int:
     """Return how many connections to accept: a quarter of the process's descriptors stays free for other use."""
@@ -166,8 +161,10 @@ class _Caller(FrameProtocol):
             self.refuse("too much that has only begun")
 
     def _hold(self, size: int) -> bool:
+        """Count the bytes of an incomplete request; return False if those of all callers are too many."""
         change, self._held = size - self._held, size
-        return self._server.hold(change)
+        self._server.held_bytes += change
+        return change <= 0 or self._server.held_bytes <= HELD_BYTES
 
     def crowded(self) -> bool:
         """Return whether requests must wait until earlier answers have been sent."""

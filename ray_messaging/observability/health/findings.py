@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,19 +29,9 @@ class Finding:
         return f"{self.level}: {self.what}: {self.value}" + (f" -> {self.remedy}" if self.remedy else "")
 
 
-def ok(what: str, value: str) -> Finding:
-    """Build a finding for which nothing must be done."""
-    return Finding("ok", what, value)
-
-
-def warning(what: str, value: str, remedy: str) -> Finding:
-    """Build a finding about possible harm: if the state continues, or if something else fails."""
-    return Finding("warning", what, value, remedy)
-
-
-def critical(what: str, value: str, remedy: str) -> Finding:
-    """Build a finding about harm that is being done now."""
-    return Finding("critical", what, value, remedy)
+ok = partial(Finding, "ok")  # nothing must be done
+warning = partial(Finding, "warning")  # there will be harm if the state continues, or if something else fails
+critical = partial(Finding, "critical")  # harm is being done now
 
 
 @dataclass(frozen=True)
