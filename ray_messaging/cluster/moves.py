@@ -119,16 +119,9 @@ def plan_balance(hosted: Mapping[str, AgentSet], fetched: Mapping[str, float]) -
         for target in sorted(missing, key=lambda name: (-missing[name], name)):
             count = min(int(min(excess, missing[target]) / each), len(left) - 1)
             if count > 0:
-                chosen = _last(left, count)
+                chosen = AgentSet.of([*left][-count:])
                 moves.append(AgentMove(chosen, source, target))
                 left -= chosen
                 excess -= count * each
                 missing[target] -= count * each
     return moves
-
-
-def _last(agents: AgentSet, count: int) -> AgentSet:
-    """Return the last `count` agents of a set."""
-    names = sorted(agents.strings)
-    ints = max(0, count - len(names))
-    return AgentSet(agents.ints[len(agents.ints) - ints :], names[max(0, len(names) - count) :])

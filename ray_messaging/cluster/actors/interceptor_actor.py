@@ -167,17 +167,9 @@ class InterceptorActor:
         """Return the blocked pairs."""
         return {pair for listed in self._host.black_lists[:1] for pair in listed.pairs}
 
-    async def add_to_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
-        """Block more pairs."""
-        await self._host.edit_pairs("add", pairs)
-
-    async def remove_from_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
-        """Block these pairs no longer."""
-        await self._host.edit_pairs("remove", pairs)
-
-    async def set_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
-        """Replace the blocked pairs."""
-        await self._host.edit_pairs("set", pairs)
+    add_to_black_set = of_host(lambda host: partial(host.edit_pairs, "add"))
+    remove_from_black_set = of_host(lambda host: partial(host.edit_pairs, "remove"))
+    set_black_set = of_host(lambda host: partial(host.edit_pairs, "set"))
 
     # -- state ----------------------------------------------------------------------------------------------------
 
