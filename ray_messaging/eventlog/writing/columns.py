@@ -138,8 +138,10 @@ def _spread(values: Iterable[Any], counts: Sequence[int], dtype: type[Any]) -> N
 
 
 def _times(run: _Run) -> pa.Array:
-    times = _spread((part.batch.sent_at for part in run.parts), run.counts, np.float64)
-    return pa.array(_micros(times)).view(_TIME)
+    times = [part.batch.sent_at for part in run.parts]
+    if any(isinstance(time, np.ndarray) for time in times):
+        return pa.array(_micros(_spread(times, run.counts, np.float64))).view(_TIME)
+    return pa.array(np.repeat(_micros(np.array(times, np.float64)), run.counts)).view(_TIME)
 
 
 def _micros(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
