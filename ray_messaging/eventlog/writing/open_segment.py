@@ -92,7 +92,8 @@ class OpenSegment:
 
     def add(self, found: Sequence[PlacedRows]) -> None:
         """Append rows. Even without any, there are cursors then that are not stored yet."""
-        first, self._since = self.rows, time.monotonic() if self._since is None else self._since
+        self._since = self._since or time.monotonic()
+        first = self.rows
         for kind, batch, places in found:
             self._kinds.setdefault(kind, KindRows()).add(batch, places + first)
             self.rows += batch.num_rows
