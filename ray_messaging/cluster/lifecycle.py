@@ -79,7 +79,6 @@ class StartedExperiment:
         self._kept = kept
         self._until_logged = kept is not None and not kept.asked_for and spec.steps is None
         node = ray.get_runtime_context().get_node_id()
-        here = NodeAffinitySchedulingStrategy(node, soft=False)
         if config is None and kept is None and spec.log_dir is None and spec.audiences is not None:
             self._temporary = spec.audiences.folder
         self._start_servers(spec, kept)
@@ -115,23 +114,26 @@ class StartedExperiment:
             )
             raise AlreadyExists(text, kind=error.kind, value=error.value, owner=error.owner) from error
         if experiment.log_dir is not None:
-            # A path belongs to this node; a URI is the same everywhere.
-            options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": experiment.log_name}
-            if "://" not in experiment.log_dir:
-                options["scheduling_strategy"] = here
-            # Nothing is sent before the log has started, and "reset" has deleted older data.
-            self._untouched = spec.on_existing != "resume"
-            from ray_messaging.cluster.actors.log_actor import LogActor  # noqa: PLC0415 - brings pyarrow, 80 MB
-            from ray_messaging.eventlog.records import command_line  # noqa: PLC0415 - as above
-
-            self.log = remote(LogActor, options).remote(experiment, spec.on_existing if spec.fork is None else "resume")
-            result(self.log.ready.remote(), actor_name=f"the event log of experiment {spec.exp_id!r}")
-            self._untouched = False
-            rules = result(self.interceptor.rules.remote(), actor_name=f"experiment {spec.exp_id!r}")
-            data = None if kept is None or len(kept.of_servers) > 1 else str(kept.folder)
-            noted = self.log.note_start.remote(command_line(), rules, data)
-            result(noted, actor_name=f"the event log of experiment {spec.exp_id!r}")
+            self._start_log(spec, experiment, kept)
         self.experiment = experiment
+
+    def _start_log(self, spec: InterceptorSpec, experiment: Experiment, kept: KeptData | None) -> None:
+        from ray_messaging.cluster.actors.log_actor import LogActor  # noqa: PLC0415 - brings pyarrow, 80 MB
+        from ray_messaging.eventlog.records import command_line  # noqa: PLC0415 - as above
+
+        options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": experiment.log_name}
+        if "://" not in str(experiment.log_dir):  # a path belongs to this node; a URI is the same everywhere
+            node = ray.get_runtime_context().get_node_id()
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor_name = f"the event log of experiment {spec.exp_id!r}"
+        # Nothing is sent before the log has started, and "reset" has deleted older data.
+        self._untouched = spec.on_existing != "resume"
+        self.log = remote(LogActor, options).remote(experiment, spec.on_existing if spec.fork is None else "resume")
+        result(self.log.ready.remote(), actor_name=actor_name)
+        self._untouched = False
+        rules = result(self.interceptor.rules.remote(), actor_name=f"experiment {spec.exp_id!r}")
+        data = None if kept is None or len(kept.of_servers) > 1 else str(kept.folder)
+        result(self.log.note_start.remote(command_line(), rules, data), actor_name=actor_name)
 
     def _start_servers(self, spec: InterceptorSpec, kept: KeptData | None) -> None:
         folders = kept.of_servers if kept is not None else [None] * len(spec.nodes)
@@ -204,17 +206,7 @@ def start_experiment(
     if on_existing not in {"error", "resume", "reset"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     check_tracing(tracing)
-    config = experiment_config(server)
-    if config is None and settings.wait_replicas:
-        raise ConfigError(
-            f"wait_replicas={settings.wait_replicas} waits for replicas, and the embedded server has none: pass a "
-            "server of yours that has them: redis=RedisConfig(sentinels=[...], service=...)"
-        )
-    shards = check_shards(shards, server=config, steps=steps, data_dir=data_dir)
-    if isinstance(config, RedisConfig) and shards is not None:
-        config = config.model_copy(update={"shards": shards})
-    if config is not None and data_dir is not None:
-        raise ConfigError(f"data_dir={str(data_dir)!r} is for the embedded server: leave out redis=, or data_dir=")
+    config, shards = _checked_servers(server, shards, settings, steps, data_dir)
     started = StartedExperiment(ray_is_ours=ensure_ray())
     try:
         _end_running(exp_id, on_existing)
@@ -250,6 +242,24 @@ def start_experiment(
         started.close(erase=False)
         raise
     return started
+
+
+def _checked_servers(
+    server: ServerConfig | str | None, shards: Shards, settings: MessagingConfig, steps: Steps | None, data_dir: object
+) -> tuple[ServerConfig | None, Shards]:
+    """Return the user's server (None: embedded ones), and the number of servers; raise ConfigError."""
+    config = experiment_config(server)
+    if config is None and settings.wait_replicas:
+        raise ConfigError(
+            f"wait_replicas={settings.wait_replicas} waits for replicas, and the embedded server has none: pass a "
+            "server of yours that has them: redis=RedisConfig(sentinels=[...], service=...)"
+        )
+    shards = check_shards(shards, server=config, steps=steps, data_dir=data_dir)
+    if isinstance(config, RedisConfig) and shards is not None:
+        config = config.model_copy(update={"shards": shards})
+    if config is not None and data_dir is not None:
+        raise ConfigError(f"data_dir={str(data_dir)!r} is for the embedded server: leave out redis=, or data_dir=")
+    return config, shards
 
 
 def _check_kinds(settings: object, steps: object, calls: object, **folders: object) -> None:

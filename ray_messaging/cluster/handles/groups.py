@@ -37,12 +37,7 @@ class Groups:
         """Start several groups at the same time. If one fails to start, none is kept."""
         topics = tuple(map(check_subtopic, subtopics))
         hosted = {check_name("group name", name): column_of(agents, once=True) for name, agents in groups.items()}
-        if not ray.is_initialized():  # otherwise a call would start another Ray
-            raise ended(self._exp_id)
-        try:
-            before = self._names()
-        except Closed as error:
-            raise ended(self._exp_id) from error
+        before = self._names_while_it_runs()
         experiment = self._connection.with_password()
         actors: dict[str, Any] = {}
         opened: dict[Any, str] = {}  # the calls that open the mailboxes
@@ -135,3 +130,11 @@ class Groups:
 
     def _names(self) -> list[str]:
         return self._connection.ask(self._connection.interceptor.groups.remote())
+
+    def _names_while_it_runs(self) -> list[str]:
+        if not ray.is_initialized():  # otherwise a call would start another Ray
+            raise ended(self._exp_id)
+        try:
+            return self._names()
+        except Closed as error:
+            raise ended(self._exp_id) from error

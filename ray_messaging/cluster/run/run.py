@@ -194,9 +194,7 @@ class Run(AbstractContextManager["Run"]):
         # Each object is stored once in Ray's object store, however many groups there are.
         model_ref, options_ref = sent("the model", model), sent("the run's options", options)
         plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
-        # The folder of the run of which this one is a fork, or goes on with one.
-        record = None if messaging.log_dir is None else messaging.log.run
-        parent = None if record is None or record["parent"] is None else str(record["parent"]["folder"])
+        parent = parent_of(messaging)
         parent_calls = parent_calls or parent
         if parent is not None and messaging._fork is None:
             sys.stderr.write(
@@ -204,9 +202,8 @@ class Run(AbstractContextManager["Run"]):
                 "that run from outside later, such as the user's messages, is not sent again, nor is a state set\n"
             )
         change = NO_CHANGE if messaging._fork is None else messaging._fork.change
-        left = reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states]))
-        if left:
-            stranger = next(iter(left))
+        if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
+            stranger = next(iter(strangers))
             raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: give the states of agents")
         self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent_calls, change)
         self._actors = actors = kept.take(plan_refs)
@@ -352,6 +349,12 @@ class Run(AbstractContextManager["Run"]):
         from ray_messaging.eventlog.series import series_table  # noqa: PLC0415 - pyarrow takes a second
 
         return series_table(self._messaging.steps.collected(self.step - 1))
+
+
+def parent_of(messaging: "Messaging") -> str | None:
+    """Return the folder of the run of which this one is a fork, also one that goes on; None if it is no fork."""
+    record = None if messaging.log_dir is None else messaging.log.run
+    return None if record is None or record["parent"] is None else str(record["parent"]["folder"])
 
 
 def _note(
