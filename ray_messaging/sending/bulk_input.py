@@ -1,7 +1,7 @@
 """Checks and encoding of the messages of bulk sends, before the first one is sent."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,11 +67,6 @@ class AllowedSenders:
             if len(self.known) >= _KEPT:
                 self.known.clear()
             self.known.add(from_id)
-
-    def check_all(self, from_ids: Iterable[AgentId | None]) -> None:
-        """Raise UnknownSender naming an agent that is not in the group."""
-        for from_id in set(from_ids).difference(self.known):
-            self.check(from_id)
 
     def check_column(self, from_ids: IdColumn) -> None:
         """Raise UnknownSender naming the first agent that is not in the group."""

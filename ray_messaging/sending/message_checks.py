@@ -94,7 +94,7 @@ class MessageChecks:
         group = None if self._allowed is None else self._name
         entries = entries_of(messages, self.address, self._payload_bytes, group)
         if self._allowed is not None:
-            self._allowed.check_all(entry.from_id for entry in entries)
+            self._allowed.check_column(IdColumn.of([entry.from_id for entry in entries]))
         return entries
 
     def columns(self, from_ids: object, to_ids: object, payloads: object) -> list[ColumnChunk]:

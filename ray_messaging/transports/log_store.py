@@ -148,18 +148,13 @@ class RedisLog:
             items = self._items(await self._reading.read(self._by_key(window), 1, None))
             found = {item.stream: item.entry for item in items}
             self._busy = list(found)[: room // 2]
+            if items and (more := min(count, min(room, self._room) // len(found)) - 1) > 0:
+                largest = self._largest
+                items += self._items(await self._reading.read(self._by_key(found), more, None))
+                self._largest = max(largest, self._largest)
             if items:
-                return items + await self._more(found, min(count, min(room, self._room) // len(found)) - 1)
+                return items
         return []
-
-    async def _more(self, cursors: Mapping[str, str], count: int) -> list[LogItem]:
-        """Return the entries of streams after the entry that was just read."""
-        if count < 1:
-            return []
-        largest = self._largest
-        items = self._items(await self._reading.read(self._by_key(cursors), count, None))
-        self._largest = max(largest, self._largest)
-        return items
 
     def _by_key(self, cursors: Mapping[str, str]) -> dict[str, str]:
         """Return the cursors by both keys of each stream: the key changes when the stream's mailbox is removed."""
