@@ -23,9 +23,9 @@ from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.eventlog.records import RuleChange
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import ATTEMPTS, ROUNDS, VIOLATIONS
-from ray_messaging.interception.server.state_writer import ServerBehindError, StateChanges
+from ray_messaging.interception.server.state_writer import ServerBehindError
 from ray_messaging.interception.verdicts import INTERCEPTOR
-from ray_messaging.transports.experiment_store import Fields, RedisExperimentStore, RuleState, StateWrite
+from ray_messaging.transports.experiment_store import Fields, RedisExperimentStore, StateChanges, StateWrite
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,7 @@ class RuleStore:
         """Write changes of the state to the server, all or none; raise Fenced, or ServerBehindError after a loss."""
         names = self._in_force if kept.whole and self._names is None else self._names
         again, self._writing = kept is self._writing, kept
-        state = RuleState(kept.tables, kept.answers, kept.forget, names, kept.whole)
-        written = await self._server.write(epoch, state, again=again)
+        written = await self._server.write(epoch, kept, names, again=again)
         if written is StateWrite.FENCED:
             raise _fenced(epoch)
         if written is StateWrite.BEHIND:

@@ -2,7 +2,9 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.backoff import RULE_STATE_RETRY, Backoff
@@ -33,34 +35,27 @@ class StateWrite(IntEnum):
     BEHIND = 2  # the server has lost an earlier write: write everything again
 
 
-class TableChanges(Protocol):
-    """Changes of one rule's table of state; if `cleared`, they replace the whole table."""
+class TableChanges(msgspec.Struct, frozen=True):
+    """Fields of a rule's table of state that were changed (`put`) and removed (`gone`).
 
-    @property
-    def put(self) -> Fields:
-        """Return the changed fields with their new values."""
+    With `cleared`, all earlier fields are removed first.
+    """
 
-    @property
-    def gone(self) -> Sequence[bytes]:
-        """Return the fields to delete."""
-
-    @property
-    def cleared(self) -> bool:
-        """Return whether `put` is the whole table."""
+    put: Fields
+    gone: Sequence[bytes]
+    cleared: bool = False
 
 
-class RuleState(NamedTuple):
-    """Changes of the rules' state that are written together.
+class StateChanges(NamedTuple):
+    """One atomic write: the changes of each table, the answers that changed counts there, and answers to delete.
 
-    `answers` are answers to senders that depend on the tables, `forget` names answers to delete. `names` is the name of
-    the rules' entry in Ray and the rules' names (None: unchanged). If `whole`, this replaces all state on the server.
+    With `whole`, it replaces all state on the server.
     """
 
     tables: Mapping[str, TableChanges]
     answers: Mapping[str, bytes]
     forget: Sequence[str]
-    names: Sequence[str] | None
-    whole: bool
+    whole: bool = False
 
 
 def other_run(exp_id: str, epoch: int) -> Fenced:
@@ -244,15 +239,18 @@ class RedisExperimentStore:
         found = await self._link.command("HGETALL", key)
         return dict(zip(found[::2], found[1::2], strict=True))
 
-    async def write(self, epoch: int, state: RuleState, *, again: bool) -> StateWrite:
-        """Write changes, all or none; `again` says that the last write is repeated."""
+    async def write(self, epoch: int, state: StateChanges, names: Sequence[str] | None, *, again: bool) -> StateWrite:
+        """Write changes, all or none; `again` says that the last write is repeated.
+
+        Args: `names` is the name of the rules' entry in Ray, and the rules' names (None: unchanged).
+        """
         keys = [self._meta, self._keys.answers, self._keys.rules]
         if not again:
             self._number += 1
         args: list[Any] = [epoch, self._number, 0 if state.whole else self._confirmed, int(state.whole)]
         args += [len(state.answers), *(part for pair in state.answers.items() for part in pair)]
         args += [len(state.forget), *state.forget]
-        args += [-1] if state.names is None else [len(state.names), *state.names]
+        args += [-1] if names is None else [len(names), *names]
         for name, changes in state.tables.items():
             key = self._keys.table(name)
             staged = self._keys.table(f":staged:{epoch}:{name}")  # no rule has a name that begins with a colon

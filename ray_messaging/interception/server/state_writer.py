@@ -3,27 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ray_messaging.common.backoff import RULE_STATE_RETRY
 from ray_messaging.errors import Closed, Fenced, TransitError
-from ray_messaging.interception.server.table import Changes, Table
+from ray_messaging.interception.server.table import Table
+from ray_messaging.transports.experiment_store import StateChanges, TableChanges
 
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 2.0  # at the end, a server that does not answer gets this long
-
-
-class StateChanges(NamedTuple):
-    """One atomic write: the changes of each table, the answers that changed counts there, and answers to delete.
-
-    With `whole`, it replaces all state on the server.
-    """
-
-    tables: Mapping[str, Changes]
-    answers: Mapping[str, bytes]
-    forget: Sequence[str]
-    whole: bool = False
 
 
 class ServerBehindError(Exception):
@@ -172,7 +161,7 @@ class StateWriter:
                 table.rewrite()
             self._answers = {**self.all_answers(), **self._answers}
         tables = {name: changes for name, table in self._tables.items() if (changes := table.changes()) is not None}
-        tables |= {name: Changes({}, [], cleared=True) for name in self._dropped if name not in self._tables}
+        tables |= {name: TableChanges({}, [], cleared=True) for name in self._dropped if name not in self._tables}
         self._dropped.clear()
         answers, self._answers = self._answers, {}
         forget, self._forget = self._forget, []

@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 
 from ray_messaging.errors import RuleError
+from ray_messaging.transports.experiment_store import Fields, TableChanges
 
 logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 Key = Any  # an id, None, a str, or a tuple of these
-Fields = dict[bytes, bytes]
 Journal = dict[Key, tuple[Any, ...]]  # changed keys, each with the value before, if there was one
 
 _encode = msgspec.json.Encoder().encode
@@ -108,7 +108,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         """Return whether there are changes since the last call of `changes`."""
         return self._cleared or bool(self._touched)
 
-    def changes(self) -> "Changes | None":
+    def changes(self) -> TableChanges | None:
         """Return the changes since the last call, as fields of a Redis hash, or None if there are none."""
         if not self._touched and not self._cleared:
             return None
@@ -122,7 +122,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
                     logger.exception("the value of a rule under %r cannot be kept, and is left out", key)
             elif not self._cleared:
                 gone.append(_encode(key))
-        changes = Changes(put, gone, cleared=self._cleared)
+        changes = TableChanges(put, gone, cleared=self._cleared)
         self._touched.clear()
         self._cleared = False
         return changes
@@ -137,17 +137,6 @@ class Table(MutableMapping[Key, V], Generic[V]):
         self._values = self._values | found if merge else found
         self._touched.clear()
         self._cleared = False
-
-
-class Changes(msgspec.Struct, frozen=True):
-    """Fields of a table that were changed (`put`) and removed (`gone`).
-
-    With `cleared`, all earlier fields are removed first.
-    """
-
-    put: Fields
-    gone: list[bytes]
-    cleared: bool = False
 
 
 def _checked(key: Any) -> Key:  # noqa: ANN401 - any key that a rule sets
