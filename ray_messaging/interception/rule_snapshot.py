@@ -68,11 +68,9 @@ class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
 
 
 def _entries(rule: BlackListSnapshot | AllowGraphSnapshot) -> int:
-    return (
-        len(rule.pairs)
-        if isinstance(rule, BlackListSnapshot)
-        else len(rule.edges) + len(rule.memberships) + len(rule.open)
-    )
+    if isinstance(rule, BlackListSnapshot):
+        return len(rule.pairs)
+    return len(rule.edges) + len(rule.memberships) + len(rule.open)
 
 
 def _build(rule: BlackListSnapshot | AllowGraphSnapshot) -> Rule:

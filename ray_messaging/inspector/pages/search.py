@@ -43,12 +43,9 @@ class Search:
     async def search(self) -> None:
         """Show the matching rows."""
         async with self._searching:
-            await self._search()
-
-    async def _search(self) -> None:
-        given: dict[str, Any] = {key: found.value or "" for key, found in self._fields.items()}
-        query = RowQuery(**given, fate=self._fate.value or "")
-        with self._problem.told():
-            rows = await self._cache.ask(self._cache.source.rows, query)
-            self._table.rows = shown(rows)
-            self._found.set_text(f"The last {len(rows):,} rows, the newest first." if rows else "No row matches.")
+            given: dict[str, Any] = {key: found.value or "" for key, found in self._fields.items()}
+            query = RowQuery(**given, fate=self._fate.value or "")
+            with self._problem.told():
+                rows = await self._cache.ask(self._cache.source.rows, query)
+                self._table.rows = shown(rows)
+                self._found.set_text(f"The last {len(rows):,} rows, the newest first." if rows else "No row matches.")

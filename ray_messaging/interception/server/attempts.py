@@ -273,12 +273,8 @@ class StepBatches:
         if not task.cancelled() and task.exception() is not None:  # the sender asks again
             logger.error("an answer in a step is lost", exc_info=task.exception())
 
-    async def finish(self, judging: Judging, asked: Asked | None) -> None:
-        """Ask the slow rules until all rules have judged the batch."""
-        while asked is not None:
-            asked = self.advance(judging, await self._ask_all(asked))
-
-    async def _ask_all(self, asked: Asked) -> list[Verdict]:
+    async def ask_all(self, asked: Asked) -> list[Verdict]:
+        """Return a slow rule's verdicts on messages."""
         rule, messages = asked
         calls: list[asyncio.Future[Verdict]] = []
         try:

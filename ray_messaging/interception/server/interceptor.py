@@ -232,8 +232,9 @@ class Interceptor:
             return answer
         return self._answers.keep(key, answer, data, sender=batch.sender)
 
-    async def _judge_slowly(self, judging: Judging, asked: Asked, key: str) -> bytes:
-        await self._in_steps.finish(judging, asked)
+    async def _judge_slowly(self, judging: Judging, asked: Asked | None, key: str) -> bytes:
+        while asked is not None:
+            asked = self._in_steps.advance(judging, await self._in_steps.ask_all(asked))
         return await self._answers.keep(key, *self._answer_of(judging, key))
 
     def _answer_of(self, judging: Judging, key: str) -> tuple[bytes, bytes]:

@@ -166,11 +166,6 @@ class SlowRuleRunner:
 
     # -- resuming what a predecessor deferred -----------------------------------------------------------------------
 
-    async def _resume_rows(self, batch: Batch, rows: list[int]) -> None:
-        for low in range(0, len(rows), _SLICE):
-            self._resume(batch.take(np.array(rows[low : low + _SLICE], np.intp)))
-            await asyncio.sleep(0)
-
     def _resume(self, batch: Batch) -> None:
         """Continue each message, or broadcast, from its saved progress, together with those of the same progress."""
         pairs = pair_rows(batch)
@@ -231,8 +226,9 @@ class SlowRuleRunner:
     async def wait(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch once there is one, or after PATIENCE_S; other rows are deferred."""
         unknown = self.unknown(batch)
-        if unknown:
-            await self._resume_rows(batch, unknown)
+        for low in range(0, len(unknown), _SLICE):
+            self._resume(batch.take(np.array(unknown[low : low + _SLICE], np.intp)))
+            await asyncio.sleep(0)
         found = self._found(batch)
         running = [self._running[key] for key in map(batch.message_id, range(len(batch))) if key in self._running]
         if len(found.deferred) < len(batch) or not running:
