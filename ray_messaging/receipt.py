@@ -106,7 +106,7 @@ class Outcome:
             return NO_LISTENER
         to_ids, topics, topic = self._addresses
         name, to_id = topics[0 if topic is None else int(topic[row])], to_ids[row]
-        where = f"on channel {name[1:]!r}" if to_id is None else f"for agent {to_id!r} on {name!r}"
+        where = f"on channel {name[1:]!r}" if to_id is None else f"for agent {to_id!r} on {name.removeprefix(':')!r}"
         return f"no mailbox listens {where}, and no foreign subscriber took it"
 
     def message_id(self, row: int) -> str:

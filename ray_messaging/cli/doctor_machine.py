@@ -23,7 +23,20 @@ from ray_messaging.transports.server_probe import ask_server
 MEMINFO = Path("/proc/meminfo")
 LITTLE_MEMORY = 2**30  # bytes: Ray takes 0.5 GiB, each of our actors 80 MB
 FEW_FILES, TOO_FEW_FILES = 4096, 1024  # a group takes some 40 descriptors, Ray hundreds
-EXTRAS = {"pandas": "pandas", "llm": "openai", "plot": "matplotlib", "networkx": "networkx", "mqtt": "aiomqtt"}
+EXTRAS = {
+    "pandas": "pandas",
+    "sql": "duckdb",
+    "ui": "nicegui",
+    "llm": "openai",
+    "plot": "matplotlib",
+    "networkx": "networkx",
+    "spatial": "scipy",
+    "metrics": "prometheus-client",
+    "otel": "opentelemetry-sdk",
+    "mqtt": "aiomqtt",
+    "agentscope": "agentscope",
+    "autogen": "autogen-core",
+}
 _TIME_ERROR = 5  # result of adjtimex(2) if the clock is not synchronised
 _TIMEX_BYTES = 512  # more than the size of struct timex
 

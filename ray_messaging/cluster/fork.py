@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_messaging.addressing.channels import AgentId, check_name
+from ray_messaging.addressing.channels import AgentId, check_id, check_name
 from ray_messaging.cluster.lifecycle import StartedExperiment, start_experiment
 from ray_messaging.cluster.run.agent import StateChange
 from ray_messaging.cluster.spec import absolute
@@ -110,6 +110,7 @@ def start_fork(
         raise ConfigError(f"at_step={at_step!r} must be the number of a step, from 1 on")
     if not isinstance(states or {}, Mapping) or not all(isinstance(each, Mapping) for each in (states or {}).values()):
         raise ConfigError(f"states={states!r} must say what is set in which agent's state: {{3: {{'mood': 0.5}}}}")
+    states = {check_id(agent): dict(values) for agent, values in (states or {}).items()}
     parent, target = Folder(str(absolute(parent_dir))), str(absolute(log_dir))
     record = record_of(parent)
     if record.steps is None:

@@ -38,7 +38,6 @@ from ray_messaging.errors import (
     ConfigError,
     Fenced,
     MessagingError,
-    RuleError,
     ServerFailed,
     UnknownName,
 )
@@ -395,9 +394,5 @@ def runs_already(exp_id: str) -> AlreadyExists:
 
 def check_rules(rules: Sequence[Rule]) -> tuple[PickledRule, ...]:
     """Return the rules pickled for the interceptor; raise RuleError if they are not a list of valid rules."""
-    if isinstance(rules, Rule):
-        raise RuleError(f"rules must be a list: write rules=[{rules.name}]", rule=rules.name)
-    if not isinstance(rules, list | tuple):
-        raise RuleError(f"rules must be a list of rules, not {rules!r}", rule=repr(rules))
-    RuleSet(rules)  # raises RuleError for objects that are not rules, and for duplicate names
+    RuleSet(rules)
     return tuple(map(pickled, rules))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from ray_messaging.addressing.channels import AgentId, build_channel, parse_chan
 from ray_messaging.errors import InvalidAddress
 from ray_messaging.model.columns import INT, STR, IdColumn
 
+_SHOWN = 5  # agents that a repr names
 _PIECE = 65_536  # the number of ids that become Python objects at a time
 
 
@@ -94,6 +96,10 @@ class AgentSet(Collection[AgentId]):
     def column(self) -> IdColumn:
         """Return the agents as a column, in order."""
         return IdColumn(self.ints) if not self.strings else IdColumn.of([*self])
+
+    def __repr__(self) -> str:
+        first = [*islice(self, _SHOWN)]
+        return f"AgentSet({len(self):,} agents: {', '.join(map(repr, first))}{', ...' if len(self) > _SHOWN else ''})"
 
     def __len__(self) -> int:
         return len(self.ints) + len(self.strings)

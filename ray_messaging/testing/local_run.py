@@ -23,6 +23,7 @@ from ray_messaging.errors import StepFailed
 from ray_messaging.eventlog.series import series_table
 from ray_messaging.interception.rules.rule import Rule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
@@ -67,14 +68,15 @@ def run(
 
     Args: as those of `Messaging.run` and `Messaging.start`; `seed` is that of `Steps`.
 
-    Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments; StepTooLarge if a group gets
-    more messages in a step than it can read.
+    Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, RuleError for invalid rules;
+    StepTooLarge if a group gets more messages in a step than it can read.
     """
     options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
     check_run(model, options)
     check_until(until)
     plans = plans_for(options, agents, groups, graph, 1)
     copies = [_copy("shared", shared) for _ in plans]
+    RuleSet(rules)  # raises RuleError
     made = [_copy("the rule", rule) for rule in rules]
     try:
         return run_in_own_loop(lambda: _run(plans, model, until, options, copies, made, seed))

@@ -110,7 +110,7 @@ def test_a_rumour_is_forked_without_a_change_and_under_each_kind_of_change(by_va
         rumour.run(messaging)
     assert rumour.difference("twin") is None
 
-    with rumour.fork("state", states={rumour.speaker: {"word": 12345}}) as messaging:
+    with rumour.fork("state", states={str(rumour.speaker): {"word": 12345}}) as messaging:
         rumour.run(messaging)
     found = rumour.difference("state")
     assert (found.step, found.agent) == place

@@ -145,3 +145,5 @@ async def test_an_undeliverable_receipt_names_agent_and_subtopic(messagers):
         "no mailbox listens for agent 14 on 'chat', and no foreign subscriber took it",
         "no mailbox listens on channel 'the wide world', and no foreign subscriber took it",
     ]
+    receipt = await messager.send_message("square", {}, 1, 1)
+    assert receipt.reason == "no mailbox listens for agent 1 on 'square', and no foreign subscriber took it"

@@ -188,7 +188,7 @@ class RuleEditor:
             return dict(self._store.calls[request.call])
         scheduled = sorted([*self._store.scheduled, request], key=lambda change: change.at_step)
         interceptor, described = self._interceptor(), dict[str, Any]()
-        trial = RuleSet(interceptor.rules, interceptor)
+        trial = RuleSet(interceptor.rules.now, interceptor)
         for change in scheduled:
             try:
                 rule = change.make(trial, self._store)

@@ -8,6 +8,7 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from traceback import StackSummary, TracebackException
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,6 +41,7 @@ _parts_of = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _STATE = "me.state"  # names in errors where the value is that cannot be kept
 _OURS = f"{Path(__file__).parents[2]}/"
 _LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # the last: compiled modules, as numpy's
+_NO_ROW: tuple[dict[str, Any], tuple[AgentId, ...]] = {}, ()
 START = -1  # the step of the random numbers that agents start with
 
 
@@ -56,9 +58,10 @@ class Agent:
     def __init__(self, society: "Society", agent_id: AgentId, place: int) -> None:
         self.id = agent_id
         self.state: dict[str, Any] = {}
-        self.data: Mapping[str, Any]
-        self.neighbours: Sequence[AgentId]
-        self.data, self.neighbours = society.rows.get(agent_id) or ({}, ())
+        data, neighbours = society.rows.get(agent_id) or _NO_ROW
+        # A change of these would be lost when the step runs again, so it is refused.
+        self.data: Mapping[str, Any] = MappingProxyType(data)
+        self.neighbours: Sequence[AgentId] = neighbours
         self.shared = society.shared
         self.stopped = False
         self._society = society
@@ -118,9 +121,9 @@ class Agent:
 
     @property
     def _open_step(self) -> Step:
-        if self._society.step is None:
-            raise at_start(self.id)
-        return self._society.step
+        if self._society.open_step is None:
+            raise self._society.cannot("send", self.id)
+        return self._society.open_step
 
     def remember(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:  # noqa: ANN401 - a function of the user's
         """Call a function, async or plain, and keep its result, so that an equal call is not made again.
@@ -144,10 +147,10 @@ class Agent:
 
         If the group does not exist, the run ends with StepFailed.
 
-        Raises: ConfigError in the `start` function; InvalidAddress for an invalid name.
+        Raises: ConfigError in the `start` and `collect` functions; InvalidAddress for an invalid name.
         """
-        if self._society.step is None:
-            raise ConfigError(f"agent {self.id!r} cannot move at its start: do so in the model's function")
+        if self._society.open_step is None:
+            raise self._society.cannot("move", self.id)
         self._society.moves[self.id] = check_name("group", to)
 
     def stay_active(self) -> None:
@@ -167,11 +170,6 @@ class StateChange(NamedTuple):
 
 
 NO_CHANGE = StateChange(-1, {})
-
-
-def at_start(agent: AgentId) -> ConfigError:
-    """Build the error for an agent that sends in the `start` function."""
-    return ConfigError(f"agent {agent!r} cannot send at its start: send in the model's function")
 
 
 Model = Callable[[Agent, Messages], object]
@@ -199,6 +197,7 @@ class Society:
         only_active: bool = False,
     ) -> None:
         self.step: Step | None = None
+        self.open_step: Step | None = None  # the step while the model's function may send
         self.number = START  # of the step
         self.send: Callable[..., None] = self._refuse  # how agents send in the step
         self.last_step: int | None = None  # the last one that ran here to its end, whose states these are
@@ -243,7 +242,8 @@ class Society:
         if step.number - 1 != self.last_step or step.places.agents != self._places.agents:
             self._load(step)
         self._places, self.last_step = step.places, None
-        self.step, self.number, self.send = step, step.number, step.send
+        self.step = self.open_step = step
+        self.number, self.send = step.number, step.send
         self.generators, self.drawn, self.moves = step.generators, {}, {}
         self._holder.reset()
         if step.number == self.change.step:
@@ -275,6 +275,7 @@ class Society:
         if self.calls is not None and self.records_calls:
             step.keep_calls(encode_calls(self.calls.records()))
         if self._collector is not None and self._collector.is_due(step.number):
+            self.open_step, self.send = None, self._refuse
             collected = partial(self._collector.of_agents, self._agents, step.places, self._failed)
             step.keep_series(await self._model_thread.call(collected))
         if agents or not self._forms:
@@ -351,7 +352,8 @@ class Society:
 
     def _load(self, step: Step) -> None:
         self.generators = StepGenerators(step.seed, START, step.places)
-        self.step, self.number, self.send, self.drawn, self.seed = None, START, self._refuse, {}, step.seed
+        self.step = self.open_step = None
+        self.number, self.send, self.drawn, self.seed = START, self._refuse, {}, step.seed
         new = self.read(step.agents, step.state, step.before, step.arrivals)
         if self._start is not None:
             for agent in new:
@@ -364,7 +366,12 @@ class Society:
                     raise self._failed(agent, wrong, "start")
 
     def _refuse(self, from_id: AgentId, *_arguments: object) -> None:
-        raise at_start(from_id)
+        raise self.cannot("send", from_id)
+
+    def cannot(self, what: str, agent: AgentId) -> ConfigError:
+        """Build the error for an agent that acts outside of the model's function."""
+        where = "at its start" if self.step is None else "in collect=, which only looks"
+        return ConfigError(f"agent {agent!r} cannot {what} {where}: do so in the model's function")
 
     def _encoded(self, called: Sequence[Agent]) -> bytes:
         """Return all states in the form in which they are committed, and give the agents copies decoded from it.

@@ -41,7 +41,7 @@ def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> lis
     plans = [GroupPlan(name, AgentSet.of(ids), {}) for name, ids in named.items()]
     for plan in plans if frame is not None or neighbours is not None else ():
         for agent in plan.agents:
-            plan.rows[agent] = data.get(agent, {}), () if neighbours is None else neighbours.get(agent, [])
+            plan.rows[agent] = data.get(agent, {}), () if neighbours is None else neighbours.get(agent, ())
     return plans
 
 
@@ -99,7 +99,7 @@ def _plain(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
     return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
 
 
-def _neighbours(graph: Any) -> dict[AgentId, list[AgentId]]:  # noqa: ANN401 - edges of any kind
+def _neighbours(graph: Any) -> dict[AgentId, tuple[AgentId, ...]]:  # noqa: ANN401 - edges of any kind
     """Return for each agent the agents to which it has edges, each once, in the order of their first edges."""
     if isinstance(graph, Mapping):
         raise ConfigError(f"graph is a {type(graph).__name__}: pass pairs of sender and hearer, or a networkx graph")
@@ -114,7 +114,7 @@ def _neighbours(graph: Any) -> dict[AgentId, list[AgentId]]:  # noqa: ANN401 - e
         except (TypeError, ValueError):
             raise ConfigError(f"graph holds {pair!r}: it must be (m, 2), pairs of sender and hearer") from None
         found.setdefault(check_id(one), {})[check_id(other)] = None
-    return {agent: [*others] for agent, others in found.items()}
+    return {agent: tuple(others) for agent, others in found.items()}
 
 
 def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: Iterable[Iterable[AgentId]]) -> None:

@@ -28,9 +28,15 @@ class RuleSet:
     `now` is the tuple of the current rules; each change replaces it. `each` are the rules that judge messages one by
     one, `for_broadcasts` the same rules with those that judge pairs first. `whole` are the rules that judge a whole
     step.
+
+    Raises: RuleError if the rules are no list, for an object that is no rule, and for a name that is taken.
     """
 
     def __init__(self, rules: Iterable[Rule] = (), context: "Interceptor | None" = None) -> None:
+        if isinstance(rules, Rule):
+            raise RuleError(f"rules must be a list: write rules=[{rules.name}]", rule=rules.name)
+        if not isinstance(rules, list | tuple):
+            raise RuleError(f"rules must be a list of rules, not {rules!r}", rule=repr(rules))
         self.now: tuple[Rule, ...] = ()
         self.each: tuple[Rule, ...] = ()
         self.for_broadcasts: tuple[Rule, ...] = ()
@@ -93,7 +99,9 @@ class RuleSet:
                 rule=repr(rule),
             )
         if any(rule.name == other.name for other in others):
-            raise RuleError(f"there is a rule named {rule.name!r} already: give this one another name", rule=rule.name)
+            raise RuleError(
+                f"there is a rule named {rule.name!r} already: give this one another by name=", rule=rule.name
+            )
         if rule.judges_broadcasts not in ({"message"} if isinstance(rule, SlowRule) else {"pair", "message"}):
             known = "'message', as it is slow" if isinstance(rule, SlowRule) else "'pair' or 'message'"
             wrong = f"rule {rule.name!r} has judges_broadcasts={rule.judges_broadcasts!r}: write {known}"

@@ -103,3 +103,8 @@ def test_an_id_that_comes_twice_is_refused_where_each_is_to_come_once(agents):
     with pytest.raises(InvalidAddress, match="comes twice in agents: give each once"):
         column_of(agents, once=True)
     assert len(column_of(agents)) < len(agents)
+
+
+def test_a_repr_names_some_agents():
+    assert repr(AgentSet.of([2, "bob"])) == "AgentSet(2 agents: 2, 'bob')"
+    assert repr(AgentSet.of(range(1000))) == "AgentSet(1,000 agents: 0, 1, 2, 3, 4, ...)"

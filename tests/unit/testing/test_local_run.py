@@ -11,7 +11,7 @@ import pytest
 from support.ripple import ripple, ripple_start
 from support.rumour import Rumour, blocks, sequential, small_world
 
-from ray_messaging import ConfigError, StepFailed
+from ray_messaging import ConfigError, RuleError, StepFailed
 from ray_messaging.interception.rules import (
     ALLOW,
     BlackList,
@@ -126,6 +126,29 @@ def test_an_agent_keeps_its_data_and_neighbours_in_a_group_that_began_without_ag
     frame = pd.DataFrame({"mood": [0.5, 0.25]})
     result = run(person, agents=frame, graph=[(0, 1), (1, 0)], groups={"full": [0, 1], "empty": []}, until=3)
     assert result.states == {0: {"mood": 0.5, "friends": [1]}, 1: {"mood": 0.25, "friends": [0]}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda me: me.data.update(age=1),
+        lambda me: me.data.__setitem__("age", 1),
+        lambda me: me.neighbours.append(1),
+    ],
+)
+def test_data_and_neighbours_cannot_be_changed(change):
+    frame = pd.DataFrame({"age": [20, 30]})
+    with pytest.raises(StepFailed, match="AttributeError"):
+        run(lambda me, inbox: change(me), agents=frame, graph=[(0, 1)], until=1)
+
+
+@pytest.mark.parametrize(
+    ("rules", "text"),
+    [(BlackList([(1, 2)]), "rules must be a list: write rules="), (7, "rules must be a list of rules, not 7")],
+)
+def test_rules_that_are_no_list(rules, text):
+    with pytest.raises(RuleError, match=text):
+        run(lambda me, inbox: None, agents=2, until=1, rules=rules)
 
 
 def test_by_group_in_a_running_event_loop():

@@ -18,6 +18,7 @@ from support.step_society import open_step
 from ray_messaging import ConfigError, StepFailed
 from ray_messaging.cluster.run import step_calls
 from ray_messaging.cluster.run.agent import Society
+from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety, _gathered
 from ray_messaging.cluster.run.model_thread import BLOCKING_S
 from ray_messaging.cluster.run.step_calls import StepCalls
@@ -263,6 +264,21 @@ async def test_a_start_that_fails_is_named(start, text):
     assert str(found).startswith("start failed for agent 0 of group 'east' in step 0, which is not committed: ")
     assert text in str(found)
     assert (found.agent, found.step, found.group) == (0, 0, "east")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda me: me.send(1, {}),
+        lambda me: me.ask(1, {}),
+        lambda me: me.broadcast("all", {}),
+        lambda me: me.move("west"),
+    ],
+)
+async def test_what_collects_only_looks(act):
+    found = await failure(plain, collector=Collector(lambda me: act(me) or {"n": 1}, 1))
+    assert str(found).startswith("collect failed for agent 0 of group 'east' in step 0, which is not committed: ")
+    assert "in collect=, which only looks: do so in the model's function" in str(found)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ray_messaging.cluster.run.plan import plan_groups
 
 def neighbours(agents, graph, groups=2):
     plans = plan_groups(agents, groups, graph, 2)
-    return {agent: found for plan in plans for agent, (_, found) in plan.rows.items()}
+    return {agent: [*found] for plan in plans for agent, (_, found) in plan.rows.items()}
 
 
 @pytest.mark.parametrize(
