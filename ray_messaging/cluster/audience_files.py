@@ -181,7 +181,8 @@ class AudienceFiles:
         """Return the pairs of exactly this version; raises as `LocalFolder.load`."""
         if self._here():
             return await LocalFolder(Path(self._home.folder)).load(name, version)
-        return await self._through_actor("load", name, version)
+        found: Edges = await self._through_actor("load", name, version)
+        return found
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
         """Make the version that is used from a step on, with new positions of agents, unless it exists."""

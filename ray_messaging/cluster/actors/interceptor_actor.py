@@ -175,7 +175,8 @@ class InterceptorActor:
 
     async def get_log_list(self) -> list[dict[str, Any]]:
         """Return the latest sends since `clear_log_list`, in the form of AgentSociety's log list."""
-        return await self._log().rows.remote()
+        found: list[dict[str, Any]] = await self._log().rows.remote()
+        return found
 
     async def clear_log_list(self) -> None:
         """Empty the log list; the event log keeps everything."""

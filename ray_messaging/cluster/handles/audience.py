@@ -54,7 +54,8 @@ class Audience:
         return hash((self.name, self._connection.exp_id))
 
     def _newest(self) -> AudienceVersion:
-        return self._connection.ask(self._connection.interceptor.audiences.remote()).of(self.name)
+        found: AudienceVersion = self._connection.ask(self._connection.interceptor.audiences.remote()).of(self.name)
+        return found
 
     def _edges(self) -> Edges:
         version = self._newest().version

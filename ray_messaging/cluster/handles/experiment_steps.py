@@ -112,7 +112,8 @@ class ExperimentSteps:
 
     def progress(self) -> Progress:
         """Return how far each group is, and whether the steps are paused."""
-        return self._connection.ask(self._interceptor.step_progress.remote())
+        found: Progress = self._connection.ask(self._interceptor.step_progress.remote())
+        return found
 
     @property
     def now(self) -> int:
@@ -126,11 +127,13 @@ class ExperimentSteps:
 
     def hosted(self) -> dict[str, AgentSet]:
         """Return the agents of the groups that each step waits for."""
-        return self._connection.ask(self._interceptor.hosted.remote(self.groups))
+        found: dict[str, AgentSet] = self._connection.ask(self._interceptor.hosted.remote(self.groups))
+        return found
 
     def moved(self) -> dict[str, AgentSet]:
         """Return the agents of each group that agents have left, or to which agents have come."""
-        return self._connection.ask(self._interceptor.moved.remote())
+        found: dict[str, AgentSet] = self._connection.ask(self._interceptor.moved.remote())
+        return found
 
     @property
     def wait_for(self) -> str:
@@ -177,7 +180,8 @@ class ExperimentSteps:
 
     def stragglers(self) -> list[Straggler]:
         """Return the groups that have held up a step for `Steps.stall_s`, when the interceptor last checked."""
-        return self._connection.ask(self._interceptor.step_stragglers.remote())
+        found: list[Straggler] = self._connection.ask(self._interceptor.step_stragglers.remote())
+        return found
 
     def wait(self, until: int, *, timeout: float | None = None, progress: bool = False) -> None:
         """Wait until all groups have committed the steps before `until`; raise TimeoutError after `timeout` seconds.
@@ -199,7 +203,8 @@ class ExperimentSteps:
 
     def pause(self) -> int:
         """Let no group begin another step until `resume` or `advance`. Return the last step that may have begun."""
-        return self._connection.ask(self._interceptor.pause_steps.remote())
+        found: int = self._connection.ask(self._interceptor.pause_steps.remote())
+        return found
 
     def resume(self, last: int | None = None) -> None:
         """Let the steps go on after a pause, up to and including step `last` (None: without an end).
@@ -233,11 +238,13 @@ class ExperimentSteps:
 
     def collected(self, through: int) -> list[Collected]:
         """Return what groups have collected in the steps up to `through`, as far as no event log has taken it."""
-        return self._connection.ask(self._interceptor.step_collected.remote(through))
+        found: list[Collected] = self._connection.ask(self._interceptor.step_collected.remote(through))
+        return found
 
     def history_digest(self, step: int) -> bytes:
         """Return the digest of all steps up to and including `step`, 32 bytes; raises as `digest`."""
-        return self._connection.ask(self._interceptor.history_digest.remote(step))
+        found: bytes = self._connection.ask(self._interceptor.history_digest.remote(step))
+        return found
 
     def fates(self, step: int) -> "Counter[str]":
         """Return how many messages of a step had each fate. Raises UnknownName as `digest` does.
@@ -250,7 +257,8 @@ class ExperimentSteps:
         return +found
 
     def _sealed(self, step: int) -> dict[str, StepCounts]:
-        return self._connection.ask(self._interceptor.sealed_step.remote(step))
+        found: dict[str, StepCounts] = self._connection.ask(self._interceptor.sealed_step.remote(step))
+        return found
 
 
 def step_count(call: str, given: object, least: int) -> int:

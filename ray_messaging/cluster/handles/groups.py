@@ -129,7 +129,8 @@ class Groups:
         self._connection.ask(self._connection.interceptor.remove.remote(name))
 
     def _names(self) -> list[str]:
-        return self._connection.ask(self._connection.interceptor.groups.remote())
+        found: list[str] = self._connection.ask(self._connection.interceptor.groups.remote())
+        return found
 
     def _names_while_it_runs(self) -> list[str]:
         if not ray.is_initialized():  # otherwise a call would start another Ray

@@ -35,7 +35,8 @@ class ExperimentRules:
 
     def list(self) -> Sequence[dict[str, Any]]:
         """Return a description of each rule: its name, kind and settings, its failures and its last error."""
-        return self._connection.ask(self._interceptor.rules.remote())
+        found: Sequence[dict[str, Any]] = self._connection.ask(self._interceptor.rules.remote())
+        return found
 
     def insert(self, rule: "Rule", index: int | None = None, *, at_step: int | None = None) -> None:
         """Insert a rule before the one at `index` (None: at the end).
@@ -51,8 +52,10 @@ class ExperimentRules:
 
     def pop(self, which: int | str = -1, *, at_step: int | None = None) -> dict[str, Any]:
         """Remove a rule, given by its index or name, and return its description; raises as `insert`."""
-        return self._connection.ask(self._interceptor.pop_rule.remote(which, at_step=at_step))
+        found: dict[str, Any] = self._connection.ask(self._interceptor.pop_rule.remote(which, at_step=at_step))
+        return found
 
     def changes(self) -> "Sequence[RuleChange]":
         """Return the changes since this start of the experiment, in the order of the calls."""
-        return self._connection.ask(self._interceptor.rule_changes.remote())
+        found: Sequence[RuleChange] = self._connection.ask(self._interceptor.rule_changes.remote())
+        return found

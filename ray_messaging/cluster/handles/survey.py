@@ -58,12 +58,14 @@ class Survey(Generic[T]):
     @property
     def question(self) -> dict[str, Any]:
         """Return the question."""
-        return msgspec.json.decode(self._survey.record.question)
+        found: dict[str, Any] = msgspec.json.decode(self._survey.record.question)
+        return found
 
     @property
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema that answers must fit."""
-        return msgspec.json.decode(self._survey.record.schema)
+        found: dict[str, Any] = msgspec.json.decode(self._survey.record.schema)
+        return found
 
     # -- the answers ----------------------------------------------------------------------------------------------
 

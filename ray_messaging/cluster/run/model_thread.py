@@ -153,7 +153,8 @@ class Turns(Awaitable[T]):
             try:
                 found = inner.send(None) if error is None else inner.throw(error)
             except StopIteration as end:
-                return end.value
+                result: T = end.value
+                return result
             finally:
                 self._holder.end(self._what)
             try:

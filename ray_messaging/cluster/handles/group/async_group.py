@@ -257,7 +257,8 @@ class AsyncGroup(StampedHandle):
         [batch] = batches_of_entries(entries, self.step)
         call, frame = secrets.token_hex(8), encode(batch)
         asker = asker_here()
-        return await self._insist(lambda: self.actor.ask.remote(call, frame, timeout, asker))
+        found: Message = await self._insist(lambda: self.actor.ask.remote(call, frame, timeout, asker))
+        return found
 
     async def ask_columns(
         self,
@@ -411,7 +412,8 @@ class AsyncGroup(StampedHandle):
             self._token = None  # it is committed
         left = None if until is None else max(0.0, until - time.monotonic())
         arguments = (self._caller, self._token, limit, left, options)
-        return await self._insist(lambda: self.actor.fetch.remote(*arguments))
+        found: tuple[Token | None, Messages] = await self._insist(lambda: self.actor.fetch.remote(*arguments))
+        return found
 
     async def _ask(self, call: Call) -> tuple[bytes, list[bytes]] | None:
         """Make an idempotent call over the lane; return its answer, or None if the call must be made by Ray."""
@@ -508,7 +510,8 @@ class AsyncGroup(StampedHandle):
 
         Raises: ConfigError if the experiment has no steps.
         """
-        return await self._insist(self.actor.step_state.remote)
+        found: bytes | None = await self._insist(self.actor.step_state.remote)
+        return found
 
     async def fates(self, step: int) -> "Counter[str]":
         """Return how many of the messages that this group sent in a step had each fate.
@@ -516,7 +519,8 @@ class AsyncGroup(StampedHandle):
         Raises: UnknownName until all groups have committed the step, and later than 64 steps after it; ConfigError if
         the experiment has no steps.
         """
-        return await self._insist(partial(self.actor.step_fates.remote, step))
+        found: Counter[str] = await self._insist(partial(self.actor.step_fates.remote, step))
+        return found
 
     # -- agents that come and go ----------------------------------------------------------------------------------
 
@@ -548,4 +552,5 @@ class AsyncGroup(StampedHandle):
 
     async def stats(self) -> dict[str, Any]:
         """Return counters of this group."""
-        return await self._insist(self.actor.stats.remote)
+        found: dict[str, Any] = await self._insist(self.actor.stats.remote)
+        return found
