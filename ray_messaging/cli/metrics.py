@@ -35,7 +35,9 @@ def dashboard(
     ] = None,
 ) -> None:
     """Write a dashboard for Grafana, of the metrics that Ray's Prometheus endpoint has with metrics=True."""
-    target = folder or _folder_of_ray()
+    given = os.environ.get("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR")
+    session = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "session_latest")  # noqa: S108 - Ray's own default
+    target = folder or (Path(given) if given else session / "metrics" / "grafana" / "dashboards")
     if not target.is_dir():
         raise ConfigError(
             f"{target} is no folder: start Ray with its dashboard (pip install 'ray[default]'; ray start --head), "
@@ -44,10 +46,3 @@ def dashboard(
     text = files("ray_messaging.observability.metrics").joinpath("grafana_dashboard.json").read_text("utf-8")
     target.joinpath(_FILE).write_text(text, encoding="utf-8")
     output().print(f"The dashboard is in {target / _FILE}.")
-
-
-def _folder_of_ray() -> Path:
-    """Return the folder into which the running Ray writes its dashboards."""
-    given = os.environ.get("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR")
-    session = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "session_latest")  # noqa: S108 - Ray's own default
-    return Path(given) if given else session / "metrics" / "grafana" / "dashboards"

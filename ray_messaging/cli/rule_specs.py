@@ -29,7 +29,10 @@ def parse_rules(specs: Sequence[str]) -> list[Rule]:
     rules: list[Rule] = []
     for spec in specs:
         rule = parse_rule(spec)
-        _rename(rule, rules)
+        name, number = rule.name, 1
+        while any(rule.name == other.name for other in rules):  # receipts and the account identify rules by name
+            number += 1
+            rule.name = f"{name}_{number}"
         rules.append(rule)
     return rules
 
@@ -52,14 +55,6 @@ def parse_rule(spec: str) -> Rule:
         return known.make(argument.strip())
     except (InvalidAddress, RuleError) as error:
         raise ConfigError(f"cannot use the rule {spec!r}: {error}", value=spec) from error
-
-
-def _rename(rule: Rule, others: Sequence[Rule]) -> None:
-    """Make a rule's name unique: receipts and the account identify rules by name."""
-    name, number = rule.name, 1
-    while any(rule.name == other.name for other in others):
-        number += 1
-        rule.name = f"{name}_{number}"
 
 
 def _allow_graph(argument: str) -> Rule:
@@ -86,16 +81,6 @@ def _ban(make: Callable[[Rule, int], Rule], kind: str) -> Callable[[str], Rule]:
     return build
 
 
-def _number(kind: str, text: str, number: Callable[[str], Any]) -> Any:  # noqa: ANN401 - an int or a float
-    try:
-        return number(text.strip())
-    except ValueError as error:
-        expected = "a whole number" if number is int else "a number"
-        raise ConfigError(
-            f"{kind}: {text.strip()!r} is no number: write {expected}, as in {KNOWN[kind].example}"
-        ) from error
-
-
 def _settings(
     kind: str, text: str, known: Mapping[str, Callable[[str], Any]], bare: str | None = None
 ) -> dict[str, Any]:
@@ -110,7 +95,13 @@ def _settings(
             raise ConfigError(f"{kind}: cannot read {part.strip()!r}: write {KNOWN[kind].example}")
         if key in settings:
             raise ConfigError(f"{kind}: {key} is there twice: write {KNOWN[kind].example}")
-        settings[key] = _number(kind, value, known[key])
+        try:
+            settings[key] = known[key](value.strip())
+        except ValueError as error:
+            expected = "a whole number" if known[key] is int else "a number"
+            raise ConfigError(
+                f"{kind}: {value.strip()!r} is no number: write {expected}, as in {KNOWN[kind].example}"
+            ) from error
     if bare is not None and bare not in settings:
         raise ConfigError(f"{kind}: {bare} is missing: write {KNOWN[kind].example}")
     return settings

@@ -122,17 +122,14 @@ class Valkey:
             if self.exited():
                 kind = "port" if "Address already in use" in self.log() else "server"
                 raise data_directory.CannotStart(kind, "it ended while starting", self.log())
-            now, work = time.monotonic(), self._cpu_ticks()
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            now, work = time.monotonic(), int(fields[11]) + int(fields[12])  # its user and system time
             if work > worked:  # while it loads a long append-only file it may not answer
                 worked, deadline = work, now + ANSWER_TIMEOUT_S
                 send_event("waiting")
             elif now > deadline:
                 raise data_directory.CannotStart("server", f"no answer within {ANSWER_TIMEOUT_S:g} s", self.log())
             watch.wait(READY_POLL_S)
-
-    def _cpu_ticks(self) -> int:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])  # user and system time
 
     def ask(self, command: str) -> bytes:
         """Return the answers to AUTH, sent only to this very process, and a command; b"" if there are none."""

@@ -131,8 +131,11 @@ def stats(view: View, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - see Fi
     first, last = _span(view, filters)
     width = bin_width(last - first)
     start = first // width * width
-    derive = partial(_with_bin, start=start, width=width)
-    fates, rules, writers, readers, groups, bins = counts(view, filters, _GROUPINGS, derive)
+
+    def with_bin(part: pa.Table) -> pa.Table:
+        return part.append_column("bin", pc.divide(pc.subtract(part["sent_at"].cast(pa.int64()), start), width))
+
+    fates, rules, writers, readers, groups, bins = counts(view, filters, _GROUPINGS, with_bin)
     rows = pc.sum(fates["count"]).as_py() or 0
     return {
         "rows": rows,
@@ -168,11 +171,6 @@ def bin_width(span_us: int) -> int:
     day = 24 * 3600 * MICROSECONDS
     fits = (width for width in round_ones if span_us < width * (BINS - 1))
     return next(fits, day * -(-span_us // (day * (BINS - 1))))
-
-
-def _with_bin(part: pa.Table, start: int, width: int) -> pa.Table:
-    since = pc.subtract(part["sent_at"].cast(pa.int64()), start)
-    return part.append_column("bin", pc.divide(since, width))
 
 
 def _rules(counted: pa.Table) -> dict[str, dict[str, int]]:
