@@ -329,7 +329,7 @@ class EventLog:
     def export(self, path: str | Path, *, on_progress: OnProgress | None = None, **fields: Unpack[Fields]) -> int:
         """Write the matching rows to a .parquet, .csv or .jsonl file; return the number of rows.
 
-        Memory use does not grow with the number of rows.
+        Memory use does not grow with the number of rows. `on_progress` is called with the number of rows so far.
         """
         return export(self._source.follower(), path, on_progress, {**fields})
 

@@ -235,11 +235,7 @@ class Folder:
         return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
     def collected_files(self, kind: Kind, born: str | None = None) -> list[str]:
-        """Return the paths of the files of a kind of what groups collect, in the order of their steps.
-
-        Args: `born` names the server's count of steps to which they belong; None: the newest one that has files.
-        Raises: LogError if the folder cannot be read.
-        """
+        """Return a kind's files by steps, of the server's count `born` or (None) the newest one. Raises LogError."""
         found = self._subfolders(f"_{kind}") if born is None else [born]
         path = self._file(f"_{kind}/{max(found)}" if found else f"_{kind}")
         return sorted(info.path for info in self._files(_COLLECTED_FILE, path))

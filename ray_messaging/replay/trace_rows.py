@@ -45,12 +45,7 @@ class RowError(Exception):
 
 
 def find_field(noun: str, requested: Requested, keys: Mapping[str, Any]) -> str | None:
-    """Return the field to read: the requested one, or else the first default name that exists, or None if none does.
-
-    Case does not matter for default names.
-
-    Raises: RowError if the requested field does not exist.
-    """
+    """Return the requested field, which must exist, else the first default name that does in any case, else None."""
     if (name := requested[noun]) is not None:
         if name not in keys:
             raise RowError(f"no field {name!r} for the {noun}: the fields are {shown(keys)}")

@@ -92,14 +92,10 @@ class Tail(Iterator[LogRow]):
 
 
 def export(source: Source, path: str | Path, on_progress: OnProgress | None, fields: dict[str, Any]) -> int:
-    """Write the matching rows to a .parquet, .csv or .jsonl file; return the number of rows.
+    """Write the matching rows to a file, which appears when it is complete; return their number.
 
-    The file appears when it is complete.
-
-    Args: on_progress is called with the number of rows written so far.
-
-    Raises: InvalidQuery for another suffix, an invalid field, or a file in the folder of an event log; LogError if the
-    file cannot be written.
+    Raises: InvalidQuery for an unknown suffix, an invalid field, or a file in the folder of an event log; LogError if
+    the file cannot be written.
     """
     path = Path(path)
     writer_of = _WRITERS.get(path.suffix.lower())

@@ -66,12 +66,7 @@ class SegmentStore:
         self._publishing = asyncio.Lock()  # this process's own files wait for one another
 
     async def take_over(self, epoch: int) -> Segment | None:
-        """Make this writer the owner of the folder, list its segments, and return the newest one.
-
-        Args: epoch is this writer's; all earlier writers are fenced.
-
-        Raises: LogError if the folder cannot be used, or another process keeps it locked.
-        """
+        """Make this writer, of an epoch, the folder's owner; return its newest segment, if any. Raises LogError."""
         self.epoch = epoch
         found = await with_folder_lock(self._folder, self._list, self._pause)
         for segment in found:
@@ -110,11 +105,7 @@ class SegmentStore:
         self.closed.append(msgspec.structs.replace(segment, cursors={}, begun={}, taken={}))
 
     async def confirm(self, marks: dict[str, LogMark], finished: tuple[str, ...]) -> None:
-        """Report to the server which entries are durable. Raises Fenced if a newer writer owns the log.
-
-        Args: marks has the last durable entry of each stream; finished are the streams that ended and are durable
-        completely.
-        """
+        """Report the last durable entry of each stream, and the streams that are durable to their end. Raises Fenced."""
         await self._retry(lambda: self._mark_written(marks, finished))
         self._crash("written")
 
