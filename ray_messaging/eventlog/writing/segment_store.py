@@ -105,7 +105,7 @@ class SegmentStore:
         self.closed.append(msgspec.structs.replace(segment, cursors={}, begun={}, taken={}))
 
     async def confirm(self, marks: dict[str, LogMark], finished: tuple[str, ...]) -> None:
-        """Report the last durable entry of each stream, and the streams that are durable to their end. Raises Fenced."""
+        """Report each stream's last durable entry, and the streams that are durable to their end. Raises Fenced."""
         await self._retry(lambda: self._mark_written(marks, finished))
         self._crash("written")
 
