@@ -6,6 +6,7 @@ A messager applies a snapshot of the rules itself: batches that pass need no cal
 import asyncio
 import logging
 from contextlib import suppress
+from functools import cached_property
 
 from ray_messaging.common.backoff import SNAPSHOT_RETRY
 from ray_messaging.errors import FrameError
@@ -46,7 +47,6 @@ class DelegatedRules:
     def __init__(self, exp_id: str) -> None:
         self.passed = 0  # messages
         self._exp_id = exp_id
-        self._loop = asyncio.get_running_loop()
         self._lane: LaneClient | None = None
         self._passing: BatchVerdict | None = None  # the verdict on a batch that passes; None: there is no snapshot
         self._rules: tuple[Rule, ...] = ()
@@ -60,6 +60,10 @@ class DelegatedRules:
         self._not_before = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()  # at the first batch: clients are made before there is one
 
     # -- passing --------------------------------------------------------------------------------------------------
 

@@ -184,10 +184,8 @@ def _unavailable(error: Exception, timeout_s: float) -> InterceptorUnavailable:
 class RemoteVerdictClient(VerdictClient):
     """The client of this library's interceptor actor.
 
-    It uses the actor's verdict lane, or Ray calls if the lane cannot be opened.
-
-    Payloads are sent only if the rules need them. Batches that pass by delegated rules are not sent at all (see
-    `DelegatedRules`).
+    It uses the actor's verdict lane, or Ray calls if the lane cannot be opened. Payloads are sent only if the rules
+    need them. Batches that pass by delegated rules are not sent at all (see `DelegatedRules`).
     """
 
     def __init__(
@@ -199,9 +197,8 @@ class RemoteVerdictClient(VerdictClient):
         delegate_rules: bool = False,
     ) -> None:
         self._handle = handle
-        self._delegate_rules = delegate_rules
-        self._delegated_rules: DelegatedRules | None = None
         self._exp_id = exp_id or ""
+        self._delegated_rules = DelegatedRules(self._exp_id) if delegate_rules else None
         self._options = {} if exp_id is None else {"exp_id": exp_id}
         self._timeout_s = timeout_s
         self._with_payload = False
@@ -217,8 +214,6 @@ class RemoteVerdictClient(VerdictClient):
 
     async def judge(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch. A repeated batch gets the same verdicts."""
-        if self._delegate_rules and self._delegated_rules is None:
-            self._delegated_rules = DelegatedRules(self._exp_id)
         if self._delegated_rules is not None and batch.rows:  # an empty batch is a question to the interceptor
             passed = self._delegated_rules.judge(batch)
             if passed is not None:
@@ -236,14 +231,11 @@ class RemoteVerdictClient(VerdictClient):
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
         """Return a verdict that passes broadcasts unexpanded if a snapshot, fetched if need be, has no rules."""
-        if not self._delegate_rules:
+        rules, deadline = self._delegated_rules, asyncio.get_running_loop().time() + self._timeout_s
+        if rules is None:
             return None
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
-        rules = self._delegated_rules
-        while rules is None or not rules.valid:
+        while not rules.valid:
             await self.judge(broadcasts.take(np.zeros(0, np.intp)))
-            rules = self._delegated_rules
-            assert rules is not None
             await rules.fetched()
             if not rules.late:
                 break
