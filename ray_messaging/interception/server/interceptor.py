@@ -372,13 +372,7 @@ class Interceptor:
         failures: list[str] = []
         for rule in self.rules if rules is None else rules:
             try:
-                self.watch.enter(rule)
-                try:
-                    rule.new_round()
-                finally:
-                    self.watch.rule = None
-                    if self.watch.struck:
-                        self.watch.take_back()
+                self.watch.run(rule, rule.new_round)
             except FAILURES as error:  # the others' rounds begin nevertheless
                 self.failures.note(rule, error, at="a new round")
                 failures.append(rule.name)

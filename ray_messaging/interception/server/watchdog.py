@@ -43,11 +43,7 @@ def told(error: BaseException) -> BaseException:
 
 
 class Watch:
-    """The rule that is running now in the thread of the event loop.
-
-    When a rule is done, its caller must set `rule` to None and, if `struck`, call `take_back`, in a `finally`. This
-    cannot be a method: an interrupt at the method's very beginning would leave the rule marked as running.
-    """
+    """The rule that is running now in the thread of the event loop."""
 
     __slots__ = ("_lock", "calls", "rule", "spent", "struck")
 
@@ -58,10 +54,19 @@ class Watch:
         self.struck = False
         self._lock = threading.Lock()
 
-    def enter(self, rule: Rule) -> None:
-        """Mark a rule as running."""
-        self.calls += 1
-        self.rule = rule
+    def run(self, rule: Rule, call: Callable[..., T], *arguments: object) -> T:
+        """Return the result of a rule's call, during which the rule is marked as running.
+
+        An interrupt comes at calls only, and in the `finally` the mark is taken off before the first one.
+        """
+        try:
+            self.calls += 1
+            self.rule = rule
+            return call(*arguments)
+        finally:
+            self.rule = None
+            if self.struck:
+                self.take_back()
 
     def take_back(self) -> None:
         """Cancel an interrupt that came too late, when the rule was already done."""
@@ -93,25 +98,14 @@ class Steps:
         self._begin = begin
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        watch = self._watch
-        watch.enter(self._rule)
-        try:
-            steps = self._begin().__await__()
-        finally:
-            watch.rule = None
-            if watch.struck:
-                watch.take_back()
+        watch, rule = self._watch, self._rule
+        steps = watch.run(rule, lambda: self._begin().__await__())
         step: Callable[[], Any] = partial(next, steps)
         while True:
-            watch.enter(self._rule)
             try:
-                wanted = step()
+                wanted = watch.run(rule, step)
             except StopIteration as done:
                 return done.value
-            finally:
-                watch.rule = None
-                if watch.struck:
-                    watch.take_back()
             try:
                 yield wanted
             except BaseException as error:  # noqa: BLE001 - for the rule to handle, or to pass on

@@ -146,13 +146,7 @@ def test_a_rule_that_is_done_is_never_interrupted():
     try:
         while time.monotonic() < deadline:
             try:
-                try:
-                    watch.enter(rule)
-                    sum(range(200))
-                finally:
-                    watch.rule = None
-                    if watch.struck:
-                        watch.take_back()
+                watch.run(rule, sum, range(200))
             except Stuck:
                 hit += 1
             try:
