@@ -7,6 +7,7 @@ from copy import copy
 
 import pytest
 import ray
+import redis
 from support.cluster import wait_for
 from support.patience import WAIT_S
 
@@ -122,6 +123,21 @@ async def test_a_handle_serves_on_where_its_handler_fails_and_health_counts_it(m
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
     messaging.dead_letters.drop(everything=True)
+
+
+async def test_a_message_of_a_foreign_client_whose_handler_fails_is_told(messaging, town, caplog):
+    _, east = town
+
+    async def broken(message):
+        raise ValueError("no model")
+
+    serving = asyncio.create_task(east.aio.serve(broken))
+    with redis.Redis(messaging.redis.server, messaging.redis.port, password=messaging.redis.password) as client:
+        client.publish(f"exps:{messaging.exp_id}:agents:11:agent-chat", b'{"n": 1}')
+    lost = "a message of a foreign client is lost: its handler failed: ValueError: no model"
+    await asyncio.to_thread(wait_for, lambda: lost in caplog.text, "the warning")
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
 
 
 async def test_a_handle_that_serves_no_more_is_named_and_the_next_one_goes_on_at_once(messaging, town):

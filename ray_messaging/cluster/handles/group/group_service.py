@@ -1,5 +1,6 @@
 """The actor's record of a handle that serves a group: who serves, and which handlers failed."""
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from ray_messaging.wire.frames import encode
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.handles.group.async_group import AsyncGroup
+
+logger = logging.getLogger(__name__)
 
 
 class GroupService:
@@ -33,9 +36,10 @@ class GroupService:
     async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
         """Turn a message whose handler has failed into a dead letter."""
         batch, row, *_ = slice_of(message)
-        frame, origin = encode(batch.take(np.array([row]))), batch.origin
-        if origin is not None:
-            arguments = (origin.mailbox, origin.entry, frame, failure.reason)
+        if batch.origin is None:
+            logger.warning("a message of a foreign client is lost: %s", failure.reason)
+        else:
+            arguments = batch.origin.mailbox, batch.origin.entry, encode(batch.take(np.array([row]))), failure.reason
             await self._group._insist(lambda: self._group.actor.keep_failed.remote(*arguments, row=row))
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
