@@ -5,6 +5,7 @@ The log is counted part by part, so memory holds the counts and not the rows.
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -32,7 +33,7 @@ Derive = Callable[[pa.Table], pa.Table]
 def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> pa.Table:  # noqa: ANN401 - see Fields
     """Count the matching rows by some of COUNTABLE; return these columns and `count`, the largest counts first."""
     keys = check_columns(by, COUNTABLE)
-    (counted,) = counts(view, Filters(**fields), [keys], _with_units)
+    (counted,) = counts(view, [Filters(**fields)], [keys], _with_units)
     return counted
 
 
@@ -52,11 +53,10 @@ def sample(view: View, *, by: str | Collection[str], after: int, most: int) -> S
     new = view.end - 1 - (-1 if behind is None else behind)
     if new <= most:
         return Sample(count(view, by=keys, after=after), view.end - 1, 1.0)
-    size, tables = most // _SLICES, []
-    for number in range(_SLICES):
-        begin = after + new * (2 * number + 1) // (2 * _SLICES) - size // 2
-        tables += counts(view, Filters(after=begin, limit=size), [keys], _with_units)
-    return Sample(_in_order(_merged(tables, keys), keys), view.end - 1, size * _SLICES / new)
+    size = most // _SLICES
+    begins = (after + new * (2 * number + 1) // (2 * _SLICES) - size // 2 for number in range(_SLICES))
+    (counted,) = counts(view, [Filters(after=begin, limit=size) for begin in begins], [keys], _with_units)
+    return Sample(counted, view.end - 1, size * _SLICES / new)
 
 
 def _with_units(part: pa.Table) -> pa.Table:
@@ -66,14 +66,20 @@ def _with_units(part: pa.Table) -> pa.Table:
     return part
 
 
-def counts(view: View, filters: Filters, groupings: Sequence[Sequence[str]], derive: Derive) -> list[pa.Table]:
-    """Count the matching rows by each of several groupings in one pass; `derive` adds columns that are not stored."""
+def counts(
+    view: View, filters: Sequence[Filters], groupings: Sequence[Sequence[str]], derive: Derive
+) -> list[pa.Table]:
+    """Count the rows that match each of some filters by each of several groupings.
+
+    Args: `derive` adds the columns that are not stored to a part.
+    """
     keys = [stored(grouping) for grouping in groupings]
     columns = dict.fromkeys(name if name in SCHEMA.names else "sent_at" for grouping in keys for name in grouping)
     empty = pa.schema(SCHEMA.field(name) for name in columns).empty_table()
     sums = [_Sum(counted, grouping) for counted, grouping in zip(_grouped(empty, keys, derive), keys, strict=True)]
     grouped = partial(_grouped, keys=keys, derive=derive)
-    for part in in_threads(grouped, scan(view, filters, [*columns], raw=True)):
+    parts = chain.from_iterable(scan(view, each, [*columns], raw=True) for each in filters)
+    for part in in_threads(grouped, parts):
         for total, counted in zip(sums, part, strict=True):
             total.add(counted)
     return [_in_order(with_ids(total.merged()), names) for total, names in zip(sums, groupings, strict=True)]
@@ -97,12 +103,9 @@ class _Sum:
             self._limit = max(_MERGE_ROWS, 2 * self._rows)
 
     def merged(self) -> pa.Table:
-        return _merged(self._tables, self._keys)
-
-
-def _merged(tables: Sequence[pa.Table], keys: Sequence[str]) -> pa.Table:
-    summed = pa.concat_tables(tables).group_by([*keys]).aggregate([("count", "sum")])
-    return summed.select([*keys, "count_sum"]).rename_columns([*keys, "count"])
+        keys = [*self._keys]
+        summed = pa.concat_tables(self._tables).group_by(keys).aggregate([("count", "sum")])
+        return summed.select([*keys, "count_sum"]).rename_columns([*keys, "count"])
 
 
 def _grouped(part: pa.Table, keys: Sequence[Sequence[str]], derive: Derive) -> list[pa.Table]:
@@ -135,7 +138,7 @@ def stats(view: View, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - see Fi
     def with_bin(part: pa.Table) -> pa.Table:
         return part.append_column("bin", pc.divide(pc.subtract(part["sent_at"].cast(pa.int64()), start), width))
 
-    fates, rules, writers, readers, groups, bins = counts(view, filters, _GROUPINGS, with_bin)
+    fates, rules, writers, readers, groups, bins = counts(view, [filters], _GROUPINGS, with_bin)
     rows = pc.sum(fates["count"]).as_py() or 0
     return {
         "rows": rows,

@@ -35,6 +35,12 @@ def test_a_sample_has_rows_of_all_parts(log):
     assert later.share == 16 / 120
 
 
+def test_a_sample_of_ints_and_later_strs(tmp_path):
+    rows = [row(n, from_id="ann" if n < 120 else 1) for n in range(240)]
+    found = log_of(write_folder(tmp_path / "log", [rows])).sample("from_id", most=80)
+    assert by_sender(found) == {"ann": 40, "1": 40}
+
+
 @pytest.mark.parametrize("fields", [{"most": 0}, {"most": "all"}, {"after": "x"}, {"by": "mood"}])
 def test_invalid_fields(log, fields):
     with pytest.raises(InvalidQuery):
