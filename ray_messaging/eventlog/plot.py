@@ -12,7 +12,7 @@ COLOURS = {"delivered": "#0072B2", "published": "#56B4E9", "undeliverable": "#E6
 _MAP = "Blues"
 _SUFFIXES = (".png", ".pdf", ".svg")
 _DPI = 150
-_LONGEST_NAME = 18
+_LONGEST = 18  # characters of a name
 _UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))  # of time, with their seconds
 _MOST_NUMBERS = 12  # rows or columns with numbers in the cells
 
@@ -114,8 +114,8 @@ def _draw_groups(figure: Any, axes: Any, groups: dict[str, Any]) -> None:  # noq
         return
     most = max(max(row) for row in delivered)
     image = axes.imshow(delivered, cmap=_MAP, vmin=0, vmax=max(1, most), aspect="auto")
-    longest = _LONGEST_NAME
-    names = [[it if len(it) <= longest else f"{it[: longest - 1]}…" for it in end] for end in (mailboxes, senders)]
+    ends = mailboxes, senders
+    names = [[name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in end] for end in ends]
     slanted = sum(map(len, names[0])) > 90
     axes.set_xticks(range(len(mailboxes)), names[0], rotation=35 if slanted else 0, ha="right" if slanted else "center")
     axes.set_yticks(range(len(senders)), names[1])

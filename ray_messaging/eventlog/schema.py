@@ -204,9 +204,10 @@ def parquet_options(stored: pa.Table) -> dict[str, Any]:
     typed = [stored.schema.field(name) for name in typed_names(stored.column_names)]
     numbers = _NUMBERS.union(field.name for field in typed if pa.types.is_integer(field.type))
     others = [field for field in stored.schema if field.name not in numbers]
+    repeating = [field for field in others if pa.types.is_dictionary(field.type) or field.name == "labels"]
     return {
         "compression": {_path(field): "SNAPPY" if field.name in _ALIKE else "LZ4" for field in others},
-        "use_dictionary": [_path(it) for it in others if pa.types.is_dictionary(it.type) or it.name == "labels"],
+        "use_dictionary": [*map(_path, repeating)],
         "column_encoding": {name: "DELTA_BINARY_PACKED" for name in stored.column_names if name in numbers},
         "write_statistics": [*_STATISTICS, *map(_path, typed)],
         "write_batch_size": ROW_GROUP_ROWS,
