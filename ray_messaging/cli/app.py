@@ -35,10 +35,8 @@ class _Commands(TyperGroup):
             typer.echo("stopped", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except (MessagingError, OSError) as error:
-            if (
-                isinstance(error, OSError) and error.errno == errno.EPIPE
-            ):  # the reader of the output has closed the pipe
-                raise
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # the reader of the output has closed the pipe
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(USAGE) from error
 
