@@ -138,13 +138,16 @@ def unified(tables: Sequence[pa.Table]) -> pa.Table:
         found = kinds.setdefault(field.name, [])
         if field.type not in found:  # equal ones may have different hashes
             found.append(field.type)
-    numbers = pa.types.is_integer, pa.types.is_floating
     several = {name: found for name, found in kinds.items() if len(found) > 1}
-    unlike = {name for name, found in several.items() if not all(any(is_a(kind) for is_a in numbers) for kind in found)}
+    unlike = {name for name, found in several.items() if not all(map(_is_number, found))}
     try:
         return pa.concat_tables([with_texts(table, unlike) for table in tables], promote_options="permissive")
     except pa.ArrowInvalid:  # a number that the common type does not hold
         return pa.concat_tables([with_texts(table, {*several}) for table in tables], promote_options="permissive")
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def with_texts(table: pa.Table, names: set[str]) -> pa.Table:

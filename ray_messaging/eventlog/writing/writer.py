@@ -166,8 +166,8 @@ class LogWriter:
 
     def snapshot(self) -> tuple[list[Segment], list[pa.Table], int]:
         """Return the closed segments, the later rows in order, and the number of rows in the segments."""
-        unstored = self._unstored
-        return [*self._segments.closed], [table for each in unstored for table in each.tables()], unstored[0].first_row
+        tables = [table for each in self._unstored for table in each.tables()]
+        return [*self._segments.closed], tables, self._unstored[0].first_row
 
     @property
     def _unstored(self) -> list[OpenSegment]:
