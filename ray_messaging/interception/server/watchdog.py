@@ -10,6 +10,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
+from types import coroutine
 from typing import Any, TypeVar
 
 from ray_messaging.interception.rules.rule import RAISED, Rule
@@ -89,29 +90,23 @@ class Watch:
                 self.struck = False
 
 
-class Steps:
-    """An awaitable that runs a rule's coroutine, and marks the rule as running during each step between two awaits."""
-
-    def __init__(self, watch: Watch, rule: Rule, begin: Callable[[], Any]) -> None:
-        self._watch = watch
-        self._rule = rule
-        self._begin = begin
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        watch, rule = self._watch, self._rule
-        steps = watch.run(rule, lambda: self._begin().__await__())
-        step: Callable[[], Any] = partial(next, steps)
-        while True:
-            try:
-                wanted = watch.run(rule, step)
-            except StopIteration as done:
-                return done.value
-            try:
-                yield wanted
-            except BaseException as error:  # noqa: BLE001 - for the rule to handle, or to pass on
-                step = partial(steps.throw, error)
-            else:
-                step = partial(next, steps)
+@coroutine
+def watched(watch: Watch, rule: Rule, begin: Callable[[], Awaitable[T]]) -> Generator[Any, Any, T]:
+    """Await what `begin` returns, and mark the rule as running during each step between two awaits."""
+    steps = watch.run(rule, lambda: begin().__await__())
+    step: Callable[[], Any] = partial(next, steps)
+    while True:
+        try:
+            wanted = watch.run(rule, step)
+        except StopIteration as done:
+            found: T = done.value
+            return found
+        try:
+            yield wanted
+        except BaseException as error:  # noqa: BLE001 - for the rule to handle, or to pass on
+            step = partial(steps.throw, error)
+        else:
+            step = partial(next, steps)
 
 
 class RuleCalls:
@@ -144,7 +139,7 @@ class RuleCalls:
 
 async def _ended(rule: Rule, call: Callable[[], Awaitable[T]]) -> T | BaseException:
     try:
-        found: T = await Steps(Watch() if rule.context is None else rule.context.watch, rule, call)
+        found = await watched(Watch() if rule.context is None else rule.context.watch, rule, call)
     except FAILURES as error:  # returned: a SystemExit raised in a task would end the loop
         return told(error)
     return found
