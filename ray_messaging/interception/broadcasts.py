@@ -115,18 +115,15 @@ class BarredPairs:
         """Add the barred pairs of new senders to the cache, each sender once; none if there is no room for all."""
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]
-        owner = np.searchsorted(pairs.starts, found, side="right") - 1
-        rows = np.full(len(senders), -1)
-        rows[new] = np.arange(len(new))
-        mine = rows[owner] >= 0
-        owner, places = owner[mine], found[mine] - pairs.starts[owner[mine]]
+        low, high = np.searchsorted(found, [pairs.starts[new], pairs.ends[new]])
+        places = found[_runs(low, high - low)] - np.repeat(pairs.starts[new], high - low)
         if self.size + len(places) + len(new) > room:
             return
         every = np.concatenate([self._senders, senders[new]])
         order = np.argsort(every)
-        counts = np.concatenate([np.diff(self._ends), np.bincount(rows[owner], minlength=len(new))])
-        of = np.concatenate([np.repeat(self._senders, np.diff(self._ends)), senders[owner]])
-        self._places = np.concatenate([self._places, places])[np.argsort(of, kind="stable")]
+        counts = np.concatenate([np.diff(self._ends), high - low])
+        starts = np.cumsum(counts) - counts
+        self._places = np.concatenate([self._places, places])[_runs(starts[order], counts[order])]
         self._senders = every[order]
         self._hearers = np.concatenate([self._hearers, pairs.counts[new]])[order]
         self._ends = np.concatenate([[0], np.cumsum(counts[order])])
