@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import INT64_MAX, INT64_MIN, AgentId
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules.pairs import Edges, among, blocks, name_of, read_network
+from ray_messaging.interception.rules.pairs import Edges, among, blocks, name_of, of_kind, read_network
 from ray_messaging.interception.rules.rule import PairCheck, Rule, Verdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, IdColumn
@@ -118,8 +118,9 @@ class AllowGraph(Rule):
 
     def _bars(self, from_ids: IdColumn, to_ids: IdColumn) -> NDArray[np.bool_]:
         allowed = self._allowed(from_ids.values, to_ids.values)
-        for row in _rows_without_ints(from_ids, to_ids):
-            allowed[row] = self._allows(from_ids[row], to_ids[row])
+        if from_ids.kinds is not None or to_ids.kinds is not None:
+            for row in np.flatnonzero(~(of_kind(from_ids, INT) & of_kind(to_ids, INT))).tolist():
+                allowed[row] = self._allows(from_ids[row], to_ids[row])
         return ~allowed
 
     def _allowed(self, from_values: NDArray[np.int64], to_values: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -174,16 +175,6 @@ def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.i
         layers.append((np.array([member for member, _ in ints]), np.array([numbers[depth] for _, numbers in ints])))
         ints = [(member, numbers) for member, numbers in ints if len(numbers) > depth + 1]
     return layers
-
-
-def _rows_without_ints(from_ids: IdColumn, to_ids: IdColumn) -> list[int]:
-    if from_ids.kinds is None and to_ids.kinds is None:
-        return []
-    found = np.zeros(len(from_ids), np.bool_)
-    for ids in (from_ids, to_ids):
-        if ids.kinds is not None:
-            found |= ids.kinds != INT
-    return [*np.flatnonzero(found).tolist()]
 
 
 def _reason(from_id: AgentId | None, to_id: AgentId | None) -> str:

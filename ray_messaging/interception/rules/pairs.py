@@ -239,23 +239,24 @@ class PairTable:
             found = np.ones(len(from_ids), np.bool_)
         else:
             found = self._pairs.holds(from_ids.values, to_ids.values)
-            found &= _of_kind(from_ids, INT) & _of_kind(to_ids, INT)
+            found &= of_kind(from_ids, INT) & of_kind(to_ids, INT)
             if len(self._senders):
-                found |= among(self._senders, from_ids.values) & _of_kind(from_ids, INT)
+                found |= among(self._senders, from_ids.values) & of_kind(from_ids, INT)
             if len(self._hearers):
-                found |= among(self._hearers, to_ids.values) & _of_kind(to_ids, INT)
+                found |= among(self._hearers, to_ids.values) & of_kind(to_ids, INT)
             if self._names:
-                for row in np.flatnonzero(_of_kind(from_ids, STR) | _of_kind(to_ids, STR)).tolist():
+                for row in np.flatnonzero(of_kind(from_ids, STR) | of_kind(to_ids, STR)).tolist():
                     a, b = from_ids[row], to_ids[row]
                     found[row] = not self._listed.isdisjoint({(a, b), (a, None), (None, b)})
-        return found & ~_of_kind(from_ids, NONE)
+        return found & ~of_kind(from_ids, NONE)
 
 
 def _ints(ids: Iterable[object]) -> NDArray[np.int64]:
     return np.array(sorted(each for each in ids if isinstance(each, int)), np.int64)
 
 
-def _of_kind(ids: IdColumn, kind: int) -> NDArray[np.bool_]:
+def of_kind(ids: IdColumn, kind: int) -> NDArray[np.bool_]:
+    """Return, for each id, whether it is of a kind."""
     if ids.kinds is None:
         return np.full(len(ids), kind == INT)
     found: NDArray[np.bool_] = ids.kinds == kind
