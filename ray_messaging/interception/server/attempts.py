@@ -74,7 +74,8 @@ class StepAttempts:
         self._restored = restored
         self._begun = begun
         self._latest: dict[str, Attempt] = {}
-        self._places: dict[str, set[_Place]] = {}  # group -> its keys in `undo`
+        # The keys in `undo` by group, those of batches without an answer apart: `note` looks at these only.
+        self._places: dict[tuple[str, bool], set[_Place]] = {}
 
     def load(self, answers: Iterable[str]) -> list[str]:
         """Read the attempts from `undo` after it was loaded, and undo what batches without an answer have changed.
@@ -92,7 +93,7 @@ class StepAttempts:
         self._take_back([place for place in self.undo if _is_open(place)])
         for place in self.undo:
             if len(place) > 1:
-                self._places.setdefault(place[0], set()).add(place)
+                self._places.setdefault((place[0], False), set()).add(place)
         for key, found in asked:
             if found == self._latest[found.group]:
                 self.answers.setdefault(found.group, set()).add(key)
@@ -115,12 +116,13 @@ class StepAttempts:
         self._latest[attempt.group] = attempt
         if before is None or before.number != attempt.number:
             self.undo[(attempt.group,)] = [attempt.step, attempt.number]
-        places = self._places.pop(attempt.group, set())
-        again = before is not None and attempt.step == before.step
-        dead = [place for place in places if again or _is_open(place)]
-        names = self._take_back(sorted(dead, key=_is_open, reverse=True))  # an open batch has changed an entry last
-        for place in places.difference(dead):
-            del self.undo[place]
+        opened, settled = (self._places.pop((attempt.group, each), set()) for each in (True, False))
+        names = self._take_back(opened)  # first, as an open batch has changed an entry last
+        if before is not None and attempt.step == before.step:
+            names |= self._take_back(settled)
+        else:
+            for place in settled:
+                del self.undo[place]
         if names:
             self._restored(names)
         self._begun(attempt, self.answers.pop(attempt.group, set()))
@@ -138,9 +140,7 @@ class StepAttempts:
         finally:
             for table in tables.values():
                 table.journal = None
-            mine = self._places.setdefault(attempt.group, set())
-            ended = {place for place in mine if done and _is_open(place)}
-            mine -= ended
+            ended = self._places.pop((attempt.group, True), set()) if done else set()
             opened = {place[:3]: self.undo.pop(place) for place in ended}
             for name, journal in journals.items():
                 for key, before in journal.items():
@@ -156,7 +156,7 @@ class StepAttempts:
     def _put(self, place: _Place, change: list[Any]) -> None:
         earlier = self.undo.get(place)
         self.undo[place] = change if earlier is None else _joined(earlier, change)
-        self._places.setdefault(place[0], set()).add(place)
+        self._places.setdefault((place[0], _is_open(place)), set()).add(place)
 
     def _take_back(self, places: Iterable[_Place]) -> set[str]:
         """Undo changes; return the names of the tables."""
