@@ -188,6 +188,10 @@ class BlackSet(MutableSet[Pair]):
         if value in self:
             self._context.black_list.remove([value])
 
+    def clear(self) -> None:
+        """Remove all pairs."""
+        self.difference_update(self)  # one by one, the time grows with the square of their number
+
     def update(self, *others: Iterable[Pair]) -> None:
         """Add pairs."""
         for pairs in others:
@@ -200,6 +204,10 @@ class BlackSet(MutableSet[Pair]):
 
     def __ior__(self, other: Any) -> "BlackSet":  # type: ignore[misc]  # noqa: ANN401 - a set
         self.update(other)  # all pairs or none, in one change
+        return self
+
+    def __isub__(self, other: Any) -> "BlackSet":  # type: ignore[misc]  # noqa: ANN401 - a set
+        self.difference_update(other)
         return self
 
     def copy(self) -> set[Pair]:

@@ -291,6 +291,23 @@ def test_the_black_set_is_the_black_list_and_nothing_else():
     assert not context.black_list.pairs
 
 
+def test_black_sets_lose_many_pairs_in_one_change():
+    many = {(agent, agent + 1) for agent in range(20_000)}
+    context = Context(many)
+    pairs, same = BlackSet(context), BlackSet(context)
+    changes = []
+    remove = context.black_list.remove
+    context.black_list.remove = lambda pairs: changes.append(remove(pairs))
+    pairs -= many - {(0, 1)}
+    assert set(pairs) == {(0, 1)}
+    pairs -= same
+    assert not pairs
+    pairs.update(many)
+    pairs.clear()
+    assert not context.black_list.pairs
+    assert len(changes) == 3
+
+
 def test_violation_counts_are_the_interceptors():
     context = Context(violations={1: 2})
     counts = ViolationCounts(context)
