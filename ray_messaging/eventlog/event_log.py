@@ -288,7 +288,8 @@ class EventLog:
         """Return the digest of a step. Equal messages give equal digests, however the agents are spread over groups.
 
         It covers the messages that groups sent in the step, and the messages from outside that were read in it, except
-        those that a rule blocked or rewrote. It is final once the step is sealed. See docs/steps.md.
+        those that a rule blocked or rewrote. It is final once the step is sealed. A step that did not run has the
+        digest of one without messages; `messaging.steps.digest` tells these apart. See docs/steps.md.
         """
         return bytes(self._source.ask("digest", step=step))
 
