@@ -23,6 +23,7 @@ from msgspec.msgpack import Ext
 
 from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.places import NOTHING, Place, checked_text, shown
+from ray_messaging.model.read_only import ReadOnlyDict
 
 KEPT = (
     "None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, datetime, date, time, timedelta, "
@@ -115,7 +116,7 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a valu
 
     Raises: InvalidPayload for a part that cannot be kept.
     """
-    kind = type(value)
+    kind = dict if type(value) is ReadOnlyDict else type(value)
     if kind is str:
         return checked_text(value, place)
     if kind is list:

@@ -8,7 +8,6 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from traceback import StackSummary, TracebackException
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,6 +25,7 @@ from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.calls import encode_calls
 from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
+from ray_messaging.model.read_only import ReadOnlyDict
 from ray_messaging.steps.agent_places import NO_PLACES
 from ray_messaging.steps.blocked_sends import BlockedSend
 from ray_messaging.steps.call_limits import CallGate
@@ -41,7 +41,7 @@ _parts_of = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _STATE = "me.state"  # names in errors where the value is that cannot be kept
 _OURS = f"{Path(__file__).parents[2]}/"
 _LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # the last: compiled modules, as numpy's
-_NO_ROW: tuple[dict[str, Any], tuple[AgentId, ...]] = {}, ()
+_NO_ROW: tuple[Mapping[str, Any], Sequence[AgentId]] = ReadOnlyDict(), ()
 START = -1  # the step of the random numbers that agents start with
 
 
@@ -60,7 +60,10 @@ class Agent:
         self.state: dict[str, Any] = {}
         data, neighbours = society.rows.get(agent_id) or _NO_ROW
         # A change of these would be lost when the step runs again, so it is refused.
-        self.data: Mapping[str, Any] = MappingProxyType(data)
+        if type(data) is not ReadOnlyDict:
+            data = ReadOnlyDict(data)
+            society.rows[agent_id] = data, neighbours
+        self.data: Mapping[str, Any] = data
         self.neighbours: Sequence[AgentId] = neighbours
         self.shared = society.shared
         self.stopped = False

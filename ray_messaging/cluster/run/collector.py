@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import MessagingError
+from ray_messaging.model.read_only import ReadOnlyDict
 from ray_messaging.model.series import (
     Aggregate,
     UnfitValue,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.crowd import Crowd
 
 _ROWS = 1024
+_DICTS: frozenset[type] = frozenset((dict, ReadOnlyDict))
 Failed = Callable[["Agent", BaseException, str], MessagingError]
 
 
@@ -93,9 +95,9 @@ def _columns(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: 
     parts: list[Sequence[Values]] = []  # the columns of some rows
     for low in range(0, len(agents), _ROWS):  # few rows stay in the processor's cache
         rows = _each(function, agents[low : low + _ROWS], failed)
-        if not low and type(rows[0]) is dict:
+        if not low and type(rows[0]) in _DICTS:
             names = [*rows[0]]
-        fits = names and {*map(type, rows)} == {dict} and {*map(len, rows)} == {len(names)}
+        fits = names and _DICTS.issuperset(map(type, rows)) and {*map(len, rows)} == {len(names)}
         if not fits:
             raise _odd_row(rows, names, low)
         try:
@@ -114,7 +116,7 @@ def _joined(parts: Sequence[Values]) -> Values:
 
 def _odd_row(rows: Sequence[Any], names: Sequence[str], low: int) -> UnfitValue:
     """Build the error for the first row that does not have these columns."""
-    place = next(at for at, row in enumerate(rows) if type(row) is not dict or not row or row.keys() != {*names})
+    place = next(at for at, row in enumerate(rows) if type(row) not in _DICTS or not row or row.keys() != {*names})
     same = f", those of the first one: {[*names]}" if low + place else ", at least one"
     return UnfitValue(
         f"collect returned {rows[place]!r:.100}: it must return a dict with the same keys for all agents{same}",

@@ -1,7 +1,10 @@
 """A run in this process: the result of one loop without messaging, rules and all, on any number of groups."""
 
 import asyncio
+import copy
+import json
 import os
+import pickle
 import signal
 import threading
 
@@ -138,8 +141,23 @@ def test_an_agent_keeps_its_data_and_neighbours_in_a_group_that_began_without_ag
 )
 def test_data_and_neighbours_cannot_be_changed(change):
     frame = pd.DataFrame({"age": [20, 30]})
-    with pytest.raises(StepFailed, match="AttributeError"):
+    with pytest.raises(StepFailed, match=r"an agent's data cannot be changed|AttributeError"):
         run(lambda me, inbox: change(me), agents=frame, graph=[(0, 1)], until=1)
+
+
+def test_data_are_a_dict_wherever_they_are_used():
+    def person(me, inbox):
+        me.send(me.id, me.data)
+        me.send(me.id, {"data": me.data})
+        me.state["data"] = me.data
+        copied = copy.deepcopy(me.data)
+        copied["age"] += 1
+        me.state["others"] = [copied, json.loads(json.dumps(me.data)), pickle.loads(pickle.dumps(me.data))]
+
+    data = {"age": 20, "name": "Ann"}
+    result = run(person, agents=pd.DataFrame([data]), until=1, collect=lambda me: me.data)
+    assert result.states == {0: {"data": data, "others": [data | {"age": 21}, data, data]}}
+    assert result.series.to_dict("records") == [data]
 
 
 @pytest.mark.parametrize(
