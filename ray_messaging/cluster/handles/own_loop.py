@@ -71,16 +71,21 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in its own thread and event loop, and wait for its result; Ctrl-C cancels it."""
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # otherwise it would set this thread's event loop
-    loop = runner.get_loop()
+    loop, main = runner.get_loop(), work()
 
     def run() -> T:
         with runner:
-            return runner.run(work())
+            return runner.run(main)
+
+    def cancel() -> None:
+        for task in asyncio.all_tasks():
+            if task.get_coro() is main:  # the others end, or go on, as it says
+                task.cancel()
 
     with ThreadPoolExecutor(1, thread_name_prefix="ray_messaging own loop") as thread:
         try:
             return thread.submit(run).result()
         except BaseException:  # Ctrl-C, or a signal's error: the pool waits for the task
             with suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks()])
+                loop.call_soon_threadsafe(cancel)
             raise

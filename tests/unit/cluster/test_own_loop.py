@@ -26,6 +26,32 @@ def test_ctrl_c_while_the_work_is_handed_over_ends_it(monkeypatch):
         run_in_own_loop(wait_for_ever)
 
 
+def test_ctrl_c_cancels_the_work_and_not_what_it_waits_for(monkeypatch):
+    submit, begun, kept = ThreadPoolExecutor.submit, threading.Event(), []
+
+    async def keep():
+        await asyncio.sleep(0.05)
+        kept.append(True)
+
+    async def wait_for_ever():
+        keeping = asyncio.create_task(keep())
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await keeping
+
+    def interrupted(self, *args):
+        submit(self, *args)
+        begun.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_in_own_loop(wait_for_ever)
+    assert kept
+
+
 async def here():
     return asyncio.get_running_loop(), threading.current_thread()
 
