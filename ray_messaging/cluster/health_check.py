@@ -189,7 +189,7 @@ def _call(name: str, method: str) -> Any:  # noqa: ANN401 - the method's result
     try:
         actor = find_actor(name)
         return None if actor is None else ray.get(getattr(actor, method).remote(), timeout=DEADLINE_S / 3)
-    except (ValueError, RayError) as error:
+    except Exception as error:  # noqa: BLE001 - of any kind, as Ray's head may be gone
         logger.debug("%s does not return the server's address: %s", name, error)  # it is among the findings
         return None
 
@@ -198,7 +198,7 @@ def _named_in_time(prefix: str) -> dict[str, Any] | None:
     """Return the living actors, or None if Ray's head gives no answer in time."""
     try:
         return _soon(partial(named_actors, prefix)).result(DEADLINE_S / 2)
-    except (TimeoutError, RayError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001 - as above, or in `_call`
         logger.debug("Ray does not list its actors: %r", error)  # it is among the findings
         return None
 

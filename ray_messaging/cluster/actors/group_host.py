@@ -92,7 +92,7 @@ class GroupQuestions:
     async def _once(self, call: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if call not in self._calls:
             self._calls[call] = asyncio.create_task(ask(), name="ray_messaging questions")
-            self._forget()
+            self._calls[call].add_done_callback(lambda _: self._forget())
         return await asyncio.shield(self._calls[call])
 
     async def more(self, call: str, parts: int, wait_s: float, errors: int = 0) -> MoreAnswers:

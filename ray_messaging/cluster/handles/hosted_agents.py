@@ -36,8 +36,9 @@ class HostedAgents(Mapping[AgentId, str]):
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
         """Return a pandas.DataFrame with the columns agent and group, built without a Python object for each agent."""
         sets = self.by_group.values()
-        agents: Any = [*self]
-        if not any(each.strings for each in sets):
+        if any(each.strings for each in sets):
+            agents: Any = [*self]
+        else:
             agents = np.concatenate([np.empty(0, np.int64), *(each.ints for each in sets)])
         return data_frame({"agent": agents, "group": np.repeat(np.array([*self.by_group], object), [*map(len, sets)])})
 

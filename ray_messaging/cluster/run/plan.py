@@ -145,7 +145,7 @@ class Homes:
         if agents is self._seen:
             return
         if not self._loaded and len(agents - self._plan.agents):
-            self._loaded = True
             for reference in self._others.values():
                 self._plan.rows.update((await reference).rows)
+            self._loaded = True
         self._seen = agents

@@ -9,7 +9,7 @@ import pytest
 
 from ray_messaging import ConfigError
 from ray_messaging.addressing.channels import check_id
-from ray_messaging.cluster.run.plan import plan_groups
+from ray_messaging.cluster.run.plan import Homes, plan_groups
 
 
 def neighbours(agents, graph, groups=2):
@@ -107,3 +107,22 @@ def test_an_edge_of_no_agent_is_refused(graph):
 def test_an_agent_that_comes_twice_is_refused(agents):
     with pytest.raises(ConfigError, match="comes twice in agents"):
         plan_groups(agents, 1, None, 2)
+
+
+async def test_rows_that_were_not_loaded_are_loaded_again():
+    plans = plan_groups(pd.DataFrame({"age": [1, 2, 3, 4]}), 2, None, 2)
+    lost = True
+
+    class Reference:
+        def __await__(self):
+            if lost:
+                raise OSError("lost")
+            return plans[1]
+            yield
+
+    homes, everybody = Homes(plans[0], {"other": Reference()}), plans[0].agents | plans[1].agents
+    with pytest.raises(OSError, match="lost"):
+        await homes.prepare(everybody)
+    lost = False
+    await homes.prepare(everybody)
+    assert plans[0].rows.keys() == {*everybody}
