@@ -176,8 +176,10 @@ class MessageServer:
             attempts += 1
             try:
                 return await self._answer(message)
-            except (*_OURS, _Fatal):
+            except _OURS:
                 raise
+            except _Fatal as fatal:
+                raise fatal.error from None  # as a trace is to show it
             except asyncio.CancelledError as error:
                 if self._over:
                     raise

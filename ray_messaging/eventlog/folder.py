@@ -318,7 +318,7 @@ class Folder:
         try:
             footer = pq.read_metadata(info.path, filesystem=self.filesystem)
             meta = json.loads((footer.metadata or {})[KEY])
-            if meta["version"] != VERSION and not any_schema:
+            if not any_schema and meta["version"] != VERSION:
                 raise ConfigError(  # noqa: TRY301 - one way out
                     f"segment {info.path} of the event log has schema {meta['version']}, and this ray_messaging reads "
                     f"schema {VERSION} only: read it with the version of ray_messaging that wrote it, and give this "

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, get_origin
+from typing import Any, NamedTuple, get_origin, is_typeddict
 
 import msgspec
 
-from ray_messaging.compat.payload_objects import Misfit, is_msgspecs, reader_of
+from ray_messaging.compat.payload_objects import Misfit, is_msgspecs, is_native, reader_of
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.json_types import schema_of
 
@@ -48,6 +48,8 @@ class AnswerModel:
         try:
             if not isinstance(model, type) and get_origin(model) is None:
                 raise TypeError("it is no type")  # noqa: TRY301 - pydantic also takes functions
+            if is_msgspecs(model) and not (is_native(model) or is_typeddict(model)):
+                raise ValueError("it is a JSON array, and an answer is an object")  # noqa: TRY301 - said as all others
             schema = schema_of(model)
             if (kind := schema.get("type", "object")) != "object":
                 raise ValueError(f"it is a JSON {kind}, and an answer is an object")  # noqa: TRY301 - said as all others

@@ -127,13 +127,13 @@ class BroadcastHearers:
     async def _load(self, batch: Batch, audience: Audience, digest: bytes) -> None:
         key = audience, digest
         if self._edges.get(key) is None:
-            self._edges[key] = None
             try:
                 edges = await self._audiences.toward(audience, await self._agents_of(digest), digest)
                 await asyncio.to_thread(edges.counts, batch.from_ids)  # the first time takes a pass over all pairs
                 self._edges[key] = edges
             except (MessagingError, OSError) as error:
                 logger.warning("broadcasts of %s to %s are logged without hearers: %s", batch.sender, audience, error)
+                self._edges[key] = None
         self._edges.move_to_end(key)
         while len(self._edges) > _KEPT:
             self._edges.popitem(last=False)
