@@ -131,7 +131,7 @@ def test_a_change_applies_to_whole_steps(tmp_path, dies):
         interceptor = town.interceptor
         ray.get(interceptor.insert_rule.remote(second, at_step=4))
         ray.get(interceptor.pop_rule.remote("first", at_step=5))
-        with pytest.raises(RuleError, match="no rule 'first' in step 6"):
+        with pytest.raises(RuleError, match="in step 6 there is no rule 'first'"):
             ray.get(interceptor.pop_rule.remote("first", at_step=6))
         if dies:
             kill(interceptor)
