@@ -303,7 +303,7 @@ class StepSends:
         for batch in self._batches:
             assert batch.lines is not None
             batch.lines.pack()
-        return self._batches
+        return [*self._batches]
 
     def take(self) -> list[Batch]:
         """Return the batches and drop them here; the step is over. Raises InvalidParts if parts are not joined."""

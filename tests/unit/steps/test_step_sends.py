@@ -1,5 +1,7 @@
 """The messages that a group sends in one step."""
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -118,3 +120,12 @@ def test_answers_and_other_messages_are_in_one_batch():
     [batch] = sends.take()
     assert batch.extension.in_reply_to.tolist() == ["2-0-7", None, "2-1-7", None]
     assert batch.extension.ordinal.tolist() == [0, 1, 2, 3]
+
+
+def test_a_copy_sends_nothing_in_the_original():
+    sends = sends_of()
+    sends.send(1, 2, {}, subtopic="a")
+    copied, listed = copy.copy(sends), sends.batches()
+    copied.send(2, 1, {}, subtopic="a")
+    assert sum(batch.rows for batch in copied.batches()) == 2
+    assert sum(batch.rows for batch in listed) == sum(batch.rows for batch in sends.batches()) == 1
