@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -308,6 +309,16 @@ def entry_chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
         nbytes += len(entry.line)
     if chunk:
         yield chunk
+
+
+def payloads_of(entries: Sequence[Entry]) -> Iterator[Batch]:
+    """Yield the payloads of entries, each once and in order, as batches of one topic for a check by its schema."""
+    parts = (nbytes // BATCH_BYTES for nbytes in accumulate(len(entry.line) for entry in entries))
+    for (topic, _), run in groupby(entries, lambda entry: (entry.topic, next(parts))):
+        rows = [*run]
+        from_ids, lines = [entry.from_id for entry in rows], [entry.line for entry in rows]
+        chunk = ColumnChunk(IdColumn.of(from_ids), nobody(len(rows)), PayloadColumn.of(lines))
+        yield chunk.batch((topic,), None, 0.0)
 
 
 def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | None) -> list[Batch]:

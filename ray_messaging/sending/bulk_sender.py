@@ -14,7 +14,7 @@ from ray_messaging.audiences.folding import spread
 from ray_messaging.errors import ConfigError, MessagingError, OutcomeUnknown, PayloadMismatch
 from ray_messaging.message import cause_here
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Audience, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.receipt import Receipt, Receipts
@@ -24,6 +24,7 @@ from ray_messaging.sending.bulk_input import (
     edges_of,
     entry_chunks,
     is_unspread,
+    payloads_of,
     unspread_batches,
     within_pairs,
 )
@@ -51,7 +52,7 @@ class BulkSender:
 
         Raises: PayloadMismatch, before any is sent, if a schema refuses a payload.
         """
-        await self._check(lambda: map(_alone, entries))
+        await self._check(lambda: payloads_of(entries))
         rows = sum(len(entry.to_ids) for entry in entries)
         return await self._send((partial(self._accumulator.extend, chunk) for chunk in entry_chunks(entries)), rows)
 
@@ -164,12 +165,6 @@ class BulkSender:
             for future in futures:
                 # A cancelled caller no longer reads the errors of the other parts.
                 future.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-def _alone(entry: Entry) -> Batch:
-    """Return the payload of an entry as a batch of one row."""
-    chunk = ColumnChunk(IdColumn.of([entry.from_id]), IdColumn.of([None]), PayloadColumn.of([entry.line]))
-    return chunk.batch((entry.topic,), None, 0.0)
 
 
 def _joins(batch: Batch) -> bool:
