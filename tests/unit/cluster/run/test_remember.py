@@ -199,7 +199,7 @@ async def test_a_result_that_cannot_be_kept(attempt, answer, text):
         await me.remember(lambda: answer)
 
     with pytest.raises(StepFailed, match=text) as caught:
-        await Society("east", person).run(*await attempt())
+        await Society("east", person, concurrency=1).run(*await attempt())  # of several at once any may be the first
     assert caught.value.agent == 0
 
 
