@@ -152,7 +152,7 @@ class SlowRuleRunner:
     def _remember(self, message: Batch, verdict: BatchVerdict) -> None:
         now = time.monotonic()
         key = message.message_id(0)
-        passed = not (verdict.blocked or verdict.rewritten or verdict.labels)
+        passed = not (verdict.blocked or verdict.rewritten or any(verdict.labels.values()))
         self._known[key] = (now, _PASSED if passed else verdict)  # one object for all that pass: most do
         while self._known:
             oldest, (known_at, _) = next(iter(self._known.items()))

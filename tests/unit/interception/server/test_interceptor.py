@@ -175,6 +175,18 @@ async def test_a_decided_row_does_not_wait_for_others():
     await interceptor.close()
 
 
+async def test_many_messages_that_pass_share_a_verdict_even_if_others_have_labels():
+    interceptor = Interceptor("x", [whole("odd", {0: label("odd")}), Held("slow", ALLOW)])
+    interceptor.rules.get("slow").release()
+    asked = batch([{"text": str(n)} for n in range(9)])
+    await answered(interceptor, asked)
+    found = await answered(interceptor, asked, rows=[*range(9)])
+    assert found.labels == {"odd": {0}}
+    verdicts = [verdict for _, verdict in interceptor._slow_rules._known.values()]
+    assert (len(verdicts), len(set(map(id, verdicts)))) == (9, 2)  # each would take a kilobyte
+    await interceptor.close()
+
+
 async def test_a_closed_interceptor_leaves_nothing_behind():
     slow = Held("slow", ALLOW)
     interceptor = Interceptor("x", [slow])
