@@ -51,8 +51,8 @@ class Sentinels:
             "protocol": 2,
             "ssl": self._config.ssl,
         } | tls_options(self._config)
-        asked = zip(self._config.sentinels, self._config.sentinel_addresses(), strict=True)
-        questions = {where: _services(address, options) for where, address in asked}
+        asked = dict(zip(self._config.sentinels, self._config.sentinel_addresses(), strict=True))
+        questions = {where: _services(address, options) for where, address in asked.items()}
         answers = await answers_of(questions, lambda services: self._service in services)
         known = [services for services in answers.values() if not isinstance(services, Exception)]
         states = [services[self._service] for services in known if self._service in services]

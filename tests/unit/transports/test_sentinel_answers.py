@@ -1,6 +1,7 @@
 """Which primary counts, where Sentinels say different things."""
 
 import asyncio
+import gc
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
@@ -80,6 +81,13 @@ async def test_a_primary_that_is_down_is_not_named():
 async def test_silent_sentinels_are_listed():
     with pytest.raises(NoPrimaryError, match=r"no answer in time; .*no answer in time"):
         await named(None, None)
+
+
+async def test_a_sentinel_that_is_named_twice_is_asked_once():
+    async with answering_sentinels(reply(7001, 3)) as sentinels:
+        sentinels._config = sentinels._config.model_copy(update={"sentinels": sentinels._config.sentinels * 2})
+        assert await sentinels.primary() == (HOST, 7001)
+    gc.collect()  # a question that was never asked would be an error here
 
 
 async def test_a_question_that_is_given_up_leaves_no_connection():
