@@ -1,6 +1,7 @@
 """Unsafe servers are refused, and health checks find problems: real servers, no Ray."""
 
 import asyncio
+import gc
 import os
 import pickle
 import signal
@@ -8,6 +9,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
+import redis
 from support.contracts import until
 
 from ray_messaging import Outgoing, RedisConfig
@@ -154,6 +156,13 @@ def test_a_dead_or_stopped_server_is_found(redis_process, monkeypatch):
         os.kill(redis_process.pid, signal.SIGCONT)
     redis_process.kill()
     assert problems(redis_process.config, embedded=True) == {"server": "critical"}
+
+
+def test_the_process_collects_garbage_while_a_server_is_asked(redis_process, monkeypatch):
+    ping, collects = redis.Redis.ping, []
+    monkeypatch.setattr(redis.Redis, "ping", lambda client: collects.append(gc.isenabled()) or ping(client))
+    assert ask_server(redis_process.config).round_trip_ms > 0
+    assert all(collects)
 
 
 def test_a_wrong_clock_is_found(redis_process, monkeypatch):
