@@ -134,12 +134,13 @@ class Intersections:
 
     def __init__(self, most: int = KEPT_ENTRIES) -> None:
         self._most = most
-        self._entries: OrderedDict[tuple[Audience, int], BarredPairs] = OrderedDict()
+        # Each with its rule, so that no other one gets the id(), and the rule's version; fewer checks are kept.
+        self._entries: OrderedDict[tuple[Audience, int], tuple[Rule, int, BarredPairs]] = OrderedDict()
         self._checks: OrderedDict[int, tuple[Rule, int, PairCheck | None]] = OrderedDict()
 
     def check(self, rule: Rule) -> PairCheck | None:
         """Return a rule's present check of pairs, or None if it has none."""
-        version = 0 if rule.state is None else rule.state.version
+        version = _version(rule)
         known = self._checks.pop(id(rule), None)
         if known is None or known[0] is not rule or known[1] != version:
             known = rule, version, rule.pair_check()
@@ -152,12 +153,12 @@ class Intersections:
         """Return the rows of a batch that a rule's present check bars. It must have all pairs of its broadcasts."""
         if not pairs.audience.version:  # the audience of all agents, whose pairs change without a new version
             return np.flatnonzero(check.bars(batch.from_ids, batch.to_ids))
-        key = pairs.audience, id(rule)
-        barred = self._entries.pop(key, None)
-        if barred is None or barred.check is not check:
-            barred = BarredPairs(check)
-        found = barred.rows(batch, pairs, self._most)
-        self._entries[key] = barred
+        key, version = (pairs.audience, id(rule)), _version(rule)
+        kept = self._entries.pop(key, None)
+        if kept is None or kept[0] is not rule or kept[1] != version:
+            kept = rule, version, BarredPairs(check)
+        found = kept[2].rows(batch, pairs, self._most)
+        self._entries[key] = kept
         while len(self._entries) > 1 and self.size > self._most:
             self._entries.popitem(last=False)
         return found
@@ -165,4 +166,8 @@ class Intersections:
     @property
     def size(self) -> int:
         """Return the number of pairs and senders in the cache."""
-        return sum(barred.size for barred in self._entries.values())
+        return sum(barred.size for *_, barred in self._entries.values())
+
+
+def _version(rule: Rule) -> int:
+    return 0 if rule.state is None else rule.state.version

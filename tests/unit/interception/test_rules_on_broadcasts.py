@@ -24,7 +24,7 @@ from ray_messaging.interception.rules import (
     block,
     rewrite,
 )
-from ray_messaging.interception.rules.rule import ALLOW
+from ray_messaging.interception.rules.rule import ALLOW, PairCheck
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.verdicts import decode_verdicts
 from ray_messaging.model.columns import PayloadColumn
@@ -106,6 +106,16 @@ def test_each_pair_is_looked_at_once_per_version_of_the_audience_and_of_the_rule
         assert looked == [5, 5, 5, 1]
 
     asyncio.run(main())
+
+
+def test_the_pairs_of_many_rules_are_kept():
+    kept, rules, asked = Intersections(), [BlackList([(1, 2)], name=f"rule {number}") for number in range(40)], []
+    batch = broadcasts([(1, [2, 3])])
+    for rule in 2 * rules:
+        bars, reason = kept.check(rule)
+        check = PairCheck(lambda *ids, bars=bars: asked.append(1) or bars(*ids), reason)
+        assert kept.rows(rule, check, batch, pair_rows(batch)).tolist() == [0]
+    assert len(asked) == len(rules)
 
 
 def test_ids_that_are_no_ints_are_judged_too():
