@@ -106,7 +106,8 @@ class Block(SlowRule):
         return {**super().describe(), "block": type(self.block).__qualname__}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"context": None, "_llm": self._llm if self._make_llm is None else None}
+        llm = self._llm if self._make_llm is None else None
+        return self.__dict__ | {"context": None, "_llm": llm, "_calls": Calls(1, self.timeout_s)}
 
     def __repr__(self) -> str:
         return f"Block({type(self.block).__qualname__}, name={self.name!r})"
@@ -314,7 +315,7 @@ class Supervisor(StepRule):
         return {**super().describe(), "supervisor": type(self.supervisor).__qualname__}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_last": None}
+        return self.__dict__ | {"context": None, "_last": None}
 
 
 def _message(message: Message, number: int, row: int, day: int, tick: float) -> RoundMessage:

@@ -181,6 +181,9 @@ class Moderator(SlowRule):
         """Return the name, kind, settings and counts, in JSON's types."""
         return {**super().describe(), "stats": self.stats()}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"context": None, "_work": _Work(self.concurrency, self.timeout_s)}
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r})"
 
@@ -240,7 +243,7 @@ class Moderator(SlowRule):
 
 
 class _Work:
-    """A moderator's calls, cache and counts. Its pickle is that of a new one."""
+    """A moderator's calls, cache and counts."""
 
     def __init__(self, concurrency: int, timeout_s: float) -> None:
         self.calls = Calls(concurrency, timeout_s)
@@ -248,9 +251,6 @@ class _Work:
         self.running: dict[Hashable, asyncio.Task[Verdict]] = {}
         self.asked = self.cached = self.shared = self.failed = self.waiting = 0
         self.failing = False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Work, (self.calls.concurrency, self.calls.timeout_s)
 
 
 def as_verdict(answer: object) -> Verdict:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import logging
 from functools import partial
 
@@ -11,6 +12,7 @@ import ray.cloudpickle
 from support.rules import message_of as message
 
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.rules.agentsociety import Block, Supervisor
 from ray_messaging.interception.rules.moderator import Moderator
 from ray_messaging.interception.rules.rule import ALLOW, block, label, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
@@ -260,6 +262,32 @@ async def test_in_the_interceptor():
     assert sorted(judge.asked) == list(range(10))
     assert dict(interceptor.violations) == dict.fromkeys(range(50), 1)
     await interceptor.close()
+
+
+async def _passes(message):
+    return True
+
+
+class _Block:
+    async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
+        return True, ""
+
+
+class _Supervisor:
+    async def forward(self, current_round_messages):
+        return {}, []
+
+
+@pytest.mark.parametrize(
+    "rule", [Moderator(_passes), Block(_Block()), Supervisor(_Supervisor())], ids=lambda rule: rule.name
+)
+def test_a_copy_of_a_rule_in_force_is_a_rule_of_its_own(rule):
+    Interceptor("town", [rule])
+    for made in (copy.copy(rule), copy.deepcopy(rule), ray.cloudpickle.loads(ray.cloudpickle.dumps(rule))):
+        assert made.context is None
+        for own in {"_work", "_calls"} & rule.__dict__.keys():
+            assert made.__dict__[own] is not rule.__dict__[own]
+        assert made.describe() == rule.describe()
 
 
 async def test_it_travels_before_and_after_it_worked():
