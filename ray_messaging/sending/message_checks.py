@@ -94,7 +94,8 @@ class MessageChecks:
         group = None if self._allowed is None else self._name
         entries = entries_of(messages, self.address, self._payload_bytes, group)
         if self._allowed is not None:
-            self._allowed.check_column(IdColumn.of([entry.from_id for entry in entries]))
+            for from_id in {entry.from_id for entry in entries}.difference(self._allowed.known):
+                self._allowed.check(from_id)
         return entries
 
     def columns(self, from_ids: object, to_ids: object, payloads: object) -> list[ColumnChunk]:

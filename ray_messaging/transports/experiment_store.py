@@ -69,7 +69,7 @@ def other_run(exp_id: str, epoch: int) -> Fenced:
     )
 
 
-FORMAT = 3
+FORMAT = 4
 
 
 def check_format(exp_id: str, found: int) -> None:
