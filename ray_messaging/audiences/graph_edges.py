@@ -287,25 +287,6 @@ class GraphEdges:
             rows, found = rows[counted], found[counted]
         return Pairs(rows, IdColumn(self.into.ids[found]))
 
-    def has(self, from_ids: IdColumn, to_ids: IdColumn) -> NDArray[np.bool_]:
-        """Return, for each of n pairs, whether it is among these pairs."""
-        senders, hearers = self.out.places(from_ids), self.into.places(to_ids)
-        there = (senders >= 0) & (hearers >= 0)
-        if self._wanted is not None and len(self._wanted):
-            there &= self._wanted[hearers]
-        rows = np.flatnonzero(there)
-        low = self.out.starts[senders[rows]]
-        end = low + self.out.lengths[senders[rows]]
-        high, sought = end.copy(), hearers[rows]
-        while len(rows) and bool((low < high).any()):  # a binary search for all pairs at once
-            middle = (low + high) >> 1
-            less = self.out.others[np.minimum(middle, end - 1)] < sought
-            open_ = low < high
-            low = np.where(open_ & less, middle + 1, low)
-            high = np.where(open_ & ~less, middle, high)
-        there[rows] = (low < end) & (self.out.others[np.minimum(low, end - 1)] == sought)
-        return there
-
     def toward(self, hearers: AgentSet) -> "GraphEdges":
         """Return the pairs whose hearers are in a set."""
         wanted = np.zeros(len(self.into.ids), np.bool_)

@@ -116,12 +116,6 @@ class MemberEdges:
         kept[(np.arange(len(senders)) * count + own)[own >= 0]] = False
         return Pairs(rows[kept], self._wanted.column.take(places[kept]))
 
-    def has(self, from_ids: IdColumn, to_ids: IdColumn) -> NDArray[np.bool_]:
-        """Return, for each of n pairs, whether it is among these pairs."""
-        hearers, senders = self.places(to_ids), self.places(from_ids)
-        found: NDArray[np.bool_] = (hearers >= 0) & (hearers != senders) & self._may_send(from_ids)
-        return found
-
     def toward(self, hearers: AgentSet) -> "MemberEdges":
         """Return the pairs whose hearers are in a set."""
         return MemberEdges(self.members, self.digest, senders=self._senders, wanted=self._wanted & hearers)
