@@ -12,7 +12,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import PayloadColumn, nobody
 from ray_messaging.model.extension import Fold
-from ray_messaging.model.payloads import Payloads
+from ray_messaging.model.typed.table import Payloads
 
 _RUNS, _BITS = b"r", b"b"
 _PLACE = np.dtype("<u4")

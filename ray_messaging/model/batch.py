@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import Extension, Fold
 from ray_messaging.model.message_ids import MessageIdColumn
-from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.trace_point import TracePoint
+from ray_messaging.model.typed.table import Payloads
 from ray_messaging.model.typed.values import PayloadPart, column_of
 
 

@@ -10,9 +10,8 @@ from ray_messaging.compat.payload_objects import explained
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.json_types import JsonTypes, Node, built, decoder_of
-from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.typed.column import STRING, ColumnType, TypedColumn
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.table import Payloads, TypedColumns
 
 
 class Misfitting(NamedTuple):

@@ -22,8 +22,8 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, STR, IdColumn, PayloadColumn, encode_payload, nobody
 from ray_messaging.model.extension import Audience, Extension
-from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.typed.input import is_array, is_table, table_of
+from ray_messaging.model.typed.table import Payloads
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending.pending_batch import Entry, RowBatch, caused_by_one
 

@@ -36,9 +36,8 @@ from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.model.columns import NONE, STR, IdColumn, PayloadColumn, nobody
 from ray_messaging.model.extension import Audience, Extension, Fold, InHand, OutsideQuestion
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
-from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.trace_point import CONTEXT_BYTES, TracePoint
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.table import Payloads, TypedColumns
 from ray_messaging.wire.typed_columns import ColumnField, buffers_of, fields_of, read_columns
 
 try:  # this computes CRC-32 with the processor's own instructions, in a tenth of the time

@@ -14,10 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import FrameError
-from ray_messaging.model.typed.column import NUMBERS, STRING, TypedColumn
-from ray_messaging.model.typed.numbers import NumberColumn
+from ray_messaging.model.typed.column import NUMBERS, STRING, NumberColumn, TextColumn, TypedColumn
 from ray_messaging.model.typed.table import TypedColumns
-from ray_messaging.model.typed.text import TextColumn
 
 _ALIGNMENT = 8
 _OFFSET = np.dtype("<i4")

@@ -9,9 +9,8 @@ import pyarrow as pa
 from ray_messaging.eventlog.schema import TEXT, TYPED
 from ray_messaging.eventlog.writing.repeated_columns import nulls, places
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.typed.column import ColumnType
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.table import Payloads, TypedColumns
 
 Kind = tuple[tuple[str, ColumnType], ...]  # the names and types of typed columns; empty: JSON text
 

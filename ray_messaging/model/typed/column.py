@@ -1,9 +1,13 @@
-"""The port of one typed column, and its type."""
+"""Typed columns: of numbers, of bools, of vectors of these, of strings."""
 
-from typing import Any, NamedTuple, Protocol, Self
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from ray_messaging.errors import InvalidColumns
 
 STRING = "string"
 NUMBERS = {
@@ -15,6 +19,7 @@ NUMBERS = {
 }
 NAMES = {dtype: name for name, dtype in NUMBERS.items()}  # `dtype.name` is slow
 Rows = NDArray[np.intp] | slice
+_CONTINUES, _CONTINUATION = 0xC0, 0x80  # mask and value by which UTF-8 marks a byte that does not begin a character
 
 
 class ColumnType(NamedTuple):
@@ -27,45 +32,207 @@ class ColumnType(NamedTuple):
         return f"{self.name} vectors of {self.width}" if self.width else self.name
 
 
-class TypedColumn(Protocol):
-    """Column with one value for each row: a number, a bool, a string, or a vector of numbers."""
+class NumberColumn(msgspec.Struct, eq=False):
+    """Numbers of one type: an array (n,), or (n, k) for vectors, contiguous and little endian."""
+
+    values: NDArray[Any]
 
     @property
     def type(self) -> ColumnType:
         """Return the type of the values."""
+        return ColumnType(NAMES[self.values.dtype], self.values.shape[1] if self.values.ndim > 1 else 0)
 
     @property
     def nbytes(self) -> int:
         """Return the bytes that the column takes in a frame."""
+        return self.values.nbytes
 
     @property
-    def weights(self) -> "int | NDArray[np.int64]":
-        """Return the bytes that each row takes in a frame, as a single number if all take the same."""
+    def weights(self) -> int:
+        """Return the bytes that each row takes in a frame."""
+        return self.values.itemsize * (self.values.shape[1] if self.values.ndim > 1 else 1)
 
     @property
     def buffers(self) -> list[NDArray[Any]]:
-        """Return the arrays that make up the column in a frame, and in Arrow."""
+        """Return the arrays that make up the column in a frame."""
+        return [self.values]
 
     def __len__(self) -> int:
-        """Return the number of rows."""
+        return len(self.values)
 
-    def take(self, rows: Rows) -> Self:
+    def take(self, rows: Rows) -> "NumberColumn":
         """Return the column of some rows; a slice is not copied."""
+        return NumberColumn(self.values[rows])
 
-    def join(self, others: list[Self]) -> Self:
+    def join(self, others: "list[NumberColumn]") -> "NumberColumn":
         """Return the column with columns of the same type appended to it."""
+        return NumberColumn(np.concatenate([self.values, *(other.values for other in others)]))
 
-    def value(self, row: int) -> Any:  # noqa: ANN401 - a value of any type
-        """Return the value of a row as a Python object."""
+    def value(self, row: int) -> Any:  # noqa: ANN401 - a number or a list
+        """Return the value of a row, which is a list if it is a vector."""
+        return self.values[row].tolist()
 
     def tolist(self) -> list[Any]:
         """Return the values as Python objects."""
+        return self.values.tolist()  # type: ignore[no-any-return]  # a list, because the array has rows
 
     def to_numpy(self) -> NDArray[Any]:
-        """Return the values as an array."""
+        """Return the values; the array is read-only."""
+        return self.values
 
     def to_arrow(self) -> Any:  # noqa: ANN401 - pyarrow.Array
-        """Return the values as a pyarrow.Array."""
+        """Return the values as a pyarrow.Array, without a copy unless they are bools."""
+        import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
 
-    def replaced(self, changed: dict[int, Any]) -> Self:
+        flat = pa.array(self.values.reshape(-1))
+        return flat if self.values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, self.values.shape[1])
+
+    def replaced(self, changed: dict[int, Any]) -> "NumberColumn":
         """Return the column with the values of some rows replaced; raise InvalidColumns if one does not fit."""
+        values = self.values.copy()
+        for row, value in changed.items():
+            values[row] = self._fitting(value, row)
+        return NumberColumn(values)
+
+    def _fitting(self, value: Any, row: int) -> Any:  # noqa: ANN401 - decoded JSON
+        """Return a value that was decoded from JSON in the column's type; None becomes NaN.
+
+        Raises: InvalidColumns if it does not fit.
+        """
+        numbers = value if self.values.ndim > 1 and isinstance(value, list) else [value]
+        kind, name = self.values.dtype.kind, self.type.name
+        if self.values.ndim > 1 and (not isinstance(value, list) or len(value) != self.values.shape[1]):
+            raise InvalidColumns(f"row {row} has {value!r}, this column has {self.type}", row=row)
+        if kind == "f":
+            fits = all(number is None or type(number) in (int, float) for number in numbers)
+            numbers = [np.nan if number is None else number for number in numbers]
+        elif kind == "b":
+            fits = all(type(number) is bool for number in numbers)
+        else:
+            limits = np.iinfo(self.values.dtype)
+            fits = all(type(number) is int and limits.min <= number <= limits.max for number in numbers)
+        if not fits:
+            raise InvalidColumns(f"row {row} has {value!r}, this column has {name}", row=row)
+        return numbers if self.values.ndim > 1 else numbers[0]
+
+
+class TextColumn(msgspec.Struct, eq=False):
+    """Strings in Arrow's layout: row i is the UTF-8 text `data[offsets[i]:offsets[i + 1]]`.
+
+    `data` is uint8, `offsets` int32 or int64.
+    """
+
+    offsets: NDArray[Any]
+    data: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, texts: list[str]) -> "TextColumn":
+        """Build from strings; raise UnicodeEncodeError if UTF-8 cannot encode one."""
+        joined = "".join(texts)
+        if joined.isascii():
+            data, lengths = joined.encode(), map(len, texts)
+        else:
+            encoded = [text.encode() for text in texts]
+            data, lengths = b"".join(encoded), map(len, encoded)
+        return cls(_offsets(np.fromiter(lengths, np.int64, len(texts))), np.frombuffer(data, np.uint8))
+
+    @property
+    def type(self) -> ColumnType:
+        """Return the type of the values."""
+        return ColumnType(STRING)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that the column takes in a frame."""
+        return 4 * len(self.offsets) + int(self.offsets[-1]) - int(self.offsets[0])
+
+    @property
+    def weights(self) -> NDArray[np.int64]:
+        """Return the bytes that each row takes in a frame."""
+        return np.diff(self.offsets).astype(np.int64, copy=False) + 4
+
+    @property
+    def buffers(self) -> list[NDArray[Any]]:
+        """Return the offsets, as int32 that begin at 0, and the text."""
+        low, high = int(self.offsets[0]), int(self.offsets[-1])
+        offsets = self.offsets - low if low else self.offsets
+        return [np.ascontiguousarray(offsets, "<i4"), self.data[low:high]]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def take(self, rows: Rows) -> "TextColumn":
+        """Return the column of some rows; a slice is not copied."""
+        if isinstance(rows, slice):
+            low, high, _ = rows.indices(len(self))
+            return TextColumn(self.offsets[low : high + 1], self.data)
+        starts = self.offsets[rows].astype(np.int64)
+        lengths = self.offsets[1:][rows] - starts
+        offsets = _offsets(lengths)
+        # The position of each byte is the start of its row plus its distance from there.
+        places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return TextColumn(offsets, self.data[places])
+
+    def join(self, others: "list[TextColumn]") -> "TextColumn":
+        """Return the column with others appended to it."""
+        columns = [self, *others]
+        lengths = np.concatenate([np.diff(column.offsets) for column in columns])
+        return TextColumn(_offsets(lengths), np.concatenate([column.buffers[1] for column in columns]))
+
+    def value(self, row: int) -> str:
+        """Return the string of a row."""
+        return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes().decode()
+
+    def tolist(self) -> list[str]:
+        """Return the strings."""
+        offsets, data = self.buffers
+        encoded = data.tobytes()
+        bounds = pairwise(offsets.tolist())
+        if encoded.isascii():
+            text = encoded.decode()
+            return [text[low:high] for low, high in bounds]
+        return [encoded[low:high].decode() for low, high in bounds]
+
+    def to_numpy(self) -> NDArray[Any]:
+        """Return the strings as an object array of str."""
+        return np.array([*self.tolist(), None], object)[:-1]  # the dtype is object, not "<U"
+
+    def to_arrow(self) -> Any:  # noqa: ANN401 - pyarrow.Array
+        """Return the strings as a pyarrow.Array, without a copy of the text."""
+        import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
+
+        offsets, data = self.buffers
+        return pa.StringArray.from_buffers(len(self), pa.py_buffer(offsets), pa.py_buffer(data))
+
+    def replaced(self, changed: dict[int, Any]) -> "TextColumn":
+        """Return the column with the strings of some rows replaced; raise InvalidColumns if one is not a str."""
+        texts = self.tolist()
+        for row, text in changed.items():
+            if not isinstance(text, str):
+                raise InvalidColumns(f"row {row} has {text!r}, this column has strings", row=row)
+            texts[row] = text
+        return TextColumn.of(texts)
+
+    def trouble(self) -> str | None:
+        """Return what is wrong with a decoded column, whose `offsets` and `data` may have any values, or None."""
+        offsets, data = self.offsets, self.data
+        if int(offsets[0]) != 0 or int(offsets[-1]) != len(data) or bool((offsets[1:] < offsets[:-1]).any()):
+            return "its strings have impossible bounds"
+        if not len(data) or int(data.max()) < _CONTINUATION:
+            return None
+        try:
+            str(data.data, "utf-8")
+        except UnicodeDecodeError:
+            return "its strings are no UTF-8"
+        begins = data[offsets[offsets < len(data)]]
+        return "it cuts a character" if bool((begins & _CONTINUES == _CONTINUATION).any()) else None
+
+
+# One value for each row. Columns of the same type are of the same class.
+TypedColumn: TypeAlias = NumberColumn | TextColumn
+
+
+def _offsets(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

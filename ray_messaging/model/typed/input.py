@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import InvalidColumns
-from ray_messaging.model.typed.column import NUMBERS, TypedColumn
-from ray_messaging.model.typed.numbers import NumberColumn
+from ray_messaging.model.typed.column import NUMBERS, NumberColumn, TextColumn, TypedColumn
 from ray_messaging.model.typed.table import TypedColumns
-from ray_messaging.model.typed.text import TextColumn
 
 _MISSING = {"NAType", "NaTType"}  # names of types of pandas, which is not imported here
 _LAST_EXACT = 2**53  # a float represents all whole numbers below this exactly

@@ -1,7 +1,7 @@
 """Payloads of a batch in typed columns."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from ray_messaging.errors import InvalidColumns
 from ray_messaging.model.columns import PayloadColumn, adjoin, too_large
-from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.typed.column import ColumnType, TypedColumn
 
 _encode = msgspec.json.Encoder().encode
@@ -110,7 +109,7 @@ class TypedColumns:
         """Raise InvalidColumns if a payload that is to replace a row's would not fit the columns."""
         self._refilled({row: _decode(line)})
 
-    def replaced(self, changed: dict[int, bytes], rows: int) -> Payloads:
+    def replaced(self, changed: dict[int, bytes], rows: int) -> "Payloads":
         """Return the payloads with some rows replaced, as JSON lines if a replacement does not fit the columns."""
         try:
             return self._refilled({row: _decode(line) for row, line in changed.items()})
@@ -151,8 +150,9 @@ class TypedColumns:
         first, others = parts[0], parts[1:]
         if not others:
             return first
-        columns = {
-            name: column.join([other.columns[name] for other in others]) for name, column in first.columns.items()
+        columns: dict[str, TypedColumn] = {
+            name: column.join([other.columns[name] for other in others])  # type: ignore[misc]  # of its class, too
+            for name, column in first.columns.items()
         }
         return TypedColumns(columns, sum(part.count for part in parts))
 
@@ -163,3 +163,6 @@ class TypedColumns:
         return pa.RecordBatch.from_arrays(
             [column.to_arrow() for column in self.columns.values()], names=[*self.columns]
         )
+
+
+Payloads: TypeAlias = PayloadColumn | TypedColumns  # of a batch

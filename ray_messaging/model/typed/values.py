@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from ray_messaging.common.tables import MOST_EXACT
 from ray_messaging.errors import InvalidColumns, InvalidPayload
-from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.typed.input import array_of
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.table import Payloads, TypedColumns
 
 _decode = msgspec.json.Decoder().decode
 
