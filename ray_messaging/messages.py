@@ -16,7 +16,7 @@ from ray_messaging.message import UNSET, DecodedMessage, Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.typed.table import TypedColumns
-from ray_messaging.model.typed.values import PayloadPart, arrow_columns, column_of, filled_column, names_of
+from ray_messaging.model.typed.values import Part, arrow_columns, column_of, filled_column, names_of, part_of
 
 _decoder = msgspec.json.Decoder()
 T = TypeVar("T")
@@ -147,8 +147,8 @@ class Messages(Sequence[Message]):
         return found
 
     @property
-    def _payload_parts(self) -> list[PayloadPart]:
-        return [PayloadPart(part.batch.lines, part.low, part.high) for part in self.slices]
+    def _payload_parts(self) -> list[Part]:
+        return [part_of(part.batch.lines, part.low, part.high) for part in self.slices]
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the named value of each payload: an array (n,), or (n, k) for vectors of k numbers.
@@ -179,7 +179,7 @@ class Messages(Sequence[Message]):
         typed = {f"payload.{name}": filled_column(parts, name) for name in names_of(parts)}
         facts = self._facts()
         facts["sent_at"] = facts["sent_at"].to_pandas()
-        if all(part.table is not None for part in parts) and parts:
+        if parts and all(isinstance(part, TypedColumns) for part in parts):
             return data_frame(facts | typed, _IDS)
         payloads = [None if isinstance(found._batch.lines, TypedColumns) else found.payload for found in self]
         return data_frame(facts | {"payload": payloads} | typed, _IDS)

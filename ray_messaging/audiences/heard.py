@@ -13,7 +13,8 @@ from ray_messaging.audiences.pairs import HeardRows, Pairs, places_in
 from ray_messaging.errors import InvalidColumns
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.model.typed.values import PayloadPart, column_of
+from ray_messaging.model.typed.table import Payloads
+from ray_messaging.model.typed.values import column_of, part_of
 
 _VECTORS = 2  # dimensions of a column of vectors
 
@@ -41,7 +42,7 @@ class Heard:
         edges: Edges,
         agents: AgentSet,
         from_ids: IdColumn,
-        payloads: Sequence[PayloadPart],
+        payloads: Sequence[Payloads | None],
         removed: Pairs | None = None,
     ) -> None:
         """Args: the rows of `from_ids` and `payloads` are broadcasts; `removed` are pairs that rules have taken out."""
@@ -120,7 +121,7 @@ class Heard:
 
     def _column(self, name: str) -> NDArray[Any]:
         if name not in self._values:
-            values = column_of(self._payloads, name)
+            values = column_of([*map(part_of, self._payloads)], name)
             self._values[name] = values if self._order is None else values.take(self._order, axis=0)
         return self._values[name]
 

@@ -15,7 +15,7 @@ from ray_messaging.common.tables import data_frame
 from ray_messaging.errors import NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.typed.values import PayloadPart, column_of
+from ray_messaging.model.typed.values import column_of, part_of
 from ray_messaging.receipt import BLOCKED, PUBLISHED, Receipts
 
 Rows = NDArray[np.intp]
@@ -170,7 +170,7 @@ class AnswerTable:
         """
         ends = np.cumsum([0, *(part.batch.rows for part in self.parts)])
         answered = self.answered
-        found = column_of([PayloadPart(part.batch.lines, 0, part.batch.rows) for part in self.parts], name)
+        found = column_of([part_of(part.batch.lines) for part in self.parts], name)
         return found[ends[self._part[answered]] + self._row[answered]]
 
     def messages(self, at: int) -> Iterator[Message]:

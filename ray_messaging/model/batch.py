@@ -12,7 +12,7 @@ from ray_messaging.model.extension import Extension, Fold
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.model.trace_point import TracePoint
 from ray_messaging.model.typed.table import Payloads
-from ray_messaging.model.typed.values import PayloadPart, column_of
+from ray_messaging.model.typed.values import column_of, part_of
 
 
 class Origin(NamedTuple):
@@ -112,7 +112,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
 
         Raises: InvalidColumns if a payload has no such value; InvalidPayload if the batch has ids only.
         """
-        return column_of([PayloadPart(self.lines, 0, self.rows)], name)
+        return column_of([part_of(self.lines)], name)
 
     def with_payloads(self, changed: dict[int, bytes]) -> "Batch":
         """Return a copy of the batch with the payloads of some rows replaced."""

@@ -21,7 +21,6 @@ from ray_messaging.messages import Messages, Slice, decoded_messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.joining import joined_ids
-from ray_messaging.model.typed.values import PayloadPart
 from ray_messaging.receiving.ack_ranges import Acked, slices_of
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.canonical_order import in_canonical_order
@@ -62,7 +61,7 @@ class HeardBroadcasts:
             )
         if not found:
             return Heard(MemberEdges.among(NO_AGENTS), agents, NO_AGENTS.column, [])
-        parts = [PayloadPart(each.batch.lines, 0, each.batch.rows) for each in found]
+        parts = [each.batch.lines for each in found]
         return Heard(
             found[0].edges, agents, joined_ids([each.batch.from_ids for each in found]), parts, _removed(found)
         )

@@ -1,7 +1,7 @@
 """One value of each received payload as an array, and all values as columns of an Arrow table or a DataFrame."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -9,50 +9,50 @@ from numpy.typing import NDArray
 
 from ray_messaging.common.tables import MOST_EXACT
 from ray_messaging.errors import InvalidColumns, InvalidPayload
+from ray_messaging.model.typed.column import TypedColumn
 from ray_messaging.model.typed.input import array_of
 from ray_messaging.model.typed.table import Payloads, TypedColumns
 
 _decode = msgspec.json.Decoder().decode
 
 
-class PayloadPart(NamedTuple):
-    """The payloads of the rows `low` to `high`, exclusive, of a batch."""
-
-    payloads: Payloads | None
-    low: int
-    high: int
-
-    @property
-    def table(self) -> TypedColumns | None:
-        """Return the payloads if they are in typed columns, otherwise None."""
-        return self.payloads.part(self.low, self.high) if isinstance(self.payloads, TypedColumns) else None
-
-    @property
-    def lines(self) -> Sequence[bytes]:
-        """Return the payloads as JSON; raise InvalidPayload if the batch has ids only."""
-        if self.payloads is None:
-            raise InvalidPayload(
-                "these messages have no payloads, only ids: a rule that reads payloads sets needs_payload = True"
-            )
-        return self.payloads.by_row[self.low : self.high]
+Part: TypeAlias = TypedColumns | Sequence[bytes]  # payloads of some rows, in typed columns or as JSON
 
 
-def column_of(parts: Sequence[PayloadPart], name: str) -> NDArray[Any]:
+def part_of(payloads: Payloads | None, low: int = 0, high: int | None = None) -> Part:
+    """Return the payloads of the rows `low` to `high`, exclusive; raise InvalidPayload if the batch has ids only."""
+    if payloads is None:
+        raise InvalidPayload(
+            "these messages have no payloads, only ids: a rule that reads payloads sets needs_payload = True"
+        )
+    if isinstance(payloads, TypedColumns):
+        return payloads.part(low, payloads.count if high is None else high)
+    return payloads.by_row[low:high]
+
+
+def _typed(part: Part, name: str) -> TypedColumn | None:
+    return part.columns.get(name) if isinstance(part, TypedColumns) else None
+
+
+def column_of(parts: Sequence[Part], name: str) -> NDArray[Any]:
     """Return the named value of each payload as an array.
 
     Numbers and bools in JSON make an array of their type, other values an array of objects.
 
-    Raises: InvalidColumns if a payload has no such value; InvalidPayload if a batch has ids only.
+    Raises: InvalidColumns if a payload has no such value.
     """
     arrays, low = [], 0
     for part in parts:
-        table = part.table
-        if table is not None and name in table.columns:
-            arrays.append(table.columns[name].to_numpy())
+        column = _typed(part, name)
+        if column is None:
+            lines = part.list if isinstance(part, TypedColumns) else part
+            arrays.append(array_of([_value(line, name, low + row) for row, line in enumerate(lines)]))
         else:
-            arrays.append(array_of([_value(line, name, low + row) for row, line in enumerate(part.lines)]))
-        low += part.high - part.low
-    return _concatenated(arrays, name)
+            arrays.append(column.to_numpy())
+        low += len(part)
+    if len({array.shape[1:] for array in arrays}) > 1:
+        raise InvalidColumns(f"column {name!r} has vectors in some messages, and others in others", column=name)
+    return _joined(arrays) if arrays else np.zeros(0)
 
 
 def _value(line: bytes, name: str, row: int) -> Any:  # noqa: ANN401 - JSON of any shape
@@ -65,16 +65,10 @@ def _value(line: bytes, name: str, row: int) -> Any:  # noqa: ANN401 - JSON of a
     return found[name]
 
 
-def _concatenated(arrays: list[NDArray[Any]], name: str) -> NDArray[Any]:
-    if len({array.shape[1:] for array in arrays}) > 1:
-        raise InvalidColumns(f"column {name!r} has vectors in some messages, and others in others", column=name)
-    if not arrays:
-        return np.zeros(0)
-    return arrays[0] if len(arrays) == 1 else _joined(arrays)
-
-
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Join arrays. The result has objects if there are bools and numbers, or whole numbers that no common type fits."""
+    if len(arrays) == 1:
+        return arrays[0]
     kinds = {array.dtype.kind for array in arrays}
     if "b" in kinds and len(kinds) > 1:
         return np.concatenate([array.astype(object) for array in arrays])
@@ -89,32 +83,27 @@ def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate(arrays)
 
 
-def names_of(parts: Sequence[PayloadPart]) -> list[str]:
+def names_of(parts: Sequence[Part]) -> list[str]:
     """Return the names of all typed columns, in their order."""
-    tables = [part.payloads for part in parts if isinstance(part.payloads, TypedColumns)]
+    tables = [part for part in parts if isinstance(part, TypedColumns)]
     return [*dict.fromkeys(name for table in tables for name in table.columns)]
 
 
-def filled_column(parts: Sequence[PayloadPart], name: str) -> Any:  # noqa: ANN401 - an array, or a list of vectors
+def filled_column(parts: Sequence[Part], name: str) -> Any:  # noqa: ANN401 - an array, or a list of vectors
     """Return a typed column for a DataFrame; rows without this column have None, or NaN in a column of floats."""
-    arrays: list[NDArray[Any]] = []
-    for part in parts:
-        table, rows = part.table, part.high - part.low
-        column = None if table is None else table.columns.get(name)
-        arrays.append(np.full(rows, None) if column is None else column.to_numpy())
+    columns = [_typed(part, name) for part in parts]
+    arrays: list[NDArray[Any]] = [
+        np.full(len(part), None) if column is None else column.to_numpy()
+        for part, column in zip(parts, columns, strict=True)
+    ]
     if any(array.ndim > 1 for array in arrays):
         return [value for array in arrays for value in array]
-    kinds = {array.dtype.kind for array in arrays}
-    if kinds == {"f", "O"}:
-        arrays = [array.astype(np.float64) for array in arrays] if _only_gaps(arrays) else arrays
-    return arrays[0] if len(arrays) == 1 else _joined(arrays)
+    if None in columns and all(column.type.name.startswith("float") for column in columns if column is not None):
+        arrays = [array.astype(np.float64) for array in arrays]
+    return _joined(arrays)
 
 
-def _only_gaps(arrays: Sequence[NDArray[Any]]) -> bool:
-    return all(value is None for array in arrays if array.dtype.kind == "O" for value in array.tolist())
-
-
-def arrow_columns(parts: Sequence[PayloadPart]) -> dict[str, Any]:
+def arrow_columns(parts: Sequence[Part]) -> dict[str, Any]:
     """Return the columns of an Arrow table: typed ones as `payload.name`, the JSON of other payloads as `payload`.
 
     Rows without a column have null in it. Raises InvalidColumns if a column has two types.
@@ -123,25 +112,20 @@ def arrow_columns(parts: Sequence[PayloadPart]) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for name in names_of(parts):
-        arrays = [
-            None if part.table is None or name not in part.table.columns else part.table.columns[name].to_arrow()
-            for part in parts
-        ]
+        columns = [_typed(part, name) for part in parts]
+        arrays = [None if column is None else column.to_arrow() for column in columns]
         kinds = {array.type for array in arrays if array is not None}
         if len(kinds) > 1:
             listed = " and ".join(sorted(map(str, kinds)))
             raise InvalidColumns(f"column {name!r} has the types {listed} in these messages", column=name)
         (kind,) = kinds
-        found[f"payload.{name}"] = pa.chunked_array(
-            [
-                pa.nulls(part.high - part.low, kind) if array is None else array
-                for part, array in zip(parts, arrays, strict=True)
-            ],
-            kind,
-        )
-    if not found or any(part.table is None for part in parts):
+        filled = [
+            pa.nulls(len(part), kind) if array is None else array for part, array in zip(parts, arrays, strict=True)
+        ]
+        found[f"payload.{name}"] = pa.chunked_array(filled, kind)
+    if not all(isinstance(part, TypedColumns) for part in parts) or not found:
         texts = [
-            pa.nulls(part.high - part.low, pa.binary()) if part.table is not None else pa.array(part.lines, pa.binary())
+            pa.nulls(len(part), pa.binary()) if isinstance(part, TypedColumns) else pa.array(part, pa.binary())
             for part in parts
         ]
         found["payload"] = pa.chunked_array(texts, pa.binary()).cast(pa.string())

@@ -15,7 +15,6 @@ from ray_messaging.errors import InvalidColumns
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_dict
 from ray_messaging.model.typed.input import columns
-from ray_messaging.model.typed.values import PayloadPart
 
 SMALL = st.integers(0, 9)
 NAMED = st.one_of(SMALL, st.sampled_from(["a", "b"]))
@@ -36,7 +35,7 @@ def check(edges, agents, rows, removed):
     from_ids = IdColumn.of([sender for sender, _ in rows])
     taken = Pairs(np.array([row for row, _ in removed], np.intp), IdColumn.of([agent for _, agent in removed]))
     table = columns(x=np.array([value for _, value in rows], np.float64), n=np.arange(len(rows)))
-    heard = Heard(edges, agents, from_ids, [PayloadPart(table, 0, len(rows))] if rows else [], taken)
+    heard = Heard(edges, agents, from_ids, [table] if rows else [], taken)
     all_pairs = edges.expand(from_ids)
     pairs = {*zip(all_pairs.rows.tolist(), all_pairs.hearers.tolist(), strict=True)} - {*removed}
     inboxes = [[row for row in range(len(rows)) if (row, agent) in pairs] for agent in agents]
@@ -109,15 +108,15 @@ def test_vectors_bools_and_numbers_in_json():
     edges = build_edges([[(1, 2), (3, 2), (1, 3)]])
     agents, from_ids = AgentSet.of([2, 3, 4]), IdColumn.of([1, 3])
     table = columns(v=np.array([[1.0, 2.0], [3.0, 5.0]]), alive=np.array([True, True]), name=["a", "b"])
-    heard = Heard(edges, agents, from_ids, [PayloadPart(table, 0, 2)])
+    heard = Heard(edges, agents, from_ids, [table])
     np.testing.assert_array_equal(heard.mean("v"), [[2, 3.5], [1, 2], [np.nan, np.nan]])
     assert heard.sum("alive").tolist() == [2, 1, 0]
     lines = PayloadColumn.of([encode_dict({"x": 1}), encode_dict({"x": 4})])
-    heard = Heard(edges, agents, from_ids, [PayloadPart(lines, 0, 2)])
+    heard = Heard(edges, agents, from_ids, [lines])
     assert heard.sum("x").tolist() == [5, 1, 0]
     with pytest.raises(InvalidColumns, match="message 0 has no column 'y'"):
         heard.mean("y")
-    heard = Heard(edges, agents, from_ids, [PayloadPart(table, 0, 2)])
+    heard = Heard(edges, agents, from_ids, [table])
     with pytest.raises(InvalidColumns, match="column 'name' has no numbers"):
         heard.mean("name")
     assert [chunk.values.tolist() for chunk in heard.column("name")] == [["a", "b", "a"]]
@@ -126,5 +125,5 @@ def test_vectors_bools_and_numbers_in_json():
 def test_large_ints_are_summed_exactly():
     edges = build_edges([[(1, 2), (3, 2)]])
     table = columns(n=np.array([2**62, 1]))
-    heard = Heard(edges, AgentSet.of([2]), IdColumn.of([1, 3]), [PayloadPart(table, 0, 2)])
+    heard = Heard(edges, AgentSet.of([2]), IdColumn.of([1, 3]), [table])
     assert heard.sum("n").tolist() == [2**62 + 1]
