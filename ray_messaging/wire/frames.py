@@ -38,6 +38,7 @@ from ray_messaging.model.extension import Audience, Extension, Fold, InHand, Out
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
 from ray_messaging.model.trace_point import CONTEXT_BYTES, TracePoint
 from ray_messaging.model.typed.table import Payloads, TypedColumns
+from ray_messaging.wire.frame_reader import FrameReader, invalid
 from ray_messaging.wire.typed_columns import ColumnField, buffers_of, fields_of, read_columns
 
 try:  # this computes CRC-32 with the processor's own instructions, in a tenth of the time
@@ -244,47 +245,7 @@ def _extension_columns(extension: Extension) -> tuple[int, list[memoryview]]:
 
 def _check(ok: object, reason: str) -> None:
     if not ok:
-        raise _invalid(reason)
-
-
-def _invalid(reason: str) -> FrameError:
-    return FrameError(f"invalid frame: {reason}; drop it, and find the client that wrote it")
-
-
-class _Reader(msgspec.Struct):
-    """Reader that returns the columns of a frame one after the other, and never reads past the end."""
-
-    frame: bytes
-    view: memoryview
-    at: int
-    rows: int
-    flags: int
-    checked: bool
-
-    def column(self, dtype: Any, rows: int | None = None) -> Any:  # noqa: ANN401 - numpy's dtype and array
-        return np.frombuffer(self.cut((self.rows if rows is None else rows) * dtype.itemsize), dtype)
-
-    def ids(self) -> memoryview:
-        """Return the values of the next column of ids as bytes, int64 or int32."""
-        return self.cut(self.rows * (_I4 if self.flags & _SMALL_IDS else _I8).itemsize)
-
-    def cut(self, nbytes: int) -> memoryview:
-        """Return the next `nbytes` bytes."""
-        at = self.at
-        self.at = at + nbytes
-        if self.at > len(self.view):
-            raise _invalid("it ends within a column")
-        return self.view[at : self.at]
-
-    def optional(self) -> list[Any]:
-        """Return the optional columns, with None for each that is missing."""
-        if not self.flags & (_EXTENSION - 1):  # a single message, for which latency matters most
-            return _NO_COLUMNS
-        return self.columns(_OPTIONAL)
-
-    def columns(self, known: tuple[tuple[int, Any], ...]) -> list[Any]:
-        """Return the next columns, with None for each that is missing."""
-        return [self.column(dtype) if self.flags & flag else None for flag, dtype in known]
+        raise invalid(reason)
 
 
 def decode(frame: bytes, *, checked: bool = False) -> Batch:
@@ -295,7 +256,7 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
     """
     size = len(frame)
     if not _PREFIX.size <= size <= FRAME_LIMIT:
-        raise _invalid(f"{size} bytes is no size of a frame")
+        raise invalid(f"{size} bytes is no size of a frame")
     magic, version, checksum, header_length = _PREFIX.unpack_from(frame)
     at = _PREFIX.size + header_length
     view = memoryview(frame)
@@ -303,12 +264,12 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
     if why is None and not checked and crc32(view[_PREFIX.size :]) != checksum:
         why = "its checksum does not match"
     if why is not None:
-        raise _invalid(why)
+        raise invalid(why)
     header = _header_of(view[_PREFIX.size : at])
     why = _header_trouble(header, size)
     if why is not None:
-        raise _invalid(why)
-    batch = _decode_columns(header, _Reader(frame, view, at, header.rows, header.flags, checked))
+        raise invalid(why)
+    batch = _decode_columns(header, FrameReader(frame, view, at, header.rows, checked))
     batch.frame = frame
     return batch
 
@@ -328,7 +289,7 @@ def _header_of(data: memoryview) -> Header:
     try:
         return _read_header(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _invalid(f"its header cannot be read ({error})") from error
+        raise invalid(f"its header cannot be read ({error})") from error
 
 
 def _prefix_trouble(magic: bytes, version: int, at: int, size: int) -> str | None:
@@ -363,11 +324,14 @@ def _header_trouble(header: Header, size: int) -> str | None:
     return None
 
 
-def _decode_columns(header: Header, reader: _Reader) -> Batch:
-    folded = bool(header.flags & _FOLD)
-    small, from_values, to_values = bool(header.flags & _SMALL_IDS), reader.ids(), b"" if folded else reader.ids()
+def _decode_columns(header: Header, reader: FrameReader) -> Batch:
+    folded, small = bool(header.flags & _FOLD), bool(header.flags & _SMALL_IDS)
+    size = header.rows * (_I4 if small else _I8).itemsize
+    from_values, to_values = reader.cut(size), b"" if folded else reader.cut(size)
     extension = _extension(header, reader) if header.flags & _EXTENSION else None
-    numbers, from_kinds, to_kinds, topic, steps, times, index = reader.optional()
+    # A single message, for which latency matters most, has none of these columns.
+    found = _columns(header, reader, _OPTIONAL) if header.flags & (_EXTENSION - 1) else _NO_COLUMNS
+    numbers, from_kinds, to_kinds, topic, steps, times, index = found
     from_ids = IdColumn(None, from_kinds, header.from_strings, from_values, _small=small)
     to_ids = nobody(header.rows) if folded else IdColumn(None, to_kinds, header.to_strings, to_values, _small=small)
     if from_kinds is not None or to_kinds is not None:
@@ -376,9 +340,7 @@ def _decode_columns(header: Header, reader: _Reader) -> Batch:
     if topic is not None and len(topic):
         _check(int(topic.max()) < len(header.topics), "it uses a topic it does not name")
     if header.flags & _TYPED:
-        lines: Payloads | None = read_columns(
-            header.payload_columns, reader.frame, reader.at, header.rows, checked=reader.checked
-        )
+        lines: Payloads | None = read_columns(header.payload_columns, reader)
     else:
         lines = _lines(header, reader, index)
     return Batch(
@@ -401,8 +363,13 @@ def _decode_columns(header: Header, reader: _Reader) -> Batch:
     )
 
 
-def _extension(header: Header, reader: _Reader) -> Extension:
-    delivers, ordinal, numbers, places, expects, causes, cause_places = reader.columns(_EXTENSION_COLUMNS)
+def _columns(header: Header, reader: FrameReader, known: tuple[tuple[int, Any], ...]) -> list[Any]:
+    """Return the next columns, with None for each that is missing."""
+    return [reader.column(dtype) if header.flags & flag else None for flag, dtype in known]
+
+
+def _extension(header: Header, reader: FrameReader) -> Extension:
+    delivers, ordinal, numbers, places, expects, causes, cause_places = _columns(header, reader, _EXTENSION_COLUMNS)
     if expects is not None:
         _check(_largest(expects) <= 1, "it expects an answer in another way than yes or no")
     return Extension(
@@ -449,7 +416,7 @@ def _rows(data: bytes, count: int) -> NDArray[np.uint32]:
     return rows
 
 
-def _lines(header: Header, reader: _Reader, index: NDArray[np.uint32] | None) -> PayloadColumn | None:
+def _lines(header: Header, reader: FrameReader, index: NDArray[np.uint32] | None) -> PayloadColumn | None:
     if header.lines < 0:
         _check(index is None and reader.at == len(reader.frame), "it holds payloads it does not announce")
         return None
@@ -460,7 +427,7 @@ def _lines(header: Header, reader: _Reader, index: NDArray[np.uint32] | None) ->
     else:
         lines = PayloadColumn(reader.frame, header.lines, index, reader.at)
     if not reader.checked and not lines.whole(header.rows):
-        raise _invalid("its payloads do not match its rows")
+        raise invalid("its payloads do not match its rows")
     return lines
 
 
