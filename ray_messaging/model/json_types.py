@@ -5,6 +5,7 @@ The other way round, the JSON Schema of a type.
 
 from collections.abc import Callable, Mapping
 from functools import reduce
+from itertools import chain
 from operator import or_
 from typing import Annotated, Any, Literal
 
@@ -19,15 +20,19 @@ _IGNORED = {
     "title", "description", "default", "examples", "format", "deprecated", "readOnly", "writeOnly", "uniqueItems",
     "contentMediaType", "contentEncoding", "$defs", "$schema", "$id", "$comment",
 }  # fmt: skip
-_BOUNDS = {
-    "minimum": "ge", "maximum": "le", "exclusiveMinimum": "gt", "exclusiveMaximum": "lt", "multipleOf": "multiple_of",
-    "minLength": "min_length", "maxLength": "max_length", "pattern": "pattern",
-    "minItems": "min_length", "maxItems": "max_length",
-    "minProperties": "min_length", "maxProperties": "max_length",
+_OF_NUMBERS = {
+    "minimum": "ge", "maximum": "le", "exclusiveMinimum": "gt", "exclusiveMaximum": "lt", "multipleOf": "multiple_of"
 }  # fmt: skip
+BOUNDS = {  # for each kind of value: the constraints that it may have, by their names in msgspec
+    "integer": _OF_NUMBERS,
+    "number": _OF_NUMBERS,
+    "string": {"minLength": "min_length", "maxLength": "max_length", "pattern": "pattern"},
+    "array": {"minItems": "min_length", "maxItems": "max_length"},
+    "object": {"minProperties": "min_length", "maxProperties": "max_length"},
+}
 _KNOWN = {
-    *_IGNORED, *_BOUNDS, "$ref", "allOf", "anyOf", "oneOf", "const", "enum", "type", "properties", "required",
-    "additionalProperties", "items", "prefixItems",
+    *_IGNORED, *chain.from_iterable(BOUNDS.values()), "$ref", "allOf", "anyOf", "oneOf", "const", "enum", "type",
+    "properties", "required", "additionalProperties", "items", "prefixItems",
 }  # fmt: skip
 _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
 
@@ -38,6 +43,17 @@ class JsonTypes:
     def __init__(self, schema: Node) -> None:
         self._defs: Node = schema.get("$defs", {})
         self._open: list[str] = []  # the references that were followed to the current node
+        self._schema, self.top = schema, self.resolved(schema)
+
+    def decoder(self) -> msgspec.json.Decoder[Any]:
+        """Return a decoder that refuses payloads that the schema does not allow.
+
+        Raises: ConfigError if the schema is not one of JSON objects, or msgspec cannot check it.
+        """
+        if self.top.get("type", "object") != "object" or not ({"type", "properties"} & self.top.keys()):
+            raise ConfigError("a schema is one of payloads, which are JSON objects: use a class with fields")
+        decoder: msgspec.json.Decoder[Any] = built(lambda: msgspec.json.Decoder(self.type_of(self._schema, "")))
+        return decoder
 
     def resolved(self, node: Node) -> Node:
         """Follow the references at the top of a node, and return the node to which they lead."""
@@ -98,8 +114,8 @@ class JsonTypes:
 
     @staticmethod
     def _bounded(found: Any, kind: str, node: Node) -> Any:  # noqa: ANN401 - a type
-        names = [key for key, fitting in _KINDS_OF.items() if kind in fitting and key in node]
-        return Annotated[found, msgspec.Meta(**{_BOUNDS[key]: node[key] for key in names})] if names else found
+        bounds = {name: node[key] for key, name in BOUNDS.get(kind, {}).items() if key in node}
+        return Annotated[found, msgspec.Meta(**bounds)] if bounds else found
 
     def _of_array(self, node: Node, where: str) -> Any:  # noqa: ANN401 - a type
         if node.get("prefixItems"):
@@ -126,29 +142,6 @@ class JsonTypes:
         return msgspec.defstruct("Payload", fields, rename=names, kw_only=True, forbid_unknown_fields=closed)
 
 
-_KINDS_OF = {
-    **dict.fromkeys(
-        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), ("integer", "number")
-    ),
-    **dict.fromkeys(("minLength", "maxLength", "pattern"), ("string",)),
-    **dict.fromkeys(("minItems", "maxItems"), ("array",)),
-    **dict.fromkeys(("minProperties", "maxProperties"), ("object",)),
-}
-
-
-def decoder_of(schema: Node) -> msgspec.json.Decoder[Any]:
-    """Return a decoder that refuses payloads that a schema does not allow.
-
-    Raises: ConfigError if the schema is not one of JSON objects, or msgspec cannot check it.
-    """
-    types = JsonTypes(schema)
-    top = types.resolved(schema)
-    if top.get("type", "object") != "object" or not ({"type", "properties"} & top.keys()):
-        raise ConfigError("a schema is one of payloads, which are JSON objects: use a class with fields")
-    decoder: msgspec.json.Decoder[Any] = built(lambda: msgspec.json.Decoder(types.type_of(schema, "")))
-    return decoder
-
-
 def built(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a decoder, or a type
     """Return the result of a function; raise ConfigError if msgspec does not support the type in it."""
     try:
@@ -173,7 +166,7 @@ def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
         raise ConfigError(
             f"{kind!r} has no JSON Schema ({error}): give a pydantic model, a Struct or a dataclass"
         ) from error
-    decoder_of(msgspec.json.decode(text))
+    JsonTypes(msgspec.json.decode(text)).decoder()
     return text
 
 

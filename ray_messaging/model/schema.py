@@ -1,6 +1,7 @@
 """The schema of one subtopic's payloads, and the schemas of all subtopics."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -9,9 +10,11 @@ import numpy as np
 from ray_messaging.compat.payload_objects import explained
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.json_types import JsonTypes, Node, built, decoder_of
-from ray_messaging.model.typed.column import STRING, ColumnType, TypedColumn
+from ray_messaging.model.json_types import BOUNDS, JsonTypes, Node, built
+from ray_messaging.model.typed.column import STRING, ColumnType
 from ray_messaging.model.typed.table import Payloads, TypedColumns
+
+_REFUSALS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Misfitting(NamedTuple):
@@ -26,14 +29,12 @@ class Schema:
     """Check of the payloads of one subtopic. Args: `text` is a JSON Schema. Raises ConfigError for unsupported ones."""
 
     def __init__(self, text: bytes) -> None:
-        schema = msgspec.json.decode(text)
-        self._decoder = decoder_of(schema)
-        self._types = JsonTypes(schema)
-        top = self._types.resolved(schema)
+        self._types = JsonTypes(msgspec.json.decode(text))
+        self._decoder, top = self._types.decoder(), self._types.top
         self._properties: Node = top.get("properties", {})
         self._required = list(top.get("required", ()))
         self._others = top.get("additionalProperties", True)
-        self._known: dict[tuple[str, ColumnType], ColumnCheck] = {}
+        self._known: dict[tuple[str, ColumnType], tuple[str, Any]] = {}
 
     def misfits(self, payloads: Payloads) -> Iterator[Misfitting]:
         """Yield the payloads that do not fit, row by row. A typed column of a wrong type yields one for all rows."""
@@ -42,14 +43,10 @@ class Schema:
     def _of_lines(self, payloads: PayloadColumn) -> Iterator[Misfitting]:
         try:
             self._decoder.decode_lines(payloads.blob)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            for line, text in enumerate(payloads.list):
-                try:
-                    self._decoder.decode(text)
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                    reason, field = explained(str(error))
-                    rows = [line] if payloads.index is None else np.flatnonzero(payloads.index == line).tolist()
-                    yield from (Misfitting(row, field, reason) for row in rows)
+        except _REFUSALS:
+            for line, field, reason in _refused(self._decoder.decode, payloads.list):
+                rows = [line] if payloads.index is None else np.flatnonzero(payloads.index == line).tolist()
+                yield from (Misfitting(row, field, reason) for row in rows)
 
     def _of_columns(self, payloads: TypedColumns) -> Iterator[Misfitting]:
         if not payloads.count:
@@ -61,53 +58,40 @@ class Schema:
             key = name, column.type
             if key not in self._known:
                 self._known[key] = self._check_of(name, column.type)
-            yield from self._known[key].misfits(name, column)
-
-    def _check_of(self, name: str, kind: ColumnType) -> "ColumnCheck":
-        node = self._properties.get(name, self._others)
-        if node is False:
-            return ColumnCheck(f"there is no such field: it has {', '.join(self._properties)}")
-        return check_of(self._types, node, name, kind)
-
-
-class ColumnCheck:
-    """Check of one typed column: `refused` says why no value fits, or `kind` is a type by which values are checked.
-
-    If there is neither, all values fit.
-    """
-
-    def __init__(self, refused: str = "", kind: Any = None) -> None:  # noqa: ANN401 - a type
-        self._refused = refused
-        self._kind = kind
-
-    def misfits(self, name: str, column: TypedColumn) -> Iterator[Misfitting]:
-        """Yield the rows that do not fit."""
-        if self._refused:
-            yield Misfitting(None, name, self._refused)
-        elif self._kind is not None:
-            values, kinds = column.tolist(), list.__class_getitem__(self._kind)
-            try:
-                msgspec.convert(values, kinds)
-            except msgspec.ValidationError:
-                for row, value in enumerate(values):
-                    try:
-                        msgspec.convert(value, self._kind)
-                    except msgspec.ValidationError as error:
-                        reason, field = explained(str(error))
+            trouble, kind = self._known[key]
+            if trouble:
+                yield Misfitting(None, name, trouble)
+            elif kind is not None:
+                values = column.tolist()
+                try:
+                    msgspec.convert(values, list.__class_getitem__(kind))
+                except _REFUSALS:
+                    for row, field, reason in _refused(partial(msgspec.convert, type=kind), values):
                         yield Misfitting(row, f"{name}.{field}" if field else name, reason)
 
+    def _check_of(self, name: str, kind: ColumnType) -> tuple[str, Any]:
+        """Return why no value of a column fits, or "", and the type by which each is checked, or None if all fit."""
+        types, node = self._types, self._properties.get(name, self._others)
+        if node is False:
+            return f"there is no such field: it has {', '.join(self._properties)}", None
+        node = types.resolved(node) if isinstance(node, Mapping) else {}
+        choices = [types.resolved(each) for each in node.get("anyOf", node.get("oneOf", [node]))]
+        fitting = [each for each in choices if _holds(types, each, kind)]
+        if not fitting:
+            expected = " or ".join(dict.fromkeys(str(each.get("type", "another value")) for each in choices))
+            return f"a column of {kind} has another type than {expected}", None
+        bound = all(_is_bound(types, each) for each in fitting)
+        return "", built(lambda: types.type_of(node, name)) if bound else None
 
-def check_of(types: JsonTypes, node: object, name: str, kind: ColumnType) -> ColumnCheck:
-    """Return the check of a column of a given type by a node of the schema."""
-    node = types.resolved(node) if isinstance(node, Mapping) else {}
-    choices = [types.resolved(each) for each in node.get("anyOf", node.get("oneOf", [node]))]
-    fitting = [each for each in choices if _holds(types, each, kind)]
-    if not fitting:
-        expected = " or ".join(dict.fromkeys(str(each.get("type", "another value")) for each in choices))
-        return ColumnCheck(f"a column of {kind} has another type than {expected}")
-    if any(not _is_bound(types, each) for each in fitting):
-        return ColumnCheck()
-    return ColumnCheck(kind=built(lambda: types.type_of(node, name)))
+
+def _refused(check: Callable[[Any], object], values: Iterable[Any]) -> Iterator[tuple[int, str, str]]:
+    """Yield the place of each value that a check refuses, the field that does not fit, and why."""
+    for place, value in enumerate(values):
+        try:
+            check(value)
+        except _REFUSALS as error:
+            reason, field = explained(str(error))
+            yield place, field, reason
 
 
 def _holds(types: JsonTypes, node: Node, kind: ColumnType) -> bool:
@@ -133,10 +117,7 @@ def _names_of(name: str) -> set[str]:
     return {"number"} if name.startswith("float") else {"integer", "number"}
 
 
-_LIMITS = {
-    "const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
-    "maxLength", "pattern", "prefixItems",
-}  # fmt: skip
+_LIMITS = {"const", "enum", "prefixItems", *BOUNDS["number"], *BOUNDS["string"]}
 
 
 def _is_bound(types: JsonTypes, node: Node) -> bool:
