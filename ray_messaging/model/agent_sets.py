@@ -130,10 +130,10 @@ class AgentSet(Collection[AgentId]):
         return AgentSet(np.concatenate((self.ints, other.ints)), self.strings | other.strings)
 
     def __and__(self, other: "AgentSet") -> "AgentSet":
-        return AgentSet(self.ints[self._held_by(other)], self.strings & other.strings)
+        return AgentSet(self.ints[other.find(IdColumn(self.ints))], self.strings & other.strings)
 
     def __sub__(self, other: "AgentSet") -> "AgentSet":
-        return AgentSet(self.ints[~self._held_by(other)], self.strings - other.strings)
+        return AgentSet(self.ints[~other.find(IdColumn(self.ints))], self.strings - other.strings)
 
     def find(self, ids: IdColumn) -> NDArray[np.bool_]:
         """Return for each id whether it is one of these agents, bool (n,)."""
@@ -147,13 +147,6 @@ class AgentSet(Collection[AgentId]):
             named = ids.kinds == STR
             found[named] = np.array([name in self.strings for name in ids.strings], np.bool_)[ids.values[named]]
         return found
-
-    def _held_by(self, other: "AgentSet") -> NDArray[np.bool_]:
-        if not len(other.ints):
-            return np.zeros(len(self.ints), np.bool_)
-        places = np.minimum(np.searchsorted(other.ints, self.ints), len(other.ints) - 1)
-        held: NDArray[np.bool_] = other.ints[places] == self.ints
-        return held
 
 
 NO_AGENTS = AgentSet(np.zeros(0, np.int64))

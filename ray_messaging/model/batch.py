@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import Extension, Fold
 from ray_messaging.model.message_ids import MessageIdColumn
-from ray_messaging.model.trace_point import TracePoint
 from ray_messaging.model.typed.table import Payloads
 from ray_messaging.model.typed.values import column_of, part_of
+
+CONTEXT_BYTES = 25  # trace id 16, span id 8, flags 1: the contents of W3C's traceparent
 
 
 class Origin(NamedTuple):
@@ -21,6 +22,17 @@ class Origin(NamedTuple):
     mailbox: str
     entry: str
     loan: object = None
+
+
+class TracePoint(NamedTuple):
+    """The span that sent a batch, the time when this process got the batch, and the span that fetched it.
+
+    A span's context has `CONTEXT_BYTES` bytes; `fetched` is empty before a fetch. `since` is in unix seconds.
+    """
+
+    sent: bytes
+    since: float
+    fetched: bytes = b""
 
 
 class Batch(msgspec.Struct, eq=False, kw_only=True):

@@ -21,7 +21,7 @@ from ray_messaging.transports.connection.options import connection_options
 from ray_messaging.transports.connection.rights import lacking_rights
 from ray_messaging.transports.connection.scripts import script_text
 from ray_messaging.transports.server_facts import Kept, Mailbox, ServerFacts, read_info
-from ray_messaging.wire.notes import ended_of
+from ray_messaging.wire.notes import decode_service_note
 
 ANSWER_S = 2.0  # the timeout of one command
 _PINGS = 3
@@ -151,6 +151,6 @@ def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
         owner.decode(),
         int(acked),
         since != b"",
-        ended_of(service),
+        decode_service_note(service).ended,
         int(failures),
     )

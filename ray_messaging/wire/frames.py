@@ -32,11 +32,10 @@ from numpy.typing import NDArray
 
 from ray_messaging.errors import FrameError
 from ray_messaging.limits_and_timeouts import FRAME_LIMIT
-from ray_messaging.model.batch import Batch, Origin
+from ray_messaging.model.batch import CONTEXT_BYTES, Batch, Origin, TracePoint
 from ray_messaging.model.columns import NONE, STR, IdColumn, PayloadColumn, nobody
 from ray_messaging.model.extension import Audience, Extension, Fold, InHand, OutsideQuestion
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
-from ray_messaging.model.trace_point import CONTEXT_BYTES, TracePoint
 from ray_messaging.model.typed.table import Payloads, TypedColumns
 from ray_messaging.wire.frame_reader import FrameReader, invalid
 from ray_messaging.wire.typed_columns import ColumnField, buffers_of, fields_of, read_columns

@@ -106,8 +106,3 @@ def decode_service_note(data: bytes) -> ServiceNote:
         return _decode_service_note(data) if data else ServiceNote()
     except (msgspec.MsgspecError, RecursionError):
         return ServiceNote()
-
-
-def ended_of(data: bytes) -> str:
-    """Return why a service has ended, by its encoded note, or "" if it has not."""
-    return decode_service_note(data).ended

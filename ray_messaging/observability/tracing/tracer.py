@@ -36,8 +36,7 @@ from opentelemetry.trace import (
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.message import Message
 from ray_messaging.messages import Slice
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.trace_point import TracePoint
+from ray_messaging.model.batch import Batch, TracePoint
 from ray_messaging.observability.tracing.settings import Tracing
 from ray_messaging.receipt import FATES, Outcome
 

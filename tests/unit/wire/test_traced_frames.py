@@ -11,10 +11,9 @@ from support.extensions import extensions
 from support.forged_frames import rewritten
 
 from ray_messaging.errors import FrameError
-from ray_messaging.model.batch import Origin
+from ray_messaging.model.batch import CONTEXT_BYTES, Origin, TracePoint
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
-from ray_messaging.model.trace_point import CONTEXT_BYTES, TracePoint
 from ray_messaging.wire.frames import decode, encode
 
 SPAN = bytes(range(CONTEXT_BYTES))
