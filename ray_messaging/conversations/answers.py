@@ -108,7 +108,8 @@ class AnswerTable:
         if not self.done:
             _, once = np.unique(places, return_index=True)
             first[once] = True
-            first &= self.waits(places)
+            # One whose receipt does not know its fate may have arrived.
+            first &= self.waits(places) | (self._part[places] == _UNSENT)
         self.late += len(places) - int(np.count_nonzero(first))
         if first.any():
             whole = len(rows) == batch.rows and first.all()
@@ -121,9 +122,9 @@ class AnswerTable:
 
     def add(self, part: AnswerPart) -> None:
         """Add answers that are the first to their questions."""
+        self._left -= int(np.count_nonzero(self.waits(part.places)))
         self._part[part.places], self._row[part.places] = len(self.parts), np.arange(part.batch.rows)
         self.parts.append(part)
-        self._left -= part.batch.rows
         self._news.set()
 
     async def change(self) -> None:

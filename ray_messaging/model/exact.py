@@ -86,8 +86,7 @@ def _examined(values: list[Any]) -> tuple[bool, bool]:
     while True:
         kinds = {*map(type, _parts(dicts, sequences))}
         within = kinds - _LEAVES
-        # Of equal keys only one is checked, which suffices because a str equals no value of another type.
-        if not (within <= _CONTAINERS and _LEAVES.issuperset(map(type, set().union(*dicts)))):
+        if not (within <= _CONTAINERS and _LEAVES.issuperset(map(type, chain.from_iterable(dicts)))):
             return False, False
         if not within:
             return True, alone

@@ -4,9 +4,7 @@ from support.cluster import fates, kill
 
 from ray_messaging import rules
 from ray_messaging.cluster.rule_store import RuleStore
-from ray_messaging.interception.server.state_writer import StateChanges
-from ray_messaging.interception.server.table import Changes
-from ray_messaging.transports.experiment_store import RedisExperimentStore
+from ray_messaging.transports.experiment_store import RedisExperimentStore, StateChanges, TableChanges
 from ray_messaging.transports.transport import RedisTransport
 
 
@@ -16,9 +14,9 @@ async def test_rules_with_confusable_names_keep_separate_tables(valkey_config, e
     try:
         await transport.link.command("HSET", transport.keys.meta, "interceptor", 2)
         store = RuleStore(RedisExperimentStore(transport), exp_id, "run")
-        counts = {"quota": Changes({b"1": b"1"}, []), "quota:2": Changes({b"7": b"7"}, [])}
+        counts = {"quota": TableChanges({b"1": b"1"}, []), "quota:2": TableChanges({b"7": b"7"}, [])}
         await store.save(2, StateChanges(counts, {}, []))
-        await store.save(2, StateChanges({"quota": Changes({b"1": b"5"}, [], cleared=True)}, {}, []))
+        await store.save(2, StateChanges({"quota": TableChanges({b"1": b"5"}, [], cleared=True)}, {}, []))
         named = [rules.RateLimit(per_round=1, name=name) for name in counts]
         tables, _ = await store.load(named)
         assert {name: tables[name] for name in counts} == {"quota": {b"1": b"5"}, "quota:2": {b"7": b"7"}}

@@ -11,6 +11,7 @@ from ray_messaging.messages import Slice
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.message_ids import MessageIdColumn
+from ray_messaging.receipt import DELIVERED, Outcome, Receipts
 
 
 def batch(first, from_ids, to_ids, **extension):
@@ -42,6 +43,20 @@ async def test_one_batch_answers_lone_questions_and_those_of_columns():
     assert questions.answer(answers_to(numbers, agents)).tolist() == [3, 4, 5]
     assert (first.done(), second.done(), third.done()) == (True, False, True)
     assert np.array_equal(answers.answered, [2])
+
+
+async def test_an_answer_to_a_question_of_unknown_fate_counts():
+    questions, answers = OpenQuestions("town"), Answers("town", 2, None)
+    said = batch(0, [1, 1], [7, 8])
+    questions.add(said, answers)
+    outcome = Outcome(said)
+    outcome.settle(np.array([1]), DELIVERED)
+    answers.sent(Receipts([(outcome, 0, 2)]))
+    assert answers.pending.tolist() == [1]
+    questions.answer(answers_to([0], [7]))
+    assert (answers.answered.tolist(), answers.pending.tolist(), answers.done, answers.late) == ([0], [1], False, 0)
+    questions.answer(answers_to([0, 1], [7, 8]))
+    assert (answers.answered.tolist(), answers.done, answers.late) == ([0, 1], True, 1)
 
 
 async def test_an_answer_after_its_question_was_given_up_is_late():

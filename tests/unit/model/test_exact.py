@@ -6,7 +6,7 @@ import sys
 from collections import Counter, namedtuple
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from support.any_values import anything, marked
 
 from ray_messaging import InvalidPayload
-from ray_messaging.model.exact import decode_exactly, encode_exactly
+from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HALF = "\N{SLIGHTLY SMILING FACE}".encode("utf-16-le", "surrogatepass")[:2].decode("utf-16-le", "surrogatepass")
@@ -29,6 +29,10 @@ class Mood:
 
 class Level(IntEnum):
     LOW = 1
+
+
+class Side(StrEnum):
+    LEFT = "left"
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -83,6 +87,14 @@ def test_values_that_msgpack_alone_would_change(value):
 def test_what_would_not_come_back_equal_is_refused_with_its_place_and_a_remedy(value, text):
     with pytest.raises(InvalidPayload, match=text):
         encode_exactly(value, "it")
+
+
+@pytest.mark.parametrize(
+    "states", [[{"left": 1}, {Side.LEFT: 2}], [{1: 1}, {Level.LOW: 2}], [{"x": [{1: {Level.LOW: 2}}]}]]
+)
+def test_a_key_that_equals_another_states_plain_one_is_refused_too(states):
+    with pytest.raises(InvalidPayload, match=r"which would not come back equal: keep its \.value"):
+        kept_exactly(states, "me.state")
 
 
 def test_a_value_that_holds_itself():
