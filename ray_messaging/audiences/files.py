@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +24,7 @@ except ImportError:  # not there for all machines
     from zlib import crc32
 
 _FACTS = "audience.json"
+_HEADERS = Lock()  # numpy parses a file's header by `ast`, which some Pythons cannot do in two threads at once
 _GRAPH = ("senders", "out_lengths", "heard", "hearers", "into_lengths", "said")
 
 
@@ -100,7 +102,8 @@ def read_edges(folder: Path, name: str, version: int) -> Edges:
 
 
 def _read(path: Path, checksum: int) -> NDArray[Any]:
-    array: NDArray[Any] = np.load(path, mmap_mode="r")
+    with _HEADERS:
+        array: NDArray[Any] = np.load(path, mmap_mode="r")
     if crc32(array.data) != checksum:
         raise ValueError(f"{path.name} has another checksum than when it was written")
     return np.asarray(array)

@@ -56,7 +56,7 @@ def run(
     collect: object = None,
     collect_every: int = 1,
     only_active: bool = False,
-    rules: Iterable[Rule] = (),
+    rules: Sequence[Rule] = (),
     seed: int = 0,
 ) -> Result:
     """Run a model in this process, without Ray, and return the agents' states; for tests and quick looks.

@@ -138,7 +138,7 @@ async def test_of_two_replicas_both_must_confirm(trio, opener, dead):  # the ser
 
 
 async def test_other_calls_wait_for_replicas_too(opener, pair):
-    messager = await opener(pair.config, name="a", wait_replicas=1, send_timeout_s=0.3)
+    messager = await opener(pair.config, name="a", wait_replicas=1, send_timeout_s=1)  # the replica is slow, too
     transport = messager.engine.transport
     with Silence(pair.replica):
         for call in (
