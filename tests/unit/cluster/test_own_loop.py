@@ -9,44 +9,46 @@ import pytest
 from ray_messaging.cluster.handles.own_loop import SharedLoop, run_in_own_loop
 
 
-def test_ctrl_c_while_the_work_is_handed_over_ends_it(monkeypatch):
-    submit, begun = ThreadPoolExecutor.submit, threading.Event()
+@pytest.fixture
+def begun(monkeypatch):
+    """Interrupt the caller as it hands work over, once that has set the event."""
+    submit, event = ThreadPoolExecutor.submit, threading.Event()
 
+    def interrupted(self, *args):
+        submit(self, *args)
+        event.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    return event
+
+
+def test_ctrl_c_while_the_work_is_handed_over_ends_it(begun):
     async def wait_for_ever():
         begun.set()
         await asyncio.Event().wait()
 
-    def interrupted(self, *args):
-        submit(self, *args)
-        begun.wait()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_in_own_loop(wait_for_ever)
 
 
-def test_ctrl_c_cancels_the_work_and_not_what_it_waits_for(monkeypatch):
-    submit, begun, kept = ThreadPoolExecutor.submit, threading.Event(), []
+def test_ctrl_c_cancels_the_work_and_not_what_it_waits_for(begun):
+    kept = []
 
-    async def keep():
-        await asyncio.sleep(0.05)
+    async def keep(ending):
+        await ending.wait()
         kept.append(True)
 
     async def wait_for_ever():
-        keeping = asyncio.create_task(keep())
+        ending = asyncio.Event()
+        keeping = asyncio.create_task(keep(ending))
         begun.set()
         try:
             await asyncio.Event().wait()
         finally:
+            ending.set()
             await keeping
 
-    def interrupted(self, *args):
-        submit(self, *args)
-        begun.wait()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_in_own_loop(wait_for_ever)
     assert kept
