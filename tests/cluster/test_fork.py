@@ -258,9 +258,10 @@ def test_a_shell_forks_a_run(by_value, tmp_path, monkeypatch):
     assert "The fork of waves begins with step 4." in found.output
     assert "The runs differ first in step 4, in message 4-0-3 of agent 3." in found.output
     assert EventLog.open("banned").count(fate="blocked")["count"].to_pylist() == [2]
-    refused = CliRunner().invoke(app, [*given, "--model", "town:nobody"])
-    assert refused.exit_code == 2
-    assert "--model 'town:nobody' cannot be imported" in refused.output
+    for model, why in {"town:nobody": "cannot be imported", "town": "is a module"}.items():
+        refused = CliRunner().invoke(app, [*given, "--model", model])
+        assert refused.exit_code == 2
+        assert f"--model '{model}' {why}" in refused.output
 
 
 @pytest.mark.long
