@@ -5,14 +5,12 @@ import asyncio
 import pytest
 from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, until, vanish
 
-from ray_messaging import CommitFailed, ConfigError, Fenced
+from ray_messaging import CommitFailed, ConfigError, Fenced, Messager
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.receiving import commits as module
-from ray_messaging.transports.cursors import AckRange, Cursor, SelectiveAcks, encode_ranges
 from ray_messaging.transports.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.requeueing import Requeueing
 from ray_messaging.transports.server_probe import ask_server
-from ray_messaging.transports.values import Limits
 
 
 async def hold(messager, count):
@@ -39,27 +37,36 @@ async def pair(messagers):
 
 @pytest.fixture
 async def successor_after_crash(messagers, pair):
-    """Return a function that ends the receiver as a kill does, and opens its successor."""
+    """Return a function that ends the receiver, usually as a kill does, and opens its successor."""
     readers = [pair[1]]
 
-    async def open_successor():
-        await vanish(readers[-1])
+    async def open_successor(end=vanish):
+        await end(readers[-1])
         readers.append(await messagers(name="group", host=[1]))
         return readers[-1]
 
     return open_successor
 
 
-async def test_only_what_is_acknowledged_is_committed_in_any_order(pair, successor_after_crash):
+@pytest.mark.parametrize(
+    ("commit", "acks", "end", "again"),
+    [
+        ("acked", [[6], [3, 2], [5]], vanish, [1, 4, 7]),
+        ("acked", [[2]], Messager.close, [1, 3, 4, 5, 6, 7]),
+        ("acked", [[2], None], vanish, []),
+        ("next", [[2]], vanish, [1, 3, 4, 5, 6, 7]),
+    ],
+    ids=["in any order", "before a close", "without arguments: all", "of an ordinary fetch"],
+)
+async def test_only_what_is_acknowledged_is_committed(pair, successor_after_crash, commit, acks, end, again):
     sender, receiver = pair
-    await send_numbers(sender, 1, 2, 3, 4)
-    await send_numbers(sender, 5)
-    await send_numbers(sender, 6, 7)
-    held = await hold(receiver, 7)
-    await receiver.ack(held[6])
-    await receiver.ack([held[3], held[2]])
-    await receiver.ack(held[5])
-    assert await left(await successor_after_crash(), 3) == [1, 4, 7]
+    for frame in ([1, 2, 3, 4], [5], [6, 7]):
+        await send_numbers(sender, *frame)
+    held = {message.payload["n"]: message for message in await receiver.fetch_messages(complete=True, commit=commit)}
+    for ns in acks:
+        await (receiver.ack() if ns is None else receiver.ack([held[n] for n in ns]))
+    await send_numbers(sender, 8)
+    assert await left(await successor_after_crash(end), len(again) + 1) == [*again, 8]
 
 
 async def test_a_fetch_does_not_commit_messages_of_other_handlers(pair, successor_after_crash):
@@ -100,24 +107,6 @@ async def test_messages_acknowledged_out_of_order_free_room_and_never_come_again
     assert await left(await successor_after_crash(), 1) == [6]
 
 
-async def test_ack_without_arguments_commits_everything_fetched(pair, successor_after_crash):
-    sender, receiver = pair
-    await send_numbers(sender, 1, 2)
-    held = await hold(receiver, 2)
-    await receiver.ack(held[2])
-    await receiver.ack()
-    await send_numbers(sender, 3)
-    assert await left(await successor_after_crash(), 1) == [3]
-
-
-async def test_a_part_of_an_ordinary_fetch_can_be_acknowledged(pair, successor_after_crash):
-    sender, receiver = pair
-    await send_numbers(sender, 1, 2, 3)
-    found = await fetch_all(receiver, 3)
-    await receiver.ack(found[1])
-    assert await left(await successor_after_crash(), 2) == [1, 3]
-
-
 async def test_acknowledging_twice_is_harmless(pair, successor_after_crash):
     sender, receiver = pair
     await send_numbers(sender, 1, 2, 3)
@@ -152,15 +141,6 @@ async def test_a_thousand_handlers_acknowledge_at_once_in_few_writes(pair, succe
     assert await store.entries("group") == []
     await send_numbers(sender, 1000)
     assert await left(await successor_after_crash(), 1) == [1000]
-
-
-async def test_close_leaves_unacknowledged_messages_in_the_mailbox(pair, messagers):
-    sender, receiver = pair
-    await send_numbers(sender, 1, 2, 3)
-    held = await hold(receiver, 3)
-    await receiver.ack(held[2])
-    await receiver.close()
-    assert await left(await messagers(name="group", host=[1]), 2) == [1, 3]
 
 
 async def test_a_fenced_reader_cannot_acknowledge(pair, messagers):
@@ -211,117 +191,53 @@ async def test_too_many_ack_ranges_raise_and_lose_nothing(pair, successor_after_
     assert await left(await successor_after_crash(), 3) == [0, 1, 7]
 
 
-async def test_a_late_commit_does_not_undo_a_newer_one(server, exp_id, pair):
-    """Cut the first commit; its repetition arrives on another connection, after the second commit."""
-    sender, receiver = pair
-    await send_numbers(sender, *range(5))
-    held = await hold(receiver, 5)
-    transport = receiver.engine.transport
-    late, commit = [], transport.commit
-
-    async def noted(*args, **kwargs):
-        late.append((args, kwargs))
-        await commit(*args, **kwargs)
-
-    transport.commit = noted
-    await receiver.ack(held[2])
-    await receiver.ack(held[4])
-    for args, kwargs in late:
-        await commit(*args, **kwargs)
-    assert await waiting(receiver) == 3
-
-
 # -- dead letters ------------------------------------------------------------------------------------------------------
 
 
-async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store):
+@pytest.mark.parametrize("end", ["closed", "its lease is over"])
+async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store, end):
     sender, nameless = await messagers(), await messagers(host=[1])
     await send_numbers(sender, 0, 1, 2, 3, 4)
     await send_numbers(sender, 5, 6)
     await send_numbers(sender, 7)
     held = await hold(nameless, 8)
     await nameless.ack([held[n] for n in (1, 3, 5, 6)])
-    await nameless.close()
-    assert len(await store.dead()) == 2  # the second frame was handled
+    if end == "closed":
+        await nameless.close()
+    else:
+        await vanish(nameless)
+        await store.expire(nameless.name)
     successor = await messagers(name="heir", host=[1])
     dead = RedisDeadLetters(successor.engine.transport)
     requeueing = Requeueing(dead, successor.exp_id)
     outcomes = [await requeueing.requeue(letter) for letter in await dead.page("", 10)]
-    assert [outcome.messages for outcome in outcomes] == [3, 1]
+    assert [outcome.messages for outcome in outcomes] == [3, 1]  # the second frame was handled
     assert await left(successor, 4) == [0, 2, 4, 7]
-
-
-async def test_an_expired_lease_makes_dead_letters_of_unacknowledged_messages_only(messagers, store):
-    sender, nameless = await messagers(), await messagers(host=[1])
-    for n in range(4):
-        await send_numbers(sender, n)
-    held = await hold(nameless, 4)
-    await nameless.ack([held[1], held[2]])
-    await vanish(nameless)
-    await store.expire(nameless.name)
-    await sender.engine.transport.load_directory(-1)
-    assert len(await store.dead()) == 2
 
 
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_transaction_commits_only_its_own_fetches(pair, successor_after_crash):
+async def test_a_transaction_commits_only_its_own_fetches_and_none_where_it_fails(pair, successor_after_crash):
     sender, receiver = pair
     await send_numbers(sender, 1, 2, 3)
     held = await hold(receiver, 3)
     await receiver.ack(held[2])
     await send_numbers(sender, 4, 5)
-    async with receiver.transaction() as tx:
-        assert numbers(await tx.fetch_messages(complete=True)) == [4, 5]
-        tx.state = b"9"
-    second = await successor_after_crash()
-    async with second.transaction() as tx:
-        assert (tx.state, numbers(await tx.fetch_messages(complete=True))) == (b"9", [1, 3])
-
-
-async def test_a_failed_transaction_does_not_change_acknowledgements(pair, successor_after_crash):
-    sender, receiver = pair
-    await send_numbers(sender, 1, 2, 3)
-    held = await hold(receiver, 3)
-    await receiver.ack(held[3])
-    await send_numbers(sender, 4, 5)
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with receiver.transaction() as tx:
             assert numbers(await tx.fetch_messages(complete=True)) == [4, 5]
             raise ZeroDivisionError
-    assert sorted(await hold(receiver, 2)) == [4, 5]
+    async with receiver.transaction() as tx:
+        assert numbers(await tx.fetch_messages(complete=True)) == [4, 5]
+        tx.state = b"9"
     await receiver.ack(held[1])
-    assert await left(await successor_after_crash(), 3) == [2, 4, 5]
+    second = await successor_after_crash()
+    async with second.transaction() as tx:
+        assert (tx.state, numbers(await tx.fetch_messages(complete=True))) == (b"9", [3])
 
 
 # -- what a transport keeps --------------------------------------------------------------------------------------------
-
-
-async def test_a_server_keeps_ack_ranges_until_they_are_cleared(pair):
-    sender, receiver = pair
-    for n in range(3):
-        await send_numbers(sender, n)
-    transport, subscription = receiver.engine.transport, receiver.engine.subscription
-    entries = [entry for entry, _ in await sender.engine.transport.read("group", "0-0", 9, 0.01)]  # its reader waits
-    ranges = encode_ranges([AckRange(Cursor(entries[0], 0), Cursor(entries[2], 0), 2)])
-    epoch = subscription.epoch
-    first = Cursor("0-0", 0)
-    await transport.commit("group", epoch, first, messages=0, nbytes=0, acks=SelectiveAcks(ranges, 2))
-    record = sender.engine.directory.records["group"]
-    limits = Limits(10, 1000, 60.0, leased=False)
-
-    async def take():
-        version = (await transport.load_directory(-1)).version
-        return await transport.listen(record, version, limits, owner="", epoch=None)
-
-    listening = await take()
-    assert (listening.cursor, listening.acked) == (first, ranges)
-    await transport.commit(
-        "group", listening.epoch, Cursor(entries[2], 0), messages=3, nbytes=0, acks=SelectiveAcks(b"", 0)
-    )
-    assert (await take()).acked == b""
-    assert await waiting(sender) == 0
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)

@@ -17,7 +17,6 @@ from ray_messaging import (
     InvalidAddress,
     InvalidColumns,
     InvalidPayload,
-    MessagingConfig,
     MessagingError,
     NotListening,
     Outgoing,
@@ -90,23 +89,18 @@ async def test_ids_of_any_text_arrive_under_their_own_names_and_are_logged_so(me
     assert {row["channel"]: row["to_id"] for row in sql} == channels
 
 
-async def test_columns_of_numpy(messagers):
-    sender, receiver = await messagers(), await messagers(host=["ann", "bob", 3])
+async def test_columns_of_numpy_which_may_be_changed_during_the_send(messagers):
+    sender, receiver = await messagers(), await messagers(host=["ann", "bob", 1, 2, 3])
     await sender.send_columns(np.array(["ann", "bob"]), np.array(["bob", "ann"]), {"n": 1})
     await sender.send_columns(np.array([1, 2], np.uint64), np.array([3, 3], np.uint8), {"n": 2})
     await sender.send_columns([None, "ann"], (3, 3), {"n": 3})
-    pairs = [(message.from_id, message.to_id) for message in await fetch_all(receiver, 6)]
-    assert pairs == [("ann", "bob"), ("bob", "ann"), (1, 3), (2, 3), (None, 3), ("ann", 3)]
-
-
-async def test_an_array_may_be_changed_during_the_send(messagers):
-    sender, receiver = await messagers(), await messagers(host=[1, 2])
     ids = np.array([1, 2])
     sending = asyncio.create_task(sender.send_columns(ids, ids, {}))
     await asyncio.sleep(0)
     ids[:] = 9
     await sending
-    assert [message.to_id for message in await fetch_all(receiver, 2)] == [1, 2]
+    pairs = [(message.from_id, message.to_id) for message in await fetch_all(receiver, 8)]
+    assert pairs == [("ann", "bob"), ("bob", "ann"), (1, 3), (2, 3), (None, 3), ("ann", 3), (1, 1), (2, 2)]
 
 
 @pytest.mark.parametrize("bad", BAD_IDS, ids=repr)
@@ -155,13 +149,6 @@ async def test_invalid_channels_are_refused(bad, local):
         assert (await messager.send_message("news", {})).fate == "undeliverable"
 
 
-@pytest.mark.parametrize("bad", ["news", b"news", 5, None], ids=repr)
-async def test_subscribing_takes_a_list(bad, local):
-    async with Messager(local, "exp") as messager:
-        with pytest.raises(InvalidAddress, match="list"):
-            await messager.subscribe_and_start_listening(bad)
-
-
 @pytest.mark.parametrize("agent_id", [13, np.int64(13)], ids=repr)
 async def test_an_id_given_as_channel_gets_an_error_that_names_the_right_call(agent_id, local):
     async with Messager(local, "e", name="all") as messager:
@@ -199,12 +186,9 @@ async def test_a_to_id_that_contradicts_the_channel_is_refused(to_id, local):
             await messager.send_message(channel, {}, to_id=to_id)
         with pytest.raises(InvalidAddress):
             await messager.send_messages([Outgoing(channel, {}, to_id=to_id)])
-
-
-async def test_a_plain_channel_may_name_a_recipient(messagers):
-    sender, receiver = await messagers(), await messagers(listen=["news"])
-    await sender.send_message("news", {}, from_id=1, to_id="5")
-    assert [(message.from_id, message.to_id) for message in await fetch_all(receiver, 1)] == [(1, 5)]
+        await messager.subscribe_and_start_listening(["news"])
+        await messager.send_message("news", {}, from_id=1, to_id="5")  # a plain channel may name any recipient
+        assert [(message.from_id, message.to_id) for message in await fetch_all(messager, 1)] == [(1, 5)]
 
 
 def circle():
@@ -249,16 +233,7 @@ async def test_raw_json_with_a_line_break_is_refused(messagers):
     assert [message.payload for message in found] == [{"raw": [1, "a\n"]}] * 2 + [{"n": 2}]
 
 
-async def test_the_error_names_the_invalid_row(local):
-    async with Messager(local, "exp", settings=MessagingConfig(payload_bytes=100)) as messager:
-        with pytest.raises(InvalidPayload, match="row 1"):
-            await messager.send_columns([1, 1], [1, 1], [{}, {"a": object()}])
-        with pytest.raises(PayloadTooLarge, match="row 2") as caught:
-            await messager.send_columns([1] * 3, [1] * 3, [{}, {}, {"a": "x" * 100}])
-        assert (caught.value.size, caught.value.limit) == (108, 100)
-
-
-async def test_payloads_up_to_the_limit(messagers):
+async def test_payloads_up_to_the_limit_and_the_row_of_a_bad_one(messagers):
     sender, receiver = await messagers(payload_bytes=100), await messagers(host=[1])
     channel = sender.get_agent_chat_channel(1)
     await sender.send_message(channel, {"a": "x" * 92})
@@ -266,6 +241,11 @@ async def test_payloads_up_to_the_limit(messagers):
         await sender.send_message(channel, {"a": "x" * 93})
     assert (caught.value.size, caught.value.limit) == (101, 100)
     assert pickle.loads(pickle.dumps(caught.value)).size == 101
+    with pytest.raises(PayloadTooLarge, match="row 2") as caught:
+        await sender.send_columns([1] * 3, [1] * 3, [{}, {}, {"a": "x" * 100}])
+    assert (caught.value.size, caught.value.limit) == (108, 100)
+    with pytest.raises(InvalidPayload, match="row 1"):
+        await sender.send_columns([1, 1], [1, 1], [{}, {"a": object()}])
     assert (await fetch_all(receiver, 1))[0].payload == {"a": "x" * 92}
 
 
@@ -285,24 +265,6 @@ async def test_large_payloads(messagers):
     assert [message.payload["t"][2_000_000:] for message in await fetch_all(receiver, 12)] == [*map(str, range(12))]
 
 
-@pytest.mark.parametrize(
-    "different",
-    [([1], [1, 2], [{}, {}]), ([1, 2], [1, 2], [{}]), ([1], [1], "text"), ([1], [1], 5), ([1], [1], None)],
-    ids=["from_ids", "payloads", "text", "number", "none"],
-)
-async def test_columns_of_different_lengths_are_refused(different, local):
-    async with Messager(local, "exp") as messager:
-        with pytest.raises(InvalidColumns):
-            await messager.send_columns(*different)
-
-
-@pytest.mark.parametrize("bad", [True, None, 1.5, np.array(5)], ids=repr)
-async def test_id_columns_of_wrong_type_are_refused(bad, local):
-    async with Messager(local, "exp") as messager:
-        with pytest.raises(InvalidAddress):
-            await messager.send_columns([1], bad, [{}])
-
-
 async def test_invalid_subtopics_are_refused(local):
     async with Messager(local, "exp") as messager:
         for bad in ("", "a:b", None, 5, "x*"):
@@ -312,6 +274,19 @@ async def test_invalid_subtopics_are_refused(local):
                 Outgoing.to_agent(1, {}, subtopic=bad)
             with pytest.raises(InvalidAddress):
                 await messager.host_agents([1], [bad])
+
+
+async def test_arguments_of_other_types_and_lengths_are_refused(local):
+    async with Messager(local, "exp") as messager:
+        for given in (([1], [1, 2], [{}, {}]), ([1, 2], [1, 2], [{}]), *(([1], [1], bad) for bad in ("text", 5, None))):
+            with pytest.raises(InvalidColumns):
+                await messager.send_columns(*given)
+        for bad in (True, None, 1.5, np.array(5)):
+            with pytest.raises(InvalidAddress):
+                await messager.send_columns([1], bad, [{}])
+        for bad in ("news", b"news", 5, None):
+            with pytest.raises(InvalidAddress, match="list"):
+                await messager.subscribe_and_start_listening(bad)
         with pytest.raises(InvalidPayload, match="Outgoing"):
             await messager.send_messages([{"channel": "news"}])
 
