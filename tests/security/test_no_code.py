@@ -8,18 +8,8 @@ import ray_messaging
 PACKAGE = Path(ray_messaging.__file__).parent
 NAMES = {"eval", "exec", "compile", "__import__", "execfile"}
 MODULES = {
-    "pickle",
-    "_pickle",
-    "cPickle",
-    "marshal",
-    "shelve",
-    "dill",
-    "cloudpickle",
-    "yaml",
-    "code",
-    "runpy",
-    "joblib",
-}
+    "pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "code", "runpy", "joblib",
+}  # fmt: skip
 ATTRIBUTES = {"cloudpickle", "loads", "unsafe_load"}
 CALLS = {"os.system", "os.popen", "np.load", "numpy.load", "pd.read_pickle", "importlib.import_module"}
 # file -> the call, and the reason why it is safe

@@ -7,7 +7,6 @@ import ssl
 import subprocess
 
 import pytest
-from pydantic import ValidationError
 from support.servers import HOST, RedisProcess, find_binary, free_port
 
 from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
@@ -30,6 +29,8 @@ CERTIFICATES = {
     "forged": ("stranger", f"IP:{HOST}", 2),
     "unknown": ("stranger", "DNS:client", 2),
 }
+ASKING = {"tls_auth_clients": "yes"}
+OLD = {"tls_protocols": '"TLSv1.1"', "tls_ciphers": "ALL:@SECLEVEL=0"}
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
@@ -59,23 +60,23 @@ def servers(certificates, tmp_path_factory):
     """Start a server on first use, per certificate; each listens without TLS, too, on another port."""
     started = {}
 
-    def start(name="server", *, asks=False):
-        if (name, asks) not in started:
-            files = {
+    def start(name="server", **options):
+        key = (name, *sorted(options.items()))
+        if key not in started:
+            settings = {
                 "tls_cert_file": certificates / f"{name}.pem",
                 "tls_key_file": certificates / f"{name}.key",
                 "tls_ca_cert_file": certificates / "ca.pem",
-                "tls_auth_clients": "yes" if asks else "no",
-            }
+                "tls_auth_clients": "no",
+                "tls_port": free_port(),
+                "appendonly": "no",
+            } | options
             folder = tmp_path_factory.mktemp("tls-redis")
             # The Valkey that the package brings is built without TLS.
-            process = RedisProcess(
-                folder, binary="redis-server", tls_port=(port := free_port()), appendonly="no", **files
-            )
-            process.tls_port = port
-            started[name, asks] = process
+            started[key] = process = RedisProcess(folder, binary="redis-server", **settings)
+            process.tls_port = settings["tls_port"]
             process.start()
-        return started[name, asks]
+        return started[key]
 
     yield start
     for process in started.values():
@@ -86,8 +87,8 @@ def servers(certificates, tmp_path_factory):
 def tls(servers, certificates):
     """Return how to connect to such a server; certificates are given by their names."""
 
-    def config(name="server", *, asks=False, **changes):
-        process = servers(name, asks=asks)
+    def config(name="server", *, options=None, **changes):
+        process = servers(name, **options or {})
         settings = {"ssl": True, "ssl_ca_certs": "ca.pem", "port": process.tls_port} | changes
         files = {key: str(certificates / file) for key, file in settings.items() if key in FILES and file}
         return RedisConfig(**{"server": HOST, "password": process.config.password, "timeout": 10} | settings | files)
@@ -106,23 +107,16 @@ async def refused(config):
     return caught.value
 
 
-async def test_messages_and_verdicts_travel(tls, exp_id, opener):
+async def test_messages_verdicts_and_publications_travel(tls, exp_id, opener):
     config = tls()
     interceptor = Interceptor(exp_id, [BlackList([(1, 3)])])
-    receiver = await opener(config, name="b", host=[2, 3])
+    receiver = await opener(config, name="b", host=[2, 3], listen=[f"exps:{exp_id}:user-payback"])
     sender = await opener(config, interceptor, name="a")
     receipts = [await sender.send_message(receiver.get_agent_chat_channel(to), {"n": to}, 1, to) for to in (2, 3)]
     assert [receipt.fate for receipt in receipts] == ["delivered", "blocked"]
     assert [message.payload for message in await receiver.fetch_messages(timeout=60)] == [{"n": 2}]
-
-
-async def test_a_foreign_client_is_heard_over_tls(tls, exp_id, opener):
-    config = tls()
-    receiver = await opener(config, name="b", listen=[f"exps:{exp_id}:user-payback"])
-    link = RedisLink(config, 10.0)
-    assert await link.command("PUBLISH", f"exps:{exp_id}:user-payback", b'{"a":1}') == 1
+    assert await sender.engine.transport.link.command("PUBLISH", f"exps:{exp_id}:user-payback", b'{"a":1}') == 1
     assert [message.payload for message in await receiver.fetch_messages(timeout=60)] == [{"a": 1}]
-    await link.close()
 
 
 INVALID = "check ssl_ca_certs, the certificate's dates, and that it names the host"
@@ -138,6 +132,7 @@ INVALID = "check ssl_ca_certs, the certificate's dates, and that it names the ho
         pytest.param("forged", {}, ["unable to get", INVALID], id="forged"),
         pytest.param("server", {"ssl": False, "ssl_ca_certs": None}, ["set ssl=True"], id="a plain client"),
         pytest.param("server", {"password": "none of its passwords"}, ["password"], id="a wrong password"),
+        pytest.param("server", {"options": OLD}, ["1.2 or newer"], id="only old TLS"),
     ],
 )
 async def test_a_connection_that_cannot_be_is_refused(tls, name, changes, words):
@@ -153,10 +148,10 @@ async def test_a_tls_client_on_a_plain_port_is_refused(tls, servers):
 
 
 async def test_a_server_that_requires_a_client_certificate_works(tls, exp_id, opener):
-    assert "ssl_certfile" in str(await refused(tls(asks=True)))
+    assert "ssl_certfile" in str(await refused(tls(options=ASKING)))
     stranger = {"ssl_certfile": "unknown.pem", "ssl_keyfile": "unknown.key"}
-    assert "ssl_certfile" in str(await refused(tls(asks=True, **stranger)))
-    config = tls(asks=True, ssl_certfile="client.pem", ssl_keyfile="client.key")
+    assert "ssl_certfile" in str(await refused(tls(options=ASKING, **stranger)))
+    config = tls(options=ASKING, ssl_certfile="client.pem", ssl_keyfile="client.key")
     receiver = await opener(config, name="b", host=[2])
     sender = await opener(config, name="a")
     assert await sender.send_message(sender.get_agent_chat_channel(2), {}, 1, 2)
@@ -197,28 +192,3 @@ async def test_invalid_certificate_files_are_refused(tls):
         with pytest.raises(ConfigError, match=name):
             async with Messager(tls(**changes), "tls-files"):
                 pass
-
-
-@pytest.mark.parametrize("field", FILES)
-def test_a_certificate_file_without_ssl_is_refused(field):
-    with pytest.raises(ValidationError, match="ssl=True"):
-        RedisConfig(server=HOST, password="s3cret", **{field: "file.pem"})
-    with pytest.raises(ValidationError, match="ssl_certfile"):
-        RedisConfig(server=HOST, ssl=True, ssl_keyfile="file.pem")
-
-
-async def test_a_server_with_only_old_tls_is_refused(certificates, tmp_path):
-    old = {"tls_protocols": '"TLSv1.1"', "tls_ciphers": "ALL:@SECLEVEL=0"}
-    files = {f"tls_{kind}_file": certificates / f"server.{end}" for kind, end in (("cert", "pem"), ("key", "key"))}
-    process = RedisProcess(
-        tmp_path, binary="redis-server", tls_port=(port := free_port()), tls_ca_cert_file=certificates / "ca.pem",
-        tls_auth_clients="no", appendonly="no", **files, **old,
-    )  # fmt: skip
-    try:
-        process.start()
-        config = process.config.model_copy(
-            update={"ssl": True, "port": port, "ssl_ca_certs": str(certificates / "ca.pem")}
-        )
-        assert "1.2 or newer" in str(await refused(config))
-    finally:
-        process.kill()

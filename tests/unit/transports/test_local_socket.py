@@ -6,13 +6,11 @@ import signal
 import socket
 
 import pytest
-from pydantic import ValidationError
 from support.embedded_server import DEADLINE_S, HOST
 
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded.machine import may_hold_sockets
 from ray_messaging.embedded.server import EmbeddedServer
-from ray_messaging.errors import ConnectionFailed
 from ray_messaging.transports.connection.link import RedisLink
 
 
@@ -44,12 +42,6 @@ def test_a_socket_without_a_listener_leaves_the_network(valkey_config, tmp_path,
     assert asyncio.run(way(config)) == f"{config.server}:{config.port}"
 
 
-def test_an_unreachable_server_is_named_by_host_and_port(tmp_path):
-    config = RedisConfig(server=HOST, port=1, socket_dir=str(tmp_path))
-    with pytest.raises(ConnectionFailed, match=f"{HOST}:1"):
-        asyncio.run(way(config))
-
-
 def test_a_killed_server_comes_back_at_the_same_socket():
     with EmbeddedServer(HOST) as server:
         config = server.start()
@@ -73,9 +65,3 @@ def test_a_directory_of_the_users_has_one_where_its_name_is_short(tmp_path):
 def test_where_there_can_be_no_socket_there_is_none(tmp_path, name):
     assert not may_hold_sockets(tmp_path / name)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("other", [{"ssl": True}, {"server": "/run/redis.sock"}], ids=["ssl", "a socket already"])
-def test_there_is_one_way_to_a_server(other):
-    with pytest.raises(ValidationError, match="socket_dir stands beside a host and a port"):
-        RedisConfig(**{"server": HOST, "socket_dir": "/run"} | other)

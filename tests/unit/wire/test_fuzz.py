@@ -15,10 +15,11 @@ COUNTS = {"frames": 20_000, "requests": 2_500, "answers": 5_000, "records": 5_00
 
 
 @pytest.mark.parametrize("name", TARGETS)
-async def test_nothing_but_a_refusal(name):
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.long)])
+async def test_nothing_but_a_refusal(name, times):
     target = TARGETS[name]()
-    decoded, count = 0, COUNTS.get(name, 10_000)
-    for data in inputs(target, SEED, count):
+    decoded, count = 0, COUNTS.get(name, 10_000) * times
+    for data in inputs(target, SEED + times, count):
         try:
             decoded += target.check(data)
         except BaseException as error:
