@@ -1,6 +1,7 @@
 """`ray-messaging doctor`: health of an experiment, a server, or this machine."""
 
 import json
+import secrets
 from typing import Annotated
 
 import typer
@@ -9,17 +10,17 @@ from rich.text import Text
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cli.doctor_machine import examine_machine
-from ray_messaging.cli.doctor_server import examine_server
 from ray_messaging.cli.options import Json
 from ray_messaging.cli.session import output
 from ray_messaging.cli.show import plain_table, print_table
 from ray_messaging.cluster.handles.connection import named_actors
-from ray_messaging.cluster.health_check import check_health
+from ray_messaging.cluster.health_check import check_health, check_servers
 from ray_messaging.cluster.ray_clusters import join_ray, running_experiments, searched_clusters
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.observability.health.findings import Finding, Health
+from ray_messaging.transports.backend import backend_of
 
 CRITICAL = 1
 _TABLE_WIDTH = 80  # columns that a table needs
@@ -50,13 +51,19 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
     return check_health(exp_id, experiment, {})
 
 
+def examine_server(config: RedisConfig, exp_id: str | None = None) -> Health:
+    """Return whether a server is suitable for an experiment, None: for one of any name."""
+    facts = backend_of(config).probe(exp_id or f"doctor-{secrets.token_hex(8)}")
+    return Health(f"the server at {facts.where}", check_servers(facts, allow_eviction=config.allow_eviction))
+
+
 def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: Json = False) -> None:
     """Check the health of an experiment, a server or this machine, and suggest remedies.
 
     With EXP_ID of a running experiment: its server, its actors and their loops, mailboxes, log and dead letters. With
-    --redis alone: whether that server is suitable. The commands that are needed are tried in a separate key space,
-    which is then removed (with EXP_ID of an experiment that does not run yet: in its key space). Without either: this
-    machine; an embedded server is started and stopped.
+    --redis alone: whether that server is suitable, and its user has all rights that are needed (with EXP_ID of an
+    experiment that does not run yet: on its keys). Without either: this machine; an embedded server is started and
+    stopped.
 
     The exit code is 0 without critical findings, 1 with one, and 2 if the check itself failed.
     """

@@ -91,7 +91,7 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     waited = 0 if known is None else known.settings.wait_replicas
     findings = [_UNKNOWN]
     if facts is not None:
-        findings = _check_servers(facts, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=waited)
+        findings = check_servers(facts, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=waited)
     findings += [_NO_HEAD] if named is None else []
     findings += check_actors(found)
     if named is not None and known is not None and known.log_dir is not None and known.log_name not in actors:
@@ -102,7 +102,9 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     return ExperimentFacts(found, facts, findings)
 
 
-def _check_servers(facts: ServerFacts, *, allow_eviction: bool, embedded: bool, wait_replicas: int) -> list[Finding]:
+def check_servers(
+    facts: ServerFacts, *, allow_eviction: bool, embedded: bool = False, wait_replicas: int = 0
+) -> list[Finding]:
     """Return the findings about the servers of an experiment. If it has several, each finding names the shard."""
     found: list[Finding] = []
     for shard, each in enumerate([facts, *facts.others]):

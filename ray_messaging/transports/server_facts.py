@@ -148,7 +148,7 @@ class ServerFacts:
     settings: dict[str, str] = field(default_factory=dict)  # empty if we may not read them
     round_trip_ms: float = 0.0
     skew_s: float = 0.0
-    lacking: list[str] = field(default_factory=list)  # rights of our user, as ACL SETUSER takes them
+    lacking: list[str] | None = field(default_factory=list)  # rights of our user, for ACL SETUSER; None: unknown
     kept: Kept | None = None
     allow_eviction: bool = False  # the config accepts a server that deletes data
     by_cluster: bool = False  # the config names a cluster, and not this server

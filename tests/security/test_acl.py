@@ -110,6 +110,12 @@ def test_a_health_check_and_doctor_name_the_rights_that_lack(user, exp_id, lacki
     assert server_keys(config, exp_id) == []
 
 
+def test_a_health_check_says_that_it_cannot_see_the_rights(user, exp_id):
+    facts = ask_server(user(but=["+multi"]), exp_id)
+    (finding,) = [finding for finding in check_server(facts) if finding.what == "server rights"]
+    assert (finding.level, "may not use MULTI" in finding.value) == ("ok", True)
+
+
 def server_keys(config, exp_id):
     with client_of(config, Keys(exp_id)) as client:
         return list(client.scan_iter(f"rm:{{{exp_id}}}*"))

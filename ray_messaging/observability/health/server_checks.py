@@ -80,7 +80,12 @@ def _kind(facts: ServerFacts) -> Iterator[Finding]:
 
 
 def _rights(facts: ServerFacts) -> Iterator[Finding]:
-    if facts.lacking:
+    if facts.lacking is None:
+        yield ok(
+            "server rights",
+            "not examined, as the user may not use MULTI, in which they are: docs/security.md lists all that we need",
+        )
+    elif facts.lacking:
         yield critical(
             "server rights",
             f"the user lacks {' '.join(facts.lacking)}",

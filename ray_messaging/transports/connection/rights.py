@@ -68,11 +68,11 @@ _PLACE = re.compile(r"script: (?P<sha>[0-9a-f]{40}), on @user_script:(?P<line>\d
 _CALL = re.compile(r"redis\.p?call\(\s*'(\w+)'")
 
 
-def lacking_rights(client: "redis.Redis", keys: Keys) -> list[str]:
+def lacking_rights(client: "redis.Redis", keys: Keys) -> list[str] | None:
     """Return the rights that a client's user lacks, in the form for ACL SETUSER. Nothing on the server is changed.
 
     A server checks the rights for each command of a transaction when it is queued. This transaction is never executed,
-    because the client's connection is closed. For a user that may not use transactions, return [].
+    because the client's connection is closed. For a user that may not use transactions, return None.
     """
     given = {"K": f"{keys.prefix}rights", "C": f"{keys.prefix}own"}
     connection = client.connection_pool.get_connection()
@@ -81,7 +81,7 @@ def lacking_rights(client: "redis.Redis", keys: Keys) -> list[str]:
         try:
             connection.read_response()
         except NoPermissionError:
-            return []  # the commands may not be sent, because without a transaction they would be executed
+            return None  # the commands may not be sent, because without a transaction they would be executed
         replies = []
         for sample in SAMPLES:
             connection.send_command(*(given.get(part, part) for part in sample))
