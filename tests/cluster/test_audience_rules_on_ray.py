@@ -85,7 +85,6 @@ def test_a_graph_is_passed_once_and_then_known_by_its_name(ray_cluster):
         friends = messaging.create_audience("friends", graph=edges)
         ray.get(messaging.interceptor.insert_rule.remote(rules.AllowGraph(friends)))
         result = messaging.run(tell, agents=4, groups=2, until=2, graph="friends", progress=False)
-        messaging.steps.declare(graph=friends, at_step=10)
         with pytest.raises(UnknownName, match="'foes'"):
             messaging.run(tell, agents=4, groups=2, until=3, graph="foes", progress=False)
     assert [state["neighbours"] for state in result.states.values()] == [[1, 2], [2], [0], []]

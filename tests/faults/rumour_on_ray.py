@@ -206,7 +206,7 @@ def a_society(rumour, folder, groups, *, senders=False, cut=False, shards=1):
         ) as messaging:
             made = list(messaging.create_groups(parts).values())
             if senders:
-                messaging.steps.declare(graph=rumour.edges())
+                messaging.steps.declare(rumour.hears(parts))
             yield Society(messaging, made, rumour, folder, proxy, shards)
     finally:
         if proxy is not None:

@@ -37,6 +37,14 @@ class Rumour:
         size = -(-len(self.agents) // count)
         return [self.agents[n * size : (n + 1) * size] if senders else self.agents[n::count] for n in range(count)]
 
+    def hears(self, parts):
+        """Return for each group, given with its agents, those with an agent that has a friend in it."""
+        homes = {agent: name for name, part in parts.items() for agent in part}
+        found = {name: set() for name in parts}
+        for agent, friend in self.edges():
+            found[homes[friend]].add(homes[agent])
+        return found
+
     def begin(self, agent):
         """Return an agent's state before the first step."""
         return [0 if agent in self.first else -1, "0"]

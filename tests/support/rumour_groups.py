@@ -50,23 +50,13 @@ class RumourGroups:
         first = await self._connect("setup")
         self.store = first.engine.transport.steps
         await self.store.begin(self.settings)
-        await self.store.declare({name: self._hears(name) for name in self.parts})
+        senders = self.settings.wait_for == WaitFor.SENDERS
+        await self.store.declare(self.rumour.hears(self.parts) if senders else dict.fromkeys(self.parts))
         return self
 
     async def __aexit__(self, *_):
         for messager in reversed(self.opened):
             await messager.close()
-
-    def _hears(self, name):
-        if self.settings.wait_for == WaitFor.ALL:
-            return None
-        hosted = set(self.parts[name])
-        friends = self.rumour.friends
-        return [
-            other
-            for other, part in self.parts.items()
-            if other == name or any(friend in hosted for agent in part for friend in friends[agent])
-        ]
 
     async def _connect(self, name):
         messager = Messager(self.server, self.exp_id, self.interceptor, name=name, settings=self.messaging)

@@ -206,7 +206,6 @@ class InterceptorActor:
     step_stragglers = of_host(lambda host: host.late_groups)
     wait_steps = of_host(lambda host: host.steps.wait)
     declare_senders = of_host(lambda host: host.steps.declare)
-    declare_edges = of_host(lambda host: host.declare_edges)
     pause_steps = of_host(lambda host: host.steps.pause)
     resume_steps = of_host(lambda host: host.steps.resume)
     hold_steps = of_host(lambda host: host.hold_steps)

@@ -8,8 +8,6 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.records import Audiences
@@ -29,12 +27,10 @@ from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.watchdog import Watchdog
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.metrics.experiment_metrics import of_interceptor, of_mailboxes
 from ray_messaging.observability.metrics.families import Family
 from ray_messaging.observability.tracing.settings import flush_spans, tracer_of
 from ray_messaging.receiving.rehosting import Rehoster
-from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.call_limits import CallLimits
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.backend import backend_of
@@ -281,26 +277,6 @@ class InterceptorHost:
         await self._reload()
         found = self._directory.owner_of({check_id(agent_id)}, besides="")
         return None if found is None else found[1]
-
-    async def declare_edges(self, senders: IdColumn, hearers: IdColumn, at_step: int | None) -> None:
-        """Declare which groups may send to each group: those with an agent that has an edge to one of its agents."""
-        await self.steps.declare(await self._groups_joined_by(senders, hearers), at_step)
-
-    async def _groups_joined_by(self, senders: IdColumn, hearers: IdColumn) -> dict[str, set[str]]:
-        """Return for each group those with an agent that has an edge, a row, to one of its agents."""
-        await self._reload()
-        records = [record for record in self._directory.records.values() if record.exclusive]
-        # The owner of each row's agent is an index into the groups; -1, the last one, means that no group hosts it.
-        sources, targets = np.full(len(senders), -1), np.full(len(hearers), -1)
-        for number, record in enumerate(records):
-            places = AgentPlaces(record.agents())
-            sources[places.find(senders) >= 0] = number
-            targets[places.find(hearers) >= 0] = number
-        found: dict[str, set[str]] = {record.mailbox: set() for record in records}
-        for source, target in {*zip(sources.tolist(), targets.tolist(), strict=True)}:
-            if source >= 0 and target >= 0:
-                found[records[target].mailbox].add(records[source].mailbox)
-        return found
 
     async def audiences(self) -> Audiences:
         """Return the audiences of the experiment as they are now."""

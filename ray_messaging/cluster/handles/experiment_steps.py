@@ -11,11 +11,9 @@ from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.common.notebook import html_table
 from ray_messaging.common.progress_line import ProgressLine
-from ray_messaging.errors import ConfigError, RuleError
-from ray_messaging.interception.rules.pairs import read_network
+from ray_messaging.errors import ConfigError
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.columns import IdColumn
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.stragglers import Straggler
@@ -143,13 +141,7 @@ class ExperimentSteps:
         """
         return str(self.progress().wait_for)
 
-    def declare(
-        self,
-        hears: Mapping[str, Iterable[str]] | None = None,
-        *,
-        graph: object = None,
-        at_step: int | None = None,
-    ) -> None:
+    def declare(self, hears: Mapping[str, Iterable[str]], *, at_step: int | None = None) -> None:
         """Declare which groups may send to a group, for `Steps(wait_for="senders")`.
 
         A group "hears" those that may send to it, and waits only for them. A group without a declaration hears all. A
@@ -157,22 +149,14 @@ class ExperimentSteps:
 
         Args:
             hears: {group: the groups that may send to it}, besides itself; the groups need not exist yet.
-            graph: Instead of `hears`, pairs of agents, sender and hearer, or a graph, as AllowGraph takes them. It
-                declares all existing groups: each hears those with an agent that has an edge to one of its agents.
             at_step: In a run, the first step that is read in this way, at the earliest the second after the latest open
                 step.
 
         Raises: ConfigError if a group may have sent under another declaration already.
         """
-        if (hears is None) == (graph is None):
-            raise ConfigError("declare either hears={group: groups that may send to it}, or graph=pairs of agents")
         if at_step is not None and (isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 0):
             raise ConfigError(f"at_step={at_step!r} must be the number of a step")
-        if hears is not None:
-            self._connection.ask(self._interceptor.declare_senders.remote(_checked(hears), at_step))
-        else:
-            columns = _columns(graph)
-            self._connection.ask(self._interceptor.declare_edges.remote(*columns, at_step))
+        self._connection.ask(self._interceptor.declare_senders.remote(_checked(hears), at_step))
 
     def waiting_for(self) -> dict[str, int]:
         """Return the groups that hold up all others, each with the step that it has to commit."""
@@ -277,12 +261,3 @@ def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
         check_name("group", group): {check_name("group", sender) for sender in senders}
         for group, senders in hears.items()
     }
-
-
-def _columns(graph: object) -> tuple[IdColumn, IdColumn]:
-    """Return the senders and hearers of a graph; raise ConfigError if it is none, or InvalidAddress."""
-    try:
-        found = list(read_network(graph, "", "graph", ids=False).edges)
-    except RuleError as error:
-        raise ConfigError(str(error)) from None
-    return IdColumn.of([sender for sender, _ in found]), IdColumn.of([hearer for _, hearer in found])
