@@ -29,7 +29,7 @@ _MAILBOXES = 1_000  # the most mailboxes that are read
 _LOOK_BYTES = 64 * 2**20
 _NAMES, _CLOSED_S = 100_000, 10.0
 _HEAD, _COLUMNS = 9, 16
-_SETTINGS = ("appendfsync", "save", "timeout")
+_SETTINGS = ("appendfsync", "save")
 
 
 def client_of(config: RedisConfig, keys: Keys, timeout_s: float = ANSWER_S) -> "redis.Redis":

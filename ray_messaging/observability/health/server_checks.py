@@ -58,7 +58,7 @@ def check_server(
         *_persistence(info, facts.settings, embedded=embedded),
         *_eviction(info, allow_eviction=allow_eviction),
         _memory(info),
-        *_clients(info, facts.settings),
+        _clients(info),
     ]
 
 
@@ -198,28 +198,14 @@ def _memory(info: Info) -> Finding:
     return ok("server memory", text)
 
 
-def _clients(info: Info, settings: dict[str, str]) -> Iterator[Finding]:
+def _clients(info: Info) -> Finding:
     clients, most = number(info, "connected_clients"), number(info, "maxclients")
     if most:
-        yield usage_of_limit(
+        return usage_of_limit(
             "server connections",
             clients,
             most,
             "{:,}".format,
             "raise maxclients and ulimit -n of the server: each messager takes up to 4 connections",
         )
-    else:
-        yield ok("server connections", f"{clients:,}")
-    if number(info, "rejected_connections"):
-        yield warning(
-            "server connections refused",
-            f"{number(info, 'rejected_connections'):,} since it started",
-            "raise maxclients and ulimit -n of the server",
-        )
-    timeout = settings.get("timeout", "0")
-    if timeout.isdecimal() and 0 < int(timeout) < 60:
-        yield warning(
-            "server timeout",
-            f"it closes connections that are idle for {timeout} s",
-            "CONFIG SET timeout 0: each comes back, at the price of a delay",
-        )
+    return ok("server connections", f"{clients:,}")
