@@ -306,11 +306,16 @@ async def test_answers_to_a_removed_survey_do_not_count_in_the_next_one_of_its_n
     assert await store.dead() == []
 
 
+class Pair(msgspec.Struct, array_like=True):
+    one: int
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"agents": []}, "a survey of nobody"),
         ({"model": int}, "an answer is an object"),
+        ({"model": Pair}, "it is a JSON array, and an answer is an object"),
         ({"model": "Mood"}, "it is no type"),
         ({"model": object()}, "it is no type"),
         ({"timeout": 0}, "timeout=0"),

@@ -15,6 +15,13 @@ ZONES = st.sampled_from(
         *map(ZoneInfo, ("Europe/Berlin", "America/New_York", "UTC")),
     ]
 )
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+FLOAT = st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | FLOAT | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
 json_leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.text(st.characters())
 times = st.datetimes(timezones=ZONES, allow_imaginary=True) | st.times(timezones=ZONES)
 leaves = (

@@ -1,5 +1,6 @@
 """Extensions of batches, any that a sender may make."""
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
@@ -36,3 +37,17 @@ def extensions(draw, rows):
         caused_by=MessageIdColumn.of(draw(ids)) if caused else None,
         audience=draw(st.none() | st.builds(Audience, TEXT, st.integers(0, 2**62 - 1))),
     )
+
+
+def told(extension, rows=None):
+    """Return what an extension says, by default of all rows, as values that can be compared."""
+    if extension is None:
+        return None
+    values = msgspec.structs.asdict(extension).items()
+    found = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values}
+    if rows is not None:
+        found = {
+            name: [value[row] for row in rows] if isinstance(value, list) else value for name, value in found.items()
+        }
+        found["behind"] = {at: found["behind"][row] for at, row in enumerate(rows) if row in found["behind"]}
+    return found

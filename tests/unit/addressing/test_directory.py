@@ -119,19 +119,6 @@ def test_dense_and_sparse_ids(step):
     assert [bool(route) for route in directory.route(batch)] == [each in set(ids) for each in asked]
 
 
-def test_owners():
-    directory = Directory(EXP)
-    records = [
-        Record("open", [claim({1, 2}, ["chat"])], [], []),
-        Record("own", [claim({2, "ann"}, ["chat"])], [], [], True),
-    ]
-    directory.update(1, records, ["open", "own"])
-    assert directory.owner_of({1}, besides="") is None
-    assert directory.owner_of({1, 2}, besides="") == (2, "own")
-    assert directory.owner_of({"ann"}, besides="") == ("ann", "own")
-    assert directory.owner_of({2}, besides="own") is None
-
-
 class Counted:
     """Counters of compiled and matched patterns."""
 

@@ -65,16 +65,17 @@ def some(pairs, random):
     return [pair for pair in listed if random.random() < 0.3] if random.random() < 0.7 else []
 
 
-@settings(max_examples=40)
-@given(graph_case())
-def test_a_graph_is_heard_as_its_pairs_say(case):
-    pairs, agents, rows, random = case
-    edges = build_edges([np.array(pairs, np.int64).reshape(-1, 2)])
+@settings(max_examples=80)
+@given(graph_case() | member_case())
+def test_pairs_are_heard_as_they_are_listed_with_the_same_bits_in_any_group(case):
+    pairs_or_members, agents, rows, random = case
+    if isinstance(pairs_or_members, set):
+        edges, everybody = MemberEdges.among(AgentSet.of(pairs_or_members)), agents | pairs_or_members
+    else:
+        edges, everybody = build_edges([np.array(pairs_or_members, np.int64).reshape(-1, 2)]), {*agents, *range(10)}
     removed = some(edges.expand(IdColumn.of([sender for sender, _ in rows])), random)
     hearers = AgentSet.of(agents)
-    whole = check(edges, AgentSet.of({*agents, *range(10)}), rows, removed)
-    part = check(edges, hearers, rows, removed)
-    # The very same bits, whatever group an agent is in.
+    whole, part = check(edges, AgentSet.of(everybody), rows, removed), check(edges, hearers, rows, removed)
     places = [[*whole.agents].index(agent) for agent in hearers]
     assert whole.sum("x")[places].tobytes() == part.sum("x").tobytes()
 
@@ -89,19 +90,6 @@ def test_a_graph_where_each_sends_at_most_once_is_heard_as_its_pairs_say(case):
     rows = rows[: random.randint(len(rows) // 2, len(rows))]
     removed = some(edges.expand(IdColumn.of([sender for sender, _ in rows])), random)
     check(edges, AgentSet.of({*agents, *range(10)}), rows, removed)
-
-
-@settings(max_examples=40)
-@given(member_case())
-def test_members_hear_all_others(case):
-    members, agents, rows, random = case
-    edges = MemberEdges.among(AgentSet.of(members))
-    removed = some(edges.expand(IdColumn.of([sender for sender, _ in rows])), random)
-    hearers = AgentSet.of(agents)
-    whole = check(edges, AgentSet.of(agents | members), rows, removed)
-    part = check(edges, hearers, rows, removed)
-    places = [[*whole.agents].index(agent) for agent in hearers]
-    assert whole.sum("x")[places].tobytes() == part.sum("x").tobytes()
 
 
 def test_vectors_bools_and_numbers_in_json():

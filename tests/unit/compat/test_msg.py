@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
+from support.any_values import TEXT, json_values
 
 from ray_messaging import InvalidMsg, InvalidPayload, MessagingError, Msg, PayloadTooLarge
 from ray_messaging.compat.msg import msg_of
@@ -28,20 +29,13 @@ KEYS = {"__module__", "__name__", *FIELDS}
 LIMIT = 10**6
 TIMESTAMP = "%Y-%m-%d %H:%M:%S"
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-FLOAT = st.floats(allow_nan=False, allow_infinity=False)
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), FLOAT, TEXT),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
-    max_leaves=8,
-)
 MSG = st.builds(
     Msg,
     name=TEXT,
-    content=JSON,
+    content=json_values,
     role=st.sampled_from(["system", "user", "assistant"]),
     url=st.one_of(st.none(), TEXT, st.lists(TEXT, max_size=3)),
-    metadata=st.one_of(st.none(), TEXT, st.dictionaries(TEXT, JSON, max_size=3)),
+    metadata=st.one_of(st.none(), TEXT, st.dictionaries(TEXT, json_values, max_size=3)),
 )
 
 

@@ -4,12 +4,11 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from support.batches import batch_to
 
 from ray_messaging.conversations.server import MessageServer, Serving
 from ray_messaging.errors import MailboxFull
 from ray_messaging.message import Message
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn
 
 
 async def test_a_trace_shows_the_error_of_a_reply_itself():
@@ -39,19 +38,7 @@ async def test_a_trace_shows_the_error_of_a_reply_itself():
         "_over": False,
         "_tracer": SimpleNamespace(handling=handling),
     }
-    message = Message(
-        "town",
-        Batch(
-            sender="west",
-            epoch=1,
-            first=0,
-            from_ids=IdColumn.of([1]),
-            to_ids=IdColumn.of([2]),
-            topics=("chat",),
-            rows=1,
-        ),
-        0,
-    )
+    message = Message("town", batch_to([2], [1], sender="west"), 0)
     with pytest.raises(MailboxFull):
         await server._handle(message)
     assert [type(error) for error in seen] == [MailboxFull]

@@ -3,42 +3,22 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from support.extensions import extensions, told
 
-from ray_messaging.model.extension import Audience, Extension
-from ray_messaging.model.message_ids import MessageIdColumn
-
-
-def of_rows(rows, *, steps=True, questions=True, mailbox="east"):
-    ordinal = np.arange(rows, dtype=np.uint32)
-    return Extension(
-        ordinal=ordinal if steps else None,
-        in_reply_to=MessageIdColumn.of([f"4-0-{row}" if row % 2 else None for row in range(rows)])
-        if questions
-        else None,
-        expects_answer=ordinal % 3 == 0 if questions else None,
-        reply_mailbox=mailbox,
-        audience=Audience("friends", 2),
-    )
+from ray_messaging.model.extension import Extension
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.booleans(), st.booleans())
-def test_joined(counts, steps, questions):
-    parts = [(of_rows(rows, steps=steps, questions=questions), rows) for rows in counts]
-    assert len({part.kind for part, _ in parts}) == 1
-    whole = Extension.joined(parts)
-    assert whole.kind == parts[0][0].kind
-    assert (whole.reply_mailbox, whole.audience) == ("east", ("friends", 2))
-    if steps:
-        assert whole.ordinal.tolist() == [row for rows in counts for row in range(rows)]
-    if questions:
-        assert whole.in_reply_to.tolist() == [id_ for part, _ in parts for id_ in part.in_reply_to.tolist()]
-        assert whole.expects_answer.tolist() == [asks for part, _ in parts for asks in part.expects_answer.tolist()]
-
-
-def test_nothing_joined_is_nothing():
+@given(extensions(6), st.lists(st.lists(st.integers(0, 5)), min_size=1, max_size=4))
+def test_joined(extension, parts):
+    extension.attempt, extension.deliver = 0, None  # what an attempt at a step sends is not joined
+    taken = [(extension.take(np.array(rows, np.intp)), len(rows)) for rows in parts]
+    whole = Extension.joined(taken)
+    assert {part.kind for part, _ in taken} == {extension.kind} == {whole.kind}
+    assert told(whole) == told(extension, [row for rows in parts for row in rows])
     assert Extension.joined([]) is None
 
 
 def test_extensions_that_differ_have_other_kinds_in_an_order():
-    several = [Extension(), of_rows(2), of_rows(2, mailbox="west"), of_rows(2, questions=False)]
+    asks = np.arange(2) == 1
+    several = [Extension(), Extension(reply_mailbox="west"), Extension(expects_answer=asks), Extension(failed=True)]
     assert len(sorted({each.kind for each in several})) == len(several)

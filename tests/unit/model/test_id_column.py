@@ -15,27 +15,24 @@ MIXED = st.lists(st.one_of(INT64, NAME, st.none()), max_size=20)
 
 @given(MIXED)
 def test_a_column_holds_the_given_ids(ids):
-    column = IdColumn.of(ids)
-    assert column.tolist() == ids
-    assert len(column) == len(ids)
-    assert [column[row] for row in range(len(ids))] == ids
-    assert column.to_numpy().tolist() == ids
-    assert (column.kinds is None) == all(isinstance(agent_id, int) for agent_id in ids)
+    checked = [IdColumn.checked(form(ids), none=True) for form in (list, iter, tuple)]
+    for column in (IdColumn.of(ids), *checked):
+        assert column.tolist() == column.to_numpy().tolist() == ids
+        assert [column[row] for row in range(len(column))] == ids
+        assert (column.kinds is None) == all(isinstance(agent_id, int) for agent_id in ids)
 
 
 @given(MIXED, st.data())
-def test_some_rows(ids, data):
+def test_some_rows_name_no_more_than_they_are(ids, data):
     rows = data.draw(st.lists(st.integers(0, max(0, len(ids) - 1)), max_size=len(ids)))
     column = IdColumn.of(ids)
-    assert column.take(np.array(rows, np.intp)).tolist() == [ids[row] for row in rows]
+    part = column.take(np.array(rows, np.intp))
+    assert part.tolist() == [ids[row] for row in rows]
     assert column.take(slice(1, 3)).tolist() == ids[1:3]
-
-
-@given(MIXED)
-def test_checked_columns_hold_the_same(ids):
-    assert IdColumn.checked(ids, none=True).tolist() == ids
-    assert IdColumn.checked(iter(ids), none=True).tolist() == ids
-    assert IdColumn.checked(tuple(ids), none=True).tolist() == ids
+    again = part.take(np.arange(len(rows))[::-1])
+    assert again.tolist() == [ids[row] for row in reversed(rows)]
+    assert len(part.strings) <= len(rows)
+    assert again.width <= part.width <= column.width
 
 
 @given(st.lists(INT64, max_size=20))
@@ -74,17 +71,6 @@ def test_only_the_names_that_are_used_go_along():
     assert column.take(slice(10, 12)).strings == ("agent-10", "agent-11")
     assert column.take(np.array([1001])).strings == ()
     assert len(column.strings) == 1000
-
-
-@given(MIXED, st.data())
-def test_some_rows_name_no_more_than_they_are(ids, data):
-    column = IdColumn.of(ids)
-    rows = data.draw(st.lists(st.integers(0, max(0, len(ids) - 1)), max_size=len(ids)))
-    part = column.take(np.array(rows, np.intp))
-    again = part.take(np.arange(len(rows))[::-1])
-    assert len(part.strings) <= len(rows)
-    assert again.tolist() == [ids[row] for row in reversed(rows)]
-    assert again.width <= part.width <= column.width
 
 
 @pytest.mark.parametrize(

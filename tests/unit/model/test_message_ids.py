@@ -19,26 +19,16 @@ IDS = st.one_of(
 LISTS = st.lists(IDS, max_size=12)
 
 
-@given(LISTS)
-def test_ids_come_back(ids):
-    column = MessageIdColumn.of(ids)
-    assert column.tolist() == ids
-    assert len(column) == len(ids)
-
-
-@given(LISTS, st.data())
-def test_some_rows(ids, data):
+@given(st.lists(LISTS, min_size=1, max_size=4), st.data())
+def test_ids_come_back_joined_and_in_any_rows(parts, data):
+    columns, ids = [MessageIdColumn.of(some) for some in parts], [each for some in parts for each in some]
+    assert [(column.tolist(), len(column)) for column in columns] == [(some, len(some)) for some in parts]
+    whole, joined = MessageIdColumn.of(ids), MessageIdColumn.joined(columns)
+    assert whole.tolist() == joined.tolist() == ids
     rows = data.draw(st.lists(st.integers(0, len(ids) - 1))) if ids else []
-    taken = MessageIdColumn.of(ids).take(np.array(rows, np.intp))
-    assert taken.tolist() == [ids[row] for row in rows]
+    taken, of_joined = (column.take(np.array(rows, np.intp)) for column in (whole, joined))
+    assert taken.tolist() == of_joined.tolist() == [ids[row] for row in rows]
     assert len(taken.texts) <= max(1, len(set(ids)))
-
-
-@given(st.lists(LISTS, min_size=1, max_size=4))
-def test_joined(parts):
-    assert MessageIdColumn.joined([MessageIdColumn.of(ids) for ids in parts]).tolist() == [
-        id_ for ids in parts for id_ in ids
-    ]
 
 
 @pytest.mark.parametrize(

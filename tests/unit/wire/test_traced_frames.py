@@ -42,15 +42,11 @@ def test_a_frame_without_a_span_is_no_byte_longer():
     assert len(encode(of_two(extension=Extension(attempt=3), trace=TracePoint(SPAN, 0.0)))) > len(extended)
 
 
-def test_some_rows_of_a_traced_batch_are_traced():
-    assert of_two(trace=TracePoint(SPAN, 0.0)).take(np.array([1])).trace.sent == SPAN
-
-
-def test_a_pickle_keeps_the_fetch():
+def test_a_pickle_and_some_rows_keep_span_and_fetch():
     batch = decode(encode(of_two(trace=TracePoint(SPAN, 0.0))))
     batch.origin, batch.trace = Origin("west", "1-0"), batch.trace._replace(fetched=SPAN[::-1])
-    found = pickle.loads(pickle.dumps(batch)).trace
-    assert (found.sent, found.fetched) == (SPAN, SPAN[::-1])
+    for found in (pickle.loads(pickle.dumps(batch)).trace, batch.take(np.array([1])).trace):
+        assert (found.sent, found.fetched) == (SPAN, SPAN[::-1])
 
 
 @pytest.mark.parametrize("span", [b"x", SPAN + b"x", "text", None])

@@ -1,8 +1,6 @@
 """Typed columns: rows taken, joined and replaced, and their JSON."""
 
-import json
 import math
-import pickle
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +41,8 @@ def test_rows_are_taken_as_values_are(data):
     table = data.draw(tables(rows))
     some = data.draw(st.lists(st.integers(0, max(0, rows - 1)), max_size=rows))
     taken = table.take(np.array(some, np.intp))
+    assert taken.list == [table.row(row) for row in some]
+    taken.pack()
     assert taken.list == [table.row(row) for row in some]
     assert len(taken) == len(some)
     low = data.draw(st.integers(0, rows))
@@ -139,15 +139,3 @@ def test_arrays_are_numpys():
     assert OFFERS.columns["at"].to_numpy().shape == (3, 2)
     with pytest.raises(ValueError, match="read-only"):
         OFFERS.columns["price"].to_numpy()[0] = 5
-
-
-def test_a_table_pickles():
-    assert pickle.loads(pickle.dumps(OFFERS)).list == OFFERS.list
-
-
-def test_lines_are_dropped_and_made_again():
-    table = columns(price=[1, 2])
-    lines = table.list
-    table.pack()
-    assert table.list == lines == [b'{"price":1}', b'{"price":2}']
-    assert json.loads(lines[0]) == table.payload(0)
