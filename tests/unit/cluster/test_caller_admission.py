@@ -33,11 +33,12 @@ def calls():
     return Calls()
 
 
-async def test_a_call_that_has_begun_is_known_until_it_is_forgotten(calls):
+async def test_a_call_that_has_begun_is_known_and_its_answer_kept_until_its_caller_has_seen_it(calls):
     assert not calls.admission.knows("handle", 0)
-    await calls.admit(0)
-    await calls.admit(1, oldest=1)
-    assert [calls.admission.knows("handle", number) for number in range(3)] == [True, True, False]
+    for number in range(5):
+        await calls.admit(number, oldest=number)
+        assert calls.kept() == 1
+    assert [calls.admission.knows("handle", number) for number in range(6)] == [True] * 5 + [False]
     assert not calls.admission.knows("other", 0)
 
 
@@ -69,12 +70,6 @@ async def test_a_finished_call_is_forgotten_after_its_time(calls, monkeypatch):
         await calls.admit(1)
     assert await calls.admit(3) == "handle 3"
     assert [number for _, number in calls.ran] == [0, 1, 2, 3]
-
-
-async def test_answers_that_a_caller_has_seen_are_forgotten_at_once(calls):
-    for number in range(5):
-        await calls.admit(number, oldest=number)
-        assert calls.kept() == 1
 
 
 async def test_callers_are_bounded(calls, monkeypatch):

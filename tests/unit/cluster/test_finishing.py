@@ -133,13 +133,3 @@ async def test_rows_whose_server_lost_them_are_noted_when_the_run_goes_on(killed
     assert "was killed, and its server's data are gone" in missing
     with pytest.raises(LogError, match="was killed, and its server's data are gone"):
         EventLog.open(log_dir)
-
-
-async def test_a_run_that_goes_on_with_its_servers_data_lacks_nothing(killed, server, log_dir):
-    host = host_of(server.start(), log_dir, "two", "resume")
-    await host.start()
-    await host.note_start(["python"], [])
-    await host.close()
-    log = EventLog.open(log_dir)
-    assert log.query()["message_id"].to_pylist() == killed
-    assert log.balance().rows == ROWS

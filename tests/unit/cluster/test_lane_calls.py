@@ -126,8 +126,3 @@ def test_messages_are_those_of_the_actor():
     assert [message.payload for message in here] == [{"n": 1}, {"n": 2}, {"n": 0}]
     assert [part.batch.origin for part in here.slices] == [Origin("west:1", "5-0"), None]
     assert here[2]["pattern"] == b"exps:*"
-
-
-def test_what_was_committed_is_read_as_it_was_written():
-    answer = (Token("p", 1, (AckRange(Cursor("1-0", 0), Cursor("2-0", 3), 4),), 5.0),)
-    assert parse_committed(body_of(answer).head[8:]) == answer

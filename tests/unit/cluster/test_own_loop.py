@@ -23,15 +23,6 @@ def begun(monkeypatch):
     return event
 
 
-def test_ctrl_c_while_the_work_is_handed_over_ends_it(begun):
-    async def wait_for_ever():
-        begun.set()
-        await asyncio.Event().wait()
-
-    with pytest.raises(KeyboardInterrupt):
-        run_in_own_loop(wait_for_ever)
-
-
 def test_ctrl_c_cancels_the_work_and_not_what_it_waits_for(begun):
     kept = []
 

@@ -36,25 +36,22 @@ async def drive(local, host):
         await messager.close()
 
 
-async def test_a_second_driver_gets_the_group_when_the_first_one_ends(drive):
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_second_driver_gets_the_group_of_one_that_has_ended(drive, monkeypatch, dies):
+    async def dead(_loop, _attempt):
+        await asyncio.Event().wait()
+
+    if dies:
+        monkeypatch.setattr(step_loop, "STEP_LEASE_S", 0.05)
+        monkeypatch.setattr(step_loop.StepLoop, "_renew", dead)
     first, second = await drive("first"), await drive("second")
     await anext(first)
     waiting = asyncio.create_task(anext(second))
     await asyncio.sleep(0)
     assert not waiting.done()
-    await first.aclose()
+    if not dies:
+        await first.aclose()
     assert (await waiting).number == 0
-
-
-async def test_a_second_driver_gets_the_group_of_one_that_died(drive, monkeypatch):
-    async def dead(_loop, _attempt):
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(step_loop, "STEP_LEASE_S", 0.05)
-    monkeypatch.setattr(step_loop.StepLoop, "_renew", dead)
-    first, second = await drive("first"), await drive("second")
-    await anext(first)
-    assert (await anext(second)).number == 0
 
 
 async def test_agents_that_the_host_gets_come_with_the_next_step(drive, host):

@@ -65,12 +65,6 @@ def test_each_agent_reads_its_messages_in_canonical_order(frames):
         assert shown(messages) == [row for row in wanted if row[0] == agent]
 
 
-def test_an_empty_step_has_agents_without_messages():
-    inbox = StepInbox("exp", AgentPlaces(AgentSet.of([2, 1])), [])
-    assert [(agent, len(messages)) for agent, messages in inbox.by_agent()] == [(1, 0), (2, 0)]
-    assert len(inbox.messages) == 0
-
-
 def numbered(lines):
     """Return the inbox of agents 1 and 2, by turns, of lines from agent 7."""
     rows = [(1 + place % 2, 3, 7, "a") for place in range(len(lines))]

@@ -1,7 +1,5 @@
 """The messages that a group sends in one step."""
 
-import copy
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from support.batches import batch_to
 
 from ray_messaging.audiences.records import Audiences
-from ray_messaging.errors import InvalidColumns, UnknownSender
+from ray_messaging.errors import UnknownSender
 from ray_messaging.messages import Slice
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import PayloadColumn
@@ -56,13 +54,6 @@ def test_the_ordinal_counts_the_sends_of_each_agent(calls):
     assert rows_of(sends) == []
 
 
-def test_a_message_is_read_in_the_next_step_or_later():
-    sends = sends_of()
-    sends.send(1, 2, {}, subtopic="a")
-    sends.send(1, 2, {}, subtopic="a", deliver_at=np.int64(11))
-    assert [row[4] for row in rows_of(sends)] == [4, 11]
-
-
 def test_a_refused_send_leaves_the_subtopic_of_later_ones():
     sends = sends_of()
     sends.send(1, 2, {}, subtopic="a")
@@ -71,19 +62,6 @@ def test_a_refused_send_leaves_the_subtopic_of_later_ones():
     sends.send(2, 2, {}, subtopic="a")
     sends.send("x", 2, {}, subtopic="b")
     assert sorted((str(row[0]), row[3]) for row in rows_of(sends)) == [("1", "a"), ("2", "a"), ("x", "b")]
-
-
-@pytest.mark.parametrize("stranger", [3, "y", 2**62])
-def test_a_sender_of_another_group_is_refused_and_nothing_is_added(stranger):
-    sends = sends_of()
-    with pytest.raises(UnknownSender, match=repr(stranger)):
-        sends.send(stranger, 2, {}, subtopic="a")
-    with pytest.raises(UnknownSender, match=repr(stranger)):
-        sends.add_columns([1, stranger, 2], [1, 1, 1], {}, "a")
-    with pytest.raises(InvalidColumns):
-        sends.add_columns([1, 2], [1], {}, "a")
-    sends.send(1, 2, {}, subtopic="a")
-    assert [row[:2] for row in rows_of(sends)] == [(1, 0)]
 
 
 def test_many_single_messages_become_batches_of_a_limited_size():
@@ -110,22 +88,3 @@ def test_answers_in_columns_are_in_the_order_of_the_questions():
     sends = sends_of()
     sends.add_replies(questions("babba"), {}, "e", None)
     assert [(row[1], row[3]) for row in rows_of(sends)] == [*enumerate("babba")]
-
-
-def test_answers_and_other_messages_are_in_one_batch():
-    sends, asked = sends_of(), questions("aa")
-    for row in range(2):
-        sends.reply(asked._replace(low=row, high=row + 1), {"n": row}, "e")
-        sends.send(1, 5, {"later": row}, subtopic="b")
-    [batch] = sends.take()
-    assert batch.extension.in_reply_to.tolist() == ["2-0-7", None, "2-1-7", None]
-    assert batch.extension.ordinal.tolist() == [0, 1, 2, 3]
-
-
-def test_a_copy_sends_nothing_in_the_original():
-    sends = sends_of()
-    sends.send(1, 2, {}, subtopic="a")
-    copied, listed = copy.copy(sends), sends.batches()
-    copied.send(2, 1, {}, subtopic="a")
-    assert sum(batch.rows for batch in copied.batches()) == 2
-    assert sum(batch.rows for batch in listed) == sum(batch.rows for batch in sends.batches()) == 1
