@@ -44,41 +44,26 @@ def watch(server):
     return LeaseWatch(Transport(server), "me")
 
 
-async def looks(server, watch, *seconds):
-    for passed in seconds:
-        server.now += passed
-        await watch.look()
-
-
-async def test_a_lease_that_stays_as_it_is_for_as_long_as_it_lasts_is_over(server, watch):
-    server.beat("dead", 7)
-    await looks(server, watch, 0, 10, 10)
-    assert server.ended == []
-    await looks(server, watch, 10)
-    assert server.ended == ["dead"]
-
-
-async def test_a_beat_begins_the_count_anew(server, watch):
-    server.beat("alive", 1)
-    await looks(server, watch, 0, 10, 10)
-    server.beat("alive", 2)
-    await looks(server, watch, 10, 10, 10)
-    assert server.ended == []
-
-
-async def test_an_outage_or_a_standstill_ends_no_lease(server, watch):
-    server.beat("alive", 1)
-    await looks(server, watch, 0, 10, 3600)  # nobody could renew it, or see that it was
-    assert server.ended == []
-    server.beat("alive", 2)
-    await looks(server, watch, 10, 3600, 10)
-    assert server.ended == []
-
-
-async def test_its_own_lease_is_not_watched(server, watch):
-    server.beat("me", 1)
-    await looks(server, watch, 0, 10, 10, 10, 10)
-    assert server.ended == []
+@pytest.mark.parametrize(
+    ("name", "looks", "over"),
+    [
+        pytest.param("dead", (0, 10, 10), [], id="before its end"),
+        pytest.param("dead", (0, 10, 10, 10), ["dead"], id="at its end"),
+        pytest.param("alive", (0, 10, 10, "beat", 10, 10, 10), [], id="a beat begins the count anew"),
+        pytest.param("alive", (0, 10, 3600), [], id="an outage: nobody could renew it, or see that it was"),
+        pytest.param("alive", (0, 10, "beat", 10, 3600, 10), [], id="a standstill"),
+        pytest.param("me", (0, 10, 10, 10, 10), [], id="its own"),
+    ],
+)
+async def test_a_lease_that_stays_as_it_is_for_as_long_as_it_lasts_is_over(server, watch, name, looks, over):
+    server.beat(name, 1)
+    for passed in looks:
+        if passed == "beat":
+            server.beat(name, 2)
+        else:
+            server.now += passed
+            await watch.look()
+    assert server.ended == over
 
 
 async def test_the_lease_of_an_owner_known_to_be_dead_is_not_awaited(server):

@@ -54,20 +54,13 @@ async def read_all():
 
 
 async def test_after_large_frames_it_asks_for_few_at_a_time(read_all):
-    large = [(f"1-{n}", frame(1_000_000, n)) for n in range(3)]
-    transport = Scripted([("0-1", frame(10))], large, [("2-1", frame(10))])
-    inbox = Inbox(1000)
+    large, small = [(f"1-{n}", frame(1_000_000, n)) for n in range(3)], [("2-1", frame(10))]
+    transport, inbox = Scripted([("0-1", frame(10))], large, small, [("3-1", frame(3_000_000))]), Inbox(1000)
     await read_all(transport, inbox)
-    small = transport.counts[1]  # after a small one
-    assert small > 3
-    assert transport.counts[2:] == [2, small]  # after large ones, and after a small one again
-    assert inbox.size == 5
-
-
-async def test_a_frame_larger_than_a_reply_is_read_alone(read_all):
-    transport = Scripted([("1-1", frame(3_000_000))])
-    await read_all(transport, Inbox(1000))
-    assert transport.counts[1] == 1
+    many = transport.counts[1]  # after a small one
+    assert many > 3
+    assert transport.counts[2:] == [2, many, 1]  # of larger ones than a reply one alone
+    assert inbox.size == 6
 
 
 async def test_others_go_on_while_many_frames_are_decoded(read_all, monkeypatch):

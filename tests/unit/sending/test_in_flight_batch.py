@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ray_messaging.errors import MailboxFull
 from ray_messaging.interception.verdicts import BatchVerdict
-from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNKNOWN
+from ray_messaging.receipt import BLOCKED, DELIVERED, UNKNOWN
 from ray_messaging.sending.bulk_input import Entry
 from ray_messaging.sending.in_flight_batch import InFlightBatch
 from ray_messaging.sending.pending_batch import BulkWaiter, RowBatch
@@ -60,21 +60,6 @@ def rows(*found):
 
 def full():
     return MailboxFull("full", mailbox="box")
-
-
-def test_a_bulk_send_is_answered_when_all_of_its_rows_are_known():
-    made = Made(1, bulk=3)
-    in_flight = made.in_flight
-    in_flight.settle(rows(1, 3), DELIVERED)
-    assert not made.many.done()
-    in_flight.fail(rows(2), full())
-    error = made.many.exception()
-    assert [receipt and receipt.fate for receipt in error.receipts] == ["delivered", None, "delivered"]
-    assert error.message_ids == ["s-1-2"]
-    assert error.mailbox == "box"
-    assert (made.fate(0), made.finished) == (None, [])
-    in_flight.settle(rows(0), PUBLISHED)
-    assert (made.fate(0), made.finished) == ("published", [in_flight])
 
 
 FATES = {DELIVERED: "delivered", BLOCKED: "blocked", UNKNOWN: "MailboxFull"}
@@ -142,14 +127,6 @@ def outgoing(in_flight):
     return [
         (in_flight.outgoing.lines.row(row), in_flight.outgoing.labels_of(row)) for row in range(len(in_flight.batch))
     ]
-
-
-def test_sent_rows_have_labels_and_rewritten_payloads():
-    in_flight = Made(3).in_flight
-    in_flight.apply(judged(rewritten={1: b'{"n":1}'}, labels={"rude": [0, 1]}))
-    assert outgoing(in_flight) == [(b"{}", ("rude",)), (b'{"n":1}', ("rude",)), (b"{}", ())]
-    assert [in_flight.batch.lines.row(row) for row in range(3)] == [b"{}"] * 3
-    assert in_flight.batch.labels == {}
 
 
 def test_a_later_verdict_replaces_an_earlier_one_except_for_delivered_rows():

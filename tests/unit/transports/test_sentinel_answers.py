@@ -57,18 +57,17 @@ def answering(text, connections):
     return serve
 
 
-async def test_a_majority_is_believed_and_of_it_the_highest_epoch():
-    assert await named(reply(1, 3), reply(2, 4), None) == (HOST, 2)
-    assert await named(None, reply(1, 4), reply(2, 3)) == (HOST, 1)
-
-
-@pytest.mark.long
-async def test_without_a_majority_what_there_is_counts():
-    assert await named(None, None, reply(1, 3)) == (HOST, 1)
-
-
-async def test_one_that_sees_the_primary_is_believed_before_one_that_does_not():
-    assert await named(reply(1, 3, "master,s_down"), reply(1, 3)) == (HOST, 1)
+@pytest.mark.parametrize(
+    ("replies", "port"),
+    [
+        pytest.param([reply(1, 3), reply(2, 4), None], 2, id="of a majority the highest epoch"),
+        pytest.param([None, reply(1, 4), reply(2, 3)], 1, id="of another majority"),
+        pytest.param([reply(1, 3, "master,s_down"), reply(1, 3)], 1, id="one that sees it"),
+        pytest.param([None, None, reply(1, 3)], 1, id="without a majority", marks=pytest.mark.long),
+    ],
+)
+async def test_the_primary_that_counts(replies, port):
+    assert await named(*replies) == (HOST, port)
 
 
 async def test_a_primary_that_is_down_is_not_named():
