@@ -112,7 +112,7 @@ async def test_errors_show_no_password():
         RedisConfig(server=HOST, port=1, password=password),
         RedisConfig(server=HOST, port=1, username="u", password=password),
     ):
-        with pytest.raises(ConnectionFailed) as caught:
+        with pytest.raises(ConnectionFailed, match=rf"{HOST}:1\b") as caught:
             async with Messager(config, "secrets"):
                 pass
         assert password not in "".join(traceback.format_exception(caught.value))
