@@ -36,6 +36,9 @@ async def test_a_complete_fetch_may_exceed_the_inbox(messagers, store):
     for _ in range(20):
         await send_numbers(sender, 0)
         assert receiver.stats()["inbox"] <= 40  # the limit holds again
+    async with receiver.transaction() as tx:
+        assert len(await tx.fetch_messages(complete=True)) == 420
+    assert len(await receiver.fetch_messages(complete=True)) == 0
 
 
 async def test_more_is_true_while_parts_are_left(messagers):
@@ -64,27 +67,23 @@ async def test_more_is_false_at_once_at_the_end_of_the_mailbox(messagers, settin
             pass
 
 
-async def test_too_many_messages_for_a_complete_fetch_raise_and_take_none(messagers):
+async def test_too_much_for_a_complete_fetch_raises_and_takes_none(messagers):
     sender = await messagers()
     receiver = await messagers(name="group", host=[1], inbox_messages=40, complete_messages=100)
+    narrow = await messagers(listen=[receiver.get_agent_chat_channel(1)], complete_bytes=1000)
     await fill(sender, 400)
     with pytest.raises(FetchTooLarge, match="400 messages wait in 'group'") as caught:
         await receiver.fetch_messages(complete=True)
     error = pickle.loads(pickle.dumps(caught.value))
     assert (error.messages, error.limit_messages) == (400, 100)
-    assert numbers(await fetch_all(receiver, 400)) == list(range(400))
+    with pytest.raises(FetchTooLarge) as caught:
+        await narrow.fetch_messages(complete=True)
+    assert caught.value.size > caught.value.limit == 1000
+    for messager in (receiver, narrow):
+        assert numbers(await fetch_all(messager, 400)) == list(range(400))
     await receiver.ack()
     await fill(sender, 100)
     assert len(await receiver.fetch_messages(complete=True)) == 100
-
-
-async def test_too_many_bytes_for_a_complete_fetch_raise(messagers):
-    sender, receiver = await messagers(), await messagers(host=[1], complete_bytes=1000)
-    await fill(sender, 100)
-    with pytest.raises(FetchTooLarge) as caught:
-        await receiver.fetch_messages(complete=True)
-    assert caught.value.size > caught.value.limit == 1000
-    assert numbers(await fetch_all(receiver, 100)) == list(range(100))
 
 
 async def test_a_complete_fetch_of_an_empty_mailbox_returns_at_once_or_waits_for_the_first(messagers):
@@ -95,6 +94,8 @@ async def test_a_complete_fetch_of_an_empty_mailbox_returns_at_once_or_waits_for
     await send_numbers(sender, 1, 2)
     assert numbers(await waiting) == [1, 2]
     assert len(await receiver.fetch_messages(complete=True, timeout=0.01)) == 0
+    with pytest.raises(ConfigError, match="complete=True fetches all"):
+        await receiver.fetch_messages(complete=True, limit=5)
 
 
 async def test_a_cancelled_complete_fetch_takes_no_message(messagers, monkeypatch):
@@ -118,17 +119,3 @@ async def test_concurrent_complete_fetches_share_the_messages(messagers):
     await fill(sender, 400)
     found = await asyncio.gather(*(receiver.fetch_messages(complete=True, commit="acked") for _ in range(5)))
     assert sorted(n for messages in found for n in numbers(messages)) == list(range(400))
-
-
-async def test_a_transaction_may_fetch_completely(messagers):
-    sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
-    await fill(sender, 400)
-    async with receiver.transaction() as tx:
-        assert numbers(await tx.fetch_messages(complete=True)) == list(range(400))
-    assert len(await receiver.fetch_messages(complete=True)) == 0
-
-
-async def test_complete_with_a_limit_is_refused(messagers):
-    receiver = await messagers(host=[1])
-    with pytest.raises(ConfigError, match="complete=True fetches all"):
-        await receiver.fetch_messages(complete=True, limit=5)

@@ -10,22 +10,10 @@ from support.contracts import client_of, fetch_all, until
 from ray_messaging.errors import MailboxFull
 from ray_messaging.transports.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.requeueing import Requeueing
-from ray_messaging.transports.transport import RedisTransport
+
+pytestmark = pytest.mark.parametrize("server", [None], ids=["own"])  # each test names a server
 
 LETTERS = 12
-
-
-@pytest.fixture
-async def transports(exp_id):
-    opened = []
-
-    def open_one(config):
-        opened.append(RedisTransport(config, exp_id, patience_s=20.0))
-        return opened[-1]
-
-    yield open_one
-    for transport in opened:
-        await transport.close()
 
 
 async def make_dead_letters(opener, config):
@@ -44,16 +32,22 @@ async def requeue_all(store, exp_id):
 
 
 @pytest.mark.long
-async def test_each_letter_is_requeued_once_despite_lost_replies(valkey_config, opener, transports, exp_id):
+@pytest.mark.parametrize("way", ["requeued", "dropped"])
+async def test_each_letter_is_moved_once_despite_lost_replies(valkey_config, opener, transports, exp_id, way):
     sent = await make_dead_letters(opener, valkey_config)
     new = await opener(valkey_config, name="new", host=[1])
     with Proxy(valkey_config, seed=3) as proxy:
-        store = RedisDeadLetters(transports(proxy.config))
+        store = RedisDeadLetters(await transports(proxy.config))
         proxy.cut_replies = 0.3
-        assert await requeue_all(store, exp_id) == LETTERS  # a repeated call gets the first one's result
+        if way == "requeued":
+            assert await requeue_all(store, exp_id) == LETTERS  # a repeated call gets the first one's result
+        else:
+            assert [await store.drop([letter.id]) for letter in await store.page("", 1000)] == [1] * LETTERS
         proxy.cut_replies = 0.0
         assert proxy.cuts > 0
-    assert [message.id for message in await fetch_all(new, LETTERS)] == sent
+        assert (await store.facts())[:2] == (0, 0)
+    if way == "requeued":
+        assert [message.id for message in await fetch_all(new, LETTERS)] == sent
     assert not await new.fetch_messages()
     assert new.stats()["inbox"] == 0
 
@@ -61,32 +55,18 @@ async def test_each_letter_is_requeued_once_despite_lost_replies(valkey_config, 
 async def test_each_letter_is_requeued_once_despite_concurrent_requests(valkey_config, opener, transports, exp_id):
     sent = await make_dead_letters(opener, valkey_config)
     new = await opener(valkey_config, name="new", host=[1])
-    stores = [RedisDeadLetters(transports(valkey_config)) for _ in range(4)]
+    stores = [RedisDeadLetters(await transports(valkey_config)) for _ in range(4)]
     moved = await asyncio.gather(*(requeue_all(store, exp_id) for store in stores))
     assert sum(moved) == LETTERS
     assert Counter(message.id for message in await fetch_all(new, LETTERS)) == Counter(sent)
     assert (await stores[0].facts())[:2] == (0, 0)
 
 
-@pytest.mark.long
-async def test_each_letter_is_dropped_once_despite_lost_replies(valkey_config, opener, transports):
-    await make_dead_letters(opener, valkey_config)
-    with Proxy(valkey_config, seed=5) as proxy:
-        store = RedisDeadLetters(transports(proxy.config))
-        proxy.cut_replies = 0.3
-        letters = await store.page("", 1000)
-        dropped = [await store.drop([letter.id]) for letter in letters]
-        proxy.cut_replies = 0.0
-        assert proxy.cuts > 0
-        assert dropped == [1] * LETTERS
-        assert (await store.facts())[:2] == (0, 0)
-
-
 async def test_an_unreadable_frame_does_not_stop_a_reader_when_memory_is_full(redis_process, opener, transports):
     receiver = await opener(redis_process.config, name="box", host=[1], inbox_messages=1)
     sender = await opener(redis_process.config)
     channel = sender.get_agent_chat_channel(1)
-    transport = transports(redis_process.config)
+    transport = await transports(redis_process.config)
     client = client_of(redis_process.config)
     stream = transport.keys.stream("box:" + (await client.hget(transport.keys.state("box"), "born")).decode())
     for n in range(2):  # the first one fills the inbox: the reader waits before the garbage
@@ -109,8 +89,8 @@ async def test_an_unreadable_frame_does_not_stop_a_reader_when_memory_is_full(re
 async def test_requeueing_with_full_memory_delivers_and_loses_nothing(redis_process, opener, transports, exp_id):
     await make_dead_letters(opener, redis_process.config)
     new = await opener(redis_process.config, name="new", host=[1])
-    transport = RedisTransport(redis_process.config, exp_id, patience_s=0.1)
-    store, client = RedisDeadLetters(transport), client_of(redis_process.config)
+    store = RedisDeadLetters(await transports(redis_process.config, send_timeout_s=0.1))
+    client = client_of(redis_process.config)
     await client.config_set("maxmemory", "1mb")
     with pytest.raises(MailboxFull, match="maxmemory"):
         await requeue_all(store, exp_id)
@@ -120,4 +100,3 @@ async def test_requeueing_with_full_memory_delivers_and_loses_nothing(redis_proc
     assert await requeue_all(store, exp_id) == LETTERS - 1
     assert len(await fetch_all(new, LETTERS - 1)) == LETTERS - 1
     await client.aclose()
-    await transport.close()
