@@ -48,6 +48,26 @@ def torn(clocked_server, server_clock):
     return Torn(clocked_server, server_clock)
 
 
+@pytest.fixture
+async def transport(clocked_server, exp_id):
+    transport = RedisTransport(clocked_server.config, exp_id, patience_s=WAIT_S)
+    await transport.connect()
+    yield transport
+    await transport.close()
+
+
+@pytest.fixture
+def start_log(transport, exp_id, tmp_path):
+    """Start a writer of the event log."""
+
+    async def start(**settings):
+        writer = LogWriter(transport, Folder(str(tmp_path / "log")), exp_id, **settings)
+        await writer.start()
+        return writer
+
+    return start
+
+
 # -- acknowledged messages are delivered ------------------------------------------------------------------------------
 
 
@@ -56,20 +76,27 @@ async def send(sender, *values):
     assert receipts.counts()["delivered"] == len(values)
 
 
-async def test_messages_acknowledged_after_a_data_loss_and_a_clock_step_back_are_delivered(torn, opener):
+async def test_messages_acknowledged_after_a_data_loss_and_a_clock_step_back_are_delivered_and_logged(
+    torn, opener, start_log, tmp_path
+):
+    writer = await start_log()
     receiver, sender = await opener(torn.server.config, host=[1]), await opener(torn.server.config)
     await send(sender, 0)
     assert numbers(await fetch_all(receiver, 1)) == [0]
     torn.mark()
     await send(sender, *range(1, 500))
     assert numbers(await fetch_all(receiver, 499)) == list(range(1, 500))
+    await writer.close()  # its cursors are in files now
     await torn.restart(30)
+    writer = await start_log()
     for low in range(1000, 1500, 100):
         await send(sender, *range(low, low + 100))
     assert numbers(await fetch_all(receiver, 500)) == list(range(1000, 1500))
     await receiver.ack()
     await send(sender, 2000)
     assert numbers(await fetch_all(receiver, 1)) == [2000]
+    await writer.close()
+    assert len(EventLog.open(str(tmp_path / "log")).query(fate="delivered")) == 1001
 
 
 async def test_a_commit_of_lost_messages_does_not_remove_new_ones(torn, opener):
@@ -86,52 +113,19 @@ async def test_a_commit_of_lost_messages_does_not_remove_new_ones(torn, opener):
     assert numbers(await fetch_all(successor, 500)) == list(range(1000, 1500))
 
 
-async def test_the_log_has_messages_acknowledged_after_a_data_loss_and_a_clock_step_back(
-    torn, opener, exp_id, tmp_path
-):
-    async def write():
-        transport = RedisTransport(torn.server.config, exp_id, patience_s=WAIT_S)
-        await transport.connect()
-        writer = LogWriter(transport, Folder(str(tmp_path / "log")), exp_id)
-        await writer.start()
-        return transport, writer
-
-    transport, writer = await write()
-    receiver, sender = await opener(torn.server.config, host=[1]), await opener(torn.server.config)
-    await send(sender, 0)
-    torn.mark()
-    await send(sender, *range(1, 100))
-    assert len(await fetch_all(receiver, 100)) == 100
-    await writer.close()  # its cursors are in files now
-    await transport.close()
-    await torn.restart(30)
-    transport, writer = await write()
-    await send(await opener(torn.server.config), *range(1000, 1100))
-    await writer.close()
-    await transport.close()
-    logged = EventLog.open(str(tmp_path / "log")).query(fate="delivered")
-    assert len(logged) == 200
-
-
-async def test_stream_ids_keep_rising_after_a_data_loss(clocked_server, opener, exp_id, caplog):
+async def test_stream_ids_keep_rising_after_a_data_loss(clocked_server, opener, transport, caplog):
     receiver, sender = await opener(clocked_server.config, host=[1]), await opener(clocked_server.config)
     await send(sender, 0)
     ahead = f"{int(time.time() * 1000) + 3_600_000}-7"
-    transport = RedisTransport(clocked_server.config, exp_id, patience_s=WAIT_S)
-    await transport.connect()
     assert await transport.read(receiver.name, ahead, 10, 0.01) == []
     assert "lost entries" in caplog.text
     await send(sender, 1)
     assert len(await transport.read(receiver.name, ahead, 10, WAIT_S)) == 1
-    await transport.close()
     assert numbers(await fetch_all(receiver, 2)) == [0, 1]
 
 
-async def test_the_log_catches_up_with_a_restored_server_without_new_messages(torn, opener, exp_id, tmp_path):
-    transport = RedisTransport(torn.server.config, exp_id, patience_s=WAIT_S)
-    await transport.connect()
-    writer = LogWriter(transport, Folder(str(tmp_path / "log")), exp_id, segment_rows=1)
-    await writer.start()
+async def test_the_log_catches_up_with_a_restored_server_without_new_messages(torn, opener, start_log):
+    writer = await start_log(segment_rows=1)
     receiver, other, sender = [await opener(torn.server.config, host=agents) for agents in ([1], [2], [])]
     await send(sender, *range(100))
     assert len(await fetch_all(receiver, 100)) == 100
@@ -148,7 +142,6 @@ async def test_the_log_catches_up_with_a_restored_server_without_new_messages(to
     async with asyncio.timeout(WAIT_S):
         await writer.caught_up()
         await writer.close()
-    await transport.close()
 
 
 # -- live owners keep their mailboxes ---------------------------------------------------------------------------------

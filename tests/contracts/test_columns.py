@@ -52,15 +52,17 @@ def assert_offers(messages):
     assert messages[1].data == messages.data[1]
 
 
-@pytest.mark.parametrize("kind", ["columns", "arrow", "batch", "pandas"])
+@pytest.mark.parametrize("kind", ["columns", "arrow", "batch", "pandas", "relayed"])
 async def test_columns_arrive_as_they_were_sent(pair, kind):
     west, east = pair
     table = OFFERS.to_arrow()
-    frame = pd.DataFrame({"price": PRICES, "text": TEXTS, "at": list(PLACES), "open": [True, False, True]})
-    payloads = {"columns": OFFERS, "arrow": pa.Table.from_batches([table]), "batch": table, "pandas": frame}[kind]
-    if kind == "pandas":
-        payloads = columns(frame.drop(columns="at"), at=PLACES)
-    receipts = await west.send_columns([1, 2, 3], TO, payloads)
+    frame = pd.DataFrame({"price": PRICES, "text": TEXTS, "open": [True, False, True]})
+    kinds = {"arrow": pa.Table.from_batches([table]), "batch": table, "pandas": columns(frame, at=PLACES)}
+    if kind == "relayed":  # of another process
+        frames = frames_of_columns(west.engine.checks.columns([1, 2, 3], TO, OFFERS), "agent-chat", None)
+        receipts = await west.relay(frames)
+    else:
+        receipts = await west.send_columns([1, 2, 3], TO, kinds.get(kind, OFFERS))
     assert [*receipts.fates] == ["delivered"] * 3
     messages = await received(east, 3)
     assert_offers(messages)
@@ -76,9 +78,10 @@ async def test_a_frame_of_pandas_needs_no_more(pair):
     assert [message.payload for message in messages] == messages.payloads
 
 
-async def test_columns_become_a_table_and_a_frame(pair):
+async def test_columns_become_a_table_a_frame_rows_of_the_local_log_and_pickled_messages(pair):
     west, east = pair
     await west.send_columns([1, 2, 3], TO, OFFERS)
+    assert [row["payload"]["text"] for row in west.get_log_list()] == TEXTS
     messages = await received(east, 3)
     table = messages.to_arrow()
     assert table.column_names[:3] == ["message_id", "step", "channel"]
@@ -91,6 +94,8 @@ async def test_columns_become_a_table_and_a_frame(pair):
     assert frame["payload.price"].isna().tolist() == [False, True, False]
     assert frame["to_id"].tolist() == TO
     assert "payload" not in frame
+    message = pickle.loads(pickle.dumps(messages[1]))
+    assert (message.payload["text"], message.payload["at"]) == ("séll", [2, 3])
 
 
 async def test_messages_of_several_kinds_share_a_table(pair):
@@ -291,18 +296,3 @@ async def test_a_slow_rule_judges_rows_of_several_batches(messagers):
     messages = await received(east, 3)
     assert messages.column("price").tolist() == [2.0] * 3
     assert all(isinstance(part.batch.lines, TypedColumns) for part in messages.slices)
-
-
-async def test_the_local_log_and_a_pickled_message_have_the_row(pair):
-    west, east = pair
-    await west.send_columns([1, 2, 3], TO, OFFERS)
-    assert [row["payload"]["text"] for row in west.get_log_list()] == TEXTS
-    message = pickle.loads(pickle.dumps((await received(east, 3))[1]))
-    assert (message.payload["text"], message.payload["at"]) == ("séll", [2, 3])
-
-
-async def test_frames_of_another_process_are_relayed(pair):
-    west, east = pair
-    frames = frames_of_columns(west.engine.checks.columns([1, 2, 3], TO, OFFERS), "agent-chat", None)
-    assert [*(await west.relay(frames)).fates] == ["delivered"] * 3
-    assert_offers(await received(east, 3))

@@ -3,7 +3,6 @@
 import pytest
 from support.contracts import fetch_all
 from support.delegation import Actor, InterceptorEpoch
-from support.servers import RedisProcess
 
 from ray_messaging import InterceptorUnavailable
 from ray_messaging.addressing.channels import Keys
@@ -18,65 +17,45 @@ from ray_messaging.transports.values import Limits, new_epoch, successor_of
 LIMITS = Limits(1000, 2**20, 60.0, leased=False)
 
 
-class World:
-    """A server that can forget an experiment, and set its clock back by a minute."""
+@pytest.fixture(params=["all", "the interceptor"])
+def forget(request, clocked_server, server_clock, exp_id):
+    """Return a function by which the server forgets an experiment, or who owns its parts, and sets its clock back."""
 
-    def __init__(self, server, exp_id, process, clock):
-        self.server, self.exp_id, self.process, self.clock = server, exp_id, process, clock
-
-    def transport(self):
-        return RedisTransport(self.server, self.exp_id, patience_s=5)
-
-    def forget(self, what):
-        with self.process.client() as client:
-            if what == "all":
+    def forget():
+        with clocked_server.client() as client:
+            if request.param == "all":
                 client.flushall()
             else:
-                client.hdel(Keys(self.exp_id).meta, "interceptor", "standing", "kept", "log_epoch", "log")
-            self.clock.step(client, -60)
+                client.hdel(Keys(exp_id).meta, "interceptor", "standing", "kept", "log_epoch", "log")
+            server_clock.step(client, -60)
 
-
-@pytest.fixture(params=["valkey", "redis"])
-def world(request, exp_id, tmp_path):
-    if request.param == "redis":
-        request.getfixturevalue("redis_config")  # skips where there is none
-    clock, name = request.getfixturevalue("server_clock"), "redis-server" if request.param == "redis" else "valkey"
-    process = RedisProcess(tmp_path, binary=name, env=clock.env)
-    try:
-        yield World(process.start().config, exp_id, process, clock)
-    finally:
-        process.kill()
-
-
-@pytest.fixture(params=["all", "the interceptor"])
-def lost(request):
-    return request.param
+    return forget
 
 
 @pytest.fixture
-async def interceptor_epoch(world):
-    made = InterceptorEpoch(world.server, world.exp_id)
+async def interceptor_epoch(clocked_server, exp_id):
+    made = InterceptorEpoch(clocked_server.config, exp_id)
     yield made
     await made.close()
 
 
 @pytest.mark.parametrize("rule", [BlackList([(-1, None)]), MaxLength(100)], ids=["granted", "asked"])
 async def test_a_server_that_forgot_an_interceptor_rejects_its_verdicts(
-    world, interceptor_epoch, opener, lost, rule, monkeypatch
+    clocked_server, interceptor_epoch, opener, exp_id, forget, rule, monkeypatch
 ):
     monkeypatch.setattr(rule_delegation, "CALM_S", 0.0)
     monkeypatch.setattr(delegated_rules, "LEASE_S", 60.0)
-    old = await Actor(interceptor_epoch, world.exp_id).begin(rule)
-    new = Actor(interceptor_epoch, world.exp_id)
+    old = await Actor(interceptor_epoch, exp_id).begin(rule)
+    new = Actor(interceptor_epoch, exp_id)
     try:
-        early = await opener(world.server, old, host=[1], interceptor_timeout_s=2.0)
+        early = await opener(clocked_server.config, old, host=[1], interceptor_timeout_s=2.0)
         for _ in range(10):
             assert await early.send_message(early.get_agent_chat_channel(1), {}, from_id=2)
-        world.forget(lost)
+        forget()
         await new.begin(BlackList([(2, 3)]))
         assert new.interceptor.epoch != old.interceptor.epoch
-        receiver = await opener(world.server, new, host=[3, 4])
-        late = await opener(world.server, old, interceptor_timeout_s=0.1)
+        receiver = await opener(clocked_server.config, new, host=[3, 4])
+        late = await opener(clocked_server.config, old, interceptor_timeout_s=0.1)
         channel = receiver.get_agent_chat_channel(3)
         for sender in (early, late, late):
             with pytest.raises((Fenced, InterceptorUnavailable)):
@@ -90,13 +69,13 @@ async def test_a_server_that_forgot_an_interceptor_rejects_its_verdicts(
         await new.close()
 
 
-async def test_a_server_that_forgot_a_log_writer_rejects_its_calls(world, lost):
-    transport = world.transport()
+async def test_a_server_that_forgot_a_log_writer_rejects_its_calls(clocked_server, exp_id, forget):
+    transport = RedisTransport(clocked_server.config, exp_id, patience_s=5)
     await transport.connect()
     try:
         old = await transport.log.register(LIMITS)
         await transport.log.note_written(old, {}, [])
-        world.forget(lost)
+        forget()
         new = await transport.log.register(LIMITS)
         assert new != old
         for call in (
