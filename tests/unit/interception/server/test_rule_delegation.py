@@ -114,31 +114,23 @@ def test_rules_that_are_delegated():
     assert can_delegate(rules)
 
 
-@pytest.mark.parametrize("number", [-2, -1, 1, 2**32 - 1, 2**62, 2**64 - 1])
-def test_a_number_that_could_be_taken_for_something_else_is_refused(number):
+RULES = [
+    [["black_list", "name", [[1, 2**63]]]], [["black_list", "name", [[1, 1.5]]]], [["black_list", "name", [[1]]]],
+    [["black_list", "name", [["", 1]]]], [["words", "name", []]], 7,
+    [["allow_graph", "n", [[None, 1]], [], [], True, True]],
+    [["allow_graph", "n", [], [[1, 2**64 - 1]], [], True, True]],
+]  # fmt: skip
+SNAPSHOTS = [
+    *([number, []] for number in (-2, -1, 1, 2**32 - 1, 2**62, 2**64 - 1)),  # taken for something else
+    *([NUMBER, rules] for rules in RULES),
+    *([NUMBER, None, stretch] for stretch in (0.5, 21.0, float("nan"))),
+]
+
+
+@pytest.mark.parametrize("fields", SNAPSHOTS, ids=repr)
+def test_snapshots_that_cannot_be_are_refused(fields):
     with pytest.raises(FrameError):
-        decode_snapshot(msgspec.msgpack.encode([number, []]))
-
-
-@pytest.mark.parametrize(
-    "rules",
-    [
-        [["black_list", "name", [[1, 2**63]]]], [["black_list", "name", [[1, 1.5]]]], [["black_list", "name", [[1]]]],
-        [["black_list", "name", [["", 1]]]], [["words", "name", []]], 7,
-        [["allow_graph", "n", [[None, 1]], [], [], True, True]],
-        [["allow_graph", "n", [], [[1, 2**64 - 1]], [], True, True]],
-    ],
-)  # fmt: skip
-def test_rules_that_cannot_be_are_refused(rules):
-    with pytest.raises(FrameError):
-        decode_snapshot(msgspec.msgpack.encode([NUMBER, rules])).build()
-
-
-def test_too_many_entries_are_neither_delegated_nor_accepted(monkeypatch):
-    monkeypatch.setattr(rule_snapshot, "MAX_ENTRIES", 3)
-    with pytest.raises(FrameError, match="3"):
-        delegated(BlackList([(number, 1) for number in range(4)]))
-    assert delegated(BlackList([(number, 1) for number in range(3)]))
+        decode_snapshot(msgspec.msgpack.encode(fields)).build()
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", b"\x91\xff", b"\x92\x00\xcb" + b"\x00" * 8])
@@ -147,8 +139,11 @@ def test_requests_that_cannot_be_read(data):
         decode_snapshot_request(data)
 
 
-def test_requests_name_the_held_number_and_the_passed_messages():
-    assert decode_snapshot_request(encode_snapshot_request(SnapshotRequest(NUMBER, -3))) == SnapshotRequest(NUMBER, -3)
+def test_too_many_entries_are_neither_delegated_nor_accepted(monkeypatch):
+    monkeypatch.setattr(rule_snapshot, "MAX_ENTRIES", 3)
+    with pytest.raises(FrameError, match="3"):
+        delegated(BlackList([(number, 1) for number in range(4)]))
+    assert delegated(BlackList([(number, 1) for number in range(3)]))
 
 
 # -- the interceptor's side -------------------------------------------------------------------------------------------
@@ -165,12 +160,6 @@ async def ask(interceptor, held=0, passed=0, messagers=1):
 
 def offered(interceptor):
     return decode_verdicts(interceptor.answer(encode(of([(1, 2)])))).snapshot
-
-
-@pytest.mark.parametrize("stretch", [0.5, 21.0, float("nan")])
-def test_a_snapshot_of_another_length_is_refused(stretch):
-    with pytest.raises(FrameError):
-        decode_snapshot(encode_snapshot(RuleSnapshot(NUMBER, None, stretch)))
 
 
 async def test_rules_are_offered_only_once_they_are_calm(monkeypatch):

@@ -1,12 +1,24 @@
-"""Failures of rules: counted for each rule, and logged once for each distinct error."""
+"""Failures of rules: each blocks only its messages, is counted for its rule, and each distinct error is logged once."""
 
 import asyncio
 import logging
 
 import pytest
-from support.interceptors import Held, answered, batch, waited, whole
+from support.interceptors import Held, answered, batch, judged, waited, whole
 
-from ray_messaging.interception.rules import Block, EdgeBan, Moderator, Pattern, Rule, SenderBan, block, label, rewrite
+from ray_messaging.interception.rules import (
+    ALLOW,
+    Block,
+    EdgeBan,
+    Moderator,
+    Pattern,
+    Rule,
+    SenderBan,
+    block,
+    label,
+    rewrite,
+)
+from ray_messaging.interception.server import interceptor as interceptor_module
 from ray_messaging.interception.server.interceptor import Interceptor
 
 
@@ -110,6 +122,46 @@ async def test_a_rule_that_fails_is_counted_by_message_whichever_way_it_fails(wa
     assert failures(interceptor) == {rule.name: 3}
     assert len(tracebacks(caplog)) == 1
     await interceptor.close()
+
+
+class OnOne(Rule):
+    """Fail on the second message of a batch, or answer nonsense."""
+
+    needs_payload = True
+
+    def __init__(self, error):
+        self.error = error
+
+    def check(self, message):
+        if message.payload["text"] != "1":
+            return ALLOW
+        if isinstance(self.error, BaseException):
+            raise self.error
+        return self.error
+
+
+@pytest.mark.parametrize("wrap", [lambda rule: rule, SenderBan], ids=["check", "a ban's check"])
+@pytest.mark.parametrize(
+    "error", [ValueError("odd"), SystemExit(3), asyncio.CancelledError(), RecursionError(), None, "no"], ids=repr
+)
+async def test_a_check_that_fails_on_one_message_blocks_that_one(wrap, error):
+    rule = wrap(OnOne(error))
+    interceptor = Interceptor("x", [rule])
+    asked = batch([{"text": str(n)} for n in range(4)], pairs=[(n, 9) for n in range(4)])
+    assert set((await answered(interceptor, asked)).blocked) == {1}
+    assert failures(interceptor) == {rule.name: 1}
+
+
+async def test_long_reasons_are_cut_so_that_the_answer_can_be_sent():
+    found = await judged([whole("long", {n: block(f"{n}" + "x" * 1_000_000) for n in range(4)})], 4)
+    assert [found.blocked[n] for n in range(4)] == [("long", f"{n}" + "x" * 1_999) for n in range(4)]
+
+
+async def test_verdicts_that_are_too_large_to_be_sent_block_and_say_so(monkeypatch):
+    monkeypatch.setattr(interceptor_module, "FRAME_LIMIT", 1_000)
+    found = await judged([whole("large", {n: rewrite({"text": f"{n}" * 400}) for n in range(4)})], 4)
+    assert {rule for rule, _ in found.blocked.values()} == {"interceptor"}
+    assert "the limit is 1000" in found.blocked[3][1]
 
 
 async def test_failures_with_on_error_allow_are_counted():

@@ -129,9 +129,13 @@ class Leaving(Rule):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3), asyncio.CancelledError()], ids=repr)
-async def test_a_rule_that_fails_at_its_end_keeps_no_other_from_its_own(error, caplog):
+async def test_a_rule_that_fails_at_a_new_round_or_at_its_end_keeps_no_other_from_its_own(error, caplog):
     odd, good = Leaving("odd", error), Leaving("good")
-    await Interceptor("x", [odd, good]).close()
+    interceptor = Interceptor("x", [odd, good])
+    assert await interceptor.change(interceptor.new_round) == ["odd"]
+    assert (odd.rounds, good.rounds) == (1, 1)
+    assert "rule 'odd' failed at a new round" in caplog.text
+    await interceptor.close()
     assert good.closing.is_set()
     assert "rule 'odd' could not be closed" in caplog.text
 
@@ -143,15 +147,6 @@ async def test_a_rule_that_hangs_at_its_end_is_let_go(monkeypatch, caplog):
         await Interceptor("x", [hangs, good]).close()
     assert good.closing.is_set()
     assert "rule 'hangs' could not be closed" in caplog.text
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3), asyncio.CancelledError()], ids=repr)
-async def test_a_new_round_begins_for_all_that_can(error, caplog):
-    odd, good = Leaving("odd", error), Leaving("good")
-    interceptor = Interceptor("x", [odd, good])
-    assert await interceptor.change(interceptor.new_round) == ["odd"]
-    assert (odd.rounds, good.rounds) == (1, 1)
-    assert "rule 'odd' failed at a new round" in caplog.text
 
 
 async def test_an_interceptor_closes_while_the_server_is_away(monkeypatch):

@@ -1,6 +1,7 @@
-"""Tables of rules: a value that cannot be stored is a failure of its rule."""
+"""Tables of rules: each is kept with its rule alone, and a value that cannot be stored is a failure of its rule."""
 
 import enum
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -94,3 +95,50 @@ async def test_a_rule_with_an_unstorable_value_fails_alone():
     assert (await answered(interceptor, batch([{}], sender="good"))).blocked[0][0] == "black_list"
     await interceptor.change(lambda: interceptor.black_list.add([(3, 4)]))
     assert kept.tables["black_list"] == {b"[1,2]": b"1", b"[3,4]": b"1"}
+
+
+@dataclass
+class Counting(Rule):
+    """A rule that keeps each batch's size; two of these are always equal."""
+
+    weights: object = None
+    state: Table = field(default_factory=Table, compare=False)
+
+    def check_batch(self, batch, exp_id):
+        self.state[batch.first] = len(batch)
+        return {}
+
+    def new_round(self):
+        self.state = Table()
+
+
+async def kept_after(store, change):
+    """Count two, make a change, count one; return the state that a successor finds."""
+    interceptor = Interceptor("x", [Counting()], epoch=1, store=store)
+    await answered(interceptor, batch([{}] * 2))
+    await interceptor.change(lambda: change(interceptor))
+    await answered(interceptor, batch([{}], first=2))
+    await interceptor.stop()
+    fresh = Counting()
+    await store.successor([fresh]).stop()
+    return dict(fresh.state)
+
+
+async def test_a_rule_replaced_by_an_equal_one_leaves_it_nothing_of_its_state():
+    assert await kept_after(Store(), lambda each: each.rules.replace("counting", Counting())) == {2: 1}
+
+
+async def test_rules_that_cannot_be_compared_are_put_in():
+    def replace(each):
+        each.rules.replace("counting", Counting(np.arange(3)))
+        each.rules.replace("counting", Counting(np.arange(4)))
+
+    assert await kept_after(Store(), replace) == {2: 1}
+    rules = [Counting(np.arange(3))]
+    interceptor = Interceptor("x", rules, epoch=1, store=Store())
+    await interceptor.change(lambda: interceptor.rules.replace(0, Counting(np.arange(3))))
+    await interceptor.stop()
+
+
+async def test_a_round_that_begins_with_a_new_table_is_kept():
+    assert await kept_after(Store(), Interceptor.new_round) == {2: 1}

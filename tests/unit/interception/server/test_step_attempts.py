@@ -51,14 +51,6 @@ def test_a_later_attempt_begins_where_the_first_one_did(restarted):
     assert world.restored == [{"rule"}]
 
 
-def test_a_later_step_keeps_what_an_earlier_one_counted():
-    world = World()
-    world.count("east", 3, 5, first=1)
-    world.count("east", 4, 5, second=2)
-    world.count("east", 4, 6, third=3)
-    assert dict(world.table) == {"first": 1, "third": 3}
-
-
 @pytest.mark.parametrize("restarted", [False, True])
 def test_an_attempt_that_is_over_counts_nothing(restarted):
     world = World()
@@ -77,15 +69,6 @@ def test_a_batch_takes_no_longer_after_many_others_of_its_attempt():
     for _ in range(100):
         world.count("east", 3, 5, again=1)
     assert time.process_time() - began < 0.25
-
-
-def test_the_end_of_a_step_settles_it():
-    world = World()
-    world.count("east", 3, 5, first=1)
-    world.attempts.end_step()
-    world = world.successor()
-    world.count("east", 3, 6)
-    assert dict(world.table) == {"first": 1}
 
 
 def test_a_table_that_was_replaced_keeps_its_entries():

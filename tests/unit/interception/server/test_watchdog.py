@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 import pytest
 from support.interceptors import Held, answered, batch, waited, whole
 
-from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, label
+from ray_messaging.interception.rules import ALLOW, Block, Moderator, Rule, SlowRule, label
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.watchdog import Stuck, Watch, Watchdog
 
@@ -115,6 +116,25 @@ async def test_a_slow_rule_that_hangs_in_its_own_code(watched, where):
     else:
         assert "was interrupted" in found.blocked[0][1]
     assert getattr(rule, "ended", False) == (where in {"after", "nowhere"})
+
+
+class Spinning:
+    """A block of AgentSociety's, and a moderator's function, that never lets go of the loop."""
+
+    async def __call__(self, message):
+        spin()
+
+    async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
+        spin()
+
+
+@pytest.mark.parametrize("kind", [Moderator, functools.partial(Moderator, cache=0), Block])
+async def test_a_call_that_never_lets_go_of_the_loop_is_interrupted(watched, kind):
+    rule = kind(Spinning())
+    interceptor = watched(Interceptor("x", [rule]))
+    assert "was interrupted" in (await waited(interceptor, batch([{}]))).blocked[0][1]
+    assert interceptor.failures.of(rule)["failures"] == 1
+    await interceptor.close()
 
 
 async def test_a_slow_rule_that_awaits_is_not_at_work(watched, caplog):
