@@ -13,7 +13,6 @@ MessagingError
 ├── UnknownName                 an experiment, group or agent that does not exist
 ├── AlreadyExists               an experiment, group or agent claim that exists already
 ├── TransactionError            a transaction that cannot be opened or continued
-├── InvalidParts                parts of a step that do not fit together
 ├── NotRepeatable               a model that gives another result when it runs again
 ├── StepAborted                 a step that was not committed: the group's next driver runs it again
 ├── StepFailed                  the model's function failed in a step of `Messaging.run`
@@ -154,15 +153,6 @@ class NotListening(MessagingError, RuntimeError):
 
 class TransactionError(MessagingError, RuntimeError):
     """A transaction cannot be opened or continued: another is open, it has ended, or it is too large."""
-
-
-class InvalidParts(MessagingError, ValueError):
-    """The parts of a step do not fit together: one is missing, came twice, or belongs to another step.
-
-    `step` is the step that is open.
-    """
-
-    step: int
 
 
 class NotRepeatable(MessagingError, AssertionError):

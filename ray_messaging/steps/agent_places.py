@@ -49,11 +49,6 @@ class AgentPlaces(Sequence[AgentId]):
     def __reduce__(self) -> tuple[Any, ...]:
         return AgentPlaces, (AgentSet(self.ints, self.strings),)
 
-    def part(self, low: int, high: int) -> "AgentPlaces":
-        """Return the agents from place `low` to `high`, exclusive."""
-        ints = len(self.ints)
-        return AgentPlaces(AgentSet(self.ints[low:high], self.strings[max(0, low - ints) : max(0, high - ints)]))
-
     def place(self, agent: AgentId) -> int:
         """Return the place of one agent, or -1 if it is not one of these."""
         if self._even and type(agent) is int:

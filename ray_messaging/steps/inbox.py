@@ -1,6 +1,6 @@
 """Inbox of a step: the messages for a group's agents, in canonical order, and the broadcasts that they hear."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -101,13 +101,12 @@ class StepInbox:
         self._exp_id = exp_id
         self._agents = agents
         self._batches = batches
-        self._broadcasts: HeardBroadcasts | None = broadcasts
+        self._broadcasts = broadcasts
 
     @cached_property
     def _batch(self) -> Batch | None:
         """Return all messages, in canonical order, or None if there are none."""
-        heard = [] if self._broadcasts is None else self._broadcasts.messages()
-        filled = [batch for batch in (*self._batches, *heard) if batch.rows]
+        filled = [batch for batch in (*self._batches, *self._broadcasts.messages()) if batch.rows]
         return in_canonical_order(filled) if filled else None
 
     @cached_property
@@ -116,9 +115,7 @@ class StepInbox:
         return self._slice(0, 0 if self._batch is None else self._batch.rows)
 
     def heard(self, name: str) -> Heard:
-        """Return the broadcasts to one audience; raise ConfigError if this belongs to a part of a step."""
-        if self._broadcasts is None:
-            raise ConfigError("a part of a step has broadcasts as messages only: call step.heard before step.split")
+        """Return the broadcasts to one audience; raise ConfigError if they were to several versions of it."""
         return self._broadcasts.of(name, self._agents.agents)
 
     @property
@@ -140,21 +137,6 @@ class StepInbox:
         """Return the number of messages of each agent."""
         return self._spans[1]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _of_part, (self._exp_id, self._agents, [] if self._batch is None else [self._batch])
-
-    def part(self, low: int, high: int) -> "StepInbox":
-        """Return the messages for the agents from place `low` to `high`, exclusive, without those for others."""
-        places, agents = self._places, self._agents.part(low, high)
-        rows = np.flatnonzero((places >= low) & (places < high))
-        if self._batch is None or not len(rows):
-            return _of_part(self._exp_id, agents, [])
-        batch = self._batch.take(rows)
-        assert batch.lines is not None
-        batch.lines.pack()  # it is about to be pickled
-        batch.numbers = None
-        return _of_part(self._exp_id, agents, [batch])
-
     def of(self, place: int) -> Messages:
         """Return the messages of the agent at a place."""
         low, count = (int(each[place]) for each in self._spans)
@@ -174,13 +156,6 @@ class StepInbox:
                     agent=agent,
                 )
         return found
-
-    def note_answered(self, questions: Set[str | None]) -> None:
-        """Record, by their ids, the questions that parts of the step have answered."""
-        batch = self._batch
-        if batch is not None and batch.extension is not None and batch.extension.expects_answer is not None:
-            asked = np.flatnonzero(batch.extension.expects_answer).tolist()
-            batch.replied = (batch.replied or set()) | {row for row in asked if batch.message_id(row) in questions}
 
     def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
         """Yield each agent with its messages, as `inboxes` does."""
@@ -204,12 +179,6 @@ class StepInbox:
     def _slice(self, low: int, high: int) -> Messages:
         found = [] if self._batch is None or low == high else [Slice(self._batch, low, high)]
         return Messages(self._exp_id, found)
-
-
-def _of_part(exp_id: str, agents: AgentPlaces, batches: Sequence[Batch]) -> StepInbox:
-    inbox = StepInbox(exp_id, agents, batches)
-    inbox._broadcasts = None
-    return inbox
 
 
 class _Near:

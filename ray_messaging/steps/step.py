@@ -1,4 +1,4 @@
-"""One open step of a group, and its parts."""
+"""One open step of a group."""
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
 from ray_messaging.audiences.cache import name_of
 from ray_messaging.audiences.heard import Heard
 from ray_messaging.conversations.replies import naming, note_replied
-from ray_messaging.errors import ConfigError, InvalidParts, PayloadTooLarge, UnknownName
+from ray_messaging.errors import ConfigError, PayloadTooLarge, UnknownName
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.agent_sets import AgentSet
@@ -28,14 +28,29 @@ from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transaction import check_state
 
 
-class StepPart:
-    """Some agents of a step with their messages, for another task.
+class Step:
+    """One step of a group: the messages that its agents read and send, and the group's state.
 
-    `step.split` makes the parts, and `step.join` takes what they send. A part is pickled as columns. The task returns
-    the part, or only its `sends`, which are smaller if the agents have read much.
+    Messages are sent when the step is committed, which is when the next step is requested. The inbox, its order and
+    the random numbers are the same each time the step runs again. `arrivals` has the agents that came with this step
+    from other groups, with the states of these groups; `before` has the group's own agents in the previous step.
+    `blocked` has what the group's agents sent in the previous step and rules blocked.
     """
 
-    def __init__(self, number: int, *, seed: int, agents: AgentPlaces, inbox: StepInbox, sends: StepSends) -> None:
+    def __init__(
+        self,
+        number: int,
+        *,
+        seed: int,
+        agents: AgentPlaces,
+        inbox: StepInbox,
+        sends: StepSends,
+        state: bytes | None,
+        state_bytes: int,
+        arrivals: tuple[Arrival, ...] = (),
+        before: AgentSet | None = None,
+        blocked: BlockedSends = NOTHING_BLOCKED,
+    ) -> None:
         self.number = number
         self.sends = sends
         self.seed = seed
@@ -43,6 +58,19 @@ class StepPart:
         self._inbox = inbox
         self.send = sends.send  # a method here would be one more call, which takes a tenth of a send's time
         self.generators = StepGenerators(seed, number, agents)
+        self.moves = StepMoves()
+        self.arrivals = arrivals
+        self.blocked = blocked
+        self.before = agents.agents if before is None else before
+        self.series = b""  # what a run collects in this step
+        self.calls = b""  # the calls that its agents remember
+        self._state = state
+        self._state_bytes = state_bytes
+
+    def __reduce__(self) -> Any:  # noqa: ANN401 - it never returns
+        raise ConfigError(
+            f"step {self.number} stays with its loop: to use more processes, spread the agents over more groups"
+        )
 
     def __repr__(self) -> str:
         sizes = f"{len(self.places):,} agents, {len(self.messages):,} messages"
@@ -77,12 +105,12 @@ class StepPart:
     def inbox(self, agent: AgentId) -> Messages:
         """Return the messages of one agent.
 
-        Raises: UnknownName if it is not an agent of this group or part; InvalidAddress for an invalid id.
+        Raises: UnknownName if it is not an agent of this group; InvalidAddress for an invalid id.
         """
         place = self.places.place(check_id(agent))
         if place < 0:
             raise UnknownName(
-                f"agent {agent!r} is none of the {len(self.places):,} agents of this step's group or part", name=agent
+                f"agent {agent!r} is none of the {len(self.places):,} agents of this step's group", name=agent
             )
         return self._inbox.of(place)
 
@@ -145,8 +173,8 @@ class StepPart:
 
         They are also in `messages`, which builds an object for each only when it is read.
 
-        Raises: UnknownName if `audience` is not an audience or its name; ConfigError in a part of a step, or if the
-        broadcasts were to several versions of the audience.
+        Raises: UnknownName if `audience` is not an audience or its name; ConfigError if the broadcasts
+        were to several versions of the audience.
         """
         return self._inbox.heard(name_of(audience))
 
@@ -201,85 +229,6 @@ class StepPart:
             with naming(questions):
                 self.sends.add_replies(asked, payloads, self.messages.exp_id, deliver_at)
             note_replied(questions)
-
-
-class Step(StepPart):
-    """One step of a group: the messages that its agents read and send, and the group's state.
-
-    Messages are sent when the step is committed, which is when the next step is requested. The inbox, its order and
-    the random numbers are the same each time the step runs again. `arrivals` has the agents that came with this step
-    from other groups, with the states of these groups; `before` has the group's own agents in the previous step.
-    `blocked` has what the group's agents sent in the previous step and rules blocked.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        *,
-        seed: int,
-        agents: AgentPlaces,
-        inbox: StepInbox,
-        sends: StepSends,
-        state: bytes | None,
-        state_bytes: int,
-        arrivals: tuple[Arrival, ...] = (),
-        before: AgentSet | None = None,
-        blocked: BlockedSends = NOTHING_BLOCKED,
-    ) -> None:
-        super().__init__(number, seed=seed, agents=agents, inbox=inbox, sends=sends)
-        self.moves = StepMoves()
-        self.arrivals = arrivals
-        self.blocked = blocked
-        self.before = agents.agents if before is None else before
-        self.series = b""  # what a run collects in this step
-        self.calls = b""  # the calls that its agents remember
-        self._state = state
-        self._state_bytes = state_bytes
-
-    def __reduce__(self) -> Any:  # noqa: ANN401 - it never returns
-        raise ConfigError(
-            f"step {self.number} stays with its loop: give other tasks parts of it, by `step.split(n)`, and take their "
-            "sends by `step.join(parts)`"
-        )
-
-    def split(self, n: int) -> list[StepPart]:
-        """Return the step as at most n parts, each with some of the agents, for tasks that run concurrently.
-
-            step.join(ray.get([think.remote(part) for part in step.split(8)]))
-
-        The messages, their order and the random numbers of an agent do not depend on n. Until all parts are joined,
-        only the parts can send. A part has no messages for recipients that are not agents of the group.
-
-        Raises: InvalidParts unless n is at least 1, or if parts of an earlier split are not joined; Closed after the
-        step.
-        """
-        return [
-            StepPart(
-                self.number,
-                seed=self.seed,
-                agents=sends.agents,
-                inbox=self._inbox.part(places.start, places.stop),
-                sends=sends,
-            )
-            for places, sends in self.sends.split(n)
-        ]
-
-    def join(self, parts: Iterable[StepPart | StepSends]) -> None:
-        """Add the messages of some parts to the step, in any order. All parts must be joined before the step commits.
-
-        Args: `parts` are parts that `split` made, or copies from other processes, or their `sends`.
-        Raises: InvalidParts for a part that was joined before, or is from another step or split; then none is joined.
-        Closed after the step.
-        """
-        given = [parts] if isinstance(parts, StepPart | StepSends) or not isinstance(parts, Iterable) else parts
-        listed = [part.sends if isinstance(part, StepPart) else part for part in given]
-        if strange := [part for part in listed if not isinstance(part, StepSends)]:
-            raise InvalidParts(
-                f"step.join takes parts of `step.split`, or their `sends`, not a {type(strange[0]).__name__}",
-                step=self.number,
-            )
-        if answered := self.sends.join(listed):
-            self._inbox.note_answered(answered)
 
     def move(self, audience: object, ids: object, positions: object) -> None:
         """Set the positions of some of the group's agents in an audience, an array (n, 2) or (n, 3).

@@ -3,7 +3,6 @@
 import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
 
@@ -15,7 +14,7 @@ from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, 
 from ray_messaging.audiences.cache import UNRESOLVED, current_audience, name_of
 from ray_messaging.audiences.records import Audiences
 from ray_messaging.conversations.replies import answer_topic, replies_to
-from ray_messaging.errors import Closed, ConfigError, InvalidParts, UnknownSender
+from ray_messaging.errors import Closed, ConfigError, UnknownSender
 from ray_messaging.limits_and_timeouts import BATCH_ROWS
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
@@ -25,7 +24,6 @@ from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
 from ray_messaging.sending.bulk_input import ColumnChunk, columns_of
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.step_parts import PartTag, StepParts
 from ray_messaging.steps.step_routes import Replied, Route, RowRoutes, question_id, routes_of, rows_in_order
 
 _NOBODY = object()
@@ -41,8 +39,7 @@ class StepSends:
     Single messages are kept in a list until there are enough for a batch, in which equal payloads travel once. A sender
     is checked only for the first of its successive messages, and so is a subtopic.
 
-    Args: `horizon` is how many steps ahead a message may be sent. `tag` names a part of the step (None: this is the
-    whole step). `sent` has the number of messages of each agent before the split.
+    Args: `horizon` is how many steps ahead a message may be sent.
     """
 
     def __init__(
@@ -53,17 +50,14 @@ class StepSends:
         horizon: int,
         payload_bytes: int,
         audiences: Audiences,
-        tag: PartTag | None = None,
-        sent: NDArray[np.int64] | None = None,
     ) -> None:
-        self.tag, self.step = tag, step
-        self._parts: StepParts | None = None
+        self.step = step
         self.agents = agents
         self._attempt = attempt
         self.horizon = horizon
         self._payload_bytes = payload_bytes
         self.audiences = audiences
-        self._sent = np.zeros(len(agents), np.int64) if sent is None else sent.copy()  # by the agents' places
+        self._sent = np.zeros(len(agents), np.int64)  # by the agents' places
         self._batches: list[Batch] = []
         self._lines: dict[bytes, int] = {}  # each payload once, with its number
         # For each message: its payload's number, its recipient (None: the user, who asked), and its sender's place.
@@ -80,13 +74,6 @@ class StepSends:
         self._deliver_at: object = None
         self._over = False
         self._thread: int | None = None  # the thread that sends
-        self._made: dict[PartTag, StepSends] = {}  # parts of the last split; copies may be joined in their place
-        self._copied: int | None = None  # in a copy: how many messages the original had
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        copied = self.rows if self._copied is None else self._copied
-        settings = (self.agents, self.step, self._attempt, self.horizon, self._payload_bytes, self.audiences)
-        return _revived, (*settings, self.tag, self._sent, copied, self.batches())
 
     def send(
         self,
@@ -102,7 +89,7 @@ class StepSends:
         Args: `place` is the sender's place among the agents, if it is known; then `from_id` is not looked up.
         Raises: UnknownSender for a from_id that is not one of these agents; InvalidAddress for an invalid id or
         subtopic; InvalidPayload or PayloadTooLarge for an invalid payload; ConfigError for a `deliver_at` that has
-        passed or is too far ahead; Closed after the step; InvalidParts if parts of the step are not joined.
+        passed or is too far ahead; Closed after the step.
         """
         if place is None:
             if from_id is not self._from_id:
@@ -185,7 +172,7 @@ class StepSends:
 
         Raises: as `send`; InvalidColumns if the payloads do not fit the questions. Then none is answered.
         """
-        self._check_whole()
+        self.check_open()
         self._check_thread()
         self._close_rows()
         deliver, asked = self._deliver(deliver_at), question.batch.extension
@@ -222,7 +209,7 @@ class StepSends:
     def _add_columns(
         self, from_ids: object, to_ids: object, payloads: object, route: Route
     ) -> tuple[list[IdColumn], list[NDArray[np.uint32]]]:
-        self._check_whole()
+        self.check_open()
         self._check_thread()
         self._close_rows()
         chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
@@ -233,59 +220,6 @@ class StepSends:
             self._add(chunk, RowRoutes.same(route, len(numbers)), numbers, sent_at=now)
         return [chunk.from_ids for chunk in chunks], ordinals
 
-    # -- parts ----------------------------------------------------------------------------------------------------
-
-    def split(self, n: int) -> list[tuple[slice, "StepSends"]]:
-        """Return at most n parts, each with the places of its agents. Until all are joined, only the parts can send.
-
-        Raises: InvalidParts unless n is at least 1, or if parts of an earlier split are not joined; Closed after the
-        step.
-        """
-        self._check_whole()
-        self._close_rows()
-        self._parts = StepParts(self.step)
-        settings = (self.step, self._attempt, self.horizon, self._payload_bytes, self.audiences)
-        places = self._parts.split(len(self.agents), n)
-        self._made = {
-            tag: StepSends(self.agents.part(at.start, at.stop), *settings, tag, self._sent[at])
-            for tag, at in places.items()
-        }
-        return [(at, self._made[tag]) for tag, at in places.items()]
-
-    def join(self, parts: Sequence["StepSends"]) -> set[str | None]:
-        """Add the messages of some parts; return the ids of the questions that they answer.
-
-        Raises: InvalidParts if one was joined before, or is from another step or split; Closed after the step. Then
-        none is added.
-        """
-        self.check_open()
-        answered: set[str | None] = set()
-        copies = [part for part in parts if part.tag in self._made and self._made[part.tag] is not part]
-        replaced = [self._made[part.tag] for part in copies if part.tag is not None]
-        for made, part in zip(replaced, copies, strict=True):
-            if (more := made.rows - (part._copied or 0)) > 0:
-                raise InvalidParts(
-                    f"{made.tag} of step {self.step} has sent {more} messages here, and a copy of it is joined: send "
-                    "in the copy only",
-                    step=self.step,
-                )
-        for places, part in (self._parts or StepParts(self.step)).join(parts):
-            batches = part.batches()
-            self._sent[places] = part._sent  # the counts after the part's own messages
-            self._batches += batches
-            extensions = [each.extension for each in batches]
-            answered.update(*(each.in_reply_to.tolist() for each in extensions if each and each.in_reply_to))
-            part.end()
-        for made in replaced:
-            made.end()
-        return answered
-
-    def _check_whole(self) -> None:
-        """Raise Closed if the step is over, InvalidParts if parts of it are not joined."""
-        self.check_open()
-        if self._parts is not None:
-            self._parts.check_whole()
-
     def _check_thread(self) -> None:
         """Raise ConfigError in another thread than that of the first send: the order of sends would be random."""
         thread = get_ident()
@@ -293,22 +227,17 @@ class StepSends:
             self._thread = thread
         elif self._thread != thread:
             raise ConfigError(
-                f"step {self.step} has sent from another thread: send from one, and give other threads parts of the "
-                "step, by `step.split(n)`"
+                f"step {self.step} has sent from another thread: send from one, and to use more processors, spread the "
+                "agents over more groups"
             )
 
     def batches(self) -> list[Batch]:
-        """Return the messages so far, with the payloads of each batch in one bytes object, which pickles fast."""
+        """Return the messages so far."""
         self._close_rows()
-        for batch in self._batches:
-            assert batch.lines is not None
-            batch.lines.pack()
         return [*self._batches]
 
     def take(self) -> list[Batch]:
-        """Return the batches and drop them here; the step is over. Raises InvalidParts if parts are not joined."""
-        if self._parts is not None:
-            self._parts.check_whole()
+        """Return the batches and drop them here; the step is over."""
         self._over = True
         self._close_rows()
         batches, self._batches = self._batches, []
@@ -321,13 +250,7 @@ class StepSends:
     def check_open(self) -> None:
         """Raise Closed if the step is over."""
         if self._over:
-            over = f"step {self.step} is over" if self.tag is None else f"{self.tag} of step {self.step} was joined"
-            raise Closed(f"{over}: send, and set the state, in the step that the loop yields now")
-
-    @property
-    def rows(self) -> int:
-        """Return how many messages were added."""
-        return int(self._sent.sum()) + self._waiting
+            raise Closed(f"step {self.step} is over: send, and set the state, in the step that the loop yields now")
 
     @property
     def _waiting(self) -> int:
@@ -339,7 +262,7 @@ class StepSends:
 
     def _begin_run(self, subtopic: str, deliver_at: int | None) -> None:
         """Begin a run of messages with one route; raises as `send`, except for ids and payload."""
-        self._check_whole()
+        self.check_open()
         self._take_route(Route(check_subtopic(subtopic), self._deliver(deliver_at)))
         self._subtopic, self._deliver_at = subtopic, deliver_at
 
@@ -351,8 +274,7 @@ class StepSends:
         return place
 
     def _check_sending(self) -> None:
-        if self._over or self._parts is not None:
-            self._check_whole()
+        self.check_open()
         if get_ident() != self._thread:
             self._check_thread()
         if len(self._cells) >= _FULL:
@@ -471,14 +393,6 @@ class StepSends:
         return int(deliver_at)
 
     def _not_ours(self, from_id: Any) -> UnknownSender:  # noqa: ANN401 - any id
-        who = "group" if self.tag is None else f"part ({self.tag})"
         return UnknownSender(
-            f"from_id {from_id!r} is no agent of this {who}: in a step it sends for its own agents", value=from_id
+            f"from_id {from_id!r} is no agent of this group: in a step it sends for its own agents", value=from_id
         )
-
-
-def _revived(*arguments: Any) -> StepSends:  # noqa: ANN401 - as StepSends takes them, and the batches
-    *settings, copied, batches = arguments
-    sends = StepSends(*settings)
-    sends._copied, sends._batches = copied, batches
-    return sends

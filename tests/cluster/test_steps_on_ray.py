@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import ray
 from support.cluster import wait_for
-from support.step_society import AGENTS, SEED, STEPS, digests_of, listen, run_step, sequential, spread
+from support.step_society import AGENTS, SEED, STEPS, digests_of, run_step, sequential
 
 from ray_messaging import Messaging
 from ray_messaging.config import MessagingConfig, Steps
@@ -86,49 +86,21 @@ def test_tasks_give_the_states_and_digests_of_one_loop(messaging, groups):
             messaging.steps.digest(step)
 
 
-@ray.remote(num_cpus=0)
-def think(part, states):
-    found = {}
-    for agent, inbox in part.by_agent():
-        heard = [(message.from_id, message.payload) for message in inbox]
-        found[agent] = listen(states.get(agent, "0"), heard, part.rng(agent))
-        for friend, payload, later in spread(agent, found[agent], part.number):
-            part.send(agent, friend, payload, deliver_at=later)
-    return part.sends, found
-
-
-@ray.remote(num_cpus=0)
-def live_in_parts(group, count, until=3):
-    for step in group.steps(until=until):
-        states = {int(agent): state for agent, state in json.loads(step.state or b"{}").items()}
-        done = ray.get([think.remote(part, states) for part in step.split(count)])
-        step.join(sends for sends, _ in done)
-        step.state = json.dumps({agent: state for _, found in done for agent, state in found.items()}).encode()
-
-
 @pytest.mark.long
-def test_tasks_within_a_step_change_nothing(messaging, groups):
-    ray.get([live_in_parts.remote(group, count) for count, group in enumerate(groups.values(), 1)], timeout=300)
-    wanted = [digest.hex() for digest in sequential()[1]]
-    assert [messaging.steps.digest(step).hex() for step in range(3)] == wanted[:3]
-
-
-@pytest.mark.long
-def test_a_twin_on_another_number_of_tasks_is_its_parents_twin(ray_cluster, tmp_path):
+def test_a_twin_that_tasks_drive_is_its_parents_twin(ray_cluster, tmp_path):
     agents = {f"group{number}": range(number, AGENTS, 3) for number in range(3)}
     steps = Steps(seed=SEED, groups=3, digest=True, checkpoint=2)
     with Messaging.start(f"steps-{uuid.uuid4().hex[:8]}", steps=steps, log_dir=tmp_path / "parent") as parent:
         made = parent.create_groups(agents).values()
-        ray.get([live_in_parts.remote(group, 2, STEPS) for group in made], timeout=300)
+        ray.get([live.remote(group) for group in made], timeout=300)
         wanted = [parent.steps.digest(step) for step in range(STEPS)]
     assert [digest.hex() for digest in wanted] == [digest.hex() for digest in sequential()[1]]
-    for count in (1, 5):
-        into = tmp_path / f"by-{count}"
-        with Messaging.fork(tmp_path / "parent", f"steps-{uuid.uuid4().hex[:8]}", at_step=4, log_dir=into) as twin:
-            made = twin.create_groups(agents).values()
-            ray.get([live_in_parts.remote(group, count, STEPS) for group in made], timeout=300)
-            assert [twin.steps.digest(step) for step in range(4, STEPS)] == wanted[4:]
-        assert EventLog.open(into).diff(EventLog.open(tmp_path / "parent")) is None
+    into = tmp_path / "twin"
+    with Messaging.fork(tmp_path / "parent", f"steps-{uuid.uuid4().hex[:8]}", at_step=4, log_dir=into) as twin:
+        made = twin.create_groups(agents).values()
+        ray.get([live.remote(group) for group in made], timeout=300)
+        assert [twin.steps.digest(step) for step in range(4, STEPS)] == wanted[4:]
+    assert EventLog.open(into).diff(EventLog.open(tmp_path / "parent")) is None
 
 
 @pytest.mark.long

@@ -35,7 +35,7 @@ ASK_REDIS = {
 }
 SOAKING = {"sentinel", "redis"}  # with the code of Valkey, and a way of their own
 # What is asked with bodies on three servers; of a cluster all suites of steps ask it with bodies on each primary.
-OF_BODIES = {"test_full_and_slow_steps.py", "test_step_log.py", "test_step_parts.py", "test_steps.py"}
+OF_BODIES = {"test_full_and_slow_steps.py", "test_step_log.py", "test_steps.py"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m

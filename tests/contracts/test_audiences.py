@@ -1,7 +1,6 @@
 """Broadcasts to audiences: the hearers of a sender receive its message as ordinary messages."""
 
 import asyncio
-import pickle
 from collections import Counter
 from contextlib import AsyncExitStack, aclosing
 from inspect import isawaitable
@@ -370,19 +369,6 @@ async def test_a_step_cannot_broadcast_to_an_audience_that_is_gone(world, shelf)
 
     await world(body, {"west": WEST}, until=2)
     assert refused == [(0, "ghosts"), (1, FRIENDS), (1, "ghosts")]
-
-
-async def test_parts_of_a_step_broadcast_too(world):
-    def body(step):
-        parts = step.split(3)
-        read = sum(len(part.messages) for part in parts)
-        for part in parts:
-            part.broadcast_columns(part.places.ints, FRIENDS, {"n": 1})
-        step.join([pickle.loads(pickle.dumps(part)) for part in parts])
-        return read
-
-    found, _ = await world(body, {"west": WEST, "east": EAST})
-    assert [sum(each) for each in zip(*found.values(), strict=True)] == [0, len(PAIRS), len(PAIRS)]
 
 
 @pytest.fixture

@@ -56,18 +56,14 @@ def say(agent, state, step, questions):
     return found[::-1] if int(state, 16) % 5 == 0 else found
 
 
-async def live(messager, *, parts=0, break_at=()):
+async def live(messager, *, break_at=()):
     """Drive a group; in some steps give the first attempt up. Return the states of its agents."""
     broken, states = set(), {}
     while True:
         async with aclosing(messager.steps(until=STEPS)) as steps:
             async for step in steps:
                 states = json.loads(step.state) if step.state else {}
-                work = [step, *step.split(parts)][1:] if parts else [step]
-                for part in work:
-                    run_part(part, states)
-                if parts:
-                    step.join(work)
+                run_step(step, states)
                 step.state = json.dumps(states).encode()
                 if step.number in set(break_at) - broken:
                     broken.add(step.number)
@@ -76,18 +72,18 @@ async def live(messager, *, parts=0, break_at=()):
                 return states
 
 
-def run_part(part, states):
-    for agent, inbox in part.by_agent():
+def run_step(step, states):
+    for agent, inbox in step.by_agent():
         heard = [(m.from_id, m.payload, m.expects_answer, m.in_reply_to) for m in inbox]
         state = states[str(agent)] = hear(states.get(str(agent), "0"), heard)
         questions = [message for message in inbox if message.expects_answer]
-        for kind, to, payload in say(agent, state, part.number, questions):
+        for kind, to, payload in say(agent, state, step.number, questions):
             if kind == "reply":
-                part.reply(questions[to], payload)
+                step.reply(questions[to], payload)
             elif kind == "ask":
-                assert part.ask(agent, to, payload).startswith(f"{part.number}-")
+                assert step.ask(agent, to, payload).startswith(f"{step.number}-")
             else:
-                part.send(agent, to, payload)
+                step.send(agent, to, payload)
 
 
 def sequential():
@@ -116,7 +112,6 @@ def sequential():
     [
         pytest.param(1, {}, id="1"),
         pytest.param(3, {"break_at": (2, 3)}, id="3, anew"),
-        pytest.param(2, {"parts": 3}, id="2, in parts"),
         pytest.param(8, {}, id="8"),
     ],
 )
@@ -191,12 +186,7 @@ async def test_bad_input(groups):
             for ask in (step.reply, step.reply_columns):
                 with pytest.raises(NoQuestion, match=r"agent 2 cannot answer message 0-0-1.*answered before"):
                     ask(question, {})
-            parts = step.split(2)
-            for part in parts:
-                for message in part.messages:
-                    if message.expects_answer and message.id == other.id:
-                        part.reply(message, {})
-            step.join(parts)
+            step.reply_columns([other], {})
             with pytest.raises(NoQuestion, match=r"agent 2 cannot answer message 0-2-1.*answered before"):
                 step.reply(other, {})
             kept = [step, other]

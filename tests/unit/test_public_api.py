@@ -7,7 +7,7 @@ NAMES = [
     "AlreadyExists", "AnswerFailed", "Answers", "AsyncGroup", "Audience", "AudienceTooLarge", "BlockedListener",
     "BlockedMessage", "BodyLost", "BudgetSpent", "Calls", "Closed", "CommitFailed", "ConfigError", "ConnectionFailed",
     "Count", "EventLog", "Fenced", "FetchTooLarge", "Finding", "FrameError", "Group", "Health", "Inspector",
-    "InterceptorUnavailable", "InvalidAddress", "InvalidColumns", "InvalidMsg", "InvalidParts", "InvalidPayload",
+    "InterceptorUnavailable", "InvalidAddress", "InvalidColumns", "InvalidMsg", "InvalidPayload",
     "InvalidQuery", "LocalServer", "LogError", "LogRow", "MailboxFull", "Mean", "Message", "Messager", "Messages",
     "Messaging", "MessagingConfig", "MessagingError", "MoveFailed", "Msg", "NoAnswer", "NoQuestion", "NotListening",
     "NotRepeatable", "NotReplicated", "OutcomeUnknown", "Outgoing", "PayloadMismatch", "PayloadTooLarge",

@@ -341,7 +341,7 @@ async def test_a_decorated_async_model_may_send_in_both_of_its_parts():
         me.send(0, {"n": 2})
 
     _, step = await run_one(sends_first)
-    assert step.sends.rows == 2 * AGENTS
+    assert sum(batch.rows for batch in step.sends.batches()) == 2 * AGENTS
 
 
 async def test_what_cannot_be_kept_is_named_with_its_agent_and_place():
