@@ -11,24 +11,21 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
 from support.contracts import WAIT_S
+from support.step_society import LoggedGroups, digests_of
 from typer.testing import CliRunner
 
-from ray_messaging import EventLog, LogError, Messager, MessagingConfig, columns
+from ray_messaging import EventLog, LogError, MessagingConfig, columns
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.files import version_folder, write_edges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cli.app import app
-from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.interception.rules import BlackList, MaxLength, RateLimit
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.step_values import StepSettings
 
 AGENTS = 60
@@ -41,47 +38,39 @@ def pairs_of(edges):
     return [*zip(rows.tolist(), hearers.tolist(), strict=True)]
 
 
-class Society:
+class Society(LoggedGroups):
     """Two messagers with an interceptor, audiences in files, and the event log; a ledger of receipts and arrivals."""
 
-    def __init__(self, server, exp_id, folder, agents, *, steps=False):
-        self.server, self.exp_id, self.folder, self.agents, self.steps = server, exp_id, folder, agents, steps
+    def __init__(self, server, exp_id, folder):
+        super().__init__(server, exp_id, folder)
         self.black_list = BlackList()
         self.interceptor = Interceptor(exp_id, [self.black_list, MaxLength(100), RateLimit(per_round=100)])
         self.fates = Counter()
         self.arrived = Counter()
 
-    async def __aenter__(self):
-        self.transport = open_transport(self.server, self.exp_id, MessagingConfig())
-        await self.transport.connect()
-        if self.steps:
-            await self.transport.steps.begin(StepSettings(seed=1, groups=2, digest=True))
-        self.writer = LogWriter(self.transport, Folder(self.folder), self.exp_id, segment_age_s=1e9)
-        await self.writer.start()
+    async def begin(self, steps=None):
+        """Open all; `steps` are the settings of steps."""
+        self.store = await self.transport()
+        if steps is not None:
+            await self.store.steps.begin(steps)
+        self.log_writer = await self.writer()
         settings = MessagingConfig(strict_senders=False, mailbox_messages=2**22, inbox_messages=2**22)
-        source = LocalFolder(self.folder / "audiences")
-        middle = self.agents // 2
-        self.messagers = []
-        for name, host in (("west", range(middle)), ("east", range(middle, self.agents - LOST))):
-            messager = Messager(
-                self.server, self.exp_id, self.interceptor, name=name, settings=settings, audiences=source
-            )
-            self.messagers.append(messager)
-            await messager.init()
-            await messager.host_agents(host, ["agent-chat"])
+        options = {"settings": settings, "audiences": LocalFolder(self.folder / "audiences")}
+        for name, host in (("west", range(AGENTS // 2)), ("east", range(AGENTS // 2, AGENTS - LOST))):
+            await (await self.messager(self.interceptor, name=name, **options)).host_agents(host, ["agent-chat"])
         return self
 
-    async def __aexit__(self, *_):
+    async def close(self):
         for messager in self.messagers:
             await messager.close()
-        await self.writer.close()
+        await self.log_writer.close()
         await self.interceptor.close()
-        await self.transport.close()
+        await super().close()
 
     async def create(self, name, version, edges):
         write_edges(version_folder(self.folder / "audiences", name, version), edges)
         facts = AudienceFacts(Kind.GRAPH, edges.pairs, edges.digest.hex())
-        await self.transport.set_audience(name, version, encode_facts(facts))
+        await self.store.set_audience(name, version, encode_facts(facts))
         self.edges = edges
 
     async def broadcast(self, name, senders, payloads):
@@ -97,10 +86,11 @@ class Society:
         (receipt,) = await self.messagers[0].send_columns([from_id], [to_id], payload)
         self.fates[receipt.message_id, from_id, to_id, receipt.fate] += 1
 
-    async def fetch(self):
-        """Fetch all that was delivered, and see that no more comes."""
-        expected = sum(count for (*_, fate), count in self.fates.items() if fate == "delivered")
-        await self.fetch_all(expected)
+    async def fetch(self, expected):
+        """Fetch so many messages, and see that no more come."""
+        async with asyncio.timeout(WAIT_S):
+            while self.arrived.total() < expected:
+                await self._fetch(WAIT_S / 100)
         await self._fetch(0.0)
 
     async def _fetch(self, timeout_s):
@@ -108,15 +98,9 @@ class Society:
             found = await messager.fetch_messages(timeout=timeout_s)
             self.arrived.update((message.id, message.from_id, message.to_id, "delivered") for message in found)
 
-    async def fetch_all(self, expected):
-        """Fetch so many messages."""
-        async with asyncio.timeout(WAIT_S):
-            while self.arrived.total() < expected:
-                await self._fetch(WAIT_S / 100)
-
     async def log(self):
         """Return the log of all that was sent."""
-        await self.writer.close()
+        await self.log_writer.close()
         return EventLog.open(self.folder)
 
 
@@ -125,10 +109,17 @@ def rows_of(table):
 
 
 @pytest.fixture
-async def society(server, exp_id, tmp_path):
-    async with Society(server, exp_id, tmp_path / "log", AGENTS) as found:
-        await found.create("friends", 1, build_edges([np.random.default_rng(11).integers(0, AGENTS, (600, 2))]))
-        yield found
+async def opened(server, exp_id, tmp_path):
+    found = Society(server, exp_id, tmp_path / "log")
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+async def society(opened):
+    await opened.begin()
+    await opened.create("friends", 1, build_edges([np.random.default_rng(11).integers(0, AGENTS, (600, 2))]))
+    return opened
 
 
 async def test_receipts_arrivals_and_log_agree_about_each_pair(society):
@@ -142,7 +133,7 @@ async def test_receipts_arrivals_and_log_agree_about_each_pair(society):
     assert {(a, b) for _, a, b, fate in since if fate == "blocked"} == {pair for pair in listed if pair[0] % 2 == 0}
     assert receipts.blocked_by() == {"black_list": receipts.counts()["blocked"]}
     await society.broadcast("friends", [1, 3], [{"text": "x" * 100}, {"text": "short"}])
-    await society.fetch()
+    await society.fetch(sum(count for (*_, fate), count in society.fates.items() if fate == "delivered"))
     assert society.arrived == Counter({each: 1 for each in society.fates if each[3] == "delivered"})
     log = await society.log()
     assert Counter(rows_of(log.query(expand=True))) == society.fates
@@ -155,9 +146,10 @@ async def test_receipts_arrivals_and_log_agree_about_each_pair(society):
     assert (whole.sends, whole.rows, whole.fates) == (balance.sends, counts.total(), balance.fates)
 
 
-async def test_one_row_for_each_broadcast_and_mailbox(society):
+async def test_one_row_for_each_broadcast_and_mailbox_stays_where_the_files_of_its_audience_are_gone(society):
     await society.broadcast("friends", [1], [{"n": 1}])
     log = await society.log()
+    shutil.rmtree(society.folder / "audiences")
     found = log.query(fate="delivered")
     assert sorted(found["mailbox"].to_pylist()) == ["east", "west"]
     assert set(found["to_id"].to_pylist()) == {None}
@@ -165,6 +157,8 @@ async def test_one_row_for_each_broadcast_and_mailbox(society):
     assert sum(found["pairs"].to_pylist()) == sum(fate == "delivered" for *_, fate in society.fates)
     assert set(found["channel"].to_pylist()) == {f"exps:{society.exp_id}:audiences:friends:agent-chat"}
     assert [row.pairs for row in log.tail(timeout_s=0, after=-1, fate="delivered")] == found["pairs"].to_pylist()
+    with pytest.raises(LogError, match="the hearers of audience 'friends', version 1, are not known"):
+        log.query(expand=True)
 
 
 async def test_queries_find_the_hearers(society):
@@ -204,7 +198,7 @@ async def test_members_with_names_and_typed_columns_are_expanded(society):
     await society.messagers[1].host_agents(["guest"], ["agent-chat"])
     await society.broadcast("plaza", [1, "guest"], columns(x=np.array([0.5, 1.5])))
     await society.messagers[0].broadcast(None, "plaza", {"text": "from the user"})
-    await society.fetch_all(4 + 6)
+    await society.fetch(4 + 6)
     log = await society.log()
     found = log.query(expand=True)
     ends = [*zip(found["from_id"].to_pylist(), found["to_id"].to_pylist(), found["payload.x"].to_pylist(), strict=True)]
@@ -222,38 +216,28 @@ async def test_members_with_names_and_typed_columns_are_expanded(society):
     assert sorted(pacsv.read_csv(file)["to_id"].to_pylist()) == ["2", "40", "guest"]
 
 
-async def test_an_audience_whose_files_are_gone_leaves_the_rows(society):
-    await society.broadcast("friends", [1], [{"n": 1}])
-    log = await society.log()
-    shutil.rmtree(society.folder / "audiences")
-    with pytest.raises(LogError, match="the hearers of audience 'friends', version 1, are not known"):
-        log.query(expand=True)
-    assert len(log.query(fate="delivered")) == 2
-
-
 @pytest.mark.parametrize("listed", [[], [(1, 5), (2, 7), (2, 40), (30, 2)]])
-async def test_the_logs_digests_of_steps_are_those_of_the_groups(server, exp_id, tmp_path, listed):
+async def test_the_logs_digests_of_steps_are_those_of_the_groups(opened, listed):
+    society = await opened.begin(StepSettings(seed=1, groups=2, digest=True))
     edges = build_edges([np.random.default_rng(11).integers(0, AGENTS, (600, 2))])
-    async with Society(server, exp_id, tmp_path / "log", AGENTS, steps=True) as society:
-        await society.create("friends", 1, edges)
-        if listed:
-            society.black_list.set([*listed, *pairs_of(edges)[:20]])
+    await society.create("friends", 1, edges)
+    if listed:
+        society.black_list.set([*listed, *pairs_of(edges)[:20]])
 
-        async def drive(messager):
-            async with aclosing(messager.steps(until=2)) as steps:
-                async for step in steps:
-                    ids = step.places.ints
-                    step.broadcast_columns(ids, "friends", columns(x=ids * 1.5))
-                    step.broadcast(int(ids[0]), "*", {"n": step.number})
-                    step.send(int(ids[1]), 3, {"n": step.number})
+    async def drive(messager):
+        async with aclosing(messager.steps(until=2)) as steps:
+            async for step in steps:
+                ids = step.places.ints
+                step.broadcast_columns(ids, "friends", columns(x=ids * 1.5))
+                step.broadcast(int(ids[0]), "*", {"n": step.number})
+                step.send(int(ids[1]), 3, {"n": step.number})
 
-        async with asyncio.timeout(WAIT_S):
-            await asyncio.gather(*map(drive, society.messagers))
-        closed = [await society.transport.steps.closed_step(number) for number in range(2)]
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*map(drive, society.messagers))
+    closed = [await society.store.steps.closed_step(number) for number in range(2)]
     counts = [[StepCounts.decode(each.counts) for each in every.values()] for every in closed]
-    log = EventLog.open(society.folder)
-    for number, every in enumerate(counts):
-        assert log.digest(number) == step_digest(int.from_bytes(each.digest, "little") for each in every)
+    log = await society.log()
+    assert [log.digest(number) for number in range(2)] == await digests_of(society.store.steps, 2)
     fates = sum((Counter(each.fates) for every in counts for each in every), Counter())
     assert Counter(log.query(expand=True)["fate"].to_pylist()) == fates
     assert {fate: count for fate, count in log.balance(expand=True).fates.items() if count} == fates

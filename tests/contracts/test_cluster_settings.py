@@ -14,7 +14,7 @@ from ray_messaging.cli.doctor import examine_server
 from ray_messaging.errors import ServerRefused
 from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.server_probe import ask_server, closed_names
+from ray_messaging.transports.server_probe import ask_server
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +47,6 @@ async def test_any_node_is_enough_also_a_replica_and_one_that_is_gone_does_not_m
     assert messager.engine.transport.link.address == owner_of(config, Keys(exp_id)) == (HOST, small.primary.config.port)
     gone = config.model_copy(update={"cluster": (f"{HOST}:{free_port()}", *config.cluster)})
     assert (await (await opener(gone)).send_message(messager.get_agent_chat_channel(2), {"n": 2}, from_id=1)).fate
-
-
-async def test_probe_and_doctor_ask_the_node_that_has_the_experiment(small, opener, exp_id):
-    messager = await opener(small.config, name="b", host=[2])
-    await messager.send_message(messager.get_agent_chat_channel(2), {"n": 1}, from_id=1)
-    facts = await asyncio.to_thread(ask_server, small.config, exp_id)
-    assert facts.error == ""
-    assert [mailbox.name for mailbox in facts.kept.mailboxes] == ["b"]
-    assert "server role" not in {finding.what for finding in check_server(facts) if finding.level != "ok"}
-    assert await asyncio.to_thread(closed_names, small.config, exp_id) == []
-    health = await asyncio.to_thread(examine_server, small.config)
-    assert {finding.what: finding.text for finding in health.findings if finding.level == "critical"} == {}
 
 
 async def test_a_node_as_if_it_were_a_server_on_its_own(small, exp_id):
@@ -117,14 +105,18 @@ async def test_another_number_of_shards_is_refused(small, opener, exp_id, first,
     assert (await messager.send_message(messager.get_agent_chat_channel(2), {"n": 1}, from_id=1)).fate == "delivered"
 
 
-async def test_probe_and_doctor_ask_the_nodes_of_all_shards(small, opener, exp_id):
-    config = in_shards(small, 3)
+@pytest.mark.parametrize("shards", [1, 3])
+async def test_probe_and_doctor_ask_the_nodes_of_all_shards(small, opener, exp_id, shards):
+    config = in_shards(small, shards)
     for agent in range(3):
         messager = await opener(config, name=f"group-{agent}", host=[agent])
         await messager.send_message(messager.get_agent_chat_channel(agent), {"n": 1}, from_id=1)
-    facts = await asyncio.to_thread(backend_of(config).probe, exp_id)
+    backend = backend_of(config)
+    facts = await asyncio.to_thread(backend.probe, exp_id)
+    assert facts.error == ""
     assert {mailbox.name for mailbox in facts.kept.mailboxes} == {"group-0", "group-1", "group-2"}
-    assert await asyncio.to_thread(backend_of(config).closed_names, exp_id) == []
+    assert "server role" not in {finding.what for finding in check_server(facts) if finding.level != "ok"}
+    assert await asyncio.to_thread(backend.closed_names, exp_id) == []
     health = await asyncio.to_thread(examine_server, config)
     assert {finding.what: finding.text for finding in health.findings if finding.level == "critical"} == {}
     for server in small.servers:

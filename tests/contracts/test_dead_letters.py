@@ -321,20 +321,3 @@ async def test_a_letter_is_not_requeued_with_an_outdated_directory(messagers, se
     assert (await dead_letters.write(letter, "new", letter.frame, version=0))[0] is Requeued.STALE_DIRECTORY
     assert (await dead_letters.write(letter, "nowhere", letter.frame))[0] is Requeued.STALE_DIRECTORY
     assert await dead_letters.write(letter, "new", letter.frame) == (Requeued.DONE, "")
-
-
-async def test_an_unreadable_letter_stays_until_it_is_dropped(messagers, dead_letters, store):
-    receiver = await messagers(name="group", host=[1])
-    await store.write("group", GARBAGE)
-
-    async def dead():
-        return await dead_letters.letters()
-
-    await until(dead)
-    (letter,) = await dead_letters.letters()
-    outcome = await dead_letters.requeue(letter)
-    assert (outcome.messages, outcome.left) == (0, 0)
-    assert "cannot be decoded" in outcome.why
-    assert await dead_letters.drop([letter.id, "1-1", letter.id]) == 1
-    assert (await dead_letters.facts())[:2] == (0, 0)
-    await receiver.close()

@@ -93,7 +93,7 @@ async def test_a_foreign_letter_is_counted_listed_shown_and_dropped(
     assert "\x1b" not in listed(server, exp_id, "show", letter)
     assert (letters.get(letter).readable, len(letters.to_pandas())) == (False, 2)
     assert "cannot be decoded" in letters.requeue([letter]).left[letter]
-    assert letters.drop([letter]) == 1
+    assert letters.drop([letter, "1-1", letter]) == 1
     assert letters.stats() == before
 
 
