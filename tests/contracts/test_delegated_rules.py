@@ -55,6 +55,14 @@ async def passed(sender, pair=(1, 1)):
     return sent
 
 
+@pytest.fixture
+async def sender(actor, messagers):
+    """Open a sender to which the rules are delegated; agent 1 hears it."""
+    found, _ = await messagers(actor), await messagers(host=[1])
+    await passed(found)
+    return found
+
+
 async def test_messages_passed_by_delegated_rules_cause_no_question(actor, messagers):
     sender, receiver = await messagers(actor), await messagers(host=[1, 2])
     await passed(sender)
@@ -152,10 +160,8 @@ FAILURES = [None, ConnectionFailed("away", host="h", port=1), MailboxFull("full"
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=["slow", "away", "full"])
-async def test_a_change_returns_only_when_the_server_has_it(actor, interceptor_epoch, messagers, monkeypatch, failure):
+async def test_a_change_returns_only_when_the_server_has_it(actor, interceptor_epoch, sender, monkeypatch, failure):
     monkeypatch.setattr(rule_delegation, "RULE_STATE_RETRY", RetryPolicy(0.001, 0.001))
-    sender, _ = await messagers(actor), await messagers(host=[1])
-    await passed(sender)
     interceptor_epoch.failure = failure
     if failure is None:
         interceptor_epoch.gate.clear()
@@ -173,9 +179,7 @@ async def test_a_change_returns_only_when_the_server_has_it(actor, interceptor_e
     assert await send(sender, (7, 1)) == "b"
 
 
-async def test_a_change_that_cannot_be_stored_raises(actor, interceptor_epoch, messagers):
-    sender, _ = await messagers(actor), await messagers(host=[1])
-    await passed(sender)
+async def test_a_change_that_cannot_be_stored_raises(actor, interceptor_epoch, sender):
     interceptor_epoch.failure = RuntimeError("broken")
     with pytest.raises(RuntimeError, match="broken"):
         await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
@@ -185,10 +189,8 @@ async def test_a_change_that_cannot_be_stored_raises(actor, interceptor_epoch, m
 
 
 @pytest.mark.parametrize("first", ["change", "end"])
-async def test_a_snapshot_in_flight_does_not_hide_a_change(actor, interceptor_epoch, messagers, monkeypatch, first):
+async def test_a_snapshot_in_flight_does_not_hide_a_change(actor, interceptor_epoch, sender, monkeypatch, first):
     monkeypatch.setattr(rule_delegation, "RULE_STATE_RETRY", RetryPolicy(0.001, 0.001))
-    sender, _ = await messagers(actor), await messagers(host=[1])
-    await passed(sender)
     interceptor_epoch.failure = ConnectionFailed("away", host="h", port=1)
     asked = actor.interceptor.snapshot(
         encode_snapshot_request(SnapshotRequest(0))
@@ -220,9 +222,7 @@ async def test_a_change_without_delegated_senders_costs_no_server_call(actor, in
     assert len(interceptor_epoch.written) == written + 1
 
 
-async def test_rules_changed_in_place_are_noticed(actor, messagers):
-    sender, _ = await messagers(actor), await messagers(host=[1])
-    await passed(sender)
+async def test_rules_changed_in_place_are_noticed(actor, sender):
     number = actor.interceptor.delegation.number
     actor.interceptor.black_list.add((7, 1))  # a user's rule may do so
     assert actor.interceptor.delegation.offer != number
@@ -230,9 +230,7 @@ async def test_rules_changed_in_place_are_noticed(actor, messagers):
     assert await send(sender, (7, 1)) == "b"
 
 
-async def test_a_late_write_does_not_restore_an_older_number(actor, interceptor_epoch, messagers):
-    sender, _ = await messagers(actor), await messagers(host=[1])
-    await passed(sender)
+async def test_a_late_write_does_not_restore_an_older_number(actor, interceptor_epoch, sender):
     old = actor.interceptor.delegation.number
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
     assert await interceptor_epoch.advance_delegation(actor.interceptor.epoch, old)  # an attempt on an older connection
@@ -243,9 +241,7 @@ async def test_a_late_write_does_not_restore_an_older_number(actor, interceptor_
     assert successor > actor.interceptor.epoch
 
 
-async def test_a_server_restored_to_an_older_number_gets_the_newer_one(actor, interceptor_epoch, messagers):
-    sender, _ = await messagers(actor), await messagers(host=[1])
-    await passed(sender)
+async def test_a_server_restored_to_an_older_number_gets_the_newer_one(actor, interceptor_epoch, sender):
     old = actor.interceptor.delegation.number
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
     link, meta = interceptor_epoch.link, interceptor_epoch.keys.meta
@@ -254,9 +250,7 @@ async def test_a_server_restored_to_an_older_number_gets_the_newer_one(actor, in
     assert int(await link.command("HGET", meta, "standing")) == actor.interceptor.delegation.number > old
 
 
-async def test_a_successor_ends_earlier_delegations(actor, messagers):
-    sender, _ = await messagers(actor), await messagers(host=[1])
-    await passed(sender)
+async def test_a_successor_ends_earlier_delegations(actor, sender):
     old = actor.interceptor
     await actor.begin(BlackList([(1, 1)]))  # the old one still runs, with an open lane
     assert await send(sender, (1, 1), (2, 1)) == "bd"
@@ -396,9 +390,7 @@ async def test_a_transaction_passes_by_delegated_rules_and_escapes_no_change(act
     assert await transact(7) == ["blocked"]
 
 
-async def test_other_rules_are_not_delegated(actor, messagers):
-    sender, _ = await messagers(actor), await messagers(host=[1])
-    await passed(sender)
+async def test_other_rules_are_not_delegated(actor, sender):
     await actor.interceptor.change(lambda: actor.interceptor.rules.insert(MaxLength(20)))
     channel = sender.get_agent_chat_channel(1)
     before = sender.stats()["delegated"]

@@ -4,7 +4,7 @@ import json
 import pickle
 
 import pytest
-from support.contracts import fetch_all, take_in, until
+from support.contracts import fetch_all, numbers, take_in, until
 
 from ray_messaging import FrameError, Outgoing
 
@@ -157,27 +157,22 @@ async def test_a_pattern_for_all_channels_delivers_no_internal_messages(messager
     assert receiver.stats()["ingress"] == len(found) - 1  # in a cluster, publications of others may come late
 
 
-async def test_a_full_inbox_drops_and_counts_foreign_messages(messagers, store, news):
-    receiver = await messagers(listen=[news, "end"], inbox_messages=4)
+@pytest.mark.parametrize(
+    ("settings", "text", "kept"),
+    [({"inbox_messages": 4}, b"", 4), ({"inbox_messages": 1000, "mailbox_bytes": 100_000}, 40_000 * b"x", 2)],
+    ids=["messages", "bytes"],
+)
+async def test_a_full_inbox_drops_and_counts_foreign_messages(messagers, store, news, settings, text, kept):
+    receiver = await messagers(listen=[news, "end"], **settings)
     for n in range(10):
-        await store.publish(news, b'{"n":%d}' % n)
-    await until(lambda: receiver.stats()["ingress_dropped"] == 6)
-    assert [message.payload["n"] for message in await fetch_all(receiver, 4)] == [0, 1, 2, 3]
-    await store.publish("end", b'{"n":"end"}')
-    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == ["end"]
-
-
-async def test_foreign_messages_in_an_inbox_are_bounded_in_bytes(messagers, store, news):
-    receiver = await messagers(listen=[news, "end"], mailbox_bytes=100_000, inbox_messages=1000)
-    for n in range(10):
-        await store.publish(news, b'{"n":%d,"text":"%s"}' % (n, 40_000 * b"x"))
-    await until(lambda: receiver.stats()["ingress_dropped"] == 8)
-    assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
+        await store.publish(news, b'{"n":%d,"text":"%s"}' % (n, text))
+    await until(lambda: receiver.stats()["ingress_dropped"] == 10 - kept)
+    assert numbers(await fetch_all(receiver, kept)) == [*range(kept)]
     await store.publish("end", b'{"text":"%s"}' % (200_000 * b"x"))  # larger than all of it: there is no other
     assert len((await fetch_all(receiver, 1))[0].data) > 200_000
     await store.publish("end", b'{"n":"end"}')
-    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == ["end"]
-    assert receiver.stats()["ingress_dropped"] == 8
+    assert numbers(await fetch_all(receiver, 1)) == ["end"]
+    assert receiver.stats()["ingress_dropped"] == 10 - kept
 
 
 async def test_after_close_foreign_publications_have_no_subscriber(messagers, store, news):

@@ -146,9 +146,8 @@ async def test_large_frames_survive_a_killed_server(own_server, opener, exp_id):
             assert (await send(sender, number)).counts()["delivered"] == ROWS
         assert await received(receiver, 7) == [*range(7)]
         await sender.close()
-    client = client_of(own_server.config)
-    await check_mailbox(client, exp_id)
-    await client.aclose()
+    async with client_of(own_server.config) as client:
+        await check_mailbox(client, exp_id)
 
 
 async def test_memory_that_becomes_full_leaves_mailboxes_whole(own_server, opener, exp_id):
@@ -208,10 +207,9 @@ async def test_a_missing_right_only_makes_it_slower(server, client, opener, exp_
 @pytest.mark.parametrize("command", ["MULTI", "EXEC", "XINFO"])
 async def test_a_server_without_a_command_only_is_slower(start, opener, exp_id, command):
     server = start(**{"rename-command": f'{command} ""'})
-    client = client_of(server.config)
     sender = await opener(server.config)
-    await check_that_it_only_is_slower(server.config, client, opener, exp_id, sender)
-    await client.aclose()
+    async with client_of(server.config) as client:
+        await check_that_it_only_is_slower(server.config, client, opener, exp_id, sender)
 
 
 async def test_consumer_groups_of_others_change_nothing(server, client, opener, exp_id):

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, numbers, vanish
+from support.contracts import WAIT_S, fetch_all, numbers, until, vanish
 
 from ray_messaging import Closed, MailboxFull, Outgoing, TransactionError
 
@@ -127,14 +127,11 @@ async def test_a_transaction_that_waits_for_room_counts_as_healthy(messagers, sh
         async with bank.transaction() as tx:
             tx.send_message(channel, {"n": 1}, 1)
 
-    send_loop, leaving = bank.engine.accumulator.send_loop, asyncio.create_task(leave())
+    leaving = asyncio.create_task(leave())
     try:
-        async with asyncio.timeout(WAIT_S):
-            while bank.engine.accumulator.capacity.rows == 0:  # noqa: ASYNC110 - what is awaited has no event
-                await asyncio.sleep(0)
-            send_loop.turned_at = 0.0
-            while bank.engine.accumulator.health().stuck:  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.005)
+        await until(lambda: bank.engine.accumulator.capacity.rows > 0)
+        bank.engine.accumulator.send_loop.turned_at = 0.0
+        await until(lambda: not bank.engine.accumulator.health().stuck)
         assert not leaving.done()
     finally:
         assert numbers(await fetch_all(full, 1)) == [0]

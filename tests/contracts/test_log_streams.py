@@ -576,9 +576,8 @@ async def test_a_full_server_refuses_notes_but_the_log_can_read(redis_process, t
     await post.send("box", b"1", note=b"1")
     request = await post.request(post.part("", publish=[Published("news", b"x")], note=b"2"))
     hurried = await transports(redis_process.config, send_timeout_s=0.2)
-    client = client_of(redis_process.config)
-    try:
-        await client.config_set("maxmemory", "1mb")
+    with redis_process.client() as client:
+        client.config_set("maxmemory", "1mb")
         for refused in (request, await post.request(post.part(LOG, note=b"3"))):
             with pytest.raises(MailboxFull, match="maxmemory"):
                 await hurried.send(refused)
@@ -592,9 +591,7 @@ async def test_a_full_server_refuses_notes_but_the_log_can_read(redis_process, t
         await hurried.remove("box", epoch)
         await hurried.log.note_written(successor, {}, [stream])
         await hurried.log.unregister(successor)
-    finally:
-        await client.config_set("maxmemory", "0")
-        await client.aclose()
+        client.config_set("maxmemory", "0")
     assert (await transport.load_directory(-1)).logged is False
 
 
@@ -604,9 +601,8 @@ async def test_after_a_total_data_loss_the_log_raises_a_clear_error(redis_proces
     post, (_, stream) = await Post(transport).begin(), await settle(transport)
     writer = await transport.log.register(WIDE)
     await post.send("box", b"1", note=b"1")
-    client = client_of(redis_process.config)
-    await client.flushall()
-    await client.aclose()
+    with redis_process.client() as client:
+        client.flushall()
     assert await transport.log.read({LOG_STREAM: "0-0", stream: "0-0"}, 10, 0.01) == []
     assert await transport.log.ends([LOG_STREAM, stream]) == {LOG_STREAM: "0-0", stream: "0-0"}
     assert await transport.log.streams() == ([LOG_STREAM], [])
@@ -631,9 +627,8 @@ async def test_a_log_reader_continues_when_the_server_is_back(redis_process, tra
     await post.send("box", b"1")
     [item] = await drain(transport, stream)
     reading = asyncio.create_task(transport.log.read({stream: item.entry}, 10, WAIT_S))
-    client = client_of(redis_process.config)
-    await until(lambda: blocked(client, 1))
-    await client.aclose()
+    async with client_of(redis_process.config) as client:
+        await until(lambda: blocked(client, 1))
     redis_process.kill()
     redis_process.start()
     other = await transports(redis_process.config)
