@@ -116,15 +116,13 @@ def test_constructor_takes_agentsocietys_arguments():
     assert repr(messager) == "Messager(broker:1884, name=None)"
 
 
-def test_constructor_takes_an_mqtt_config_or_a_url():
+def test_constructor_takes_a_host_or_an_mqtt_config():
     config = MqttConfig(server="broker", port=8883, ssl=True)
     assert MqttMessager(config)._config is config
-    assert MqttMessager("mqtts://ann:pw@broker")._config.ssl
     assert MqttMessager("broker")._config == MqttConfig(server="broker", port=1883, timeout=60)
     assert MqttMessager("broker", username=None, password="")._config.password is None
-    for arguments in ((config, 1883, "ann"), ("mqtt://broker", 1884)):
-        with pytest.raises(ConfigError, match="there"):
-            MqttMessager(*arguments)
+    with pytest.raises(ConfigError, match="there"):
+        MqttMessager(config, 1883, "ann")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +133,7 @@ def test_constructor_takes_an_mqtt_config_or_a_url():
         ({"hostname": None}, "hostname"),
         ({"hostname": "h", "timeout": 0}, "timeout"),
         ({"hostname": "h", "password": "a secret"}, "username"),
-        ({"hostname": "http://h"}, "http"),
+        ({"hostname": "mqtt://ann:a secret@h"}, "the host is a URL"),
         ({"hostname": "h", "message_interceptor": object()}, "forward"),
     ],
 )

@@ -1,7 +1,5 @@
 """Address of an MQTT broker, given by AgentSociety's arguments or by ours."""
 
-from urllib.parse import unquote, urlsplit
-
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from ray_messaging.config import ServerConfig
@@ -31,6 +29,10 @@ class MqttConfig(ServerConfig):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "MqttConfig":
+        if "://" in self.server:  # it may hold a password, so it is not shown
+            raise ValueError(
+                "the host is a URL: write its name alone, and port, username, password and ssl by themselves"
+            )
         # paho silently ignores a password without a username, and a key or a CA without TLS.
         if self.password is not None and self.username is None:
             raise ValueError("a password needs a username")
@@ -40,49 +42,17 @@ class MqttConfig(ServerConfig):
             raise ValueError("ssl_keyfile needs ssl_certfile")
         return self
 
-    @classmethod
-    def from_url(cls, url: str) -> "MqttConfig":
-        """Parse mqtt:// or mqtts:// (`[user[:password]@]host[:port]`); raise ConfigError if it is invalid.
-
-        The default port is 1883, or 8883 for mqtts.
-        """
-        how = "write mqtt://[user:password@]host:port, or mqtts:// for TLS"
-        try:
-            parts = urlsplit(url)
-        except ValueError:
-            raise ConfigError(f"invalid broker address: {how}") from None
-        if parts.scheme not in {"mqtt", "mqtts"}:
-            raise ConfigError(f"invalid broker address, its scheme is {parts.scheme!r}: {how}")
-        default_port = 8883 if parts.scheme == "mqtts" else 1883
-        # An unescaped / ? or # in a password ends the password. Do not ignore the rest.
-        more = parts.path.strip("/") + parts.query + parts.fragment
-        try:
-            return cls(
-                server=parts.hostname or "localhost",
-                port=-1 if more else default_port if parts.port is None else parts.port,
-                username=unquote(parts.username) if parts.username else None,
-                password=unquote(parts.password) if parts.password else None,
-                ssl=parts.scheme == "mqtts",
-            )
-        except (ValidationError, ValueError):
-            # The cause would show the password.
-            raise ConfigError(
-                f"invalid broker address: {how}, with a port of 1 to 65535 at the end, a user with each "
-                "password, and / @ : in the password as %2F %40 %3A"
-            ) from None
-
 
 def broker_config(
     hostname: object, port: int, username: str | None, password: str | None, timeout: float
 ) -> MqttConfig:
     """Return the config of a broker; raise ConfigError, without the password in it, if the arguments are invalid."""
-    if isinstance(hostname, MqttConfig) or (isinstance(hostname, str) and "://" in hostname):
+    if isinstance(hostname, MqttConfig):
         if (port, username, password, timeout) != (PORT, None, None, TIMEOUT_S):
             raise ConfigError(
-                f"a{'n MqttConfig' if isinstance(hostname, MqttConfig) else ' URL'} holds all settings of a broker: "
-                "put port, username, password and timeout there"
+                "an MqttConfig holds all settings of a broker: put port, username, password and timeout there"
             )
-        return hostname if isinstance(hostname, MqttConfig) else MqttConfig.from_url(hostname)
+        return hostname
     try:
         return MqttConfig.model_validate(
             {

@@ -81,8 +81,7 @@ class Messager(metaclass=_ActorClass):
     `start_listening`, and at the end `stop`; `async with` connects and stops.
 
     Args:
-        hostname: The broker's host name, its mqtt:// or mqtts:// URL, or an MqttConfig (with all other settings, TLS
-            included).
+        hostname: The broker's host name, or an MqttConfig (with all other settings, TLS included).
         timeout: Seconds that a send may wait for the broker.
         message_interceptor: `messaging.interceptor`, or any Ray actor with `forward(from_uuid, to_uuid, msg) -> bool`.
         name: With a name, messages for its topics wait at the broker while no process uses this name. None: they wait
