@@ -7,9 +7,9 @@ from inspect import isawaitable
 
 import numpy as np
 import pytest
-from support.contracts import WAIT_S, vanish
+from support.contracts import WAIT_S, fetch_batch, vanish
 
-from ray_messaging import ConfigError, Messager, Messages, MessagingConfig, UnknownName, columns
+from ray_messaging import ConfigError, Messager, MessagingConfig, UnknownName, columns
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.member_edges import MemberEdges
@@ -86,10 +86,7 @@ async def pair(opened):
 
 async def received(messager, count):
     """Fetch until `count` messages have come, and see that no more come; return them as one batch."""
-    found = Messages(messager.exp_id, [])
-    async with asyncio.timeout(WAIT_S):
-        while len(found) < count:
-            found.slices += (await messager.fetch_messages(timeout=WAIT_S)).slices
+    found = await fetch_batch(messager, count)
     found.slices += (await messager.fetch_messages()).slices
     assert len(found) == count
     return found

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from support.contracts import WAIT_S
+from support.contracts import WAIT_S, fetch_batch
 from support.frames import frames_of_columns
 
-from ray_messaging import InvalidColumns, InvalidPayload, Messages, PayloadTooLarge, columns
+from ray_messaging import InvalidColumns, InvalidPayload, PayloadTooLarge, columns
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Pattern, Rule, SlowRule, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.typed.table import TypedColumns
@@ -24,15 +24,6 @@ TEXTS = ["buy", "séll", ""]
 PLACES = np.arange(6, dtype=np.int32).reshape(3, 2)
 OFFERS = columns(price=PRICES, text=TEXTS, at=PLACES, open=[True, False, True])
 TO = [11, 12, 11]
-
-
-async def received(messager, count):
-    """Fetch until `count` messages have come; return them as one batch."""
-    found = Messages(messager.exp_id, [])
-    async with asyncio.timeout(WAIT_S):
-        while len(found) < count:
-            found.slices += (await messager.fetch_messages(timeout=WAIT_S)).slices
-    return found
 
 
 @pytest.fixture
@@ -64,25 +55,17 @@ async def test_columns_arrive_as_they_were_sent(pair, kind):
     else:
         receipts = await west.send_columns([1, 2, 3], TO, kinds.get(kind, OFFERS))
     assert [*receipts.fates] == ["delivered"] * 3
-    messages = await received(east, 3)
+    messages = await fetch_batch(east, 3)
     assert_offers(messages)
     assert messages.from_ids.tolist() == [1, 2, 3]
     assert all(isinstance(part.batch.lines, TypedColumns) for part in messages.slices)
-
-
-async def test_a_frame_of_pandas_needs_no_more(pair):
-    west, east = pair
-    await west.send_columns(1, [11, 12], pd.DataFrame({"n": [1, 2], "name": ["a", "b"]}))
-    messages = await received(east, 2)
-    assert messages.payloads == [{"n": 1, "name": "a"}, {"n": 2, "name": "b"}]
-    assert [message.payload for message in messages] == messages.payloads
 
 
 async def test_columns_become_a_table_a_frame_rows_of_the_local_log_and_pickled_messages(pair):
     west, east = pair
     await west.send_columns([1, 2, 3], TO, OFFERS)
     assert [row["payload"]["text"] for row in west.get_log_list()] == TEXTS
-    messages = await received(east, 3)
+    messages = await fetch_batch(east, 3)
     table = messages.to_arrow()
     assert table.column_names[:3] == ["message_id", "step", "channel"]
     assert str(table.schema.field("sent_at").type) == "timestamp[us, tz=UTC]"
@@ -100,10 +83,10 @@ async def test_columns_become_a_table_a_frame_rows_of_the_local_log_and_pickled_
 
 async def test_messages_of_several_kinds_share_a_table(pair):
     west, east = pair
-    await west.send_columns(1, [11, 12], columns(n=[1, 2], x=[0.5, 1.5]))
+    await west.send_columns(1, [11, 12], pd.DataFrame({"n": [1, 2], "x": [0.5, 1.5]}))
     await west.send_columns(1, [11], columns(n=[3], name=["c"]))
     await west.send_columns(1, [11, "nobody"], {"n": 4})
-    messages = await received(east, 4)
+    messages = await fetch_batch(east, 4)
     assert messages.column("n").tolist() == [1, 2, 3, 4]
     frame = messages.to_pandas()
     assert frame["payload"].tolist() == [None, None, None, {"n": 4}]
@@ -116,7 +99,7 @@ async def test_messages_of_several_kinds_share_a_table(pair):
         messages.column("x")
     assert (caught.value.column, caught.value.row) == ("x", 2)
     await west.send_columns(1, [11, 11], columns(n=["one", "two"]))
-    both = await received(east, 2)
+    both = await fetch_batch(east, 2)
     assert both.column("n").tolist() == ["one", "two"]
 
 
@@ -135,7 +118,7 @@ async def test_bad_columns_are_refused_before_anything_is_sent(pair):
         await west.send(1, 11, OFFERS)
     await west.send_columns(1, 11, columns(n=np.zeros(0)))
     await west.send_columns(1, 11, columns(n=[7]))
-    assert (await received(east, 1)).payloads == [{"n": 7}]
+    assert (await fetch_batch(east, 1)).payloads == [{"n": 7}]
 
 
 async def test_a_row_above_the_limit_is_refused(messagers):
@@ -151,7 +134,7 @@ async def test_frames_stay_within_the_limits_of_a_mailbox(messagers):
     east = await messagers(host=[11], frame_rows=100, frame_bytes=2_000)
     numbers, texts = np.arange(1_000), ["é" * (n % 7) for n in range(1_000)]
     await west.send_columns(np.arange(1_000), 11, columns(n=numbers, text=texts))
-    messages = await received(east, 1_000)
+    messages = await fetch_batch(east, 1_000)
     assert max(part.high - part.low for part in messages.slices) <= 100
     assert messages.column("n").tolist() == numbers.tolist()
     assert messages.column("text").tolist() == texts
@@ -192,7 +175,7 @@ async def test_a_rule_reads_a_column_as_an_array(messagers):
     assert [*receipts.fates] == ["delivered", "blocked", "blocked"]
     assert isinstance(rule.seen, TypedColumns)
     assert rule.seen._list is None
-    messages = await received(east, 1)
+    messages = await fetch_batch(east, 1)
     assert messages.column("text").tolist() == ["buy"]
     # Of JSON the same rule reads the values.
     assert [*(await west.send_columns(1, [11, 12], [{"price": 1}, {"price": 3}])).fates] == ["delivered", "blocked"]
@@ -217,7 +200,7 @@ async def test_a_rewrite_fits_the_columns_or_is_a_failure_of_the_rule(messagers,
     east = await messagers(name="east", host=[11, 12])
     receipts = await west.send_columns([1, 2, 3], TO, OFFERS)
     assert "".join(fate[0] for fate in receipts.fates) == fates
-    messages = await received(east, fates.count("d"))
+    messages = await fetch_batch(east, fates.count("d"))
     assert all(isinstance(part.batch.lines, TypedColumns) for part in messages.slices)
     prices = messages.column("price").tolist()
     assert repr(prices) == repr([2.0, math.nan, 3.0] if fates == "ddd" else [math.nan, 3.0])
@@ -237,7 +220,7 @@ async def test_questions_and_answers_are_columns(pair):
     west, east = pair
 
     async def answer():
-        questions = await received(east, 3)
+        questions = await fetch_batch(east, 3)
         await east.reply_columns(questions, columns(twice=questions.column("n") * 2))
 
     async with asyncio.TaskGroup() as tasks:
@@ -251,7 +234,7 @@ async def test_in_a_transaction_columns_travel_as_json(pair):
     west, east = pair
     async with west.transaction() as transaction:
         transaction.send_columns([1, 2, 3], TO, OFFERS)
-    messages = await received(east, 3)
+    messages = await fetch_batch(east, 3)
     assert messages.column("text").tolist() == TEXTS
     assert messages[1].payload["price"] is None
 
@@ -293,6 +276,6 @@ async def test_a_slow_rule_judges_rows_of_several_batches(messagers):
     east = await messagers(name="east", host=[11, 12])
     found = await asyncio.gather(*(west.send_columns([1, 2], [11, 12], columns(price=[0.5, n])) for n in (1.0, 3.0)))
     assert [[*receipts.fates] for receipts in found] == [["delivered"] * 2, ["delivered", "blocked"]]
-    messages = await received(east, 3)
+    messages = await fetch_batch(east, 3)
     assert messages.column("price").tolist() == [2.0] * 3
     assert all(isinstance(part.batch.lines, TypedColumns) for part in messages.slices)

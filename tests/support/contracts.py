@@ -7,7 +7,7 @@ import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from ray_messaging import Outgoing
+from ray_messaging import Messages, Outgoing
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import ShardsConfig
 from ray_messaging.interception.rules import ALLOW, Rule
@@ -25,6 +25,15 @@ async def fetch_all(messager, count, **options):
     async with asyncio.timeout(WAIT_S):
         while len(found) < count:
             found += await messager.fetch_messages(timeout=WAIT_S, **options)
+    return found
+
+
+async def fetch_batch(messager, count):
+    """Fetch until `count` messages have come; return them as one batch."""
+    found = Messages(messager.exp_id, [])
+    async with asyncio.timeout(WAIT_S):
+        while len(found) < count:
+            found.slices += (await messager.fetch_messages(timeout=WAIT_S)).slices
     return found
 
 
