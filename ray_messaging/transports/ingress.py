@@ -89,6 +89,7 @@ WIDE = 30_000
 # A broken connection looks the same as a quiet one. After this much silence we send a PING, and close the connection if
 # it is not answered in time.
 _SILENCE_S, _PONG_S = 5.0, 10.0
+_NAMED = 8  # the most channels that an error names
 
 
 class RedisIngress:
@@ -109,12 +110,11 @@ class RedisIngress:
         self._link = link
         self._brackets = keys.own.encode()
         self._marker, self._pattern = keys.wide.encode(), pattern.encode()
-        self._ears, self._hears = ears, bool(ears)
+        self._ears = ears
         self._signals = {self._marker, *(ear.encode() for ear in ears)}
         self._sink = sink
         self._few: dict[str, None] = {}
         self._many: list[ChannelSet] = []
-        self._exact = False  # the server does not let us subscribe to all agents' channels
         self._globs: list[bytes] = []
         self._connection: Feed | None = None
         self._at = ("", 0)  # host and port of the connection
@@ -151,7 +151,7 @@ class RedisIngress:
 
     async def unsubscribe(self, channels: Collection[str]) -> None:
         """Unsubscribe from channels; return when the server has confirmed it. A pattern for all agents stays."""
-        gone = [channel for channel in channels if channel in self._few or (self._exact and self._many)]
+        gone = [channel for channel in channels if channel in self._few]
         for channel in gone:
             self._few.pop(channel, None)
         if not gone or self._connection is None or not self._connection.is_open:
@@ -180,12 +180,10 @@ class RedisIngress:
         self._fail(Closed("this messager stopped listening before the server had confirmed what it subscribes to"))
 
     def _plan(self, connection: Feed, few: Collection[str], many: Sequence[ChannelSet], globs: Sequence[bytes]) -> None:
-        by_name = [few, *many] if self._exact else [few]
-        self._commands += [_commands("SUBSCRIBE", names) for names in by_name]
-        self._commands.append(_commands("PSUBSCRIBE", globs))
-        self._unconfirmed += sum(map(len, by_name)) + len(globs)
+        self._commands += [_commands("SUBSCRIBE", few), _commands("PSUBSCRIBE", globs)]
+        self._unconfirmed += len(few) + len(globs)
         self._ask()
-        if many and not self._exact:
+        if many:
             self._asked += 2
             self._unconfirmed += 2
             connection.send(("SUBSCRIBE", self._marker), ("PSUBSCRIBE", self._pattern))
@@ -212,7 +210,7 @@ class RedisIngress:
                 self._commands.clear()
                 self._asked = self._unconfirmed = 0
                 # The brackets are subscribed first: otherwise our own messages would be taken for a foreign client's.
-                few = [self._brackets.decode(), *(self._ears if self._hears else ()), *self._few]
+                few = [self._brackets.decode(), *self._ears, *self._few]
                 self._plan(self._connection, few, self._many, self._globs)
                 await self._watch(self._connection)
             except (RedisError, OSError) as error:
@@ -220,8 +218,8 @@ class RedisIngress:
                     self._fail(Closed("this messager's mailbox was removed: open a new one"))
                     return
                 refused = self._link.translated(error)
-                if isinstance(error, NoPermissionError) and self._ask_for_less():
-                    continue
+                if isinstance(error, NoPermissionError) and "channel" in str(error):
+                    refused = self._denied(refused)
                 if isinstance(refused, ServerRefused):
                     logger.error("messages of foreign clients will not arrive: %s", refused)  # noqa: TRY400 - no bug
                     self._fail(refused)
@@ -247,33 +245,13 @@ class RedisIngress:
                     self._connection = None
             await asyncio.sleep(REDIS_RESUBSCRIBE.first_s)
 
-    def _ask_for_less(self) -> bool:
-        """Plan to subscribe without the ear, without all agents' channels, or without both; return False at the end.
-
-        The server does not say which of them it has refused.
-        """
-        if self._hears:
-            self._hears = False
-            return True
-        if not self._many or self._exact:
-            return False
-        self._exact, self._hears = True, bool(self._ears)
-        logger.warning(
-            "the server's user may not subscribe to %s and %s, so we do so to each channel: that takes "
-            "240 bytes of the server's memory, and 2 us of its time, for each",
-            self._marker.decode(),
-            self._pattern.decode(),
-        )
-        return True
-
-    def _tell_deaf(self) -> None:
-        if self._ears and not self._hears:
-            logger.warning(
-                "the server's user may not subscribe to %s: a messager without a name that stands still for longer "
-                "than its lease loses its mailbox",
-                ", ".join(self._ears),
-            )
-            self._ears = ()
+    def _denied(self, error: Exception) -> ServerRefused:
+        """Build the error for a subscription that our user may not make; the server does not say to which channel."""
+        wide = [self._marker, self._pattern] if self._many else []
+        names = [self._brackets.decode(), *self._ears, *self._few, *(each.decode() for each in [*wide, *self._globs])]
+        listed = ", ".join(f"&{name}" for name in names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        host, port = self._link.address
+        return ServerRefused(f"{error} (a right of {listed})", host=host, port=port)
 
     async def _watch(self, connection: Feed) -> None:
         """Wait until the connection ends, and raise the reason. After a silence, send a PING."""
@@ -316,7 +294,7 @@ class RedisIngress:
         if channel in self._few or name == self._brackets or name in self._signals:
             return
         if any(channel in some for some in self._many):
-            if pattern == self._pattern and not self._exact:
+            if pattern == self._pattern:
                 self._sink(Ingress(channel, data, None))
         # Messages on a channel are passed on for the first pattern that matched the channel.
         elif pattern in self._globs and self._first_of(name, pattern):
@@ -324,10 +302,8 @@ class RedisIngress:
 
     def _confirm(self) -> None:
         """Wake the waiting `subscribe` calls if everything is confirmed."""
-        if self._unconfirmed:
-            return
-        self._tell_deaf()
-        self._end_waits(lambda ready: ready.set_result(None))
+        if not self._unconfirmed:
+            self._end_waits(lambda ready: ready.set_result(None))
 
     def _fail(self, error: Exception) -> None:
         self._end_waits(lambda ready: ready.set_exception(error))

@@ -1,10 +1,9 @@
 """A messager with very many channels receives those of all agents by one pattern, without visible difference."""
 
-import logging
-
+import pytest
 from support.contracts import client_of, fetch_all, until
 
-from ray_messaging import Messager
+from ray_messaging import Messager, ServerRefused
 from ray_messaging.addressing.channels import Keys, all_agents
 
 MANY = range(10_001)  # with three subtopics: above the limit of single subscriptions
@@ -101,21 +100,43 @@ async def test_the_wide_pattern_is_restored_after_a_cut(opener, server, store, e
     assert one.engine.transport._ingress.cuts == 1
 
 
-async def test_without_the_right_each_channel_is_subscribed(redis_process, exp_id, caplog):
+@pytest.fixture
+async def user(redis_process, exp_id):
+    """Return a function that makes a user with some channels, and returns how to connect as that user."""
     client, name = client_of(redis_process.config), f"user-{exp_id}"
-    rights = ["~*", "resetchannels", f"&exps:{exp_id}:*", f"&{Keys(exp_id).own}", "+@all"]
-    await client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *rights)
+
+    async def make(*channels):
+        await client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", "~*", "+@all", *channels)
+        return redis_process.config.model_copy(update={"username": name, "password": "secret"})
+
+    yield make
+    await client.execute_command("ACL", "DELUSER", name)
+    await client.aclose()
+
+
+async def test_a_subscription_that_is_denied_names_its_channels(user, exp_id, caplog):
+    keys = Keys(exp_id)
+    config = await user("resetchannels", f"&exps:{exp_id}:*", f"&{keys.own}")
+    async with Messager(config, exp_id) as one:
+        with pytest.raises(ServerRefused, match=rf"lacks a right: docs/security.md.*&{keys.ears}") as caught:
+            await one.host_agents([1], TOPICS)
+        assert (caught.value.host, caught.value.port) == (config.server, config.port)
+    config = await user("resetchannels", f"&exps:{exp_id}:*", f"&{keys.own}", f"&{keys.ears}*")
+    async with Messager(config, exp_id) as one:
+        with pytest.raises(ServerRefused, match=rf"&{keys.wide}, &exps:{exp_id}:agents:\*"):
+            await one.host_agents(MANY, TOPICS)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+
+
+async def test_many_channels_are_subscribed_in_parts(redis_process, exp_id):
+    client = client_of(redis_process.config)
     # The server drops a client with that much unread output: the confirmations of these channels take more.
     await client.config_set("client-output-buffer-limit", "pubsub 512kb 0 0")
-    config = redis_process.config.model_copy(update={"username": name, "password": "secret"})
-    with caplog.at_level(logging.ERROR):
-        async with Messager(config, exp_id) as one:
-            await one.host_agents(MANY, TOPICS)
-            assert await channels_of(redis_process.config, exp_id) == 30_003
-            assert one.engine.transport._ingress.cuts == 0  # it subscribed in parts
-            assert await client.publish(one.get_user_survey_channel(10_000), b"{}") == 1
-            assert len(await fetch_all(one, 1)) == 1
-            assert (await one.send_message(one.get_agent_chat_channel(70_000), {})).fate == "undeliverable"
-    assert caplog.records == []
-    await client.execute_command("ACL", "DELUSER", name)
+    async with Messager(redis_process.config, exp_id) as one:
+        await one.host_agents(MANY[:10_000], TOPICS)
+        assert await channels_of(redis_process.config, exp_id) == 30_000
+        assert one.engine.transport._ingress.cuts == 0
+        assert await client.publish(one.get_user_survey_channel(9_999), b"{}") == 1
+        assert len(await fetch_all(one, 1)) == 1
+        assert (await one.send_message(one.get_agent_chat_channel(70_000), {})).fate == "undeliverable"
     await client.aclose()
