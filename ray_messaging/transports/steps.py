@@ -332,11 +332,6 @@ class RedisSteps:
         """Return the covers of a box so far, which list what counts; final when the previous step is sealed."""
         return _covers(await self._link.command("HGETALL", self._keys.cover(box)))
 
-    async def boxes(self, step: int) -> list[str]:
-        """Return the names of the boxes for a step."""
-        names = await self._link.command("SMEMBERS", self._keys.steps(f"{step}:boxes"))
-        return sorted(name.decode() for name in names)
-
     async def covered_boxes(self, first: int, last: int) -> dict[str, list[Cover]]:
         """Return the covers so far of each box for the steps from `first` to `last`; see `covers`."""
         found = await self._link.script("list_boxes", [self._steps], [self._keys.prefix, first, last])

@@ -352,10 +352,7 @@ class RedisTransport:
         return bool(reply)
 
     async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:
-        """Return the leases of some mailboxes, and of others that are chosen at random, as `beat:duration in ms:...`.
-
-        Return {} if the server itself can tell which messagers live.
-        """
+        """Return the leases of some mailboxes, and of others chosen at random, as `beat:duration in ms:...`."""
         found = await self.link.script("read_leases", [self.keys.changes], [self.keys.prefix, _OTHERS, *mailboxes])
         return {name.decode(): lease.decode() for name, lease in zip(found[::2], found[1::2], strict=True)}
 

@@ -1,15 +1,14 @@
 """Rules that ban senders, or pairs of agents, after repeated violations."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
 
-from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.checks import check_count
-from ray_messaging.interception.rules.pairs import Pair, PairIndex, PairTable, blocks, check_pairs, name_of
+from ray_messaging.interception.rules.pairs import Pair, PairIndex, PairTable, blocks, name_of
 from ray_messaging.interception.rules.rule import ALLOW, RAISED, PairCheck, Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.server.table import Table
 from ray_messaging.message import Message
@@ -61,11 +60,6 @@ class Ban(Rule):
 
     def _banned(self) -> list[Any]:
         return [key for key, count in self.state.items() if not _of_check(key) and count >= self.after]
-
-    def _forgive(self, keys: set[Any] | None) -> None:
-        for key in [key for key in self.state if not _of_check(key)] if keys is None else keys:
-            self.state.pop(key, None)
-        self._build_index()
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
         """Return the check's verdicts, and blocks for rows whose sender or pair is banned."""
@@ -230,15 +224,6 @@ class EdgeBan(Ban):
     def __init__(self, check: Rule, after: int = 3, *, name: str = "edge_ban") -> None:
         super().__init__(check, after, name)
 
-    @property
-    def banned(self) -> frozenset[Pair]:
-        """Return the banned (from_id, to_id) pairs; None stands for plain channels."""
-        return frozenset(self._banned())
-
-    def forgive(self, pairs: Iterable[Pair] | Pair | None = None) -> None:
-        """Reset the violations of pairs, or of a single pair; by default of all. Their bans end."""
-        self._forgive(None if pairs is None else check_pairs(pairs, self.name))
-
     def pair_check(self) -> PairCheck | None:
         """Return the check of banned pairs if broadcasts are judged as one message, otherwise None.
 
@@ -270,20 +255,6 @@ class SenderBan(Ban):
 
     def __init__(self, check: Rule, after: int = 3, *, name: str = "sender_ban") -> None:
         super().__init__(check, after, name)
-
-    @property
-    def banned(self) -> frozenset[AgentId]:
-        """Return the banned agents."""
-        return frozenset(self._banned())
-
-    def forgive(self, agents: Iterable[AgentId] | AgentId | None = None) -> None:
-        """Reset the violations of agents, or of a single agent; by default of all. Their bans end."""
-        if agents is None:
-            self._forgive(None)
-        elif isinstance(agents, Iterable) and not isinstance(agents, str):
-            self._forgive({check_id(agent) for agent in agents})
-        else:
-            self._forgive({check_id(agents)})
 
     def _reason(self, key: Any) -> str:  # noqa: ANN401 - as Ban's
         return f"{name_of(key)} may no longer write to anybody: it is banned after {self.after} violation(s)"

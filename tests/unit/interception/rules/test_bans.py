@@ -83,29 +83,10 @@ def test_a_ban_begins_within_a_batch():
     reasons = [verdict and verdict.reason for verdict in judged(edge, batch)]
     ban = "agent 1 may no longer write to agent 2: it is banned after 2 violation(s)"
     assert reasons == ["it holds bad", None, "it holds bad", ban, ban, None, None]
-    assert edge.banned == {(1, 2)}
+    assert dict(edge.state) == {(1, 2): 2}
     assert blocked(sender, batch) == [0, 2, 3, 4, 5]
-    assert sender.banned == {1}
+    assert dict(sender.state) == {1: 2}
     assert blocked(sender, batch) == [0, 1, 2, 3, 4, 5]
-
-
-def test_forgiving():
-    edge, sender = EdgeBan(NoBad(), after=1), SenderBan(NoBad(), after=1)
-    batch = batch_of([(1, 2), ("ann", 2), (3, None)], ["bad"] * 3)
-    for rule in (edge, sender):
-        judged(rule, batch)
-    edge.forgive((1, 2))
-    assert edge.banned == {("ann", 2), (3, None)}
-    edge.forgive([("ann", 2), (9, 9)])
-    assert edge.banned == {(3, None)}
-    sender.forgive("ann")
-    sender.forgive([3])
-    assert sender.banned == {1}
-    again = batch_of([(1, 2), ("ann", 2), (3, None)], ["fine"] * 3)
-    assert (blocked(edge, again), blocked(sender, again)) == ([2], [0])
-    edge.forgive()
-    sender.forgive()
-    assert (blocked(edge, again), blocked(sender, again)) == ([], [])
 
 
 @pytest.mark.parametrize("seconds", [None, 1000.0])
@@ -118,7 +99,7 @@ def test_counters_of_the_check_survive(seconds):
     heir.state.load(kept)
     heir.restored()
     assert blocked(heir, batch_of([(1, 2), (2, 1)])) == [0]
-    assert heir.banned == {1}
+    assert heir.describe()["banned"] == 1
     heir.new_round()
     follow(heir.state.changes(), kept)
     heir = make()
@@ -128,11 +109,10 @@ def test_counters_of_the_check_survive(seconds):
 
 
 def test_a_black_list_as_check():
-    rule = SenderBan(BlackList([(1, 2)]), after=1)
-    assert blocked(rule, batch_of([(1, 3), (1, 2), (1, 3), (2, 1)])) == [1, 2]
-    heir = revived(rule, SenderBan(BlackList(), after=1))
-    heir.forgive()
-    assert blocked(heir, batch_of([(1, 3), (1, 2)])) == [1]
+    rule = SenderBan(BlackList([(1, 2)]), after=2)
+    assert blocked(rule, batch_of([(1, 3), (1, 2), (1, 3), (2, 1)])) == [1]
+    heir = revived(rule, SenderBan(BlackList(), after=2))
+    assert blocked(heir, batch_of([(1, 3), (1, 2), (1, 3), (2, 1)])) == [1, 2]
 
 
 class Crash(Rule):
@@ -155,7 +135,7 @@ def test_a_check_that_fails_blocks_and_is_not_counted(check):
     rule = SenderBan(check(), after=1)
     verdicts = judged(rule, batch_of([(1, 2), (1, 3)]))
     assert all("the rule failed" in verdict.reason for verdict in verdicts)
-    assert rule.banned == frozenset()
+    assert rule.describe()["banned"] == 0
     rule.on_error = "allow"
     assert blocked(rule, batch_of([(1, 2), (1, 3)])) == []
     lenient = check()
@@ -166,7 +146,7 @@ def test_a_check_that_fails_blocks_and_is_not_counted(check):
 def test_a_regex_that_runs_away_is_no_violation():
     rule = SenderBan(Pattern(["bad"], ["^(a|aa)+$"], time_limit_s=0.01), after=1)
     assert blocked(rule, batch_of([(1, 2), (3, 2)], ["a" * 60 + "b", "bad"])) == [0, 1]
-    assert rule.banned == {3}
+    assert dict(rule.state) == {3: 1}
 
 
 class Tag(Rule):
@@ -217,7 +197,8 @@ def test_the_check_sees_the_interceptor_only_while_it_is_asked():
     interceptor.violations[1] = 6
     assert blocked(rule, batch_of([(1, 2)])) == [0]
     rule.new_round()
-    rule.forgive(1)
+    del rule.state[1]
+    rule.restored()
     assert blocked(rule, batch_of([(1, 2)])) == []
     assert interceptor.rules.pop(0) is rule
     assert rule.inner.context is None
