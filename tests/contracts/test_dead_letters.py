@@ -31,34 +31,23 @@ async def sender(messagers):
     return await messagers()
 
 
+class Letters(RedisDeadLetters):
+    """The dead letters of the server under test."""
+
+    async def letters(self):
+        return await self.page("", 1000)
+
+    async def move(self, letter):
+        return await Requeueing(self, self._transport.exp_id).requeue(letter)
+
+    async def move_all(self):
+        requeueing = Requeueing(self, self._transport.exp_id)
+        return [await requeueing.requeue(letter) for letter in await self.letters()]
+
+
 @pytest.fixture
-def dead_letters(sender, exp_id):
-    """Give access to the dead letters of the server under test."""
-    transport = sender.engine.transport
-    store = RedisDeadLetters(transport)
-
-    class DeadLetterAccess:
-        facts, page, get, drop = store.facts, store.page, store.get, store.drop
-
-        async def letters(self):
-            return await store.page("", 1000)
-
-        async def requeue(self, letter):
-            return await Requeueing(store, exp_id).requeue(letter)
-
-        async def requeue_all(self):
-            requeueing = Requeueing(store, exp_id)
-            return [await requeueing.requeue(letter) for letter in await self.letters()]
-
-        async def write(self, letter, mailbox, *frames, version=None):
-            listeners = await store.listeners()
-            returned = [Returned(mailbox, 1, frame) for frame in frames]
-            return await store.requeue(letter.id, listeners.version if version is None else version, returned, b"")
-
-        async def remove(self, mailbox):
-            await transport.remove(mailbox, None)
-
-    return DeadLetterAccess()
+def dead_letters(sender):
+    return Letters(sender.engine.transport)
 
 
 async def send(sender, *to_ids, from_id=7):
@@ -107,7 +96,7 @@ async def test_an_unreadable_frame_becomes_one_letter_over_reader_restarts(messa
     again = await messagers(name="group", host=[1])
     await take_in(again, 1)
     await vanish(again)
-    await dead_letters.remove("group")
+    await sender.engine.transport.remove("group", None)
     garbage, frame = await dead_letters.letters()
     assert garbage.frame == GARBAGE
     assert "it does not begin with RM" in garbage.reason
@@ -139,7 +128,7 @@ async def test_a_late_reader_of_a_removed_mailbox_writes_no_letter(messagers, se
     receiver = await messagers(name="group", host=[1])
     await vanish(receiver)
     await store.write("group", GARBAGE)
-    await dead_letters.remove("group")
+    await sender.engine.transport.remove("group", None)
     await sender.engine.transport.bury("group", "1-0", GARBAGE, "a reader that is late")
     assert [one.reason for one in await dead_letters.letters()] == ["the mailbox was removed"]
 
@@ -170,7 +159,7 @@ async def test_a_letter_above_the_limit_keeps_only_its_reason(messagers, dead_le
     facts = await dead_letters.facts()
     assert facts[:3] == (2, len(small.frame) + 2 * LETTER_BYTES, 1)
     assert facts.dropped_bytes > 5000
-    assert "cannot be decoded" in (await dead_letters.requeue(large)).why
+    assert "cannot be decoded" in (await dead_letters.move(large)).why
 
 
 def test_of_a_huge_unreadable_frame_the_beginning_is_kept():
@@ -190,8 +179,8 @@ async def test_unhandled_messages_are_requeued_once_with_their_ids(messagers, se
     await old.close()
     new = await messagers(name="new", host=[1])
     (letter,) = await dead_letters.letters()
-    assert await dead_letters.requeue(letter) == (2, 0, "", False)
-    assert await dead_letters.requeue(letter) == (0, 0, "it is not there any more", False)
+    assert await dead_letters.move(letter) == (2, 0, "", False)
+    assert await dead_letters.move(letter) == (0, 0, "it is not there any more", False)
     await take_in(new, 2)
     found = await new.fetch_messages()
     assert ids_of(found) == sent[1:]
@@ -211,7 +200,7 @@ async def test_typed_columns_are_requeued_as_they_were_sent(messagers, sender, d
     (letter,) = await dead_letters.letters()
     assert decode(letter.frame).column("price").tolist() == [0.5, 1.5, 2.5, 3.5]
     west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[2])
-    assert await dead_letters.requeue(letter) == (3, 0, "", False)  # in parts, each of them typed
+    assert await dead_letters.move(letter) == (3, 0, "", False)  # in parts, each of them typed
     for receiver, rows in ((west, [2]), (east, [1, 3])):
         (batch,) = [part.batch for part in (await receiver.fetch_messages(timeout=WAIT_S)).slices]
         assert isinstance(batch.lines, TypedColumns)
@@ -227,7 +216,7 @@ async def test_an_older_group_that_has_a_copy_by_a_pattern_gets_no_second_one(me
     assert ids_of(await fetch_all(listens, 1)) == sent[:1]
     await leaves.close()
     await listens.host_agents([1, 2], ["agent-chat"])
-    (outcome,) = await dead_letters.requeue_all()
+    (outcome,) = await dead_letters.move_all()
     assert outcome[:2] == (1, 1)
     assert ids_of(await fetch_all(listens, 1)) == sent[1:]
     assert not await listens.fetch_messages()
@@ -238,16 +227,16 @@ async def test_messages_without_a_listener_remain_in_a_letter_of_their_own(messa
     sent = await send(sender, 1, 2)
     await old.close()
     (letter,) = await dead_letters.letters()
-    assert (await dead_letters.requeue(letter))[:2] == (0, 2)
+    assert (await dead_letters.move(letter))[:2] == (0, 2)
     assert await dead_letters.letters() == [letter]
     one = await messagers(name="one", host=[1])
-    assert (await dead_letters.requeue(letter))[:2] == (1, 1)
+    assert (await dead_letters.move(letter))[:2] == (1, 1)
     assert ids_of(await fetch_all(one, 1)) == sent[:1]
     (rest,) = await dead_letters.letters()
     assert (rest.mailbox, rest.reason, rest.row) == (letter.mailbox, letter.reason, 0)
     assert abs(rest.at - letter.at) < 0.002
     two = await messagers(name="two", host=[2])
-    assert await dead_letters.requeue(rest) == (1, 0, "", False)
+    assert await dead_letters.move(rest) == (1, 0, "", False)
     assert ids_of(await fetch_all(two, 1)) == sent[1:]
     assert (await dead_letters.facts())[:2] == (0, 0)
 
@@ -257,11 +246,11 @@ async def test_a_mailbox_with_its_own_copy_gets_no_second_one(messagers, sender,
     receipt = await sender.send_message("news", {"n": 1})
     assert len(await fetch_all(stays, 1)) == 1
     await leaves.close()
-    (outcome,) = await dead_letters.requeue_all()
+    (outcome,) = await dead_letters.move_all()
     assert outcome[:2] == (0, 1)
     assert "may have these messages already" in outcome.why
     comes = await messagers(listen=["news"])
-    assert await dead_letters.requeue_all() == [(1, 0, "", False)]
+    assert await dead_letters.move_all() == [(1, 0, "", False)]
     assert ids_of(await fetch_all(comes, 1)) == [receipt.message_id]
     assert not await stays.fetch_messages()
 
@@ -281,7 +270,7 @@ async def test_a_mailbox_opened_before_the_lease_expired_gets_the_missing_messag
     await sender.send_message("news", {"n": 3})
     found = ids_of(await fetch_all(new, 2))
     assert found[0] == both.message_id
-    assert [outcome[:2] for outcome in await dead_letters.requeue_all()] == [(1, 0), (0, 1)]
+    assert [outcome[:2] for outcome in await dead_letters.move_all()] == [(1, 0), (0, 1)]
     assert ids_of(await fetch_all(new, 1)) == [before.message_id]
     assert not await new.fetch_messages()
 
@@ -300,13 +289,13 @@ async def test_a_full_mailbox_takes_no_part_of_a_letter(messagers, sender, dead_
     await send(sender, 1)
     await take_in(new, 2)
     (letter,) = await dead_letters.letters()
-    outcome = await dead_letters.requeue(letter)
+    outcome = await dead_letters.move(letter)
     assert (outcome.messages, outcome.left, outcome.full) == (0, 4, True)
     assert "'new' has no room" in outcome.why
     assert (await dead_letters.letters(), await store.waiting("new")) == ([letter], 2)
     await fetch_all(new, 2)
     await new.ack()
-    assert (await dead_letters.requeue(letter))[:2] == (4, 0)  # in frames of one row, which this mailbox accepts
+    assert (await dead_letters.move(letter))[:2] == (4, 0)  # in frames of one row, which this mailbox accepts
     assert ids_of(await fetch_all(new, 4)) == sent
     await new.ack()
     assert await store.waiting("new") == 0
@@ -318,6 +307,11 @@ async def test_a_letter_is_not_requeued_with_an_outdated_directory(messagers, se
     await old.close()
     await messagers(name="new", host=[1])
     (letter,) = await dead_letters.letters()
-    assert (await dead_letters.write(letter, "new", letter.frame, version=0))[0] is Requeued.STALE_DIRECTORY
-    assert (await dead_letters.write(letter, "nowhere", letter.frame))[0] is Requeued.STALE_DIRECTORY
-    assert await dead_letters.write(letter, "new", letter.frame) == (Requeued.DONE, "")
+    version = (await dead_letters.listeners()).version
+    for known, mailbox, outcome in (
+        (0, "new", Requeued.STALE_DIRECTORY),
+        (version, "nowhere", Requeued.STALE_DIRECTORY),
+        (version, "new", Requeued.DONE),
+    ):
+        returned = [Returned(mailbox, 1, letter.frame)]
+        assert (await dead_letters.requeue(letter.id, known, returned, b""))[0] is outcome

@@ -31,6 +31,11 @@ async def settle(transport, name="box", limits=WIDE):
     return listening.epoch, streams[0]
 
 
+async def logged(transport, limits=WIDE):
+    """Open a mailbox, and register the log; return the reader's epoch, the stream, and the writer's epoch."""
+    return *(await settle(transport, limits=limits)), await transport.log.register(WIDE)
+
+
 async def drain(transport, *streams, after=None):
     """Read streams to their ends; return their entries without markers."""
     cursors = dict.fromkeys(streams, "0-0") | (after or {})
@@ -120,8 +125,7 @@ async def test_registering_the_log_makes_senders_reload_once_and_fences_earlier_
 
 @pytest.mark.parametrize("order", ["rrll", "llrr", "lrrl"])
 async def test_only_entries_that_reader_and_log_have_are_trimmed(transport, post, store, order):
-    epoch, stream = await settle(transport)
-    writer = await transport.log.register(WIDE)
+    epoch, stream, writer = await logged(transport)
     for frame in (b"1", b"2", b"3"):
         await post.send("box", frame)
     entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
@@ -161,8 +165,7 @@ async def test_the_reason_of_a_refused_frame_can_be_requested(transport, post):
 
 
 async def test_a_partly_handled_frame_is_not_trimmed(transport, post, store):
-    epoch, stream = await settle(transport)
-    writer = await transport.log.register(WIDE)
+    epoch, stream, writer = await logged(transport)
     await post.send("box", b"1", rows=3)
     [(entry, _)] = await transport.read("box", "0-0", 10, 1)
     await transport.commit("box", epoch, Cursor(entry, 2), messages=2, nbytes=0)
@@ -173,8 +176,7 @@ async def test_a_partly_handled_frame_is_not_trimmed(transport, post, store):
 
 
 async def test_entries_are_ordered_by_number(transport, store):
-    epoch, stream = await settle(transport)
-    writer = await transport.log.register(WIDE)
+    epoch, stream, writer = await logged(transport)
     key = await store.stream("box")
     for entry in ("9-9", "9-10", "10-1"):
         await store.client.xadd(key, {"f": entry}, id=entry)
@@ -186,8 +188,7 @@ async def test_entries_are_ordered_by_number(transport, store):
 
 
 async def test_a_successor_continues_at_the_readers_cursor_although_the_log_lags(transport, post):
-    epoch, _ = await settle(transport)
-    await transport.log.register(WIDE)
+    epoch, _, _ = await logged(transport)
     await post.send("box", b"1")
     await post.send("box", b"2")
     [(entry, _)] = await transport.read("box", "0-0", 1, 1)
@@ -202,8 +203,7 @@ async def test_a_successor_continues_at_the_readers_cursor_although_the_log_lags
 
 
 async def test_notes_are_written_with_their_frames(transport, post, store):
-    _, stream = await settle(transport)
-    await transport.log.register(WIDE)
+    _, stream, _ = await logged(transport)
     get = await store.subscribe("news")
     fates = await post.ask(
         post.part("box", b"frame", note=b"rewritten"),
@@ -226,8 +226,7 @@ async def test_notes_are_written_with_their_frames(transport, post, store):
 
 
 async def test_a_repeated_call_writes_its_notes_once(transport, post):
-    await settle(transport)
-    await transport.log.register(WIDE)
+    await logged(transport)
     request = await post.request(
         post.part("box", b"1", note=b"a"),
         post.part("", publish=[Published("nobody", b"x")], note=b"b"),
@@ -240,8 +239,7 @@ async def test_a_repeated_call_writes_its_notes_once(transport, post):
 
 
 async def test_a_refused_call_writes_no_notes(transport, post):
-    await settle(transport, limits=Limits(2, 100, 60, leased=False))
-    await transport.log.register(WIDE)
+    await logged(transport, limits=Limits(2, 100, 60, leased=False))
     assert await post.send("box", b"1", rows=3, note=b"too many") is FULL
     assert await post.send("box", b"x" * 101, note=b"too large") is FrameFate.TOO_LARGE
     assert await post.send("gone", b"1", note=b"gone") is FrameFate.GONE
@@ -253,8 +251,9 @@ async def test_a_refused_call_writes_no_notes(transport, post):
 
 @pytest.mark.parametrize("by_bytes", [False, True], ids=["messages", "bytes"])
 async def test_a_mailbox_unread_by_the_log_fills_up(transport, post, by_bytes):
-    epoch, stream = await settle(transport, limits=Limits(9, 30, 60, False) if by_bytes else Limits(3, 999, 60, False))
-    writer = await transport.log.register(WIDE)
+    epoch, stream, writer = await logged(
+        transport, limits=Limits(9, 30, 60, False) if by_bytes else Limits(3, 999, 60, False)
+    )
     for n in range(1, 4):
         assert await post.send("box", b"x" * 10) is WRITTEN
         entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
@@ -388,8 +387,7 @@ async def test_a_log_continued_in_another_folder_reports_its_missing_rows(transp
 
 
 async def test_a_writer_that_lost_its_file_reads_the_untrimmed_entries_again(transport, post):
-    epoch, stream = await settle(transport, limits=Limits(3, 999, 60, leased=False))
-    writer = await transport.log.register(WIDE)
+    epoch, stream, writer = await logged(transport, limits=Limits(3, 999, 60, leased=False))
     await post.send("box", b"1")
     await post.send("box", b"2")
     first, second = await drain(transport, stream)
@@ -406,8 +404,7 @@ async def test_a_writer_that_lost_its_file_reads_the_untrimmed_entries_again(tra
 
 @pytest.mark.parametrize("how", ["removed", "expired"])
 async def test_a_stream_outlives_its_mailbox_until_the_log_has_it(transport, post, store, how):
-    epoch, stream = await settle(transport, limits=Limits(9, 999, 60, leased=how == "expired"))
-    writer = await transport.log.register(WIDE)
+    epoch, stream, writer = await logged(transport, limits=Limits(9, 999, 60, leased=how == "expired"))
     for frame in (b"1", b"2", b"3"):
         await post.send("box", frame)
     entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
@@ -432,8 +429,7 @@ async def test_a_stream_outlives_its_mailbox_until_the_log_has_it(transport, pos
 
 
 async def test_a_reused_name_gets_a_new_stream(transport, post):
-    _, old = await settle(transport)
-    writer = await transport.log.register(WIDE)
+    _, old, writer = await logged(transport)
     await post.send("box", b"old")
     await transport.remove("box", None)
     epoch, new = await settle(transport, limits=Limits(1, 100, 60, leased=False))
@@ -519,8 +515,7 @@ async def test_a_reply_with_large_frames_is_bounded_in_bytes(transport, post, mo
 
 
 async def test_a_cancelled_read_affects_no_other(transport, post, store):
-    _, stream = await settle(transport)
-    await transport.log.register(WIDE)
+    _, stream, _ = await logged(transport)
     for _ in range(3):
         await until(lambda: blocked(store.client, 0))
         task = asyncio.create_task(transport.log.read({stream: "0-0"}, 10, WAIT_S))
