@@ -15,7 +15,7 @@ def name_of(function: object) -> str:
 
 
 def source_of(model: object) -> str | None:
-    """Return a digest of a model's file, or of its own text in a notebook; None: no source, as in `python -c`."""
+    """Return a digest of a model's file, or of its own text in a notebook; None: no source, as after `exec`."""
     while isinstance(model, partial):
         model = model.func
     code = model if hasattr(model, "__qualname__") else type(model)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.interception.broadcasts import Intersections, PairRows, once_each, pair_rows
 from ray_messaging.interception.rules.rule import ALLOW, RAISED, Rule, SlowRule, Verdict, block, checked
-from ray_messaging.interception.server.watchdog import FAILURES, Watch, told
+from ray_messaging.interception.server.watchdog import FAILURES, Stuck, Watch, told
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.limits_and_timeouts import PAYLOAD_LIMIT
 from ray_messaging.message import Message
@@ -152,7 +152,10 @@ class RulePipeline:
             finally:
                 watch.rule = None
                 if watch.struck:
-                    watch.take_back()
+                    try:
+                        watch.take_back()
+                    except Stuck:
+                        watch.take_back()
             if found:
                 found = checked_rows(found, batch.rows)
             elif not isinstance(found, Mapping):

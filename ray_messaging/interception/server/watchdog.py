@@ -67,7 +67,10 @@ class Watch:
         finally:
             self.rule = None
             if self.struck:
-                self.take_back()
+                try:
+                    self.take_back()
+                except Stuck:  # as it was called; another one may be under way
+                    self.take_back()
 
     def take_back(self) -> None:
         """Cancel an interrupt that came too late, when the rule was already done."""

@@ -36,10 +36,11 @@ async def _introduce(connection: AbstractConnection) -> None:
     try:
         await connection.on_connect()
     except BaseException as error:
-        ended = isinstance(error, RuntimeError) and writer.transport.is_closing()
-        with suppress(AttributeError):  # raised by early releases of Python 3.11 if the server has closed it
+        # uvloop raises RuntimeError for this, some releases of Python AttributeError; redis-py expects asyncio's error.
+        ended = isinstance(error, (RuntimeError, AttributeError)) and writer.transport.is_closing()
+        with suppress(AttributeError):
             writer.transport.abort()
-        if ended:  # uvloop raises RuntimeError for this; redis-py expects asyncio's error
+        if ended:
             raise RedisConnectionError("the server ended the connection while it was opened") from error
         raise
 

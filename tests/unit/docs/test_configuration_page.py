@@ -35,7 +35,6 @@ def test_the_page_has_a_row_for_each_field_and_no_other(config):
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
 def test_help_shows_the_fields_and_nothing_of_pydantic(config):
     text = pydoc.plain(pydoc.render_doc(config))
-    assert len(text.splitlines()) < 60
     assert "model_dump" not in text
     for name, kind, default, description in settings_of(config):
         assert f"{name} ({kind}, {default}): {description}" in text

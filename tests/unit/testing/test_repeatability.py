@@ -167,7 +167,6 @@ def test_arguments_are_checked_as_those_of_a_run(given, words):
         (lambda group: None, {"by": "group", "graph": None}, r"def crowd\(group, step\)"),
         (Counter, {}, r"model=<class .*Counter'> must be a function"),
         (clean, {"start": dict}, None),
-        (clean, {"start": time.time_ns}, None),
         (clean, {"start": lambda *, me: {}}, "must take one argument"),
         (clean, {"start": lambda me, rng: {}}, "'rng'"),
         (partial(lambda me, inbox, more: tell(me, more), more=3), {}, None),

@@ -64,7 +64,7 @@ def test_a_function_of_a_notebook_has_its_own_text_as_source():
 
 def test_without_a_source_there_is_no_digest():
     names = {"__name__": "no_such_module"}
-    exec("def person(me, inbox): pass", names)
+    exec(compile("def person(me, inbox): pass", "<nowhere>", "exec"), names)
     assert source_of(names["person"]) is None
     assert source_of(len) is None
 

@@ -166,7 +166,7 @@ def test_a_rule_that_is_done_is_never_interrupted():
     try:
         while time.monotonic() < deadline:
             try:
-                watch.run(rule, sum, range(200))
+                watch.run(rule, sum, (number for number in range(200)))
             except Stuck:
                 hit += 1
             try:
