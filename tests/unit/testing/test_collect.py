@@ -106,6 +106,7 @@ def test_a_value_that_comes_later_was_zero_before():
         (crowd, lambda group: {"x": [True, *range(19)]}, StepFailed, "bool and int"),
         (crowd, lambda group: {"x": ["a\0"] * 20}, StepFailed, "null character"),
         (crowd, lambda group: {"x": [2**53 + 1, *[0.5] * 19]}, StepFailed, "collect: x holds whole numbers"),
+        (person, None, ConfigError, "pass collect="),
         (person, 5, ConfigError, "collect=5 must be"),
         (person, [], ConfigError, r"collect=\[\] must be"),
         (person, [Mean("mood"), "side"], ConfigError, "must be a function"),
@@ -124,8 +125,3 @@ def test_a_collect_that_is_wrong_is_told_with_its_place(model, collect, error, t
 def test_every_is_a_number_of_steps():
     with pytest.raises(ConfigError, match="collect_every=0"):
         series(person, rows, 1, collect_every=0)
-
-
-def test_a_run_that_collects_nothing_has_no_series():
-    with pytest.raises(ConfigError, match="pass collect="):
-        series(person, None, 1)
