@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import check_id
 from ray_messaging.audiences.graph_edges import CHUNK, Adjacency, GraphEdges, gathered, offsets_of
-from ray_messaging.audiences.pairs import int_places
 from ray_messaging.errors import AudienceTooLarge, ConfigError, InvalidColumns, UnknownName
+from ray_messaging.model.agent_sets import int_places
 from ray_messaging.model.columns import IdColumn
 
 _HALF = np.int64(32)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.graph_edges import gathered
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
@@ -45,10 +46,7 @@ def kept_places(kept: bytes, pairs: int) -> NDArray[np.intp]:
         bounds = np.frombuffer(data, _PLACE).astype(np.int64)
         steps = np.diff(bounds, prepend=-1)
         if bool((steps >= 0).all()) and bool((steps[1::2] > 0).all()) and (not len(bounds) or bounds[-1] <= pairs):
-            begins, lengths = bounds[::2], steps[1::2]
-            before = np.cumsum(lengths) - lengths
-            places: NDArray[np.intp] = np.arange(int(lengths.sum())) + np.repeat(begins - before, lengths)
-            return places
+            return gathered(bounds[::2], steps[1::2])
     raise FrameError("invalid frame: it keeps pairs that its rows do not have; find the client that wrote it")
 
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.columns import INT, STR, IdColumn
+from ray_messaging.model.agent_sets import AgentSet, int_places
+from ray_messaging.model.columns import STR, IdColumn
 
 
 class Pairs(NamedTuple):
@@ -27,24 +27,6 @@ class HeardRows(NamedTuple):
     high: int
     offsets: NDArray[np.int64]
     rows: NDArray[np.intp]
-
-
-def int_places(ints: NDArray[np.int64], ids: IdColumn) -> NDArray[np.intp]:
-    """Return the index of each id in ascending ints, or -1 if it is not there."""
-    if not len(ints):
-        return np.full(len(ids), -1, np.intp)
-    values, low, high = ids.values, int(ints[0]), int(ints[-1])
-    if high - low == len(ints) - 1:  # the ints have no gaps, so a subtraction replaces the search
-        found = values - low
-        missing = (values < low) | (values > high)
-    else:
-        found = np.searchsorted(ints, values)
-        np.minimum(found, len(ints) - 1, out=found)
-        missing = ints[found] != values
-    if ids.kinds is not None:
-        missing |= ids.kinds != INT
-    found[missing] = -1
-    return found
 
 
 def places_in(agents: AgentSet, ids: IdColumn) -> NDArray[np.intp]:

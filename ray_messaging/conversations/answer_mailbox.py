@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterable
-from itertools import pairwise
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from ray_messaging.engine import Engine
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.message_ids import MessageIdColumn
-from ray_messaging.receiving.ack_ranges import spans_in
+from ray_messaging.receiving.ack_ranges import runs_of, spans_in
 from ray_messaging.receiving.commits import MOST_RANGES
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Piece
@@ -89,10 +88,10 @@ class AnswerMailbox:
                 self._handled.append(found)
                 continue
             keep = self._keeps_late and self._fetcher.listens and self._uncommitted < _MOST_KEPT
-            self._handled += _runs(found, np.setdiff1d(np.arange(found.low, found.high), late)) if keep else [found]
+            self._handled += _slices(found, np.setdiff1d(np.arange(found.low, found.high), late)) if keep else [found]
             self._uncommitted += len(late) if keep else 0
             if self._fetcher.listens:  # else nothing could fetch them, but the event log has them
-                for part in _runs(found, late):
+                for part in _slices(found, late):
                     nbytes = 0 if part.batch.lines is None else part.batch.lines.nbytes
                     self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))
 
@@ -119,9 +118,6 @@ def _as_asked(batch: Batch) -> None:
         extension.asked_outside = {}
 
 
-def _runs(found: Slice, rows: Rows) -> list[Slice]:
+def _slices(found: Slice, rows: Rows) -> list[Slice]:
     """Return some rows of a slice, in ascending order, as slices."""
-    if not len(rows):
-        return []
-    bounds = [0, *(np.flatnonzero(np.diff(rows) > 1) + 1).tolist(), len(rows)]
-    return [found._replace(low=int(rows[low]), high=int(rows[high - 1]) + 1) for low, high in pairwise(bounds)]
+    return [found._replace(low=low, high=high) for low, high in runs_of(rows)]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.audiences.graph_edges import gathered
 from ray_messaging.interception.rules.rule import PairCheck, Rule
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE, IdColumn
@@ -34,13 +35,7 @@ class PairRows(NamedTuple):
 
     def rows_of(self, broadcasts: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return the rows of some broadcasts."""
-        return _runs(self.starts[broadcasts], self.counts[broadcasts])
-
-
-def _runs(starts: NDArray[np.intp], counts: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the numbers `start` to `start + count` of each run, one run after the other."""
-    before = np.cumsum(counts) - counts
-    return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
+        return gathered(self.starts[broadcasts], self.counts[broadcasts])
 
 
 def pair_rows(batch: Batch) -> PairRows | None:
@@ -105,7 +100,7 @@ class BarredPairs:
     def _kept_rows(self, senders: NDArray[np.int64], pairs: PairRows, chosen: NDArray[np.intp]) -> NDArray[np.intp]:
         at = np.searchsorted(self._senders, senders[chosen])
         counts = self._ends[at + 1] - self._ends[at]
-        kept = self._places[_runs(self._ends[at], counts)]
+        kept = self._places[gathered(self._ends[at], counts)]
         rows: NDArray[np.intp] = kept + np.repeat(pairs.starts[chosen], counts)
         return rows
 
@@ -116,14 +111,14 @@ class BarredPairs:
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]
         low, high = np.searchsorted(found, [pairs.starts[new], pairs.ends[new]])
-        places = found[_runs(low, high - low)] - np.repeat(pairs.starts[new], high - low)
+        places = found[gathered(low, high - low)] - np.repeat(pairs.starts[new], high - low)
         if self.size + len(places) + len(new) > room:
             return
         every = np.concatenate([self._senders, senders[new]])
         order = np.argsort(every)
         counts = np.concatenate([np.diff(self._ends), high - low])
         starts = np.cumsum(counts) - counts
-        self._places = np.concatenate([self._places, places])[_runs(starts[order], counts[order])]
+        self._places = np.concatenate([self._places, places])[gathered(starts[order], counts[order])]
         self._senders = every[order]
         self._hearers = np.concatenate([self._hearers, pairs.counts[new]])[order]
         self._ends = np.concatenate([[0], np.cumsum(counts[order])])

@@ -72,6 +72,24 @@ def ascending(values: NDArray[np.int64]) -> NDArray[np.int64]:
     return values
 
 
+def int_places(ints: NDArray[np.int64], ids: IdColumn) -> NDArray[np.intp]:
+    """Return the index of each id in ascending ints, or -1 if it is not there."""
+    if not len(ints):
+        return np.full(len(ids), -1, np.intp)
+    values, low, high = ids.values, int(ints[0]), int(ints[-1])
+    if high - low == len(ints) - 1:  # the ints have no gaps, so a subtraction replaces the search
+        found = values - low
+        missing = (values < low) | (values > high)
+    else:
+        found = np.searchsorted(ints, values)
+        np.minimum(found, len(ints) - 1, out=found)
+        missing = ints[found] != values
+    if ids.kinds is not None:
+        missing |= ids.kinds != INT
+    found[missing] = -1
+    return found
+
+
 class AgentSet(Collection[AgentId]):
     """Set of agents: `ints`, ascending int64 (n,), and `strings`. Iteration yields the ints first."""
 
@@ -137,13 +155,8 @@ class AgentSet(Collection[AgentId]):
 
     def find(self, ids: IdColumn) -> NDArray[np.bool_]:
         """Return for each id whether it is one of these agents, bool (n,)."""
-        if len(self.ints):
-            places = np.minimum(np.searchsorted(self.ints, ids.values), len(self.ints) - 1)
-            found: NDArray[np.bool_] = self.ints[places] == ids.values
-        else:
-            found = np.zeros(len(ids), np.bool_)
+        found: NDArray[np.bool_] = int_places(self.ints, ids) >= 0
         if ids.kinds is not None:
-            found[ids.kinds != INT] = False
             named = ids.kinds == STR
             found[named] = np.array([name in self.strings for name in ids.strings], np.bool_)[ids.values[named]]
         return found

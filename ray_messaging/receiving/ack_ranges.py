@@ -1,8 +1,11 @@
 """The rows in a mailbox that belong to some messages, by which these are acknowledged."""
 
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import answer_mailbox
 from ray_messaging.errors import ConfigError
@@ -87,3 +90,9 @@ def by_loan(spans: Iterable[Span]) -> list[tuple[object, list[Span]]]:
     ordered = sorted(spans, key=lambda span: span.loan.number if hasattr(span.loan, "number") else -1)
     loans = groupby(ordered, key=lambda span: span.loan)
     return [(loan, [span._replace(loan=None) for span in found]) for loan, found in loans]
+
+
+def runs_of(rows: NDArray[np.intp]) -> list[tuple[int, int]]:
+    """Return ascending rows as runs: the first row, and the last row + 1."""
+    ends = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+    return [(int(rows[low]), int(rows[high - 1]) + 1) for low, high in pairwise(ends) if low < high]

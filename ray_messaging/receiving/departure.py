@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +16,7 @@ from ray_messaging.messages import Slice
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.receiving.ack_ranges import runs_of
 from ray_messaging.receiving.commits import InFlight
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Piece
@@ -126,7 +126,7 @@ class Departure:
             return []
         batch.origin = Origin(self._name, entry)
         rows = np.flatnonzero(self._agents.find(batch.to_ids))
-        return [Slice(batch, low, high) for low, high in _runs(rows)]
+        return [Slice(batch, low, high) for low, high in runs_of(rows)]
 
     # -- what waits -----------------------------------------------------------------------------------------------
 
@@ -292,12 +292,6 @@ def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
                     found.append(Slice(piece.batch, low, stop))
             low = stop
     return found
-
-
-def _runs(rows: NDArray[np.intp]) -> Iterable[tuple[int, int]]:
-    """Return ascending rows as runs: the first row, and the last row + 1."""
-    ends = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-    return [(int(rows[low]), int(rows[high - 1]) + 1) for low, high in pairwise(ends) if low < high]
 
 
 def _arrival(source: str) -> bytes:

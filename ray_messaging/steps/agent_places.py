@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
-from ray_messaging.model.columns import INT, STR, IdColumn
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, int_places
+from ray_messaging.model.columns import STR, IdColumn
 
 
 class AgentPlaces(Sequence[AgentId]):
@@ -71,22 +71,12 @@ class AgentPlaces(Sequence[AgentId]):
 
     def find(self, column: IdColumn) -> NDArray[np.int64]:
         """Return the place of each id, int64 (n,), or -1 if it is not one of these agents."""
-        found = self._find_ints(column.values)
+        found = int_places(self.ints, column)
         if column.kinds is not None:
             names = np.array([self._place_of.get(name, -1) for name in (*column.strings, "")], np.int64)
-            found = np.where(column.kinds == INT, found, -1)
             named = column.kinds == STR
             found[named] = names[column.values[named]]
         return found
-
-    def _find_ints(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        ints = self.ints
-        if not len(ints):
-            return np.full(len(values), -1, np.int64)
-        if self._even and self._distance == 1:
-            return np.where((values >= self._low) & (values <= self._high), values - self._low, -1)
-        places = np.minimum(np.searchsorted(ints, values), len(ints) - 1)
-        return np.where(ints[places] == values, places, -1)
 
 
 NO_PLACES = AgentPlaces(NO_AGENTS)
