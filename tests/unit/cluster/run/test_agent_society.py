@@ -141,23 +141,22 @@ async def test_a_model_that_returns_something_is_refused(answer):
         assert f"returned an object of type {type(answer).__name__}, and must return None" in str(error)
 
 
-@pytest.mark.parametrize("error", [ValueError("no idea"), SystemExit(3), asyncio.CancelledError("cut")])
-async def test_an_async_model_that_raises_names_the_agent(error):
-    async def model(me, inbox):
+ERRORS = [ValueError("no idea"), SystemExit(3), TimeoutError("the provider is slow"), asyncio.CancelledError("cut")]
+
+
+@pytest.mark.parametrize(("error", "is_async"), [*((error, True) for error in ERRORS), (SystemExit(3), False)])
+async def test_a_model_that_raises_names_the_agent(error, is_async):
+    def model(me, inbox):
         if me.id == 3:
             raise error
 
-    found = await failure(model)
+    async def async_model(me, inbox):
+        model(me, inbox)
+
+    found = await failure(async_model if is_async else model, timeout=60)
     assert (found.agent, found.step, found.group) == (3, 0, "east")
     assert str(found).startswith("the model failed for agent 3 of group 'east' in step 0, which is not committed: ")
     assert f"{type(error).__name__}: {error} ({__file__}:" in str(found)
-
-
-async def test_a_plain_model_that_exits_does_not_end_the_process():
-    def model(me, inbox):
-        raise SystemExit(3)
-
-    assert "SystemExit: 3" in str(await failure(model))
 
 
 async def test_an_agent_that_takes_too_long():
@@ -168,13 +167,6 @@ async def test_an_agent_that_takes_too_long():
     found = await failure(model, timeout=0.01)
     assert (found.agent, found.step, found.group) == (2, 0, "east")
     assert "it was not done after timeout=0.01 s" in str(found)
-
-
-async def test_a_timeout_of_the_models_own_is_no_timeout_of_ours():
-    async def model(me, inbox):
-        raise TimeoutError("the provider is slow")
-
-    assert "TimeoutError: the provider is slow" in str(await failure(model, timeout=60))
 
 
 @pytest.fixture
@@ -295,12 +287,14 @@ async def test_what_collects_only_looks(act):
         ({"start": lambda group: {"n": np.ma.array([1], mask=[1])}}, "group.state.'n'. has masked values"),
         ({"start": lambda group: {1: np.zeros(3)}}, "group.state.1. has a key of type int"),
         ({"model": lambda group, step: {}}, "returned an object of type dict, .* set group.state"),
+        ({"model": lambda group, step: next(iter([]))}, "the model failed for group 'east'.*it raised StopIteration"),
+        ({"start": lambda group: next(iter([]))}, "start failed for group 'east'.*it raised StopIteration"),
     ],
 )
 async def test_a_crowd_that_fails_is_named(options, text):
     society = CrowdSociety("east", **{"model": lambda group, step: None} | options)
     with pytest.raises(StepFailed, match=text) as caught:
-        await society.run(open_step())
+        await asyncio.wait_for(society.run(open_step()), WAIT_S)
     assert (caught.value.agent, caught.value.step, caught.value.group) == (None, 0, "east")
 
 
@@ -366,19 +360,6 @@ async def test_a_state_comes_back_equal_in_a_society_of_another_process():
     assert marked(society.states[2]) == marked(
         {"at": (2, 0), "seen": {"ann", 2}, "started": started, "big": 2**70, "mood": np.float32(0.1)}
     )
-
-
-@pytest.mark.parametrize("function", ["start", "the model"])
-async def test_a_crowd_that_raises_stop_iteration(function):
-    def empty(group, step=None):
-        next(iter([]))
-
-    def fine(group, step):
-        pass
-
-    society = CrowdSociety("east", fine if function == "start" else empty, start=empty if function == "start" else None)
-    with pytest.raises(StepFailed, match=f"{function} failed for group 'east'.*it raised StopIteration"):
-        await asyncio.wait_for(society.run(open_step()), WAIT_S)
 
 
 def gathered(*states):

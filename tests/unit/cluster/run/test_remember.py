@@ -39,6 +39,21 @@ async def attempt(transports):
     return begin
 
 
+@pytest.fixture
+def run_again(attempt):
+    """Return a function that runs a model in further attempts at step 0, and returns the states after each."""
+
+    async def run(person, attempts=2):
+        found = []
+        for _ in range(attempts):
+            society = Society("east", person)
+            await asyncio.wait_for(society.run(*await attempt()), WAIT_S)
+            found.append(society.states)
+        return found
+
+    return run
+
+
 class Oracle:
     """A model of which each call has another answer, and counts."""
 
@@ -58,7 +73,7 @@ class Oracle:
 
 
 @pytest.mark.parametrize("name", ["ask", "ask_later", "by_partial"])
-async def test_a_step_that_runs_again_gets_the_answers_of_the_first_time(attempt, name):
+async def test_a_step_that_runs_again_gets_the_answers_of_the_first_time(run_again, name):
     oracle = Oracle()
     oracle.by_partial = functools.partial(oracle.ask_later)
 
@@ -66,17 +81,13 @@ async def test_a_step_that_runs_again_gets_the_answers_of_the_first_time(attempt
         function = getattr(oracle, name)
         me.state["heard"] = [await me.remember(function, me.id), await me.remember(function, question="more")]
 
-    states = []
-    for _ in range(2):
-        society = Society("east", person)
-        await society.run(*await attempt())
-        states.append(society.states)
+    states = await run_again(person)
     assert states[0] == states[1]
     assert oracle.calls == 10
     assert states[0][3]["heard"][0] == (3, states[0][3]["heard"][0][1])  # a tuple, as it was returned
 
 
-async def test_a_call_that_is_asked_alike_is_answered_alike_whatever_comes_before_it(attempt):
+async def test_a_call_that_is_asked_alike_is_answered_alike_whatever_comes_before_it(run_again):
     oracle, heard = Oracle(), []
 
     async def person(me, inbox):
@@ -84,9 +95,8 @@ async def test_a_call_that_is_asked_alike_is_answered_alike_whatever_comes_befor
         me.state = {"heard": [await me.remember(oracle.ask, question=each) for each in asked]}
 
     for calls in (15, 15 + 2 * 5):  # "new", and "a" for the third time
-        society = Society("east", person)
-        await society.run(*await attempt())
-        heard.append([*society.states.values()])
+        (states,) = await run_again(person, 1)
+        heard.append([*states.values()])
         assert oracle.calls == calls
     assert [state["heard"][1:4] for state in heard[1]] == [state["heard"] for state in heard[0]]
 
@@ -113,19 +123,14 @@ class Offer(pydantic.BaseModel):
         (2**80, 2**80),
     ],
 )
-async def test_equal_arguments_make_one_call_and_others_another(attempt, first, again):
+async def test_equal_arguments_make_one_call_and_others_another(run_again, first, again):
     oracle, given = Oracle(), iter([first, again, [again]])
 
     async def person(me, inbox):
         if me.id == 0:
             me.state["n"] = (await me.remember(oracle.count, "question", about=next(given)))[1]
 
-    states = []
-    for _ in range(3):
-        society = Society("east", person)
-        await society.run(*await attempt())
-        states.append(society.states[0]["n"])
-    assert states == [1, 1, 2]
+    assert [states[0]["n"] for states in await run_again(person, 3)] == [1, 1, 2]
 
 
 async def test_arguments_that_cannot_be_encoded_count_by_their_place_among_such_calls(attempt):
@@ -150,22 +155,18 @@ async def test_arguments_that_cannot_be_encoded_count_by_their_place_among_such_
     assert {json.loads(record.arguments)["args"][0] for record in records} == {"more", "question"}
 
 
-async def test_calls_of_one_agent_at_once_keep_their_places(attempt):
+async def test_calls_of_one_agent_at_once_keep_their_places(run_again):
     oracle = Oracle()
 
     async def person(me, inbox):
         me.state["heard"] = await asyncio.gather(*(me.remember(oracle.ask_later, n) for n in range(3)))
 
-    states = []
-    for _ in range(2):
-        society = Society("east", person)
-        await society.run(*await attempt())
-        states.append(society.states)
+    states = await run_again(person)
     assert states[0] == states[1]
     assert oracle.calls == 15
 
 
-async def test_an_exception_is_not_kept_and_a_second_try_takes_its_place(attempt):
+async def test_an_exception_is_not_kept_and_a_second_try_takes_its_place(run_again):
     calls = []
 
     def think(agent):
@@ -180,10 +181,7 @@ async def test_an_exception_is_not_kept_and_a_second_try_takes_its_place(attempt
         except ConnectionError:
             me.state["n"] = await me.remember(think, me.id)
 
-    for _ in range(2):
-        society = Society("east", person)
-        await society.run(*await attempt())
-        assert society.states[0] == {"n": 2}
+    assert [states[0] for states in await run_again(person)] == [{"n": 2}, {"n": 2}]
     assert len(calls) == 10
 
 
@@ -212,15 +210,17 @@ async def careless(me, inbox):
     me.state["left"] = task is None
 
 
-@pytest.mark.parametrize(("model", "text"), [(plain, "needs an async model"), (careless, "await that")])
-async def test_a_model_that_cannot_wait_for_its_call(attempt, model, text):
+@pytest.mark.parametrize(
+    ("model", "start", "text"),
+    [
+        (plain, None, "needs an async model"),
+        (careless, None, "await that"),
+        (plain, lambda me: me.remember(print), "cannot remember calls at its start"),
+    ],
+)
+async def test_a_model_that_cannot_wait_for_its_call(attempt, model, start, text):
     with pytest.raises(StepFailed, match=text):
-        await Society("east", model).run(*await attempt())
-
-
-async def test_a_start_remembers_nothing(attempt):
-    with pytest.raises(StepFailed, match="cannot remember calls at its start"):
-        await Society("east", plain, start=lambda me: me.remember(print)).run(*await attempt())
+        await Society("east", model, start=start).run(*await attempt())
 
 
 async def test_an_attempt_with_a_successor_is_aborted_although_its_model_catches_that(attempt):
@@ -238,26 +238,24 @@ async def test_an_attempt_with_a_successor_is_aborted_although_its_model_catches
 
 
 @pytest.mark.parametrize(("function", "error"), [(object, InvalidPayload), (lambda: "x" * 101, PayloadTooLarge)])
-async def test_a_model_may_catch_the_refusal_of_a_result(attempt, function, error):
+async def test_a_model_may_catch_the_refusal_of_a_result(run_again, function, error):
     async def person(me, inbox):
         with pytest.raises(error):
             await me.remember(function)
         me.state["then"] = await me.remember(lambda: "short")
 
-    society = Society("east", person)
-    await society.run(*await attempt())
-    assert {state["then"] for state in society.states.values()} == {"short"}
+    (states,) = await run_again(person, 1)
+    assert {state["then"] for state in states.values()} == {"short"}
 
 
-async def test_a_function_that_raises_stop_iteration_raises_in_the_model(attempt):
+async def test_a_function_that_raises_stop_iteration_raises_in_the_model(run_again):
     async def person(me, inbox):
         with pytest.raises(RuntimeError, match="it raised StopIteration"):
             await me.remember(lambda: next(iter([])))
         me.state["caught"] = True
 
-    society = Society("east", person)
-    await asyncio.wait_for(society.run(*await attempt()), WAIT_S)
-    assert all(state["caught"] for state in society.states.values())
+    (states,) = await run_again(person, 1)
+    assert all(state["caught"] for state in states.values())
 
 
 def after_turns(function, turns=20):
@@ -339,7 +337,7 @@ async def test_a_call_that_does_not_end_delays_a_failure_for_a_while_only(attemp
     assert caught.value.agent == 0
 
 
-async def test_a_call_that_the_model_gives_up_is_cut_and_its_place_is_free(attempt):
+async def test_a_call_that_the_model_gives_up_is_cut_and_its_place_is_free(run_again):
     async def never():
         await asyncio.Event().wait()
 
@@ -350,23 +348,19 @@ async def test_a_call_that_the_model_gives_up_is_cut_and_its_place_is_free(attem
             me.state["heard"] = await me.remember(lambda: next(answers))
 
     answers = iter(range(100))
-    states = []
-    for _ in range(2):
-        society = Society("east", person)
-        await society.run(*await attempt())
-        states.append(society.states)
+    states = await run_again(person)
     assert states[0] == states[1]
     assert next(answers) == 5
 
 
-async def test_an_async_function_that_blocks_is_told_as_the_one_that_is_remembered(attempt, caplog):
+async def test_an_async_function_that_blocks_is_told_as_the_one_that_is_remembered(run_again, caplog):
     async def ask():
         threading.Event().wait(2 * BLOCKING_S)
 
     async def person(me, inbox):
         await me.remember(ask)
 
-    await Society("east", person).run(*await attempt())
+    await run_again(person, 1)
     (warning,) = [record.getMessage() for record in caplog.records if "blocks the event loop" in record.getMessage()]
     assert "an async function that is remembered" in warning
     assert "give me.remember a plain function" in warning
