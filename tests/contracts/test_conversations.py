@@ -136,14 +136,7 @@ async def test_late_answers_are_ordinary_messages_that_come_again_until_they_are
     assert not await last.fetch_messages(timeout=0.1)
 
 
-async def test_a_question_for_nobody(pair):
-    west, _ = pair
-    with pytest.raises(NoAnswer, match="no mailbox listens") as caught:
-        await west.ask(1, 99, {"n": 4}, timeout=WAIT_S)
-    assert caught.value.fate == "undeliverable"
-
-
-async def test_a_blocked_question(messagers):
+async def test_a_blocked_question_and_one_for_nobody(messagers):
     interceptor = Interceptor("x", [rules.BlackList([(1, 11)])])
     west = await messagers(interceptor, name="west", host=[1, 2])
     await messagers(interceptor, name="east", host=[11])
@@ -154,6 +147,9 @@ async def test_a_blocked_question(messagers):
     await answers.wait()
     assert (answers.blocked.tolist(), answers.pending.tolist()) == ([0], [1])
     assert answers.to_pandas().fate.tolist() == ["blocked", "pending"]
+    with pytest.raises(NoAnswer, match="no mailbox listens") as caught:
+        await west.ask(1, 99, {"n": 4}, timeout=WAIT_S)
+    assert caught.value.fate == "undeliverable"
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -30,19 +30,6 @@ async def test_messages_without_ids_do_not_bypass_rules(messagers):
     assert (await sender.send_messages([Outgoing(channel, {}, 1)]))[0].fate == "blocked"
 
 
-async def test_a_black_list_is_changed_at_run_time(messagers):
-    interceptor = Interceptor("x")
-    sender = await messagers(interceptor)
-    await messagers(host=[1, 2])
-    assert await send(sender, [(1, 2)]) == "d"
-    interceptor.black_list.add([(1, 2)])
-    assert await send(sender, [(1, 2), (2, 1)]) == "bd"
-    interceptor.black_list.set([(2, 1)])
-    assert await send(sender, [(1, 2), (2, 1)]) == "db"
-    interceptor.black_list.remove([(2, 1), (7, 7)])
-    assert await send(sender, [(1, 2), (2, 1)]) == "dd"
-
-
 @pytest.mark.parametrize(
     ("judge", "says"),
     [
