@@ -29,15 +29,12 @@ def test_the_embedded_server_is_reached_by_its_socket(valkey_config):
     assert f"[{valkey_config.socket_dir}/{valkey_config.port}.sock:0]" in asyncio.run(way(valkey_config))
 
 
-def test_a_socket_that_is_not_on_this_machine_leaves_the_network(valkey_config, tmp_path):
-    config = valkey_config.model_copy(update={"socket_dir": str(tmp_path)})
-    assert asyncio.run(way(config)) == f"{config.server}:{config.port}"
-
-
-def test_a_socket_without_a_listener_leaves_the_network(valkey_config, tmp_path, monkeypatch):
+@pytest.mark.parametrize("left", [False, True], ids=["not on this machine", "without a listener"])
+def test_a_socket_that_nobody_serves_leaves_the_network(valkey_config, tmp_path, monkeypatch, left):
     monkeypatch.chdir(tmp_path)
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(f"{valkey_config.port}.sock")
+    if left:
+        with socket.socket(socket.AF_UNIX) as unserved:
+            unserved.bind(f"{valkey_config.port}.sock")
     config = valkey_config.model_copy(update={"socket_dir": "."})
     assert asyncio.run(way(config)) == f"{config.server}:{config.port}"
 

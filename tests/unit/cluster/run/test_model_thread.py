@@ -58,10 +58,3 @@ async def test_a_call_raises_the_exception_of_its_function(error, long):
         with pytest.raises(type(error)) as caught:
             await thread.call(think)
         assert caught.value.args == error.args
-
-
-async def test_a_stop_iteration_becomes_a_runtime_error():
-    thread = ModelThread()
-    for pause in (0.0, 0.1):  # seconds: a short call, and a long one
-        with pytest.raises(RuntimeError, match="give next"):
-            await thread.call(lambda pause=pause: threading.Event().wait(pause) or next(iter(())))

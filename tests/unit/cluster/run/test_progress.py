@@ -77,22 +77,16 @@ def test_the_rate_is_that_of_the_last_seconds_from_the_first_step_on(clock, caps
         assert ", 0.0167 steps/s," in capsys.readouterr().err
 
 
-def test_nothing_comes_without_progress(clock, capsys):
-    with RunProgress(Steps(), 20, shown=False) as progress:
-        clock[0] += 100
-        progress.show()
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
-    ("closed", "text"),
+    ("closed", "shown", "text"),
     [
-        ({"west": 4}, "step 5 of 20, waiting for west\n"),
-        ({"west": 4, "east": 4, "north": 5, "south": 4}, "step 5 of 20, waiting for east and 2 more\n"),
+        ({"west": 4}, True, "step 5 of 20, waiting for west\n"),
+        ({"west": 4, "east": 4, "north": 5, "south": 4}, True, "step 5 of 20, waiting for east and 2 more\n"),
+        ({"west": 4}, False, ""),
     ],
 )
-def test_the_slowest_group_is_named(closed, text, capsys):
-    with RunProgress(Steps(**closed), 20, shown=True) as progress:
+def test_the_slowest_group_is_named_where_progress_is_shown(closed, shown, text, capsys):
+    with RunProgress(Steps(**closed), 20, shown=shown) as progress:
         progress.show()
     assert capsys.readouterr().err == text
 

@@ -17,12 +17,9 @@ def plans(**groups):
     return [GroupPlan(name, AgentSet.of(ids), {}) for name, ids in groups.items()]
 
 
-def test_the_same_groups_and_agents_go_on():
+def test_the_same_groups_and_agents_go_on_and_more_groups_may_come_before_the_first_step():
     check_same(plans(west=["ann", 10], east=range(5)), BEFORE, begun=True)
     check_same(plans(west=["ann", 10]), {}, begun=False)
-
-
-def test_more_groups_may_come_before_the_first_step():
     check_same(plans(east=range(5), west=["ann", 10], north=[20]), BEFORE, begun=False)
 
 

@@ -44,34 +44,6 @@ def test_rows_of_a_table_go_to_the_agents_of_its_index(index):
 
 
 @pytest.mark.parametrize(
-    ("graph", "words"),
-    [
-        ({0: [1, 2]}, "graph is a dict: pass pairs"),
-        ({(0, 1): 0.5}, "graph is a dict: pass pairs"),
-        (["01", "12"], "graph holds '01'"),
-        ("friends", "graph='friends' names an audience, which only messaging.run can look up"),
-        ([(0, 1, 0.5)], "graph holds"),
-        (pd.DataFrame({"a": [0], "b": [1], "weight": [0.5]}), "graph holds"),
-    ],
-)
-def test_a_graph_that_would_lose_something_is_refused(graph, words):
-    with pytest.raises(ConfigError, match=words):
-        plan_groups(3, 1, graph, 2)
-
-
-@pytest.mark.parametrize(
-    ("agents", "words"),
-    [
-        ({1: "a", 2: "b"}, "agents are a dict, whose values would be lost"),
-        (pd.DataFrame([[1, 2]], columns=["mood", "mood"]), "two columns of agents have one name"),
-    ],
-)
-def test_agents_with_values_that_would_be_lost_are_refused(agents, words):
-    with pytest.raises(ConfigError, match=words):
-        plan_groups(agents, 1, None, 2)
-
-
-@pytest.mark.parametrize(
     "agents",
     [
         {3: 0, 1: 0}.keys(),
@@ -89,24 +61,28 @@ def test_agents_may_be_a_collection_of_any_kind(agents):
     assert [*plan_groups(agents, 1, None, 2)[0].agents] == [1, 3]
 
 
-@pytest.mark.parametrize("graph", [[(0, 3)], [(7, 0)], [(0, "ann")], nx.path_graph(4)])
-def test_an_edge_of_no_agent_is_refused(graph):
-    with pytest.raises(ConfigError, match="ids that are no agents of this run"):
-        plan_groups(3, 2, graph, 2)
+STRANGE, TWICE = "ids that are no agents of this run", "comes twice in agents"
 
 
 @pytest.mark.parametrize(
-    "agents",
+    ("agents", "graph", "words"),
     [
-        [1, 1, 2],
-        ["1", 1],
-        pd.concat([pd.DataFrame({"v": [1, 2]}), pd.DataFrame({"v": [3, 4]})]),
-        iter([5, 5]),
+        (3, {0: [1, 2]}, "graph is a dict: pass pairs"),
+        (3, {(0, 1): 0.5}, "graph is a dict: pass pairs"),
+        (3, ["01", "12"], "graph holds '01'"),
+        (3, "friends", "graph='friends' names an audience, which only messaging.run can look up"),
+        (3, [(0, 1, 0.5)], "graph holds"),
+        (3, pd.DataFrame({"a": [0], "b": [1], "weight": [0.5]}), "graph holds"),
+        *((3, graph, STRANGE) for graph in ([(0, 3)], [(7, 0)], [(0, "ann")], nx.path_graph(4))),
+        ({1: "a", 2: "b"}, None, "agents are a dict, whose values would be lost"),
+        (pd.DataFrame([[1, 2]], columns=["mood", "mood"]), None, "two columns of agents have one name"),
+        *((agents, None, TWICE) for agents in ([1, 1, 2], ["1", 1], iter([5, 5]))),
+        (pd.concat([pd.DataFrame({"v": [1, 2]}), pd.DataFrame({"v": [3, 4]})]), None, TWICE),
     ],
 )
-def test_an_agent_that_comes_twice_is_refused(agents):
-    with pytest.raises(ConfigError, match="comes twice in agents"):
-        plan_groups(agents, 1, None, 2)
+def test_agents_and_graphs_that_would_lose_something_are_refused(agents, graph, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_groups(agents, 2, graph, 2)
 
 
 async def test_rows_that_were_not_loaded_are_loaded_again():
