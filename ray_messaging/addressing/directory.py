@@ -211,7 +211,7 @@ def decode_record(data: bytes) -> Record:
     return record
 
 
-class _Table:
+class IdTable:
     """Map of int64 ids to routes: a dense array if the ids are close together, otherwise a binary search."""
 
     def __init__(self, ids: NDArray[np.int64], routes: NDArray[np.int32]) -> None:
@@ -224,6 +224,7 @@ class _Table:
             self.dense[self.ids - self.before] = self.routes
 
     def look_up(self, values: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return the route of each id, NOBODY for an unknown one."""
         if self.dense is not None:
             # A difference that overflows 64 bits also wraps to an index outside of the range.
             return self.dense.take(values - self.before, mode="clip")
@@ -251,7 +252,7 @@ class Directory:
     def _clear(self) -> None:
         self.routes: list[tuple[str, ...]] = [()]
         self._route_ids: dict[tuple[str, ...], int] = {(): NOBODY}
-        self._tables: dict[str, _Table | None] = {}
+        self._tables: dict[str, IdTable | None] = {}
         self._strings: dict[tuple[str, str], int] = {}
         self._channels: dict[str, int] = {}
         self.cached: dict[tuple[AgentId | None, str], tuple[str, ...]] = {}  # id, topic -> mailboxes (single messages)
@@ -344,12 +345,12 @@ class Directory:
                 routes[rows] = np.array(names, np.int32)[ids.values[rows]]
         return routes
 
-    def _table(self, topic: str) -> _Table | None:
+    def _table(self, topic: str) -> IdTable | None:
         if topic not in self._tables:
             self._tables[topic] = self._build_table(topic)
         return self._tables[topic]
 
-    def _build_table(self, topic: str) -> _Table | None:
+    def _build_table(self, topic: str) -> IdTable | None:
         columns: list[tuple[NDArray[np.int64], str]] = []
         for record in self.records.values():
             for claim in record.claims:
@@ -367,7 +368,7 @@ class Directory:
             found = routes[places]
             for route in np.flatnonzero(np.bincount(found)).tolist():
                 routes[places[found == route]] = self._extend(route, mailbox)
-        return _Table(ids, routes)
+        return IdTable(ids, routes)
 
     def _extend(self, route: int, mailbox: str) -> int:
         """Return the route that has one more mailbox than this one."""

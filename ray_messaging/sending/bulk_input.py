@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_recipient
-from ray_messaging.addressing.directory import Directory
+from ray_messaging.addressing.directory import NOBODY, Directory, IdTable
 from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, AudienceCache
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
@@ -28,7 +28,6 @@ from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending.pending_batch import Entry, RowBatch, caused_by_one
 
 _KEPT = 200_000  # the most ids in `known`: a set of all agents would take 64 bytes for each
-_LEAST = -(2**63)
 
 
 class AllowedSenders:
@@ -38,8 +37,7 @@ class AllowedSenders:
         self.group = group
         self.known: set[int] = set()
         self._agents = NO_AGENTS
-        self._dense: NDArray[np.bool_] | None = None  # index: id - _before; None: the ids are too sparse
-        self._before = 0
+        self._table: IdTable | None = None  # None: there are no int ids
 
     def add(self, agents: AgentSet) -> None:
         """Allow these agents as well."""
@@ -51,12 +49,8 @@ class AllowedSenders:
         self._set(self._agents - agents)
 
     def _set(self, agents: AgentSet) -> None:
-        self._agents, self._dense = agents, None
-        ints = agents.ints
-        if len(ints) and int(ints[0]) > _LEAST and int(ints[-1]) - int(ints[0]) <= 8 * len(ints) + 1024:
-            self._before = int(ints[0]) - 1
-            self._dense = np.zeros(int(ints[-1]) - self._before + 2, np.bool_)  # its two ends stand for all other ids
-            self._dense[ints - self._before] = True
+        self._agents, ints = agents, agents.ints
+        self._table = IdTable(ints, np.ones(len(ints), np.int32)) if len(ints) else None
 
     def check(self, from_id: AgentId | None) -> None:
         """Raise UnknownSender unless the agent is in the group; None is the user."""
@@ -71,7 +65,8 @@ class AllowedSenders:
 
     def check_column(self, from_ids: IdColumn) -> None:
         """Raise UnknownSender naming the first agent that is not in the group."""
-        if from_ids.kinds is None and self._dense is None and self._contains(np.sort(from_ids.values)).all():
+        sparse = self._table is not None and self._table.dense is None
+        if from_ids.kinds is None and sparse and self._contains(np.sort(from_ids.values)).all():
             return  # searching sorted ids is better for the processor's cache, and takes a third of the time
         ours = self._contains(from_ids.values)
         if from_ids.kinds is not None:
@@ -83,14 +78,7 @@ class AllowedSenders:
             raise self._unknown(from_ids[int(ours.argmin())])
 
     def _contains(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
-        if self._dense is not None:
-            # A difference that overflows 64 bits also wraps round to an index outside of the array.
-            return self._dense.take(values - self._before, mode="clip")
-        ints = self._agents.ints
-        if not len(ints):
-            return np.zeros(len(values), np.bool_)
-        ours: NDArray[np.bool_] = ints[np.minimum(np.searchsorted(ints, values), len(ints) - 1)] == values
-        return ours
+        return np.zeros(len(values), np.bool_) if self._table is None else self._table.look_up(values) != NOBODY
 
     def _unknown(self, from_id: AgentId | None) -> UnknownSender:
         return UnknownSender(
