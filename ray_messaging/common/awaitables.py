@@ -1,11 +1,15 @@
 """Calls of other code's functions and coroutines: plain or async, without an event loop, or at the end of one."""
 
+import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+# Exceptions of other code that are failures of it: they must end neither the loop nor the task that calls it.
+RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 
 def raising(function: Callable[..., T], *args: Any) -> T:  # noqa: ANN401 - the function's

@@ -19,6 +19,7 @@ from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
 from ray_messaging.cluster.run.plan import Rows
 from ray_messaging.cluster.run.step_calls import NO_LIMITS, RememberedCalls, StepCalls
+from ray_messaging.common.awaitables import RAISED
 from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingError, NoQuestion, StepFailed
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
@@ -362,7 +363,7 @@ class Society:
             for agent in new:
                 try:
                     agent.state = self._start(agent)
-                except (Exception, SystemExit) as error:
+                except RAISED as error:
                     raise self._failed(agent, error, "start") from error
                 if not isinstance(agent.state, dict):
                     wrong = TypeError(f"start must return a dict, not {type(agent.state).__name__}")

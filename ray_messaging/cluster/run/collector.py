@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.common.awaitables import RAISED
 from ray_messaging.errors import MessagingError
 from ray_messaging.model.read_only import ReadOnlyDict
 from ray_messaging.model.series import (
@@ -81,7 +82,7 @@ def _each(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Fai
     try:
         for agent in agents:
             found.append(function(agent))  # noqa: PERF401 - its length tells which agent has raised an exception
-    except (Exception, SystemExit) as error:
+    except RAISED as error:
         raise failed(agents[len(found)], error, "collect") from error
     return found
 

@@ -16,7 +16,7 @@ from ray_messaging.cluster.run.agent import NO_CHANGE, START, check_agents, kept
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.step_calls import unfit_answer
-from ray_messaging.common.awaitables import raising
+from ray_messaging.common.awaitables import RAISED, raising
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.exact import decode_exactly
@@ -122,7 +122,7 @@ class CrowdSociety:
     def _named_in_errors(self, name: str, step: Step) -> Iterator[None]:
         try:
             yield
-        except (Exception, SystemExit) as error:
+        except RAISED as error:
             raise step_failed(error, name, self._group, step.number) from error
 
     def _change_states(self, crowd: Crowd) -> None:

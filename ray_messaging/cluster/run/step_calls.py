@@ -17,7 +17,7 @@ import msgspec
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread, Turns
-from ray_messaging.common.awaitables import is_async, raising
+from ray_messaging.common.awaitables import RAISED, is_async, raising
 from ray_messaging.common.backoff import CALL_RETRY, Backoff
 from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, ConfigError, MessagingError
@@ -137,7 +137,7 @@ class StepCalls:
                 self._running[agent] = perf_counter()
             try:
                 answer = model(agent, inbox)
-            except (Exception, SystemExit) as error:
+            except RAISED as error:
                 raise self.failed(agent, error) from error
             if answer is None and not timed:
                 continue
@@ -188,7 +188,7 @@ class StepCalls:
                 self._running[agent] = perf_counter()
             try:
                 answer = await Turns(call, self.holder, agent, "the model")
-            except (Exception, SystemExit, asyncio.CancelledError) as error:
+            except RAISED as error:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                     raise  # another agent failed, or this one is late

@@ -6,10 +6,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from ray_messaging.common.awaitables import RAISED
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.checks import check_count
 from ray_messaging.interception.rules.pairs import Pair, PairIndex, PairTable, blocks, name_of
-from ray_messaging.interception.rules.rule import ALLOW, RAISED, PairCheck, Rule, SlowRule, Verdict, checked
+from ray_messaging.interception.rules.rule import ALLOW, PairCheck, Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.server.table import Table
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch

@@ -1,6 +1,5 @@
 """The base classes of rules, and the verdicts that rules return."""
 
-import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
+from ray_messaging.common.awaitables import RAISED
 from ray_messaging.compat.msg import Msg, Payload
 from ray_messaging.interception.server.table import Table
 from ray_messaging.limits_and_timeouts import SLOW_RULE_TIMEOUT_S
@@ -18,9 +18,6 @@ from ray_messaging.model.columns import IdColumn
 
 if TYPE_CHECKING:
     from ray_messaging.interception.server.interceptor import Interceptor
-
-# Exceptions of rules that are failures of the rule: they must end neither the loop nor the task that calls the rule.
-RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 
 class Verdict(NamedTuple):

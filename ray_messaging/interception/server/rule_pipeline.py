@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.common.awaitables import RAISED
 from ray_messaging.interception.broadcasts import Intersections, PairRows, once_each, pair_rows
-from ray_messaging.interception.rules.rule import ALLOW, RAISED, Rule, SlowRule, Verdict, block, checked
+from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked
 from ray_messaging.interception.server.watchdog import FAILURES, Stuck, Watch, told
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.limits_and_timeouts import PAYLOAD_LIMIT

@@ -13,7 +13,8 @@ from functools import partial
 from types import coroutine
 from typing import Any, TypeVar
 
-from ray_messaging.interception.rules.rule import RAISED, Rule
+from ray_messaging.common.awaitables import RAISED
+from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.limits_and_timeouts import RULE_TIMEOUT_S
 
 logger = logging.getLogger(__name__)

@@ -144,7 +144,8 @@ async def test_a_model_that_returns_something_is_refused(answer):
 ERRORS = [ValueError("no idea"), SystemExit(3), TimeoutError("the provider is slow"), asyncio.CancelledError("cut")]
 
 
-@pytest.mark.parametrize(("error", "is_async"), [*((error, True) for error in ERRORS), (SystemExit(3), False)])
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("error", ERRORS)
 async def test_a_model_that_raises_names_the_agent(error, is_async):
     def model(me, inbox):
         if me.id == 3:
