@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from functools import partial
 
 import pytest
 from support.contracts import WAIT_S, fetch_all, numbers, take_in, vanish
@@ -88,70 +89,39 @@ async def silent(messager):
 # -- guarantees --------------------------------------------------------------------------------------------------------
 
 
-async def test_cursor_sends_and_state_go_together(bank, shop, store, messagers):
+async def test_cursor_sends_and_state_go_together_also_in_a_crash(bank, shop, store, messagers):
     await feed(shop, 1, 2, 3, 4)
     tx = await step(bank, 3)
     assert tx.receipts.fates.tolist() == ["delivered"] * 3
     assert tx.state == b"6"
-    assert numbers(await fetch_all(shop, 3)) == [1, 2, 3]
     assert await store.waiting("bank") == 1
+    tx = bank.transaction()
+    await tx.__aenter__()
+    assert await held(tx, 1) == [4]
+    tx.send_message(to(bank, 2), {"n": 99}, 1)
+    tx.state = b"lost"
     await vanish(bank)
     successor = await messagers(name="bank", host=[1])
-    async with successor.transaction() as tx:
-        assert tx.state == b"6"
-        assert await held(tx, 1) == [4]
+    await untouched(successor, 4, state=b"6")
+    assert numbers(await fetch_all(shop, 3)) == [1, 2, 3]
+    assert await silent(shop)
     assert await store.waiting("bank") == 0
-    assert numbers(await fetch_all(successor, 0)) == []
 
 
-async def test_an_exception_undoes_a_transaction(bank, shop):
+@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
+async def test_an_exception_undoes_a_transaction(bank, shop, error):
     await feed(shop, 1, 2, 3)
     await step(bank, 1)
-    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the block is what is tested
+    with pytest.raises(error):  # noqa: PT012 - the block is what is tested
         async with bank.transaction() as tx:
             assert await held(tx, 1) == [2]
             tx.send_message(to(bank, 3), {"n": 99})
             tx.state = b"lost"
-            1 / 0  # noqa: B018 - raises
+            raise error
     with pytest.raises(TransactionError, match="receipts"):
         tx.receipts  # noqa: B018 - raises
     await untouched(bank, 2, 3, state=b"1")
     assert numbers(await fetch_all(shop, 1)) == [1]
-    assert await silent(shop)
-
-
-async def test_a_cancelled_block_undoes_a_transaction(bank, shop):
-    await feed(shop, 1)
-    inside = asyncio.Event()
-
-    async def wait_in_block():
-        async with bank.transaction() as tx:
-            await held(tx, 1)
-            tx.send_message(to(bank, 2), {"n": 99})
-            inside.set()
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(wait_in_block())
-    await inside.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await untouched(bank, 1)
-    assert await silent(shop)
-
-
-async def test_after_a_crash_the_same_messages_come_again_with_the_last_state(bank, shop, messagers):
-    await feed(shop, 1, 2, 3)
-    await step(bank, 2)
-    tx = bank.transaction()
-    await tx.__aenter__()
-    assert await held(tx, 1) == [3]
-    tx.send_message(to(bank, 2), {"n": 99})
-    tx.state = b"lost"
-    await vanish(bank)
-    successor = await messagers(name="bank", host=[1])
-    await untouched(successor, 3, state=b"3")
-    assert numbers(await fetch_all(shop, 2)) == [1, 2]
     assert await silent(shop)
 
 
@@ -188,9 +158,10 @@ async def test_opening_a_transaction_commits_earlier_fetches(bank, shop, store):
     await untouched(bank, 2)
 
 
-async def test_the_state_can_be_removed_and_ends_with_the_mailbox(bank, messagers):
+async def test_the_state_stays_until_it_is_removed_or_the_mailbox_is(bank, messagers):
     async with bank.transaction() as tx:
         tx.state = b""
+    await bank.host_agents([7], ["agent-chat"])
     async with bank.transaction() as tx:
         assert tx.state == b""
         tx.state = None
@@ -199,17 +170,7 @@ async def test_the_state_can_be_removed_and_ends_with_the_mailbox(bank, messager
         tx.state = b"rest"
     await bank.engine.transport.remove("bank", None)
     await vanish(bank)
-    successor = await messagers(name="bank", host=[1])
-    async with successor.transaction() as tx:
-        assert tx.state is None
-
-
-async def test_a_mailbox_with_new_channels_keeps_its_state(bank):
-    async with bank.transaction() as tx:
-        tx.state = b"kept"
-    await bank.host_agents([7], ["agent-chat"])
-    async with bank.transaction() as tx:
-        assert tx.state == b"kept"
+    await untouched(await messagers(name="bank", host=[1]), state=None)
 
 
 async def test_an_empty_transaction_makes_no_server_call(bank, monkeypatch):
@@ -276,44 +237,33 @@ async def test_handled_messages_make_room_for_sends_to_itself(messagers, shop):
 # -- refusals: nothing is done -----------------------------------------------------------------------------------------
 
 
-async def test_one_full_mailbox_refuses_the_whole_transaction(bank, shop, messagers):
-    full = await messagers(host=[9], mailbox_messages=1)
+@pytest.mark.parametrize(
+    ("limit", "error", "says"),
+    [
+        ({"mailbox_messages": 1}, MailboxFull, "stayed full"),
+        ({"mailbox_bytes": 1024}, PayloadTooLarge, "cannot hold"),
+    ],
+    ids=["full", "too small"],
+)
+async def test_one_mailbox_without_room_refuses_the_whole_transaction(bank, shop, messagers, limit, error, says):
+    tight = await messagers(host=[9], **limit)
     await shop.send_message(to(bank, 9), {"n": 0}, 2)
     await feed(shop, 1)
-    with pytest.raises(MailboxFull, match="stayed full") as caught:  # noqa: PT012 - the block is what is tested
+    with pytest.raises(error, match=says) as caught:  # noqa: PT012 - the block is what is tested
         async with bank.transaction() as tx:
             await held(tx, 1)
             for agent in (2, 9, 3):
-                tx.send_message(to(bank, agent), {"n": 99}, 1)
+                tx.send_message(to(bank, agent), {"n": "x" * 5000}, 1)
             tx.state = b"lost"
-    assert list(caught.value.receipts) == [None] * 3
-    assert len(caught.value.message_ids) == 3
+    if error is MailboxFull:
+        assert (list(caught.value.receipts), len(caught.value.message_ids)) == ([None] * 3, 3)
     assert await silent(shop)
     await untouched(bank, 1)
-    assert numbers(await fetch_all(full, 1)) == [0]
-    await full.ack()
+    assert numbers(await fetch_all(tight, 1)) == [0]
+    await tight.ack()
     async with bank.transaction() as tx:
         tx.send_message(to(bank, 9), {"n": 1}, 1)
     assert tx.receipts.fates.tolist() == ["delivered"]
-
-
-async def test_a_transaction_waits_for_room(messagers, shop):
-    bank = await messagers(name="bank", host=[1])
-    full = await messagers(host=[9], mailbox_messages=1)
-    await shop.send_message(to(bank, 9), {"n": 0}, 2)
-    tried = tries_of(bank)
-
-    async def leave():
-        async with bank.transaction() as tx:
-            tx.send_messages([Outgoing.to_agent(agent, {"n": 1}, from_id=1) for agent in (2, 9)])
-        return tx.receipts
-
-    leaving = asyncio.create_task(leave())
-    await tried(2)
-    assert numbers(await fetch_all(full, 1)) == [0]
-    await full.ack()
-    assert (await leaving).fates.tolist() == ["delivered"] * 2
-    assert numbers(await fetch_all(shop, 1)) == numbers(await fetch_all(full, 1)) == [1]
 
 
 def tries_of(bank):
@@ -335,19 +285,13 @@ def tries_of(bank):
     return tried
 
 
-async def test_a_frame_too_large_for_a_mailbox_refuses_the_whole_transaction(bank, shop, messagers):
-    await messagers(host=[9], mailbox_bytes=1024)
-    with pytest.raises(PayloadTooLarge, match="cannot hold"):  # noqa: PT012 - the block is what is tested
-        async with bank.transaction() as tx:
-            tx.send_message(to(bank, 2), {"n": 1}, 1)
-            tx.send_message(to(bank, 9), {"n": "x" * 5000}, 1)
-    assert await silent(shop)
-
-
-async def test_a_transaction_without_the_experiments_interceptor_is_refused(bank, shop, store):
+@pytest.mark.parametrize("fenced", [False, True])
+async def test_a_transaction_without_the_experiments_interceptor_is_refused(messagers, shop, store, fenced):
+    own = Interceptor("x", epoch=1) if fenced else None
+    bank = await messagers(own, name="bank", host=[1], interceptor_timeout_s=0.1)
     await feed(shop, 1)
     await store.set_interceptor(7)
-    with pytest.raises(ConfigError, match="interceptor"):  # noqa: PT012 - the block is what is tested
+    with pytest.raises(InterceptorUnavailable if fenced else ConfigError, match="interceptor"):  # noqa: PT012 - as above
         async with bank.transaction() as tx:
             await held(tx, 1)
             tx.send_message(to(bank, 2), {"n": 99}, 1)
@@ -371,17 +315,6 @@ async def test_a_transaction_asks_again_after_a_rejected_verdict(messagers, shop
     assert (await leaving).fates.tolist() == ["delivered", "blocked"]
     assert numbers(await fetch_all(shop, 1)) == [1]
     assert await silent(shop)
-
-
-async def test_a_transaction_with_a_fenced_interceptor_fails(messagers, shop, store):
-    bank = await messagers(Interceptor("x", epoch=1), name="bank", host=[1], interceptor_timeout_s=0.1)
-    await feed(shop, 1)
-    await store.set_interceptor(2)
-    with pytest.raises(InterceptorUnavailable):  # noqa: PT012 - the block is what is tested
-        async with bank.transaction() as tx:
-            await held(tx, 1)
-            tx.send_message(to(bank, 2), {"n": 99}, 1)
-    await untouched(bank, 1)
 
 
 async def test_a_transaction_follows_a_changed_directory(bank, shop, messagers, store):
@@ -491,18 +424,27 @@ async def test_a_transaction_waits_for_slow_rules(messagers, shop):
 # -- unknown outcomes --------------------------------------------------------------------------------------------------
 
 
-async def break_send(bank, *, before):
-    """Have the next call of a messager's transport end without an answer: before it was made, or after."""
-    await bank.engine.frame_sender.reload()  # so that it is not a refused call
+def instead(bank, call):
+    """Have the next call of a messager's transport be `call(request, real)`."""
     transport, real = bank.engine.transport, bank.engine.transport.send
 
     async def send(request):
         transport.send = real
+        return await call(request, real)
+
+    transport.send = send
+
+
+async def break_send(bank, *, before):
+    """Have the next call of a messager's transport end without an answer: before it was made, or after."""
+
+    async def send(request, real):
         if not before:
             await real(request)
         raise ConnectionFailed("cut by the test", host="", port=0)
 
-    transport.send = send
+    await bank.engine.frame_sender.reload()  # so that it is not a refused call
+    instead(bank, send)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["request lost", "answer lost"])
@@ -530,22 +472,21 @@ async def test_the_next_call_resolves_an_unknown_outcome(bank, shop, before, nex
 
 async def test_a_late_commit_of_an_unknown_outcome_has_no_effect(bank, shop):
     await feed(shop, 1)
-    transport, real, late = bank.engine.transport, bank.engine.transport.send, []
+    late = []
 
-    async def send(request):
-        transport.send = real
-        late.append(request)
+    async def send(request, real):
+        late.append(partial(real, request))
         raise ConnectionFailed("cut by the test", host="", port=0)
 
-    transport.send = send
+    instead(bank, send)
     with pytest.raises(OutcomeUnknown):
         await step(bank, 1)
     await untouched(bank, 1)
-    await real(late[0])
+    await late[0]()
     assert await silent(shop)
     tx = await step(bank, 0)
     assert tx.state == b"0"
-    await real(late[0])
+    await late[0]()
     assert await silent(shop)
 
 
@@ -580,18 +521,16 @@ async def test_a_repeated_commit_has_its_effect_once(bank, shop, store):
 @pytest.mark.parametrize("taken", [True, False], ids=["answered", "lost"])
 async def test_a_commit_continues_when_its_caller_is_cancelled(bank, shop, taken):
     await feed(shop, 1, 2)
-    transport, real = bank.engine.transport, bank.engine.transport.send
     sending, go_on = asyncio.Event(), asyncio.Event()
 
-    async def send(request):
-        transport.send = real
+    async def send(request, real):
         sending.set()
         await go_on.wait()
         if not taken:
             raise ConnectionFailed("cut by the test", host="", port=0)
         return await real(request)
 
-    transport.send = send
+    instead(bank, send)
     leaving = asyncio.create_task(step(bank, 1))
     await sending.wait()
     leaving.cancel()
@@ -624,15 +563,13 @@ async def test_no_fetch_returns_messages_of_an_unresolved_commit(bank, shop):
 
 async def test_a_stopped_sender_does_not_end_its_successor(bank, shop, messagers):
     await bank.send_message(to(bank, 2), {"n": 0}, 1)
-    transport, real = bank.engine.transport, bank.engine.transport.send
+    successors = []
 
-    async def send(_request):
-        transport.send = real
+    async def send(_request, _real):
         successors.append(await messagers(name="bank", host=[1]))
         raise ConnectionFailed("it stood still for too long", host="", port=0)
 
-    successors = []
-    transport.send = send
+    instead(bank, send)
     with pytest.raises(OutcomeUnknown):
         await step(bank, 0)
     with pytest.raises(Fenced):
