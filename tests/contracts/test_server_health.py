@@ -6,11 +6,10 @@ import os
 import pickle
 import signal
 import time
-from contextlib import ExitStack
 
 import pytest
 import redis
-from support.contracts import until
+from support.contracts import fetch_all, send_numbers, until
 
 from ray_messaging import Outgoing, RedisConfig
 from ray_messaging.addressing.channels import Keys
@@ -43,30 +42,21 @@ async def opens(config, exp_id):
 # -- refused servers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
-async def test_an_evicting_server_is_refused_unless_that_is_allowed(redis_process, client, exp_id, policy):
+async def test_an_evicting_server_is_refused_unless_that_is_allowed(redis_process, client, exp_id):
     config = redis_process.config
-    client.config_set("maxmemory-policy", policy)
+    client.config_set("maxmemory-policy", "volatile-ttl")
     await opens(config, exp_id)  # without a limit nothing is evicted
     client.config_set("maxmemory", "100mb")
     with pytest.raises(ConfigError, match="CONFIG SET maxmemory-policy noeviction") as caught:
         await opens(config, exp_id)
-    assert policy in str(caught.value)
-    assert "allow_eviction=True" in str(caught.value)
+    assert all(said in str(caught.value) for said in ("volatile-ttl", "allow_eviction=True"))
     assert not isinstance(caught.value, ServerRefused)
     await opens(config.model_copy(update={"allow_eviction": True}), exp_id)
     await opens(f"redis://:{config.password}@{config.server}:{config.port}?allow_eviction=1", exp_id)
-    client.config_set("maxmemory-policy", "noeviction")
-    await opens(config, exp_id)
-
-
-def test_allow_eviction_in_a_url():
-    assert RedisConfig.from_url("redis://host?allow_eviction=1").allow_eviction
-    assert RedisConfig.from_url("unix:///redis.sock?db=2&allow_eviction=true").allow_eviction
-    assert not RedisConfig.from_url("redis://host?allow_eviction=0").allow_eviction
-    assert not RedisConfig.from_url("redis://host").allow_eviction
     with pytest.raises(ConfigError, match="allow_eviction=1"):
         RedisConfig.from_url("redis://host?allow_eviction=perhaps")
+    client.config_set("maxmemory-policy", "noeviction")
+    await opens(config, exp_id)
 
 
 async def test_a_replica_is_refused_with_its_primarys_address(redis_process, client, exp_id):
@@ -95,56 +85,17 @@ async def test_a_healthy_server_has_no_findings(server, exp_id):
     assert pickle.loads(pickle.dumps(facts)) == facts
 
 
-def test_missing_persistence_is_found(redis_process, client):
-    client.config_set("appendfsync", "no")
-    assert problems(redis_process.config)["server persistence"] == "warning"
-    client.config_set("appendonly", "no")
-    found = [f for f in check_server(ask_server(redis_process.config)) if f.what == "server persistence"]
-    assert [(finding.level, finding.value) for finding in found] == [("warning", "none")]
-    client.config_set("save", "60 1")
-    found = [f for f in check_server(ask_server(redis_process.config)) if f.what == "server persistence"]
-    assert [finding.value for finding in found] == ["snapshots only"]
-
-
-@pytest.mark.parametrize(("room", "level"), [(1.12, "warning"), (1.01, "critical")])
-def test_nearly_full_memory_is_found(redis_process, client, room, level):
-    client.setbit("filler", 8 * 50_000_000, 1)  # beside which what a connection takes is nothing
-    used = client.info("memory")["used_memory"]
-    client.config_set("maxmemory", int(used * room))
-    assert problems(redis_process.config) == {"server memory": level}
-
-
-def test_eviction_is_found(redis_process, client):
-    client.config_set("maxmemory-policy", "allkeys-lru")
-    assert problems(redis_process.config) == {"server eviction": "warning"}
-    client.config_set("maxmemory", client.info("memory")["used_memory"] + 10_000_000)
-    assert problems(redis_process.config)["server eviction"] == "critical"
-    assert problems(redis_process.config, allow_eviction=True)["server eviction"] == "warning"
-    for number in range(20):
-        client.set(f"filler {number}", b"x" * 1_000_000)
-    assert client.info("stats")["evicted_keys"] > 0
-    assert problems(redis_process.config, allow_eviction=True)["server eviction"] == "critical"
-
-
-def test_scarce_connections_are_found(redis_process, client):
-    client.config_set("maxclients", 10)
-    with ExitStack() as stack:
-        for _ in range(7):
-            stack.enter_context(redis_process.client()).ping()
-        assert problems(redis_process.config) == {"server connections": "warning"}
-
-
-def test_missing_rights_are_found(redis_process, client):
-    client.execute_command("ACL", "SETUSER", "managed", "on", ">pw", "~rm:*", "&*", "+@all", "-config")
-    config = redis_process.config.model_copy(update={"username": "managed", "password": "pw"})
-    facts = ask_server(config, "exp")
-    assert (facts.settings, facts.error) == ({}, "")
-    assert problems(config) == {}
-    client.execute_command("ACL", "SETUSER", "managed", "-info")
-    facts = ask_server(config)
-    assert facts.refused
-    assert "'info'" in facts.error
-    assert problems(config) == {"server": "critical"}
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        (("appendfsync", "no"), {"server persistence": "warning"}),
+        (("maxmemory", "1mb"), {"server memory": "critical"}),
+        (("maxmemory-policy", "allkeys-lru"), {"server eviction": "warning"}),
+    ],
+)
+def test_problems_of_a_server_are_found(redis_process, client, setting, found):
+    client.config_set(*setting)
+    assert problems(redis_process.config) == found
 
 
 def test_a_dead_or_stopped_server_is_found(redis_process, monkeypatch):
@@ -187,35 +138,33 @@ def mailbox_problems(config, exp_id):
     return {finding.what: finding.level for finding in findings if finding.level != "ok"}
 
 
-@pytest.mark.parametrize(("sent", "level"), [(7, None), (8, "warning"), (10, "critical")])
-async def test_a_filling_mailbox_is_found(valkey_config, opener, exp_id, sent, level):
+async def test_problems_of_a_mailbox_are_found(valkey_config, opener, exp_id):
+    async def found():
+        return await asyncio.to_thread(mailbox_problems, valkey_config, exp_id)
+
+    async def box():
+        return (await asyncio.to_thread(ask_server, valkey_config, exp_id)).kept.mailboxes[0]
+
+    async def left():
+        return (await box()).lease_s is None
+
     receiver = await opener(valkey_config, name="box", host=[1], mailbox_messages=10)
     sender = await opener(valkey_config)
-    for number in range(sent):
-        await sender.send_message(sender.get_agent_chat_channel(1), {"n": number})
-    found = await asyncio.to_thread(mailbox_problems, valkey_config, exp_id)
-    assert found == ({"mailbox 'box'": level} if level else {})
-    (box,) = (await asyncio.to_thread(ask_server, valkey_config, exp_id)).kept.mailboxes
-    assert (box.messages, box.max_messages, box.leased) == (sent, 10, False)
-    assert 0 <= box.oldest_s < 30
-    assert 0 < box.lease_s <= MessagingConfig().lease_s
-    while len(await receiver.fetch_messages(timeout=10)):
-        if receiver.engine.receiving.inbox.size == 0:
-            break
+    await send_numbers(sender, *range(8))
+    filling = await box()
+    assert (filling.messages, filling.max_messages, filling.leased) == (8, 10, False)
+    assert 0 <= filling.oldest_s < 30
+    assert 0 < filling.lease_s <= MessagingConfig().lease_s
+    assert await found() == {"mailbox 'box'": "warning"}
+    await fetch_all(receiver, 8)
     await receiver.ack()
-
-
-async def test_unread_messages_and_dead_letters_are_found(valkey_config, opener, exp_id):
-    receiver = await opener(valkey_config, name="box", host=[1])
-    sender = await opener(valkey_config)
+    assert await found() == {}
     await receiver.close()  # a named mailbox stays
-    while (await asyncio.to_thread(ask_server, valkey_config, exp_id)).kept.mailboxes[0].lease_s is not None:
-        pass
-    assert await asyncio.to_thread(mailbox_problems, valkey_config, exp_id) == {"mailbox 'box'": "warning"}
-    await sender.send_message(sender.get_agent_chat_channel(1), {"n": 1})
-    assert await asyncio.to_thread(mailbox_problems, valkey_config, exp_id) == {"mailbox 'box'": "warning"}
+    await until(left)
+    assert await found() == {"mailbox 'box'": "warning"}
+    await send_numbers(sender, 8)
     await sender.engine.transport.remove("box", None)
-    assert await asyncio.to_thread(mailbox_problems, valkey_config, exp_id) == {"dead letters": "warning"}
+    assert await found() == {"dead letters": "warning"}
 
 
 async def test_uncounted_messages_are_found_waiting(valkey_config, opener, exp_id):
