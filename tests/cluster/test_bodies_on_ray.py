@@ -59,12 +59,6 @@ def test_bad_shards_are_refused(exp_id, given, words):
 
 
 @pytest.mark.long
-def test_one_shard_is_an_experiment_with_one_server(exp_id):
-    with Messaging.start(exp_id, shards=1) as messaging:
-        assert isinstance(messaging.redis, RedisConfig)
-
-
-@pytest.mark.long
 def test_a_shard_that_does_not_start_ends_the_start(exp_id, monkeypatch):
     from ray_messaging.cluster import lifecycle
 

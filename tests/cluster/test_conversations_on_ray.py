@@ -54,16 +54,6 @@ def test_answers_that_came_in_time_are_read_later_too(messaging, town):
     assert (by_group[9].payload, by_user[9].payload) == ({"twice": 18}, {"twice": 18})
 
 
-def test_a_late_answer_comes_by_a_fetch(town):
-    west, east = town
-    with pytest.raises(NoAnswer) as caught:
-        west.ask(1, 11, {"n": 4}, timeout=2)  # so long that the question is sent on a busy machine, too
-    ray.get(answer.remote(east, 1))
-    [late] = west.fetch_messages(timeout=WAIT_S)
-    assert (late.payload, late.in_reply_to) == ({"twice": 8}, caught.value.question)
-    west.ack()
-
-
 def test_the_user_asks_from_the_driver(messaging, town):
     _, east = town
     answering = answer.remote(east, 3)
@@ -193,19 +183,6 @@ async def test_handles_whose_agents_ask_each_other_are_told(town):
     for task in serving:
         task.cancel()
     await asyncio.gather(*serving, return_exceptions=True)
-
-
-@pytest.mark.long
-async def test_a_question_to_a_group_that_is_removed_waits_no_longer(messaging, town):
-    west, _ = town
-    await asyncio.to_thread(messaging.create_group, "north", [77])
-    asking = asyncio.create_task(west.aio.ask(1, 77, {}, timeout=LONG_S))
-    many = await west.aio.ask_columns(1, 77, [{}, {}], timeout=LONG_S)
-    await asyncio.to_thread(messaging.remove_group, "north")
-    assert "no group has it any more" in str(await told(asking))
-    async with asyncio.timeout(WAIT_S):
-        await many.wait()
-    assert many.failed.tolist() == [0, 1]
 
 
 def person(me, inbox):

@@ -1,9 +1,6 @@
 """Dead letters of a real experiment, in Python and on the command line."""
 
-import asyncio
 import json
-import os
-import signal
 import uuid
 
 import pytest
@@ -14,7 +11,6 @@ from ray_messaging import ConfigError, Messaging, UnknownName
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
-from ray_messaging.transports.dead_letter_store import RedisDeadLetters
 
 pytestmark = pytest.mark.long
 
@@ -185,20 +181,6 @@ def test_a_reset_deletes_dead_letters(ray_cluster, redis_config, exp_id):
     with Messaging.start(exp_id, redis=redis_config, on_existing="reset") as messaging:
         assert messaging.dead_letters.stats() == {"letters": 0, "bytes": 0, "dropped": 0, "dropped_bytes": 0}
         messaging.shutdown(erase=True)
-
-
-def test_ctrl_c_ends_a_long_command(town, monkeypatch):
-    async def take_long(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(RedisDeadLetters, "last", take_long)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            town[0].dead_letters.requeue(everything=True)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_dropping_all_resets_the_count_of_dropped_letters(town, letters):

@@ -136,15 +136,6 @@ async def judged_as_told(messaging, batches):
         await messaging.interceptor.remove.remote("all")
 
 
-@pytest.mark.long
-async def test_a_rule_given_at_the_start_judges_until_its_state_changes(shared, model):
-    make, batches = CASES["Rule"]
-    exp_id = f"given-{uuid.uuid4().hex[:8]}"
-    with Messaging.start(exp_id, redis=shared.redis, rules=[make(model)]) as messaging:
-        await judged_as_told(messaging, batches)
-        messaging.shutdown(erase=True)
-
-
 @pytest.mark.parametrize("way", ["insert_rule", pytest.param("replace_rule", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CASES)
 async def test_an_inserted_rule_judges_until_its_state_changes(name, way, shared, model):

@@ -28,11 +28,6 @@ def printed_by_it(capsys):
     return "".join(line for line in capsys.readouterr().out.splitlines(keepends=True) if "(raylet)" not in line)
 
 
-@pytest.mark.parametrize("program", sorted(EXAMPLES.glob("*.py")), ids=lambda program: program.name)
-def test_an_example_is_short(program):
-    assert len(program.read_text().splitlines()) < 80
-
-
 @pytest.mark.long
 def test_a_rumour_spreads_and_gives_the_same_table_for_each_number_of_groups(ray_cluster, capsys, monkeypatch):
     tables = []

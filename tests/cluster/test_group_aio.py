@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import inspect
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ import pytest
 from support.cluster import drain, kill_and_wait, new_handle, numbered, numbers
 from support.patience import WAIT_S
 
-from ray_messaging import AsyncGroup, ConfigError, Group, NoQuestion, UnknownSender
+from ray_messaging import ConfigError, NoQuestion, UnknownSender
 from ray_messaging.cluster.handles.group.waiting import InLoop
 
 
@@ -177,22 +176,6 @@ def test_a_call_that_its_event_loop_left_behind_keeps_nobody_from_the_lock():
     asyncio.run(hold_too())
 
 
-async def test_a_handle_serves(messaging, pair):
-    west, east = pair
-
-    async def twice(message):
-        return {"twice": 2 * message.payload["n"]}
-
-    serving = asyncio.create_task(east.aio.serve(twice))
-    asked = (west.aio.ask(west.agents[0], east.agents[0], {"n": n}, timeout=WAIT_S) for n in range(20))
-    assert [answer.payload["twice"] for answer in await asyncio.gather(*asked)] == list(range(0, 40, 2))
-    async with asyncio.timeout(WAIT_S):
-        while messaging.stats()["waiting"][east.name]:  # noqa: ASYNC110 - another process commits
-            await asyncio.sleep(0.01)
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
-
-
 @pytest.mark.parametrize("waited_s", [0.1, 0.8])  # over the lane, and by a Ray call
 @pytest.mark.parametrize("commit", ["next", "acked"])
 async def test_a_cancelled_fetch_takes_nothing_from_the_next_one(pair, waited_s, commit):
@@ -215,24 +198,3 @@ async def test_a_handle_waits_for_its_actor_to_start_again(pair):
     assert await west.aio.send(sender, receiver, {"n": 1})
     async with await west.aio.fetch_messages(timeout=WAIT_S) as messages:
         assert numbers(messages) == [0, 1]
-
-
-def test_each_call_of_a_handle_has_its_twin():
-    """Both doors take the same arguments: the blocking calls are made of the others."""
-    doors = {name for name in dir(Group) if not name.startswith("_")} - {"aio"}
-    assert doors == {name for name in dir(AsyncGroup) if not name.startswith("_")} - LENDING
-    for name in doors - {"step", "state", "agents"}:
-        blocking, other = (
-            inspect.signature(getattr(kind, name)).replace(return_annotation=None) for kind in (Group, AsyncGroup)
-        )
-        assert blocking == other
-
-
-LENDING = {
-    "ask_into",
-    "commit_lease",
-    "give_up_lease",
-    "give_up_unacked",
-    "reply_to",
-    "serve",
-}  # for `Fetched` and `Group`, and for event loops only

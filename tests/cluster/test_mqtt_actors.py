@@ -1,4 +1,4 @@
-"""AgentSociety's Messager on MQTT as a Ray actor, as AgentSociety runs it, and with interceptors on Ray."""
+"""AgentSociety's Messager on MQTT as a Ray actor, as AgentSociety runs it, and with an experiment's interceptor."""
 
 import json
 import uuid
@@ -47,27 +47,6 @@ def fetch_all(actor, count):
     return found
 
 
-@pytest.fixture
-def interceptor(ray_cluster):
-    """Start an actor that answers as AgentSociety's interceptor does, and records its questions."""
-
-    @ray.remote(num_cpus=0)
-    class Interceptor:
-        def __init__(self):
-            self.asked = []
-
-        async def forward(self, from_uuid, to_uuid, msg):
-            self.asked.append((from_uuid, to_uuid, msg))
-            return json.loads(msg).get("text") != "bad"
-
-        async def questions(self):
-            return self.asked
-
-    handle = Interceptor.remote()
-    yield handle
-    ray.kill(handle)
-
-
 def test_an_actor_is_used_as_agentsociety_uses_it(start, exp, monkeypatch):
     """Start a messager for a group and one for the user; both poll."""
     warnings = []
@@ -102,20 +81,6 @@ def test_an_actor_is_used_as_agentsociety_uses_it(start, exp, monkeypatch):
     assert ask(group.get_log_list.remote()) == []
     ask(group.stop.remote())
     assert ask(group.is_connected.remote()) is False
-
-
-async def test_a_foreign_interceptor_on_ray_is_asked_as_by_agentsociety(broker, exp, interceptor):
-    topic = f"exps/{exp}/agents/b/agent-chat"
-    async with MqttMessager(**broker, message_interceptor=interceptor) as sender:
-        assert (await sender.send_message(topic, {"text": "good"}, "a", "b")).fate == "published"
-        assert (await sender.send_message(topic, {"text": "bad"}, "a", "b")).fate == "blocked"
-        sender.set_message_interceptor(None)
-        assert (await sender.send_message(topic, {"text": "bad"}, "a", "b")).fate == "published"
-        sender.set_message_interceptor(interceptor)
-        assert (await sender.send_message(topic, {"text": "bad"}, "7", "b")).fate == "blocked"
-    asked = await interceptor.questions.remote()
-    assert [(sender, recipient) for sender, recipient, _ in asked] == [("a", "b"), ("a", "b"), ("7", "b")]
-    assert [json.loads(msg)["text"] for _, _, msg in asked] == ["good", "bad", "bad"]
 
 
 async def test_the_interceptor_of_an_experiment_judges(logged, broker, exp):

@@ -57,8 +57,6 @@ class AgentGroup:
         self._heard[agent].append((topic_type, payload["content"]))
         if topic_type == "agent-chat" and payload["content"] == "hello":
             await self.say(agent, payload["from"], "hello yourself")
-        elif topic_type != "agent-chat":
-            await self._messager.send_message(self._messager.get_user_payback_channel(), {"count": 1})
 
     async def say(self, from_id, to_id, content):
         channel = self._messager.get_subtopic_channel(to_id, "agent-chat")
@@ -126,27 +124,3 @@ def test_a_foreign_interceptor_blocks_and_passes(society):
     assert "agent-chat" not in dict(call(east, "heard")[4])
     assert call(west, "step") == []
     assert call(west, "has_interceptor", interceptor)
-
-
-async def test_the_user_asks_all_agents_and_gets_answers(society, valkey_config):
-    exp_id, (west, east), interceptor = society
-    asked = await interceptor.__ray_call__.remote(lambda self: self.asked)
-    user = Messager(valkey_config, exp_id, interceptor)
-    await user.init()
-    await user.subscribe_and_start_listening([user.get_user_payback_channel()])
-    sends = [user.send_message(user.get_user_survey_channel(agent), {"content": "how rude?"}) for agent in range(6)]
-    await asyncio.gather(*sends, user.send_message(user.get_user_chat_channel(0), {"content": "who are you?"}))
-    paid_back = 0
-    async with asyncio.timeout(PATIENCE_S):
-        while paid_back < 7:
-            messages = await user.fetch_messages()
-            paid_back += sum(json.loads(message["data"].decode())["count"] for message in messages)
-            await asyncio.sleep(0.02)
-    await user.close()
-    await user.close()
-    for group, agents in ((west, range(3)), (east, range(3, 6))):
-        found = await group.heard.remote()
-        assert [("user-survey", "how rude?") in found[agent] for agent in agents] == [True] * 3
-    assert ("user-chat", "who are you?") in (await west.heard.remote())[0]
-    # The user has no id: nobody is asked.
-    assert await interceptor.__ray_call__.remote(lambda self: self.asked) == asked

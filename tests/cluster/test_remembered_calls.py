@@ -92,38 +92,6 @@ def test_a_kill_makes_no_call_again_and_each_call_is_in_the_log_once(start, tmp_
 
 
 @pytest.mark.long
-def test_a_run_with_the_folder_of_an_earlier_one_makes_no_call_that_is_asked_alike(start, tmp_path):
-    def run_with(folder, parent, model):
-        messaging, options = start(folder), RunOptions(None, "agent", 100, None)
-        with Run(messaging, model, AGENTS, 2, None, None, options, RunActors(), parent_calls=parent) as standing:
-            standing.advance(STEPS)
-            result = standing.result()
-        messaging.shutdown()
-        return result, EventLog.open(folder).calls().to_pandas()
-
-    file, first, second, third = (tmp_path / name for name in ("calls", "first", "second", "third"))
-    model = partial(person, file=str(file))
-    result, _ = run_with(first, None, model)
-    prompts = asked(file)
-    assert len(prompts) == AGENTS * STEPS
-    again, calls = run_with(second, str(first), model)
-    assert again.states == result.states
-    assert again.digests == result.digests
-    assert asked(file) == prompts
-    assert {*calls.source} == {"parent"}
-
-    async def differing(me, inbox):
-        await person(me, [] if me.id == 3 else inbox, file=str(file))  # agent 3 hears nothing
-
-    _, calls = run_with(third, str(second), differing)
-    new = calls[calls.source == "model"]
-    assert [*zip(new.step, new.agent, strict=True)] == [
-        (step, 3 + later) for step in range(1, STEPS) for later in range(step)
-    ]
-    assert len(asked(file)) == AGENTS * STEPS + len(new)
-
-
-@pytest.mark.long
 def test_a_fork_makes_no_call_and_with_a_ban_only_those_whose_arguments_differ(start, tmp_path):
     file, town = tmp_path / "calls", tmp_path / "town"
     model = partial(person, file=str(file))

@@ -6,17 +6,10 @@ import pytest
 import ray
 from support.cluster import (
     PATIENCE_S,
-    Busy,
     LocksUp,
     OnlyHere,
     Shouting,
     control,
-    drain,
-    fates,
-    new_handle,
-    numbered,
-    numbers,
-    wait_for,
 )
 
 from ray_messaging import Messaging, Steps, rules
@@ -221,64 +214,3 @@ def test_violations_are_counted_and_reset(town):
     assert control(messaging, "violation_counts") == {1: 1, 2: 2, None: 1}
     control(messaging, "reset_violation_counts")
     assert control(messaging, "violation_counts") == {}
-
-
-class Flood(Busy):
-    """Send small batches without pause; record the rules in force before each, and its fates."""
-
-    def __init__(self, group, pair, in_force):
-        super().__init__()
-        self.group, self.pair, self.in_force = group, pair, in_force
-        self.sent = []
-
-    def work(self):
-        handle, (from_id, to_id), n = new_handle(self.group), self.pair, 0
-        while not self.enough.is_set():
-            before = self.in_force["changes"]
-            receipts = handle.send_columns([from_id] * 5, [to_id] * 5, numbered(5, n))
-            n += 5
-            self.sent.append((before, self.in_force["begun"], fates(receipts)))
-
-
-CHANGES = {
-    "black list": lambda on: ("add_to_black_set", [(sender, None) for sender in WEST]) if on else ("set_black_set", []),
-    "rule": lambda on: ("insert_rule", rules.AllowGraph([]), 0) if on else ("pop_rule", "allow_graph"),
-}
-
-
-@pytest.mark.parametrize("kind", ["black list", pytest.param("rule", marks=pytest.mark.long)])
-def test_no_later_send_escapes_a_change(town, kind):
-    """With odd numbers of changes all is blocked; a batch begun after the first of two is judged by one of them."""
-    messaging, west, east = town()
-    in_force = {"changes": 0, "begun": 0}
-    floods = [Flood(west, (sender, receiver), in_force) for sender, receiver in zip(WEST[:4], EAST, strict=False)]
-    for flood in floods:
-        flood.start()
-    try:
-        for change in range(1, 11):
-            seen = [len(flood.sent) for flood in floods]
-            wait_for(
-                lambda seen=seen: all(len(flood.sent) > n + 1 for flood, n in zip(floods, seen, strict=True)),
-                "a send between two changes",
-            )
-            in_force["begun"] = change
-            control(messaging, *CHANGES[kind](change % 2 == 1))
-            in_force["changes"] = change
-    finally:
-        for flood in floods:
-            flood.enough.set()
-    delivered = []
-    for flood in floods:
-        for before, after, found in flood.stop().sent:
-            if before == after:  # no change was under way
-                assert set(found) == ({"blocked"} if before % 2 else {"delivered"})
-            delivered += [flood.pair[0]] * found.count("delivered")
-        assert {before for before, after, _ in flood.sent if before == after} >= {1, 2, 3}
-    found = drain(east, len(delivered))
-    assert sorted(message.from_id for message in found) == sorted(delivered)
-    for flood in floods:
-        mine = numbers(message for message in found if message.from_id == flood.pair[0])
-        receipts = [fate for _, _, found in flood.sent for fate in found]
-        assert mine == [n for n, fate in enumerate(receipts) if fate == "delivered"]
-    total = sum(fate == "blocked" for flood in floods for _, _, found in flood.sent for fate in found)
-    assert sum(control(messaging, "violation_counts").values()) == total

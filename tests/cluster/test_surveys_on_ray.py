@@ -1,15 +1,12 @@
 """Surveys from the driver: groups answer in tasks, and the researcher's process dies."""
 
 import json
-import os
 import pickle
-import signal
 import uuid
 
 import pytest
 import ray
 from pydantic import BaseModel
-from support.cluster import alive, wait_for
 from support.patience import WAIT_S
 from typer.testing import CliRunner
 
@@ -101,40 +98,6 @@ def test_surveys_that_cannot_be(messaging):
     other.shutdown()
     with pytest.raises(Closed, match="was shut down"):
         same.wait()
-
-
-@ray.remote(num_cpus=0)
-class Researcher:
-    """A researcher in a process of her own."""
-
-    def create(self, messaging):
-        """Create a survey, and return our pid."""
-
-        class Mood(BaseModel):  # a worker cannot import the test's
-            mood: int
-
-        self.survey = messaging.create_survey(Mood, question={}, survey_id="long", timeout=WAIT_S)
-        return os.getpid()
-
-    def seen(self):
-        """Return how many answers are there."""
-        return len(self.survey.answers)
-
-
-@pytest.mark.long
-def test_the_researcher_is_killed_half_way(messaging):
-    researcher = Researcher.remote()
-    pid = ray.get(researcher.create.remote(messaging))
-    ray.get(answer_all(messaging, 5))
-    assert ray.get(researcher.seen.remote()) == 10
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not alive(pid), "the researcher's death")
-    survey = messaging.survey("long", Mood)
-    assert len(survey.answers) == 10
-    tasks = answer_all(messaging, 5)
-    assert survey.wait().answers == {agent: Mood(mood=agent) for agent in range(20)}
-    assert survey.late == 0
-    ray.get(tasks)
 
 
 @pytest.mark.long

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -292,26 +291,3 @@ class Busy(threading.Thread):
         if self.errors:
             raise self.errors[0]
         return self
-
-
-class FalseServer(threading.Thread):
-    """Accept connections where a server was, and drop them."""
-
-    def __init__(self, port):
-        super().__init__(daemon=True)
-        self.socket = socket.create_server(("127.0.0.1", port))
-        self.accepted = 0
-        self.start()
-
-    def run(self):
-        try:
-            while True:
-                self.socket.accept()[0].close()
-                self.accepted += 1
-        except OSError:
-            return
-
-    def close(self):
-        self.socket.shutdown(socket.SHUT_RDWR)
-        self.join()
-        self.socket.close()
