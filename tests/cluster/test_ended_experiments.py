@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 import ray
-from support.cluster import drain, numbers, wait_for
+from support.cluster import numbers, wait_for
 from support.patience import AT_ONCE_S
 
 from ray_messaging import Messager, Messaging
@@ -22,37 +22,11 @@ def new_id():
     return f"ended-{uuid.uuid4().hex[:8]}"
 
 
-@pytest.fixture
-def redis(request):
-    """Give an experiment's own server, which ends with it, or a server that stays."""
-    return None if request.param == "embedded" else request.getfixturevalue("redis_config")
-
-
-@pytest.fixture
-def end(request, redis):
-    """Return a function that ends an experiment."""
-
-    def end(messaging):
-        if request.param == "shutdown":
-            messaging.shutdown(erase=True)
-            return messaging
-        return Messaging.start(messaging.exp_id, redis=redis, on_existing="reset")
-
-    return end
-
-
-@pytest.mark.parametrize(
-    ("redis", "end"),
-    [
-        pytest.param("embedded", "reset", marks=pytest.mark.long),
-        pytest.param("embedded", "shutdown", marks=pytest.mark.long),
-        pytest.param("own", "reset", marks=pytest.mark.long),
-        pytest.param("own", "shutdown", marks=pytest.mark.long),
-    ],
-    indirect=True,
-)
-async def test_old_messagers_are_closed_at_once(redis, end):
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["its server ends with it", "another one begins on its server"])
+async def test_old_messagers_are_closed_at_once(redis_config, end):
     """None of them waits for its server or interceptor."""
+    redis = None if end == "its server ends with it" else redis_config
     old = await asyncio.to_thread(Messaging.start, new_id(), redis=redis)
     await asyncio.to_thread(old.create_group, "all", [1])
     plain = Messager(old.redis, old.exp_id, old.interceptor)
@@ -61,7 +35,11 @@ async def test_old_messagers_are_closed_at_once(redis, end):
     for messager in (plain, host):
         while not messager.stats()["delegated"]:  # until the sender itself applies the rules
             assert await messager.send_message(messager.get_agent_chat_channel(1), {"n": 0}, 50)
-    new = await asyncio.to_thread(end, old)
+    new = old
+    if redis is None:
+        await asyncio.to_thread(old.shutdown, erase=True)
+    else:
+        new = await asyncio.to_thread(Messaging.start, old.exp_id, redis=redis, on_existing="reset")
     try:
         for messager in (plain, host):
             async with asyncio.timeout(AT_ONCE_S):
@@ -126,19 +104,6 @@ def test_an_actor_that_fails_to_close_is_reported_in_one_line(monkeypatch, caplo
 def unique(*names):
     mark = uuid.uuid4().hex[:8]
     return [f"{name}-{mark}" for name in names]
-
-
-@pytest.mark.long
-def test_groups_start_together(messaging):
-    west, east, ann, bob = unique("west", "east", "ann", "bob")
-    groups = messaging.create_groups({west: [ann], east: [bob]})
-    assert list(groups) == [west, east]
-    assert [group.agents for group in groups.values()] == [[ann], [bob]]
-    assert groups[west].send(ann, bob, {"n": 1})
-    assert numbers(drain(messaging.group(east), 1)) == [1]
-    assert messaging.create_groups({}) == {}
-    for name in groups:
-        messaging.remove_group(name)
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from ray_messaging import (
     LogError,
     Messaging,
     NotRepeatable,
+    StepFailed,
     Steps,
     compare,
     rules,
@@ -133,19 +134,6 @@ def test_a_twin_without_a_change_has_its_parents_digests_and_so_has_its_twin(end
     assert is_twin(folder, again, result, found)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("every", "apart"), [(1, 1), (5, 4), (20, 1)])
-def test_a_twin_has_its_parents_digests_wherever_it_begins(by_value, tmp_path, every, apart):
-    folder = tmp_path / "parent"
-    with parent(folder, every) as result:
-        pass
-    for at_step in range(every, STEPS + 1, apart):
-        into = tmp_path / f"{every}-{at_step}"
-        with forked(folder, into, at_step, every) as messaging:
-            found = ran(messaging, STEPS)
-        assert is_twin(folder, into, result, found)
-
-
 def test_a_fork_is_its_parents_twin_until_it_is_changed(ended, tmp_path):
     folder, result = ended
     into = tmp_path / "banned"
@@ -240,6 +228,62 @@ def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
         fork(tmp_path / "no-steps")
 
 
+def crowd(group, step):
+    """Tell the next agent the own number, the sum of what was heard, and what all share."""
+    messages, state = step.messages, group.state
+    for to_id, payload in zip(messages.to_ids.tolist(), messages.payloads, strict=True):
+        state["number"][group.ids == to_id] += payload["number"]
+    told = [{"number": number, "loud": group.shared} for number in state["number"].tolist()]
+    step.send_columns(group.ids, (group.ids + 1) % 6, told)
+
+
+def silent(group, step):
+    if step.number < 2 or 0 not in group.ids:
+        crowd(group, step)
+
+
+@pytest.fixture(scope="module")
+def numbers(by_value, tmp_path_factory):
+    """Return the folder of a run of crowds, and a function that runs it."""
+    folder = tmp_path_factory.mktemp("numbers") / "parent"
+
+    def run(messaging, model=crowd, shared=False):
+        more = {"start": lambda group: {"number": group.ids * 1}, "shared": shared, "progress": False}
+        return messaging.run(model, agents=6, groups=2, until=4, by="group", **more)
+
+    with Messaging.start("numbers", log_dir=folder, steps=Steps(digest=True, checkpoint=2)) as messaging:
+        run(messaging)
+    return folder, run
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("changed", ["state", "shared", "model", "message"])
+def test_a_fork_differs_from_its_step_on_by_what_was_changed(numbers, tmp_path, changed):
+    folder, run = numbers
+    states = {"states": {"1": {"number": 50}}} if changed == "state" else {}
+    with Messaging.fork(folder, f"numbers-{changed}", at_step=2, log_dir=tmp_path / "fork", **states) as messaging:
+        if changed == "message":
+            messaging.broadcast({"number": 50})
+        run(messaging, silent if changed == "model" else crowd, shared=changed == "shared")
+    mine, theirs = EventLog.open(tmp_path / "fork"), EventLog.open(folder)
+    assert [mine.digest(step) == theirs.digest(step) for step in (0, 1)] == [True, True]
+    found = mine.diff(theirs)
+    assert found.step == 2
+    if changed in {"state", "model"}:
+        assert found.agent == (1 if changed == "state" else 0)
+    if changed == "shared":
+        assert (found.mine.payload["loud"], found.theirs.payload["loud"]) == (True, False)
+    assert (found.mine is None) == (changed == "model")
+
+
+@pytest.mark.long
+def test_a_state_that_a_group_cannot_have_is_refused(numbers, tmp_path):
+    folder, run = numbers
+    fork = Messaging.fork(folder, "numbers-half", at_step=2, log_dir=tmp_path / "fork", states={0: {"number": 0.5}})
+    with fork as messaging, pytest.raises(StepFailed, match=r"\['number'\] is int64, which cannot hold 0.5 exactly"):
+        run(messaging)
+
+
 def wave(me, inbox):
     """Say a number to the next agent, which a shell command can run."""
     me.state["heard"] = me.state.get("heard", 0) + len(inbox)
@@ -265,7 +309,7 @@ def test_a_shell_forks_a_run(by_value, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_parent_that_is_killed_at_its_checkpoints_has_the_same_ones(by_value, tmp_path, ended):
+def test_a_parent_whose_groups_and_log_are_killed_at_its_checkpoints_has_the_same_ones(by_value, tmp_path, ended):
     _, result = ended
     folder = tmp_path / "killed"
 
@@ -274,6 +318,8 @@ def test_a_parent_that_is_killed_at_its_checkpoints_has_the_same_ones(by_value, 
         mark = tmp_path / f"{me.step}"
         if me.step in {4, 5, 9, 10} and me.id == me.step and not mark.exists():
             mark.touch()
+            if me.step == 9:
+                ray.kill(find_actor("parent-killed/log"), no_restart=False)
             os.kill(os.getpid(), signal.SIGKILL)
 
     with parent(folder, 5, model=dying) as killed:
@@ -314,30 +360,6 @@ def test_whatever_is_killed_while_a_fork_begins_it_is_a_twin(ended, tmp_path):
         assert messaging.steps.now == 15
         found = ran(messaging, STEPS)
     assert is_twin(folder, died, result, found)
-
-
-@pytest.mark.long
-def test_a_log_that_dies_in_the_last_step_before_a_checkpoint_takes_it(by_value, tmp_path):
-    folder, mark = tmp_path / "log-dies", tmp_path / "died"
-
-    def dying(me, inbox):
-        person(me, inbox)
-        if me.step == 4 and me.id == 4:
-            mark.touch()
-            time.sleep(5)
-
-    def kill(log):
-        while not mark.exists():
-            time.sleep(0.05)
-        ray.kill(log, no_restart=False)
-
-    with Messaging.start("log-dies", log_dir=folder, steps=Steps(seed=SEED, checkpoint=5)) as messaging:
-        messaging.create_audience("street", ids=[*range(AGENTS)], positions=PLACES, radius=0.2)
-        killer = threading.Thread(target=kill, args=[messaging.log_actor])
-        killer.start()
-        ran(messaging, 7, model=dying)
-        killer.join()
-    assert sorted(path.name for path in (folder / "_checkpoints").iterdir()) == ["00000004.parquet", "00000006.parquet"]
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
-from support.cluster import EmptyGroups, kill_and_wait, new_handle, numbered, numbers, wait_for
+from support.cluster import EmptyGroups, drain, kill_and_wait, new_handle, numbered, numbers, wait_for
 
 from ray_messaging import CommitFailed, ConfigError, FetchTooLarge
 
@@ -26,8 +26,8 @@ def fill(group, count, start=0):
     return group.send_columns([sender] * count, [receiver] * count, numbered(count, start))
 
 
-def expired(group, held):
-    """Wait until a new handle gets the messages of another one; return them."""
+def expired(group):
+    """Wait until a new handle gets the messages of another one; return the handle and them."""
     thief = new_handle(group)
     return thief, wait_for(lambda: thief.fetch_messages(timeout=1.0), "the end of the loan")
 
@@ -35,12 +35,13 @@ def expired(group, held):
 # -- durably -------------------------------------------------------------------------------------------------------
 
 
-def test_a_with_block_commits_although_another_handle_holds_earlier_messages(messaging, pair):
+@pytest.mark.parametrize("commit", ["next", "acked"])
+def test_a_with_block_commits_although_another_handle_holds_earlier_messages(messaging, pair, commit):
     west, _ = pair
     fill(west, 4)
     holder, other = new_handle(west), new_handle(west)
     held = holder.fetch_messages(limit=1, timeout=60)
-    with other.fetch_messages(timeout=60) as messages:
+    with other.fetch_messages(timeout=60, commit=commit) as messages:
         assert numbers(messages) == [1, 2, 3]
     assert messaging.stats()["waiting"][west.name] == 1
     kill_and_wait(west.actor)
@@ -49,20 +50,19 @@ def test_a_with_block_commits_although_another_handle_holds_earlier_messages(mes
 
 
 @pytest.mark.long
-def test_messages_held_over_a_restart_can_be_acknowledged(messaging, pair):
+def test_messages_held_over_a_restart_can_be_acknowledged(pair):
     west, _ = pair
     fill(west, 6)
     first, second, third = (new_handle(west) for _ in range(3))
-    assert [numbers(each.fetch_messages(limit=2, timeout=60)) for each in (first, second, third)] == [
-        [0, 1],
-        [2, 3],
-        [4, 5],
-    ]
+    held = [numbers(each.fetch_messages(limit=2, timeout=60)) for each in (first, second)]
+    rest = third.fetch_messages(timeout=60, commit="acked")
+    assert [*held, numbers(rest)] == [[0, 1], [2, 3], [4, 5]]
     kill_and_wait(west.actor)
     second.ack()  # behind the first handle's messages
     second.ack()
+    third.ack(rest[1])
     kill_and_wait(west.actor)
-    assert numbers(new_handle(west).fetch_messages(timeout=60, complete=True)) == [0, 1, 4, 5]
+    assert numbers(new_handle(west).fetch_messages(timeout=60, complete=True)) == [0, 1, 4]
 
 
 @pytest.mark.long
@@ -75,24 +75,6 @@ def test_an_ack_of_messages_redelivered_after_a_restart_raises(pair):
     assert numbers(new_handle(west).fetch_messages(timeout=60)) == [0, 1]
     with pytest.raises(CommitFailed, match="2 messages of group"):
         holder.ack()
-
-
-@pytest.mark.long
-def test_some_messages_are_acknowledged_in_any_order(messaging, pair):
-    west, _ = pair
-    fill(west, 6)
-    handle = new_handle(west)
-    one, rest = (
-        handle.fetch_messages(limit=2, timeout=60, commit="acked"),
-        handle.fetch_messages(timeout=60, commit="acked"),
-    )
-    handle.ack(rest[3])
-    handle.ack([rest[0], one[1]])
-    assert messaging.stats()["waiting"][west.name] == 3
-    kill_and_wait(west.actor)
-    handle.ack(rest[1])  # which the process before had lent
-    kill_and_wait(west.actor)
-    assert numbers(new_handle(west).fetch_messages(timeout=60, complete=True)) == [0, 4]
 
 
 def test_handlers_in_threads_each_acknowledge_their_own_message(messaging, pair):
@@ -147,17 +129,6 @@ def test_a_fetch_of_another_thread_commits_no_messages_that_are_given_up(pair, m
     handle.ack()
 
 
-def test_a_with_block_of_acked_messages_commits_them(messaging, pair):
-    west, _ = pair
-    fill(west, 4)
-    held = west.fetch_messages(limit=1, timeout=60, commit="acked")
-    with west.fetch_messages(timeout=60, commit="acked") as messages:
-        assert numbers(messages) == [1, 2, 3]
-    assert messaging.stats()["waiting"][west.name] == 1
-    west.ack(held)
-    assert messaging.stats()["waiting"][west.name] == 0
-
-
 def test_messages_of_another_group_are_not_acknowledged(pair):
     west, east = pair
     fill(west, 1)
@@ -175,7 +146,7 @@ def test_an_ack_of_redelivered_messages_of_a_group_raises(hasty, group):
     fill(group, 3)
     holder = new_handle(group)
     holder.fetch_messages(timeout=60)
-    thief, again = expired(group, holder)
+    thief, again = expired(group)
     assert numbers(again) == [0, 1, 2]
     with pytest.raises(CommitFailed, match="3 messages of group") as caught:
         holder.ack()
@@ -188,98 +159,36 @@ def test_an_ack_of_redelivered_messages_of_a_group_raises(hasty, group):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("returned", [False, True])
-def test_a_with_block_that_lasts_too_long_raises(group, returned):
+def test_a_with_block_that_lasts_too_long_and_the_next_fetch_raise(group):
     fill(group, 3)
-    with pytest.raises(CommitFailed, match="3 messages of group"), new_handle(group).fetch_messages(timeout=60):  # noqa: PT012
-        thief, _ = expired(group, None)
-        if returned:
-            thief.ack()
-    thief.ack()
-
-
-@pytest.mark.long
-def test_the_next_fetch_raises_for_redelivered_messages(group):
-    fill(group, 3)
-    holder = new_handle(group)
-    holder.fetch_messages(timeout=60)
-    thief, _ = expired(group, holder)
+    with pytest.raises(CommitFailed, match="3 messages of group"), new_handle(group).fetch_messages(timeout=60):
+        holder, _ = expired(group)
+    thief, _ = expired(group)
     with pytest.raises(CommitFailed):
         holder.fetch_messages()
     assert len(holder.fetch_messages()) == 0
     thief.ack()
 
 
-@pytest.mark.long
-def test_only_redelivered_messages_of_an_ack_raise(hasty, group):
-    fill(group, 3)
-    holder = new_handle(group)
-    messages = holder.fetch_messages(timeout=60, commit="acked")
-    holder.ack(messages[1])
-    thief, again = expired(group, holder)
-    assert numbers(again) == [0, 2]
-    with pytest.raises(CommitFailed):
-        holder.ack(messages[0])
-    thief.ack(again)
-    assert hasty.stats()["waiting"][group.name] == 0
-
-
 # -- completely ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
-def test_a_complete_fetch_has_all_that_was_delivered(hasty, make_group):
+def test_a_complete_fetch_has_all_that_was_delivered_and_given_up_by_others(hasty, make_group):
     group = make_group(hasty)
-    for step in range(10):
-        fill(group, 30, start=step)
-        with group.fetch_messages(complete=True) as messages:
-            assert len(messages) == 30
-            assert not messages.more
     for low in range(0, 400, 20):
         fill(group, 20, start=low)
-    with group.fetch_messages(complete=True) as messages:
-        assert numbers(messages) == list(range(400))
-
-
-@pytest.mark.long
-def test_more_is_true_while_parts_are_left(hasty, make_group):
-    group = make_group(hasty)
-    for low in range(0, 200, 20):
-        fill(group, 20, start=low)
-    found, messages = [], group.fetch_messages(timeout=60)
-    assert messages.more
-    while messages.more:
-        found += messages
-        messages = group.fetch_messages()
-    assert numbers([*found, *messages]) == list(range(200))
-    group.ack()
-
-
-@pytest.mark.long
-def test_a_complete_fetch_includes_messages_given_up_by_others(hasty, make_group):
-    group = make_group(hasty)
-    fill(group, 6)
     holder = new_handle(group)
-    holder.fetch_messages(limit=2, timeout=60)
-    kept = new_handle(group).fetch_messages(limit=2, timeout=60)
+    assert holder.fetch_messages(limit=2, timeout=60).more
     holder.give_up()
     with group.fetch_messages(complete=True) as messages:
-        assert set(numbers(messages)) | set(numbers(kept)) == set(range(6))
-        assert numbers(messages)[:2] == [0, 1]
-
-
-@pytest.mark.long
-def test_too_many_messages_for_a_groups_complete_fetch_raise_and_take_none(hasty, make_group):
-    group = make_group(hasty)
+        assert numbers(messages) == list(range(400))
+        assert not messages.more
     for low in range(0, 600, 20):
         fill(group, 20, start=low)
     with pytest.raises(FetchTooLarge, match="600 messages"):
         group.fetch_messages(complete=True)
-    found = []
-    while len(found) < 600:
-        found += group.fetch_messages(timeout=60)
-    assert numbers(found) == list(range(600))
-    group.ack()
+    assert numbers(drain(group, 600)) == list(range(600))
 
 
 def test_a_task_acknowledges_messages_fetched_by_the_driver(messaging, pair):

@@ -144,20 +144,14 @@ def test_a_call_that_a_dead_process_may_have_begun_is_not_made_by_its_successor(
     drain(west, 2)
 
 
-def test_handles_do_without_a_lane_where_they_cannot_reach_it(pair, monkeypatch):
-    west, _ = pair
-    sender, receiver = west.agents[:2]
-    monkeypatch.setattr(group_lane, "_ENCRYPTED", True)
-    west.send_columns([sender] * 3, [receiver] * 3, numbered(3))
-    with new_handle(west).fetch_messages(timeout=60) as messages:
-        assert numbers(messages) == [0, 1, 2]
-
-
-def test_a_send_too_large_for_the_lane_goes_by_ray(pair, monkeypatch):
-    west, _ = pair
-    sender, receiver = west.agents[:2]
+@pytest.mark.parametrize(("setting", "value"), [("_ENCRYPTED", True), ("FRAME_LIMIT", 2_000)], ids=["no lane", "large"])
+def test_calls_go_by_ray_where_a_handle_cannot_reach_its_lane_and_where_they_are_too_large(
+    pair, monkeypatch, setting, value
+):
+    sender, receiver = pair[0].agents[:2]
+    monkeypatch.setattr(group_lane, setting, value)
+    west = new_handle(pair[0])
     assert west.send(sender, receiver, {"n": 0})
-    monkeypatch.setattr(group_lane, "FRAME_LIMIT", 2_000)
     receipts = west.send_columns([sender] * 30, [receiver] * 30, [{"n": n, "text": "x" * 100} for n in range(1, 31)])
     assert receipts.counts()["delivered"] == 30
     assert numbers(drain(west, 31)) == list(range(31))
@@ -260,31 +254,6 @@ def test_two_handles_get_different_messages(messaging, pair):
     assert messaging.stats()["waiting"][west.name] == 0
 
 
-def test_a_lost_answer_is_repeated(pair, caller):
-    west, _ = pair
-    sent = fill(west, 50)
-    token, first = ray.get(west.actor.fetch.remote(caller, None, 20, 10.0))
-    lost = [ray.get(west.actor.fetch.remote(caller, token, 20, 10.0)) for _ in range(2)]
-    assert ids(first) == sent[:20]
-    assert ids(lost[0][1]) == ids(lost[1][1]) == sent[20:40]
-    assert lost[0][0] == lost[1][0]
-    token, rest = ray.get(west.actor.fetch.remote(caller, lost[1][0], None, 10.0))
-    assert ids(rest) == sent[40:]
-    ray.get(west.actor.fetch.remote(caller, token, None, 0.0))  # it commits them
-
-
-def test_messages_given_up_are_fetched_again_within_the_limit(messaging, pair):
-    west, _ = pair
-    sent = fill(west, 50)
-    west.fetch_messages(timeout=60)
-    west.give_up()
-    other = new_handle(west)
-    found = [ids(other.fetch_messages(limit=20, timeout=60)) for _ in range(3)]
-    assert found == [sent[:20], sent[20:40], sent[40:]]
-    other.ack()
-    assert messaging.stats()["waiting"][west.name] == 0
-
-
 def test_a_group_without_steps_says_so(pair):
     group, _ = pair
     for call in (lambda: next(group.steps(until=3)), lambda: group.state, lambda: group.fates(0)):
@@ -367,27 +336,3 @@ def test_a_group_without_strict_senders_sends_for_any_agent(hasty, make_group):
     assert group.send(stranger, to_id, {"n": 0}).fate == "delivered"
     assert all(group.send_messages([Outgoing.to_agent(to_id, {"n": 1}), Outgoing.to_agent(to_id, {"n": 2}, "bob")]))
     assert [message.from_id for message in drain(group, 3)] == [stranger, None, "bob"]
-
-
-@ray.remote(num_cpus=0)
-class Own:
-    """Open a group in an actor of the user's own."""
-
-    async def told(self, messaging, name, agent):
-        messager = await messaging.open_messager(name, [agent])
-        channel, told = messager.get_agent_chat_channel(agent), []
-        for arguments in ((), (None,), (-77,), (agent,)):
-            try:
-                told.append((await messager.send_message(channel, {"n": 0}, *arguments)).fate)
-            except UnknownSender as error:
-                told.append((error.value, error.group))
-        await messager.close()
-        return told
-
-
-def test_a_group_in_an_own_actor_sends_only_for_its_agents(messaging):
-    name, agent = f"own-{uuid.uuid4().hex[:8]}", f"own-{uuid.uuid4().hex[:8]}"
-    own = Own.remote()
-    told = ray.get(own.told.remote(messaging, name, agent))
-    assert told == [(None, name), "delivered", (-77, name), "delivered"]
-    ray.kill(own)

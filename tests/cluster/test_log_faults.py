@@ -7,7 +7,6 @@ import pytest
 from support.cluster import (
     PATIENCE_S,
     Busy,
-    control,
     kill,
     new_handle,
     numbered,
@@ -140,38 +139,3 @@ def test_messages_wait_while_the_log_cannot_be_written(start, tmp_path):
         send(50)
     assert logged_fates(messaging.log) == expected
     assert messaging.log.balance().sends == len(expected)
-
-
-def test_a_follower_misses_nothing_when_the_logs_process_dies(start):
-    messaging, group = start()
-    follower = messaging.log.tail(after=-1, timeout_s=PATIENCE_S)
-    traffic, seen = Traffic(group), set()
-    traffic.start()
-    for turn in range(3):
-        seen |= {next(follower).message_id for _ in range(500)}
-        if turn < 2:
-            kill(messaging.log_actor)
-    sent = traffic.stop().receipts.keys()
-    seen |= {next(follower).message_id for _ in range(len(sent - seen))}
-    while not sent <= seen:  # rows not written by the dead processes come once more
-        seen.add(next(follower).message_id)
-    assert seen == sent
-
-
-def test_a_cleared_log_list_stays_empty_when_the_process_dies(start):
-    messaging, group = start()
-
-    def listed():
-        return sorted(row["payload"]["n"] for row in control(messaging, "get_log_list"))
-
-    group.send_columns([0, 1] * 5, [2] * 10, numbered(10))
-    assert listed() == list(range(10))
-    control(messaging, "clear_log_list")
-    group.send_columns([0, 1] * 2, [3] * 4, numbered(4, 10))
-    assert listed() == list(range(10, 14))
-    kill(messaging.log_actor)
-    assert listed() == list(range(10, 14))
-    control(messaging, "clear_log_list")
-    kill(messaging.log_actor)
-    assert listed() == []
-    assert len(messaging.log.query()) == 14

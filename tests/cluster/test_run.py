@@ -288,22 +288,6 @@ def test_a_run_that_resumes_with_a_changed_model_is_told(start, tmp_path, monkey
 
 
 @pytest.mark.long
-def test_kept_data_are_named_where_they_are_in_the_way(start, tmp_path):
-    messaging = start(data_dir=tmp_path / "data")
-    messaging.run(person, agents=2, groups=1, until=1)
-    messaging.shutdown()
-    with pytest.raises(AlreadyExists, match=f"has data of an earlier run in {tmp_path / 'data'}: .*data_dir$"):
-        Messaging.start(messaging.exp_id, steps=Steps(seed=SEED, digest=True), data_dir=tmp_path / "data")
-    with pytest.raises(ConfigError, match="seed was 7 and is 8"):
-        Messaging.start(
-            messaging.exp_id, steps=Steps(seed=8, digest=True), data_dir=tmp_path / "data", on_existing="resume"
-        )
-    again = {"steps": Steps(seed=SEED, digest=True), "data_dir": tmp_path / "data", "on_existing": "resume"}
-    Messaging.start(messaging.exp_id, **again).shutdown(erase=True)
-    assert not (tmp_path / "data").exists()
-
-
-@pytest.mark.long
 def test_a_run_of_active_agents_alone_is_the_same_where_groups_die_and_where_a_fork_wakes_one(by_value, tmp_path):
     def dying(me, inbox):
         ripple(me, inbox)
@@ -328,3 +312,6 @@ def test_a_run_of_active_agents_alone_is_the_same_where_groups_die_and_where_a_f
             found.append(fork.run(dying, **options, until=9, only_active=only_active))
     assert found[0].states[39]["called"][-2:] == [6, 7]  # `left` woke it, and it stayed active once
     assert (found[0].states, found[0].digests) == (found[1].states, found[1].digests)
+    wrong = Messaging.fork(folder, "ripple-wrong", at_step=6, log_dir=tmp_path / "wrong", states={-1: {}})
+    with wrong as fork, pytest.raises(ConfigError, match="states= has -1, which is no agent of this run"):
+        fork.run(dying, **options, until=9)

@@ -108,12 +108,6 @@ class Driver:
 
         kill_and_wait(self.messaging.interceptor)
 
-    def end_interceptor(self):
-        """Kill it for good."""
-        import ray
-
-        ray.kill(self.messaging.interceptor)
-
     def logged(self):
         """Return the texts in the event log."""
         return texts_of(self.messaging.log)
