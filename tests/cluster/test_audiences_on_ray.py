@@ -105,64 +105,34 @@ def test_changes_of_many_tasks_at_once_all_count(logged, name):
 
 
 @pytest.mark.long
-def test_another_node_reads_and_changes_through_an_actor(logged, name, monkeypatch):
-    messaging, _, _ = logged
+def test_another_node_reads_and_changes_through_an_actor_that_ends_with_the_experiment(ray_cluster, name, monkeypatch):
     monkeypatch.setattr("ray_messaging.cluster.audience_files.AudienceFiles._here", lambda self: False)
-    plaza = messaging.create_audience(name, members=[1, 2])
-    plaza.add([3])
-    assert plaza.members().tolist() == [1, 2, 3]
-    graph = messaging.create_audience(f"{name}-graph", graph=GRAPH)
-    assert pairs_of(graph) == [(0, 10), (0, 11), (10, 1)]
-    with pytest.raises(UnknownName, match="removed"):
-        messaging.remove_audience(name) or plaza.add([1])
-
-
-@pytest.mark.long
-def test_calls_from_another_node_outlive_their_actor(logged, name, monkeypatch):
-    messaging, _, _ = logged
-    monkeypatch.setattr("ray_messaging.cluster.audience_files.AudienceFiles._here", lambda self: False)
-    plaza = messaging.create_audience(name, members=[1])
-    for member in (2, 3):
-        # As where it ends with the last handle of another process.
-        ray.kill(ray.get_actor(f"{messaging.exp_id}/audiences", namespace=NAMESPACE))
-        plaza.add([member])
-    assert plaza.members().tolist() == [1, 2, 3]
-
-
-@pytest.mark.long
-def test_the_actor_for_other_nodes_ends_with_the_experiment(ray_cluster, monkeypatch):
-    monkeypatch.setattr("ray_messaging.cluster.audience_files.AudienceFiles._here", lambda self: False)
-    with Messaging.start(f"ended-{uuid.uuid4().hex[:8]}") as messaging:
-        plaza = messaging.create_audience("plaza", members=[])
-        actor = f"{messaging.exp_id}/audiences"
-        assert plaza.members().tolist() == []
+    actor = f"{name}/audiences"
+    with Messaging.start(name) as messaging:
+        messaging.create_group("all", range(12))
+        plaza = messaging.create_audience("plaza", members=[1])
+        for member in (2, 3):
+            # As where it ends with the last handle of another process.
+            ray.kill(ray.get_actor(actor, namespace=NAMESPACE))
+            plaza.add([member])
+        assert plaza.members().tolist() == [1, 2, 3]
+        assert pairs_of(messaging.create_audience("graph", graph=GRAPH)) == [(0, 10), (0, 11), (10, 1)]
+        messaging.remove_audience("plaza")
+        with pytest.raises(UnknownName, match="removed"):
+            plaza.add([1])
     with pytest.raises(ValueError, match=actor):
         ray.get_actor(actor, namespace=NAMESPACE)
 
 
 @pytest.mark.long
-def test_a_broadcast_reaches_its_hearers(logged, name):
+async def test_a_messager_of_the_own_broadcasts(logged, name):
     messaging, west, east = logged
-    friends = messaging.create_audience(name, graph=GRAPH)
-
-    @ray.remote(num_cpus=0)
-    class Speaker:
-        async def speak(self, messaging, friends):
-            messager = await messaging.open_messager("speaker", [500])
-            try:
-                receipts = await messager.broadcast(500, friends, {"text": "hello"})
-                return [receipt.fate for receipt in receipts]
-            finally:
-                await messager.close()
-
-    plaza = messaging.create_audience(f"{name}-plaza", members=[1, 2, 11])
-    fates = ray.get(Speaker.remote().speak.remote(messaging, plaza))
-    assert fates == ["delivered"] * 3
-    heard = [message.to_id for group in (west, east) for message in group.fetch_messages(complete=True)]
+    plaza = messaging.create_audience(name, members=[1, 2, 11])
+    async with await messaging.open_messager("speaker", [500]) as speaker:
+        receipts = await speaker.broadcast(500, plaza, {"text": "hello"})
+    assert [receipt.fate for receipt in receipts] == ["delivered"] * 3
+    heard = [message.to_id for group in (west, east) for message in await group.aio.fetch_messages(complete=True)]
     assert sorted(heard) == [1, 2, 11]
-    assert friends.pairs == 3
-    west.ack()
-    east.ack()
     messaging.remove_messager("speaker")
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.cluster import wait_for
@@ -24,15 +25,6 @@ class Counted:
         return Counted(found, self._path) if name == "log" else found
 
 
-class CountedStores:
-    """The stores of an experiment, counted."""
-
-    def __init__(self, stores, path):
-        self.transport = Counted(stores.transport, path)
-        self.dead_letters = Counted(stores.dead_letters, path)
-        self.experiment = Counted(stores.experiment, path)
-
-
 class CountedBackend:
     """A backend that counts; a real one would connect to another kind of server."""
 
@@ -45,7 +37,9 @@ class CountedBackend:
         return Counted(self._backend.transport(exp_id, settings), self._path)
 
     def stores(self, exp_id, settings, *, run="", reset=False):
-        return CountedStores(self._backend.stores(exp_id, settings, run=run), self._path)
+        stores = self._backend.stores(exp_id, settings, run=run)
+        names = ("transport", "dead_letters", "experiment")
+        return SimpleNamespace(**{name: Counted(getattr(stores, name), self._path) for name in names})
 
     def probe(self, exp_id=None):
         return Counted(self._backend, self._path).probe(exp_id)

@@ -178,20 +178,13 @@ def test_invalid_messages_are_refused(messaging, pair):
     west, east = pair
     a, b = west.agents[0], east.agents[0]
     elsewhere = Outgoing("exps:elsewhere:agents:1:agent-chat", {})
-    contradiction = Outgoing(f"exps:{messaging.exp_id}:agents:{b}:agent-chat", {}, a, -3)
-    raised(InvalidPayload, lambda: west.send(a, b, "hello"), "dict", "{'content': ...}")
-    raised(InvalidPayload, lambda: west.send(a, b, {"x": object()}), "JSON")
-    raised(InvalidPayload, lambda: west.send_messages(["hello"]), "Outgoing")
     raised(PayloadTooLarge, lambda: west.send(a, b, {"x": "y" * 2**23}), "limit", limit=2**23)
-    raised(InvalidAddress, lambda: west.send(1.5, b, {}), "1.5", value=1.5)
-    raised(InvalidAddress, lambda: west.send(a, 1.5, {}), "1.5", value=1.5)
     raised(InvalidAddress, lambda: west.send(a, None, {}), "None", value=None)
     raised(InvalidAddress, lambda: west.ask(a, None, {}), "None", value=None)
     raised(InvalidAddress, lambda: Outgoing(None, {}), "None", "Outgoing.to_agent", value=None)
+    raised(InvalidPayload, lambda: west.send_messages(["hello"]), "Outgoing")
     raised(InvalidAddress, lambda: west.send_messages([elsewhere]), "elsewhere", messaging.exp_id)
-    raised(InvalidAddress, lambda: west.send_messages([contradiction]), "-3", b, value=-3)
     raised(InvalidColumns, lambda: west.send_columns([a], [b, b], {}), "1 from_ids", "2 to_ids")
-    raised(InvalidColumns, lambda: west.send_columns([a], [b], "hello"), "str")
     raised(InvalidPayload, lambda: west.send_columns([a, a], [b, b], [{}, 7]), "row 1")
     assert len(east.fetch_messages(timeout=0.1)) == 0
 

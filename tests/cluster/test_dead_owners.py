@@ -41,23 +41,6 @@ def waits_for_a_dead_owner(messaging, name):
     )
 
 
-def test_an_actor_takes_over_a_dead_actors_name_at_once(town):
-    west = town.create_group("west", [1])
-    first, rival = Member.remote(town), Member.remote(town)
-    ray.get(first.open.remote("own"))
-    assert west.send(1, 7, {"n": 1}).fate == "delivered"
-    with pytest.raises(AlreadyExists, match="is held by"):
-        ray.get(rival.open.remote("own"))
-    assert not waits_for_a_dead_owner(town, "own")
-    ray.kill(first)
-    wait_for(lambda: waits_for_a_dead_owner(town, "own"), "the finding")
-    ray.get(rival.open.remote("own"))
-    assert not waits_for_a_dead_owner(town, "own")
-    assert numbers(ray.get(rival.receive.remote())) == [1]
-    with pytest.raises(AlreadyExists, match="is held by"):
-        ray.get(Member.remote(town).open.remote("own"))
-
-
 @ray.remote(num_cpus=0, max_retries=0)
 def open_and_die(messaging, name):
     """Hold a name in a worker that is no actor, and kill the worker."""
@@ -71,8 +54,24 @@ def open_and_die(messaging, name):
     asyncio.run(run())
 
 
-def test_an_actor_takes_over_a_dead_workers_name_at_once(town):
-    with pytest.raises(ray.exceptions.WorkerCrashedError):
-        ray.get(open_and_die.remote(town, "own"))
+@pytest.mark.parametrize("who", ["an actor", "a worker"])
+def test_a_dead_owners_name_is_taken_over_at_once(town, who):
+    west = town.create_group("west", [1])
+    rival = Member.remote(town)
+    if who == "an actor":
+        first = Member.remote(town)
+        ray.get(first.open.remote("own"))
+        with pytest.raises(AlreadyExists, match="is held by"):
+            ray.get(rival.open.remote("own"))
+        assert not waits_for_a_dead_owner(town, "own")
+        ray.kill(first)
+    else:
+        with pytest.raises(ray.exceptions.WorkerCrashedError):
+            ray.get(open_and_die.remote(town, "own"))
     wait_for(lambda: waits_for_a_dead_owner(town, "own"), "the finding")
-    ray.get(Member.remote(town).open.remote("own"))
+    assert west.send(1, 7, {"n": 1}).fate == "delivered"
+    ray.get(rival.open.remote("own"))
+    assert not waits_for_a_dead_owner(town, "own")
+    assert numbers(ray.get(rival.receive.remote())) == [1]
+    with pytest.raises(AlreadyExists, match="is held by"):
+        ray.get(Member.remote(town).open.remote("own"))

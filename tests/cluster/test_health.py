@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from ray_messaging import Messaging
 from ray_messaging.cli import app
 from ray_messaging.cluster import health_check as health_module
-from ray_messaging.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -188,11 +187,6 @@ def test_a_server_without_persistence_is_found(redis_process, caplog):
             assert "CONFIG SET appendonly yes" in caplog.text
             assert config.password not in caplog.text
             assert problems(messaging.health())["server persistence"].level == "warning"
-            client.config_set("maxmemory", "200mb")
-            client.config_set("maxmemory-policy", "allkeys-lru")
-            assert problems(messaging.health())["server eviction"].level == "critical"
-        with pytest.raises(ConfigError, match="CONFIG SET maxmemory-policy noeviction"):
-            Messaging.start(exp_id, redis=config)
 
 
 def test_health_of_an_unknown_experiment_raises(messaging, run):

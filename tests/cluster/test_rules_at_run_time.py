@@ -169,7 +169,7 @@ def test_undeliverable_rules_change_nothing(town):
     assert west.send(1, 11, {})
 
 
-def test_black_list_calls_add_remove_set_and_read(town):
+def test_black_list_calls_add_remove_set_and_read_and_violations_are_counted_and_reset(town):
     messaging, west, _ = town()
     assert control(messaging, "black_set") == set()
     assert control(messaging, "forward", 1, 11, {"text": "a"}) is True
@@ -180,12 +180,17 @@ def test_black_list_calls_add_remove_set_and_read(town):
     assert "agent 1 may not write to agent 11" in west.send(1, 11, {}).reason
     control(messaging, "add_to_black_set", [(2, None), (None, 13), (3, "ann")])
     assert control(messaging, "black_set") == {(1, 11), (2, None), (None, 13), (3, "ann")}
+    control(messaging, "reset_violation_counts")
 
     def blocked():
         receipts = west.send_columns([1, 1, 2, 3, 4], [11, 12, 11, 13, 14], {})
         return [place for place, receipt in enumerate(receipts) if receipt.rule == "black_list"]
 
     assert blocked() == [0, 2, 3]
+    assert control(messaging, "violation_counts") == {1: 1, 2: 1, 3: 1}
+    control(messaging, "reset_violation_counts", [1, 99])
+    control(messaging, "reset_violation_counts", 3)
+    assert control(messaging, "violation_counts") == {2: 1}
     control(messaging, "remove_from_black_set", [(2, None), (3, "ann"), (7, 7)])
     assert control(messaging, "black_set") == {(1, 11), (None, 13)}
     assert blocked() == [0, 3]
@@ -198,19 +203,3 @@ def test_black_list_calls_add_remove_set_and_read(town):
     assert blocked() == []
     control(messaging, "set_black_set", [])
     assert control(messaging, "black_set") == set()
-
-
-def test_violations_are_counted_and_reset(town):
-    messaging, west, _ = town()
-    control(messaging, "insert_rule", Shouting())
-    loud = {"text": "HEY"}
-    west.send_columns([1] * 3 + [2] * 2 + [3], [11] * 6, loud)
-    west.send(None, 11, loud)
-    assert control(messaging, "violation_counts") == {1: 3, 2: 2, 3: 1, None: 1}
-    control(messaging, "reset_violation_counts", [1, 99])
-    control(messaging, "reset_violation_counts", 3)
-    assert control(messaging, "violation_counts") == {2: 2, None: 1}
-    west.send(1, 11, loud)
-    assert control(messaging, "violation_counts") == {1: 1, 2: 2, None: 1}
-    control(messaging, "reset_violation_counts")
-    assert control(messaging, "violation_counts") == {}
