@@ -101,64 +101,44 @@ async def ended(reader):
         return b""
 
 
-async def test_requests_are_answered(lane):
-    client = await LaneClient.open(lane.address)
-    for n in range(3):
-        assert await client.ask(b"%d" % n) == b"answer to %d" % n
-    assert await client.ask(b"") == b"answer to "
-    large = b"x" * 5_000_000
-    assert await client.ask(large) == b"answer to " + large
-    client.close()
-
-
 async def test_each_connection_has_its_answers_in_order(lane):
     clients = [await LaneClient.open(lane.address) for _ in range(5)]
+    questions = [[b"%d-%d" % (k, n) for n in range(20)] + [b"%d" % k * 2_000_000, b""] for k in range(5)]
 
-    async def ask(k, client):
-        return [await client.ask(b"%d-%d" % (k, n)) for n in range(20)]
+    async def ask(k):
+        return [await clients[k].ask(question) for question in questions[k]]
 
-    found = await asyncio.gather(*(ask(k, client) for k, client in enumerate(clients)))
-    assert found == [[b"answer to %d-%d" % (k, n) for n in range(20)] for k in range(5)]
+    found = await asyncio.gather(*map(ask, range(5)))
+    assert found == [[b"answer to " + question for question in asked] for asked in questions]
     for k in range(5):
-        mine = [request for request in lane.requests if request.startswith(b"%d-" % k)]
-        assert mine == [b"%d-%d" % (k, n) for n in range(20)]
-    for client in clients:
-        client.close()
+        assert [request for request in lane.requests if request.startswith(b"%d-" % k)] == questions[k][:20]
+        clients[k].close()
 
 
-@pytest.mark.parametrize("token", [b"", b"wrong", b"x" * 128, "é".encode()], ids=["empty", "wrong", "long", "odd"])
-async def test_a_wrong_token_is_refused(lane, token):
-    reader, writer = await raw(lane)
-    writer.write(frame(token) + asked(0, b"request"))
-    assert await ended(reader) == b""
-    assert lane.requests == []
-    assert lane.server.refused == 1
-    writer.transport.abort()
+REFUSED = {
+    "an empty token": lambda token: frame(b"") + asked(0, b"request"),
+    "a wrong token": lambda token: frame(b"wrong") + asked(0, b"request"),
+    "a long token": lambda token: frame(b"x" * 128) + asked(0, b"request"),
+    "an odd token": lambda token: frame("é".encode()) + asked(0, b"request"),
+    "much before the token": lambda token: (129).to_bytes(4, "little"),
+    "a request above the limit": lambda token: frame(token) + (1001).to_bytes(4, "little"),
+    "an empty request": lambda token: frame(token) + frame(b""),
+    "half a number": lambda token: frame(token) + frame(b"\0"),
+    "no kind": lambda token: frame(token) + frame(b"\0\0\0\0"),
+}
 
 
-async def test_a_client_with_a_wrong_token(lane):
-    with pytest.raises(OSError, match=r"cut|reset"):
-        await LaneClient.open(lane.address._replace(token="wrong"))
-    assert "token" not in repr(lane.address)
-    assert lane.address.token not in repr(lane.address)
-
-
-async def test_before_the_token_nothing_large_is_read(lane):
-    reader, writer = await raw(lane)
-    writer.write((129).to_bytes(4, "little"))
-    assert await ended(reader) == b""
-    assert lane.server.refused == 1
-    writer.transport.abort()
-
-
-async def test_a_request_above_the_limit(lane, monkeypatch):
+@pytest.mark.parametrize("sent", REFUSED)
+async def test_what_is_no_request_ends_the_connection(lane, monkeypatch, sent):
     monkeypatch.setattr(lane_module, "FRAME_LIMIT", 1000)
     client = await LaneClient.open(lane.address)
-    assert await client.ask(b"x" * 900)
+    token = lane.address.token.encode()
+    data = REFUSED[sent](token)
     reader, writer = await raw(lane)
-    writer.write(frame(lane.address.token.encode()) + (1001).to_bytes(4, "little"))
-    assert await ended(reader) in (frame(b""), b"")
-    assert lane.server.refused == 1
+    writer.write(data)
+    assert await ended(reader) in ((frame(b""), b"") if data.startswith(frame(token)) else (b"",))
+    assert (lane.requests, lane.server.refused) == ([], 1)
+    assert await client.ask(b"x" * 900) == b"answer to " + b"x" * 900
     writer.transport.abort()
     client.close()
 
@@ -213,10 +193,13 @@ async def server_that_says(surplus):
 
 async def test_a_slow_answer_delays_no_other(lane):
     client = await LaneClient.open(lane.address)
-    slow = [asyncio.create_task(client.ask(b"slow %d" % n, patient=True)) for n in range(3)]
+    *slow, cancelled = [asyncio.create_task(client.ask(b"slow %d" % n, patient=True)) for n in range(4)]
     for n in range(50):
         assert await client.ask(b"%d" % n) == b"answer to %d" % n
     assert not any(task.done() for task in slow)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    lane.later[b"slow 3"].set_result(b"too late")  # it passes by
     for n in (2, 0, 1):
         lane.later[b"slow %d" % n].set_result(b"late answer %d" % n)
     async with asyncio.timeout(WAIT_S):
@@ -233,18 +216,6 @@ async def test_a_late_answer_that_fails_ends_the_connection(lane):
         await asyncio.wait_for(slow, WAIT_S)
     assert await other.ask(b"1") == b"answer to 1"
     other.close()
-
-
-async def test_a_cancelled_question_hurts_no_other_and_its_late_answer_passes_by(lane):
-    client = await LaneClient.open(lane.address)
-    slow = asyncio.create_task(client.ask(b"slow", patient=True))
-    assert await client.ask(b"1") == b"answer to 1"
-    slow.cancel()
-    await asyncio.gather(slow, return_exceptions=True)
-    lane.later[b"slow"].set_result(b"too late")
-    assert await client.ask(b"2") == b"answer to 2"
-    assert await client.ask(b"3") == b"answer to 3"
-    client.close()
 
 
 async def test_a_caller_that_leaves_cancels_its_questions(lane):
@@ -284,15 +255,6 @@ async def test_verdicts_that_are_being_kept_have_a_limit_too(lane, monkeypatch):
         with pytest.raises(ConnectionError):
             await asyncio.wait_for(task, WAIT_S)
     assert lane.server.refused == 1
-
-
-@pytest.mark.parametrize("request_", [b"", b"\0", b"\0\0\0\0"], ids=["empty", "short", "no kind"])
-async def test_a_request_without_a_number_ends_the_connection(lane, request_):
-    reader, writer = await raw(lane)
-    writer.write(frame(lane.address.token.encode()) + frame(request_))
-    assert await ended(reader) in (frame(b""), b"")
-    assert (lane.requests, lane.server.refused) == ([], 1)
-    writer.transport.abort()
 
 
 async def test_the_kind_of_a_request_travels(lane):
