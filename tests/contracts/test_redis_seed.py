@@ -3,12 +3,13 @@
 import asyncio
 import json
 import time
+from datetime import UTC, datetime
 
 import pydantic
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging import ConfigError, Messager, NotListening, RedisConfig
+from ray_messaging import ConfigError, Messager, MessagingError, NotListening, RedisConfig
 
 SEED_KEYS = ["channel", "payload", "from_id", "to_id", "start_time", "consumption", "sent"]
 
@@ -87,6 +88,19 @@ def test_a_config_refuses_the_values_that_agentsociety_refuses(fields):
         RedisConfig(**fields)
 
 
+def test_a_config_takes_no_positional_arguments():
+    with pytest.raises(ConfigError, match=r"takes its settings by name, as RedisConfig\(server=\.\.\.\)"):
+        RedisConfig("localhost", 6379)
+
+
+def test_unknown_keys_are_ignored_with_a_warning_without_values():
+    with pytest.warns(UserWarning, match="has no passwd, pool, and ignores it") as caught:
+        config = RedisConfig(server="x", port=6380, pool=5, passwd="s3cret")
+    assert config == RedisConfig(server="x", port=6380)
+    assert "s3cret" not in str(caught[0].message)
+    assert caught[0].filename == __file__
+
+
 async def test_fields_may_be_assigned(config, exp_id):
     changed = RedisConfig(server="nowhere.invalid", port=1)
     changed.server, changed.port, changed.password = config.server, config.port, config.password
@@ -125,13 +139,53 @@ async def test_polling_before_subscribing_finds_nothing(opened):
     assert await polling == [("news", '{"n":1}')]
 
 
-async def test_init_and_close_may_come_twice_and_a_subscription_needs_init(config, exp_id):
-    for messager in (Messager(config, exp_id, None), Messager(config=config, exp_id=exp_id, message_interceptor=None)):
-        assert (messager.exp_id, messager.message_interceptor) == (exp_id, None)
-        with pytest.raises(NotListening, match="init"):
-            await messager.subscribe_and_start_listening(["news"])
-        assert [await messager.init() for _ in range(2)] == [None, None]
-        assert [await messager.close() for _ in range(2)] == [None, None]
+async def test_positional_and_named_arguments_are_accepted(config, exp_id):
+    first, second = Messager(config, exp_id, None), Messager(config=config, exp_id=exp_id, message_interceptor=None)
+    for messager in (first, second):
+        assert messager.exp_id == exp_id
+        assert messager.message_interceptor is None
+        await messager.init()
+        await messager.close()
+
+
+async def test_init_and_close_twice(config, exp_id):
+    messager = Messager(config, exp_id)
+    assert await messager.init() is None
+    await messager.init()
+    await messager.subscribe_and_start_listening([messager.get_user_payback_channel()])
+    await messager.send_message(messager.get_user_payback_channel(), {"count": 1})
+    assert len(await poll(messager, 1)) == 1
+    assert await messager.close() is None
+    await messager.close()
+
+
+async def test_close_before_init(config, exp_id):
+    messager = Messager(config, exp_id)
+    await messager.close()
+    await messager.close()
+
+
+async def test_subscribing_needs_init(config, exp_id):
+    messager = Messager(config, exp_id)
+    with pytest.raises(NotListening, match="init"):
+        await messager.subscribe_and_start_listening(["news"])
+    await messager.close()
+
+
+async def test_a_missing_server_raises(exp_id):
+    messager = Messager(RedisConfig(server="127.0.0.1", port=1), exp_id)
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1"):
+        await messager.init()
+    await messager.close()
+
+
+async def test_a_refused_password_raises(config, exp_id):
+    config.password = "wrong"
+    messager = Messager(config, exp_id)
+    with pytest.raises(ConfigError, match="password") as caught:
+        await messager.init()
+    assert isinstance(caught.value, ConnectionError)
+    await messager.close()
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -168,6 +222,49 @@ async def test_a_pattern_for_each_agent_receives_its_messages(opened, exp_id):
     assert len(await group.fetch_messages()) == 0
 
 
+async def test_two_groups_talk_and_answer(opened):
+    west = await opened()
+    east = await opened()
+    for messager, agents in ((west, range(3)), (east, range(3, 6))):
+        channels = [messager.get_agent_chat_channel(agent) for agent in agents]
+        await messager.subscribe_and_start_listening(channels)
+    for agent in range(3):
+        payload = {"from": agent, "content": f"I am {agent}"}
+        assert await west.send_message(west.get_agent_chat_channel(agent + 3), payload, agent, agent + 3)
+    for channel, data in await poll(east, 3):
+        to, asker = int(channel.split(":")[3]), json.loads(data)["from"]
+        await east.send_message(east.get_agent_chat_channel(asker), {"from": to, "content": data}, to, asker)
+    answers = [json.loads(data) for _, data in await poll(west, 3)]
+    assert [(each["from"], json.loads(each["content"])["from"]) for each in answers] == [(3, 0), (4, 1), (5, 2)]
+
+
+async def test_paybacks_are_counted(opened):
+    user = await opened()
+    await user.subscribe_and_start_listening([user.get_user_payback_channel()])
+    agents = await opened()
+    await asyncio.gather(*[agents.send_message(agents.get_user_payback_channel(), {"count": 1}) for _ in range(5)])
+    assert await poll(user, 5) == [(user.get_user_payback_channel(), '{"count":1}')] * 5
+
+
+async def test_times_travel_as_text(opened):
+    receiver, sender = await opened("news"), await opened()
+    now = datetime.now(UTC)
+    await sender.send_message("news", {"timestamp": int(now.timestamp() * 1000), "_date_time": now})
+    [(_, data)] = await poll(receiver, 1)
+    assert datetime.fromisoformat(json.loads(data)["_date_time"]) == now
+
+
+async def test_every_subscriber_gets_each_message_once(opened):
+    first, second, sender = await opened("news"), await opened("news", "n?ws"), await opened()
+    await first.subscribe_and_start_listening(["news", "more"])
+    await sender.send_message("news", {"n": 1})
+    await sender.send_message("more", {"n": 2})
+    assert [channel for channel, _ in await poll(first, 2)] == ["news", "more"]
+    assert [channel for channel, _ in await poll(second, 1)] == ["news"]
+    for messager in (first, second):
+        assert len(await messager.fetch_messages()) == 0
+
+
 # -- the log list -----------------------------------------------------------------------------------------------------
 
 
@@ -191,22 +288,30 @@ async def test_the_log_list_has_agentsocietys_keys_and_types(opened, exp_id):
         (float, float, bool)
     ] * 3
     assert all(before <= row["start_time"] <= time.time() and 0 <= row["consumption"] < WAIT_S for row in rows)
+    assert sum(1 for row in rows if not row["sent"]) == 1
+
+
+async def test_the_log_list_is_cleared(opened):
+    messager = await opened("news")
+    assert messager.get_log_list() == []
+    await messager.send_message("news", {"n": 1})
+    seen = messager.get_log_list()
     assert messager.clear_log_list() is None
-    assert (len(rows), messager.get_log_list()) == (3, [])
+    assert (len(seen), messager.get_log_list()) == (1, [])
+    await messager.send_message("news", {"n": 2})
+    assert [row["payload"] for row in messager.get_log_list()] == [{"n": 2}]
 
 
 # -- the interceptor --------------------------------------------------------------------------------------------------
 
 
 async def test_the_interceptor_gets_agents_messages_as_text(opened):
-    first = Asked(lambda *_: False)
-    receiver, messager = await opened("exps:*"), await opened(message_interceptor=first)
-    assert messager.message_interceptor is first
-    chat = messager.get_agent_chat_channel(2)
-    assert not (await messager.send_message(chat, {"content": "hi"}, 1, 2)).sent
+    receiver, messager = await opened("exps:*"), await opened()
+    assert messager.message_interceptor is None
     asked = Asked(lambda from_id, to_id, msg: json.loads(msg)["content"] != "rude")
-    assert messager.set_message_interceptor(message_interceptor=asked) is None
+    assert messager.set_message_interceptor(asked) is None
     assert messager.message_interceptor is asked
+    chat = messager.get_agent_chat_channel(2)
     assert (await messager.send_message(chat, {"content": "hi"}, 1, 2)).sent
     assert not (await messager.send_message(chat, {"content": "rude"}, 1, 2)).sent
     assert (await messager.send_message(messager.get_user_chat_channel(2), {"content": "rude"})).sent
@@ -214,7 +319,19 @@ async def test_the_interceptor_gets_agents_messages_as_text(opened):
     said = [(from_id, to_id, json.loads(msg)) for from_id, to_id, msg in asked.questions]
     assert said == [(1, 2, {"content": "hi"}), (1, 2, {"content": "rude"})]
     assert {type(msg) for _, _, msg in asked.questions} == {str}
-    assert (len(first.questions), len(await poll(receiver, 3))) == (1, 3)
+    assert len(await poll(receiver, 3)) == 3
+
+
+async def test_the_interceptor_given_to_the_constructor_is_replaced(opened):
+    first, second = Asked(lambda *_: False), Asked(lambda *_: True)
+    messager = await opened("exps:*", message_interceptor=first)
+    assert messager.message_interceptor is first
+    chat = messager.get_agent_chat_channel(2)
+    await messager.send_message(chat, {}, 1, 2)
+    messager.set_message_interceptor(message_interceptor=second)
+    await messager.send_message(chat, {}, 1, 2)
+    assert [row["sent"] for row in messager.get_log_list()] == [False, True]
+    assert (len(first.questions), len(second.questions)) == (1, 1)
 
 
 # -- channels ---------------------------------------------------------------------------------------------------------
@@ -228,3 +345,10 @@ def test_the_five_channels(config):
     assert messager.get_user_chat_channel(2) == "exps:exp-1:agents:2:user-chat"
     assert messager.get_agent_chat_channel(3) == "exps:exp-1:agents:3:agent-chat"
     assert messager.get_user_payback_channel() == "exps:exp-1:user-payback"
+
+
+async def test_errors_derive_from_messaging_error(opened):
+    messager = await opened()
+    for bad in ({"channel": "exps:other:user-payback", "payload": {}}, {"channel": "news", "payload": "text"}):
+        with pytest.raises(MessagingError):
+            await messager.send_message(**bad)
