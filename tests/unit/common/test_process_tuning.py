@@ -80,6 +80,7 @@ def test_a_chosen_malloc_setting_stays():
 
 
 def test_a_messager_leaves_the_collector_of_a_users_process_alone():
-    code = f"import gc\nfirst = gc.get_threshold()\n{FAULTS}\nprint(gc.get_threshold() == first, gc.get_freeze_count())"
+    facts = "gc.get_threshold(), gc.get_freeze_count()"  # Python 3.12 begins with some frozen objects
+    code = f"import gc\nfirst = {facts}\n{FAULTS}\nprint(({facts}) == first)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split()[1:] == ["True", "0"]
+    assert run.stdout.split()[1:] == ["True"]
