@@ -14,9 +14,9 @@ from ray_messaging.cli.show import counted
 from ray_messaging.cli.ui import check_extra
 from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules import BlackList, RateLimit, Rule
-from ray_messaging.replay.plan import Plan, Traffic, assign_groups, due_times
+from ray_messaging.replay.plan import Plan, assign_groups, due_times
 from ray_messaging.replay.society import generate
-from ray_messaging.replay.trace import read_trace
+from ray_messaging.replay.trace import Traffic, read_trace
 
 Redis = Annotated[
     str | None,
@@ -142,7 +142,7 @@ def replay(
     check_outputs(json_file, log_dir)
     parsed = parse_rules(rules or [])
     names = {"from_field": from_field, "to_field": to_field, "time_field": time_field, "text_field": text_field}
-    traffic = Traffic.of(read_trace(trace, **names))
+    traffic = read_trace(trace, **names)
     plan = Plan(traffic, assign_groups(traffic.agents, groups), speed=pace)
     console = output()
     _note(plan, groups, parsed, pace)

@@ -94,12 +94,12 @@ def build_account(plan: Plan, shares: list[Share], sent: list[Sent], tallies: li
     traffic, codes = plan.traffic, fate_codes(plan, shares, sent)
     delivered = codes == DELIVERED
     counts = np.bincount(codes, minlength=UNKNOWN + 1).tolist()
-    unheard = Counter(traffic.agents[place] for place in traffic.receivers[codes == UNDELIVERABLE].tolist())
+    unheard = Counter(traffic.agents[place] for place in traffic.targets[codes == UNDELIVERABLE].tolist())
     seen = np.sum([tally.seen for tally in tallies], axis=0, dtype=np.int64)
     by_agent = np.sum([tally.by_agent for tally in tallies], axis=0)
-    delivered_to = np.bincount(traffic.receivers[delivered], minlength=len(traffic.agents))
+    delivered_to = np.bincount(traffic.targets[delivered], minlength=len(traffic.agents))
     begun = min(part.began_at for part in sent)
-    file_counts = np.bincount(traffic.receivers, minlength=len(traffic.agents))
+    file_counts = np.bincount(traffic.targets, minlength=len(traffic.agents))
     return Account(
         messages=len(traffic),
         fates={FATES[code]: counts[code] for code in (DELIVERED, BLOCKED, PUBLISHED, UNDELIVERABLE)},
@@ -142,7 +142,7 @@ def fate_codes(plan: Plan, shares: list[Share], sent: list[Sent]) -> NDArray[np.
 def matrix(plan: Plan, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return the number of chosen messages from each group (row) to each group (column)."""
     traffic, groups = plan.traffic, plan.groups
-    cells = plan.group_of[traffic.senders[chosen]] * groups + plan.group_of[traffic.receivers[chosen]]
+    cells = plan.group_of[traffic.sources[chosen]] * groups + plan.group_of[traffic.targets[chosen]]
     return np.bincount(cells, minlength=groups * groups).reshape(groups, groups)
 
 

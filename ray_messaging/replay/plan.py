@@ -9,39 +9,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import ConfigError
-from ray_messaging.replay.trace import Trace
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Traffic:
-    """N messages in sending order, from a trace or generated.
-
-    `senders` and `receivers` are indexes into `agents`, int32 (n,). `times` are float64 (n,), unix s or a sequence
-    number, in any order. `texts` has one str per message; None: messages have no texts.
-    """
-
-    name: str
-    agents: list[AgentId]
-    senders: NDArray[np.int32]
-    receivers: NDArray[np.int32]
-    times: NDArray[np.float64]
-    texts: list[str] | None
-
-    @classmethod
-    def of(cls, trace: Trace) -> "Traffic":
-        """Build the traffic from a trace, in file order. Agents are in the order of their first appearance."""
-        agents = trace.agents
-        index = {agent: place for place, agent in enumerate(agents)}
-        senders = np.fromiter((index[agent] for agent in trace.senders), np.int32, len(trace))
-        receivers = np.fromiter((index[agent] for agent in trace.receivers), np.int32, len(trace))
-        return cls(trace.name, agents, senders, receivers, trace.times, trace.texts)
-
-    def __len__(self) -> int:
-        return len(self.senders)
-
-    def __repr__(self) -> str:
-        # Without the columns: they may have millions of rows, and real people's names.
-        return f"Traffic(name={self.name!r}, messages={len(self)}, agents={len(self.agents)})"
+from ray_messaging.replay.trace import Traffic
 
 
 def digests(texts: Iterable[str]) -> NDArray[np.uint64]:
@@ -86,10 +54,7 @@ class Share:
 
 
 class Plan:
-    """Division of traffic among groups. `group_of` has the group of each agent, int32.
-
-    Raises: ConfigError if a group would have no agents, or an agent no group.
-    """
+    """Division of traffic among groups. `group_of` has the group of each agent, int32; no group is without agents."""
 
     def __init__(self, traffic: Traffic, group_of: NDArray[np.int32], *, speed: float | None = None) -> None:
         self.traffic = traffic
@@ -97,23 +62,17 @@ class Plan:
         self.groups = int(group_of.max()) + 1
         self.names = [f"group-{number}" for number in range(1, self.groups + 1)]
         self._due = None if speed is None else due_times(traffic.times, speed)
-        sizes = np.bincount(group_of, minlength=self.groups)
-        if len(group_of) != len(traffic.agents) or not sizes.all():
-            raise ConfigError(
-                f"{len(traffic.agents)} agents cannot fill {self.groups} groups: give every agent a group, "
-                "and every group an agent"
-            )
-        self.sizes = sizes.tolist()
+        self.sizes = np.bincount(group_of).tolist()
 
     def reference(self) -> Reference:
         """Build the arrays from which groups send, and against which they check."""
         traffic = self.traffic
-        both = traffic.senders.astype(np.int64) * len(traffic.agents) + traffic.receivers
+        both = traffic.sources.astype(np.int64) * len(traffic.agents) + traffic.targets
         return Reference(
             _id_column(traffic.agents),
             self.group_of,
-            traffic.senders,
-            traffic.receivers,
+            traffic.sources,
+            traffic.targets,
             np.unique(both, return_inverse=True)[1].astype(np.int32),
             traffic.times,
             None if traffic.texts is None else digests(traffic.texts),
@@ -125,7 +84,7 @@ class Plan:
 
     def _share(self, group: int) -> Share:
         traffic = self.traffic
-        rows = np.flatnonzero(self.group_of[traffic.senders] == group)
+        rows = np.flatnonzero(self.group_of[traffic.sources] == group)
         return Share(
             group,
             self.names[group],

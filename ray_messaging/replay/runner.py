@@ -133,9 +133,7 @@ class ReplayRunner:
         """Return the number of messages that were delivered to each group."""
         plan = self._plan
         delivered = fate_codes(plan, self._shares, sent) == DELIVERED
-        counts: list[int] = np.bincount(
-            plan.group_of[plan.traffic.receivers[delivered]], minlength=plan.groups
-        ).tolist()
+        counts: list[int] = np.bincount(plan.group_of[plan.traffic.targets[delivered]], minlength=plan.groups).tolist()
         return counts
 
     def _watch(

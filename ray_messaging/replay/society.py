@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules.black_list import Pair
-from ray_messaging.replay.plan import Traffic
+from ray_messaging.replay.trace import Traffic
 
 WITHIN = 0.6  # share of messages within the sender's group
 # Pareto distribution of activity and popularity: the busiest write 600 times as much as the quietest.

@@ -1,53 +1,48 @@
-"""A trace: messages with sender, receiver, time and text, in file order."""
+"""Traffic: messages with sender, receiver, time and text, as those of a trace."""
 
 import os
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.errors import ConfigError
 from ray_messaging.replay.trace_formats import Source, reader_for
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Trace:
-    """The messages of a trace, one row per message, in file order.
+class Traffic:
+    """N messages in sending order, from a trace (in file order) or generated.
 
-    `senders` and `receivers` are ids. `times` are float64, unix s or a sequence number, in any order. `texts` has one
-    str per message; None: the trace has no texts.
-
-    Raises: ConfigError if the columns differ in length.
+    `agents` has every sender and receiver once, of a trace in order of first appearance. `sources` and `targets` are
+    the senders and receivers as indexes into it, int32 (n,). `times` are float64 (n,), unix s or a sequence number, in
+    any order. `texts` has one str per message; None: messages have no texts.
     """
 
-    senders: list[AgentId]
-    receivers: list[AgentId]
-    times: npt.NDArray[np.float64]
-    texts: list[str] | None
     name: str
-
-    def __post_init__(self) -> None:
-        lengths = [len(self.senders), len(self.receivers), len(self.times)]
-        lengths += [] if self.texts is None else [len(self.texts)]
-        if len(set(lengths)) > 1:
-            raise ConfigError(
-                f"the columns of trace {self.name!r} differ in length: {lengths}; give one row per message"
-            )
+    agents: list[AgentId]
+    sources: NDArray[np.int32]
+    targets: NDArray[np.int32]
+    times: NDArray[np.float64]
+    texts: list[str] | None
 
     def __len__(self) -> int:
-        return len(self.senders)
+        return len(self.sources)
 
     def __repr__(self) -> str:
         # Without the columns: they may have millions of rows, and real people's names.
-        return f"Trace(name={self.name!r}, messages={len(self)}, texts={self.texts is not None})"
+        return f"Traffic(name={self.name!r}, messages={len(self)}, agents={len(self.agents)})"
 
     @property
-    def agents(self) -> list[AgentId]:
-        """Return every sender and receiver once, in order of first appearance."""
-        return list(dict.fromkeys(chain.from_iterable(zip(self.senders, self.receivers, strict=True))))
+    def senders(self) -> list[AgentId]:
+        """Return the sender of each message."""
+        return [self.agents[place] for place in self.sources.tolist()]
+
+    @property
+    def receivers(self) -> list[AgentId]:
+        """Return the receiver of each message."""
+        return [self.agents[place] for place in self.targets.tolist()]
 
 
 def read_trace(
@@ -57,7 +52,7 @@ def read_trace(
     to_field: str | None = None,
     time_field: str | None = None,
     text_field: str | None = None,
-) -> Trace:
+) -> Traffic:
     """Read a SNAP edge list, a CSV file with a header or JSON lines, gzipped or plain.
 
     The extension (without .gz) selects the format: .txt, .edges, .edgelist, .tsv; .csv; .jsonl, .ndjson; for any other
@@ -72,4 +67,5 @@ def read_trace(
     requested = {"sender": from_field, "receiver": to_field, "time": time_field, "text": text_field}
     source = Source(Path(path))
     columns = reader_for(source)(source, requested)
-    return Trace(columns.senders, columns.receivers, np.array(columns.times), columns.texts, source.stem)
+    sources, targets, times = (np.array(numbers) for numbers in (columns.sources, columns.targets, columns.times))
+    return Traffic(source.stem, [*columns.places], sources, targets, times, columns.texts)

@@ -102,10 +102,9 @@ class Columns:
     """
 
     def __init__(self, keys: Mapping[str, Any], requested: Requested) -> None:
-        self.senders: list[AgentId] = []
-        self.receivers: list[AgentId] = []
-        # Not a list: 8 bytes a message instead of 32.
-        self.times = array("d")
+        self.places: dict[AgentId, int] = {}  # of each agent, in order of first appearance
+        # Not lists: 4 and 8 bytes a message instead of 32.
+        self.sources, self.targets, self.times = array("i"), array("i"), array("d")
         sender, receiver = (_id_getter(noun, requested, keys) for noun in ("sender", "receiver"))
         time = find_field("time", requested, keys)
         if sender is None or receiver is None or time is None:
@@ -119,16 +118,16 @@ class Columns:
         self._text = None if text is None else itemgetter(keys[text])
         self.texts: list[str] | None = None if text is None else []
         # Each spelling is parsed once: a trace has few agents. Only str keys: True and 1.0 would find the entry of 1.
-        self._known: dict[str, AgentId] = {}
+        self._known: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self.senders)
+        return len(self.times)
 
     def add(self, row: Any) -> None:  # noqa: ANN401 - a list or a mapping, as the keys say
         """Append one row. After a RowError the columns must not be used any more."""
         try:
-            self.senders.append(self._id(self._sender(row), "sender"))
-            self.receivers.append(self._id(self._receiver(row), "receiver"))
+            self.sources.append(self._place(self._sender(row), "sender"))
+            self.targets.append(self._place(self._receiver(row), "receiver"))
             self.times.append(parse_time(self._time(row)))
             if self._text is not None and self.texts is not None:
                 self.texts.append(read_text(self._text(row)))
@@ -138,12 +137,12 @@ class Columns:
                 "(on the command line by --from, --to, --time, --text)"
             ) from None
 
-    def _id(self, raw: object, noun: str) -> AgentId:
+    def _place(self, raw: object, noun: str) -> int:
         if type(raw) is not str:
-            return _checked(raw, noun)
+            return self.places.setdefault(_checked(raw, noun), len(self.places))
         known = self._known.get(raw)
         if known is None:
-            known = self._known[raw] = _checked(raw.strip(), noun)
+            known = self._known[raw] = self.places.setdefault(_checked(raw.strip(), noun), len(self.places))
         return known
 
 

@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 
-from ray_messaging.replay.plan import Plan, Traffic
+from ray_messaging.replay.plan import Plan
+from ray_messaging.replay.trace import Traffic
 
 
 def traffic_of(rows, *, texts=None, name="small"):
@@ -35,7 +36,7 @@ def arrive(checker, plan, numbers, *, now=11.0, sent_at=10.0, **changes):
         if traffic.texts is not None:
             note["text"] = changes.get("text", traffic.texts[known])
         lines.append(json.dumps(note).encode())
-        from_ids.append(changes.get("from_id", traffic.agents[traffic.senders[known]]))
-        to_ids.append(changes.get("to_id", traffic.agents[traffic.receivers[known]]))
+        from_ids.append(changes.get("from_id", traffic.agents[traffic.sources[known]]))
+        to_ids.append(changes.get("to_id", traffic.agents[traffic.targets[known]]))
     kind = np.int64 if all(isinstance(agent, int) for agent in from_ids + to_ids) else object
     checker.take(lines, np.array(from_ids, kind), np.array(to_ids, kind), np.full(len(lines), sent_at), now)

@@ -13,11 +13,11 @@ def test_a_society():
     traffic = society.traffic
     assert (len(traffic), len(traffic.texts), len(traffic.agents)) == (50_000, 50_000, 1000)
     assert Plan(traffic, society.group_of).sizes == [250] * 4
-    assert not (traffic.senders == traffic.receivers).any()
+    assert not (traffic.sources == traffic.targets).any()
     assert (np.diff(traffic.times) >= 0).all()
-    within = (society.group_of[traffic.senders] == society.group_of[traffic.receivers]).mean()
+    within = (society.group_of[traffic.sources] == society.group_of[traffic.targets]).mean()
     assert WITHIN < within < WITHIN + 0.2
-    written = np.sort(np.bincount(traffic.senders, minlength=1000))
+    written = np.sort(np.bincount(traffic.sources, minlength=1000))
     assert written[-100:].sum() > 0.3 * len(traffic)
     assert society.black_list[0] == (society.silenced, None)
     assert len(set(society.black_list)) == 21
@@ -25,7 +25,7 @@ def test_a_society():
 
 def test_the_seed_decides():
     first, again, other = generate(50, 2, 1000), generate(50, 2, 1000), generate(50, 2, 1000, seed=2)
-    assert first.traffic.senders.tolist() == again.traffic.senders.tolist() != other.traffic.senders.tolist()
+    assert first.traffic.sources.tolist() == again.traffic.sources.tolist() != other.traffic.sources.tolist()
     assert first.traffic.texts == again.traffic.texts
     assert first.black_list == again.black_list
 

@@ -2,27 +2,19 @@
 
 import gzip
 
-import numpy as np
 import pytest
 
-from ray_messaging.errors import ConfigError
-from ray_messaging.replay.trace import Trace, read_trace
+from ray_messaging.replay.trace import read_trace
 
 CSV = "from,to,time,text\n1,2,10,hi\n2,1,11,\n"
 
 
-def test_columns_must_be_of_one_length():
-    with pytest.raises(ConfigError, match=r"'t' differ in length: \[2, 1, 2\]"):
-        Trace([1, 2], [1], np.zeros(2), None, "t")
-    with pytest.raises(ConfigError, match=r"\[1, 1, 1, 0\]"):
-        Trace([1], [1], np.zeros(1), [], "t")
-
-
-def test_agents_in_order_of_first_appearance_and_a_repr_without_them():
-    trace = Trace(["b", 3, "b"], ["a", "b", "c"], np.zeros(3), None, "t")
+def test_agents_in_order_of_first_appearance_and_a_repr_without_them(write):
+    trace = read_trace(write("t.txt", "b a\n3 b\nb c\n"))
     assert trace.agents == ["b", "a", 3, "c"]
+    assert (trace.sources.tolist(), trace.targets.tolist()) == ([0, 2, 0], [1, 0, 3])
     assert len(trace) == 3
-    assert repr(trace) == "Trace(name='t', messages=3, texts=False)"
+    assert repr(trace) == "Traffic(name='t', messages=3, agents=4)"
 
 
 @pytest.mark.parametrize(

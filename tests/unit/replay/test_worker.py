@@ -47,7 +47,7 @@ async def play(plan, made, *, lost=0):
     receiving = [asyncio.create_task(worker.receive()) for worker in made]
     sent = await asyncio.gather(*(worker.send() for worker in made))
     delivered = fate_codes(plan, plan.shares(), sent) == DELIVERED
-    counts = np.bincount(plan.group_of[plan.traffic.receivers[delivered]], minlength=plan.groups).tolist()
+    counts = np.bincount(plan.group_of[plan.traffic.targets[delivered]], minlength=plan.groups).tolist()
     for worker, count in zip(made, counts, strict=True):
         worker.expect(count + lost)
     return build_account(plan, plan.shares(), sent, await asyncio.gather(*receiving))
@@ -61,7 +61,7 @@ async def test_everything_arrives(workers):
     assert account.fates["delivered"] == account.received == 40_000
     assert account.received_equals_file
     assert sum(worker.progress[0] for worker in made) == sum(worker.progress[1] for worker in made) == 40_000
-    expected = Counter(plan.traffic.agents[place] for place in plan.traffic.receivers.tolist())
+    expected = Counter(plan.traffic.agents[place] for place in plan.traffic.targets.tolist())
     assert account.received_by_agent == expected
 
 
