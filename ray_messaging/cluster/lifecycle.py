@@ -145,7 +145,7 @@ class StartedExperiment:
                 secrets.token_hex(16),
                 None if folder is None else str(folder),
                 spec.nodes.count(node),
-                "no" if self._until_logged else None,
+                not self._until_logged,
                 spec.log_dir if folder is not None and len(folders) == 1 else None,
             )
             self._servers.append(remote(ServerActor, options).remote(*arguments))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Self
 
 from ray_messaging.common.process_tuning import KEPT_VARIABLES
 from ray_messaging.config import RedisConfig
@@ -29,7 +29,6 @@ from ray_messaging.limits_and_timeouts import EMBEDDED_CONNECT_S
 
 logger = logging.getLogger(__name__)
 
-Durability = Literal["no", "everysec", "always"]
 
 PORT_ATTEMPTS: Final = 5
 _ANSWER_S: Final = 5.0  # limit for the server's answer whether it has data
@@ -37,6 +36,7 @@ HANDOVER_S: Final = 15.0  # a server that frees gigabytes of memory takes second
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")  # it becomes a line of Valkey's config
 LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
 # latency-tracking would time each command in a script, for a section of INFO that is never read.
+# The guard does the fsync.
 # During a rewrite the server copies each page that it writes to. So rewrites are rare, and do not compress.
 CONFIG: Final = """\
 bind {redis.server}
@@ -48,7 +48,7 @@ tcp-backlog {backlog}
 logfile valkey.log
 save ""
 appendonly {append_only}
-appendfsync {appendfsync}
+appendfsync no
 aof-load-truncated yes
 auto-aof-rewrite-min-size {rewrite_bytes}
 rdbcompression no
@@ -91,17 +91,15 @@ class EmbeddedServer:
             directory.
         maxmemory_bytes: Refuse writes above this size; nothing is evicted. None: half of the memory of machine or
             container.
-        durability: How often the disk must write. A killed process never loses anything, unless the disk is full. A
-            power cut loses nothing with "always" (the disk writes before each answer), about a second with "everysec"
-            (the default with a `data_dir`), and half a minute with "no" (the default without a `data_dir`, as a
-            temporary directory is lost anyway).
+        fsync: Have the disk write what is in a `data_dir` each second: a power cut loses about a second, otherwise half
+            a minute. A killed process never loses anything, unless the disk is full.
         succession: Allow a successor of the owner to take the server over.
         epilogue: A command to run after the server, if its owner died and no successor came.
         brief: Make another server on the same `data_dir` wait for the end of this one, however long that takes.
         append_only: Keep an append-only file. Without it nothing is written to the disk, and a restarted server is
             empty.
 
-    Raises: ConfigError if an argument is not valid.
+    Raises: ConfigError if the host is not valid.
     """
 
     def __init__(
@@ -110,7 +108,7 @@ class EmbeddedServer:
         *,
         data_dir: str | None = None,
         maxmemory_bytes: int | None = None,
-        durability: Durability | None = None,
+        fsync: bool = True,
         succession: Succession | None = None,
         epilogue: Sequence[str] = (),
         brief: bool = False,
@@ -118,16 +116,10 @@ class EmbeddedServer:
     ) -> None:
         if not HOST.fullmatch(host):
             raise ConfigError(f"host is {host!r}, but must be one address or one host name", host=host)
-        if durability is None:
-            durability = "no" if data_dir is None else "everysec"
-        if durability not in get_args(Durability):
-            raise ConfigError(f"durability is {durability!r}, but must be one of {get_args(Durability)}")
-        if maxmemory_bytes is not None and maxmemory_bytes <= 0:
-            raise ConfigError(f"maxmemory_bytes is {maxmemory_bytes}, but must be positive")
         self._host = host
         self._kept_dir = None if data_dir is None else str(Path(data_dir).absolute())
         self._maxmemory_bytes = maxmemory_bytes or memory_bytes() // 2
-        self._durability = durability
+        self._fsync = fsync and data_dir is not None  # a temporary directory is lost anyway
         self._succession = succession
         self._epilogue = epilogue
         self._brief = brief
@@ -285,7 +277,7 @@ class EmbeddedServer:
             "epilogue": self._epilogue,
             "modules": os.pathsep.join(sys.path),
             "brief": self._brief,
-            "fsync": self._durability == "everysec",
+            "fsync": self._fsync,
         }
 
     def _text(self, config: RedisConfig, path: Path) -> str:
@@ -294,7 +286,6 @@ class EmbeddedServer:
             redis=config,
             backlog=backlog(),
             append_only="yes" if self._append_only else "no",
-            appendfsync="always" if self._durability == "always" else "no",  # everysec: the guard does it
             maxmemory=self._maxmemory_bytes,
             rewrite_bytes=rewrite_bytes(path),
         )

@@ -19,6 +19,7 @@ from ray_messaging.cluster.run.run import Run, RunActors
 from ray_messaging.cluster.run.run_actor import RunOptions
 
 AGENTS, STEPS = 12, 4
+PARENT_OF = "ray_messaging.cluster.run.run.parent_of"
 
 
 @pytest.fixture
@@ -118,15 +119,14 @@ def test_a_fork_makes_no_call_and_with_a_ban_only_those_whose_arguments_differ(s
 
 
 @pytest.mark.long
-def test_an_earlier_run_that_cannot_be_read_ends_the_run(start, tmp_path):
+def test_an_earlier_run_that_cannot_be_read_ends_the_run(start, tmp_path, monkeypatch):
     born = tmp_path / "log" / "_calls" / "0"
     born.mkdir(parents=True)
     (born / "00000000-00000003.parquet").write_bytes(b"PAR1 and no more")
     model, options = partial(person, file=str(tmp_path / "calls")), RunOptions(None, "agent", 100, None)
+    monkeypatch.setattr(PARENT_OF, lambda _: str(tmp_path / "log"))
     with (
-        Run(
-            start(), model, AGENTS, 2, None, None, options, RunActors(), parent_calls=str(tmp_path / "log")
-        ) as standing,
+        Run(start(), model, AGENTS, 2, None, None, options, RunActors()) as standing,
         pytest.raises(StepFailed, match="is damaged"),
     ):
         standing.advance()

@@ -11,7 +11,7 @@ from ray.util import get_node_ip_address
 from ray_messaging.cluster.actors.restarts import restarted
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded.machine import memory_bytes
-from ray_messaging.embedded.server import Durability, EmbeddedServer, Succession
+from ray_messaging.embedded.server import EmbeddedServer, Succession
 from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.observability.health.findings import Disk, Report
 
@@ -26,7 +26,7 @@ class ServerActor:
         name: A secret that this actor and its restarts share. It names a temporary data directory.
         data_dir: The folder in which the data are kept. None: a temporary directory.
         on_its_node: The number of servers of the experiment on this node; together they may fill half of its memory.
-        durability: When the server writes its data to disk. None: its default.
+        fsync: Have the disk write each second what is in a `data_dir`.
         log_dir: The folder of the event log that the server's guard finishes from the server's data if all other
             processes have died. None: there is no log to finish.
     """
@@ -36,7 +36,7 @@ class ServerActor:
         name: str,
         data_dir: str | None = None,
         on_its_node: int = 1,
-        durability: Durability | None = None,
+        fsync: bool = True,  # noqa: FBT001 - by Ray call
         log_dir: str | None = None,
     ) -> None:
         # The guard watches this node's raylet: without it Ray cannot restart the actor here.
@@ -45,7 +45,7 @@ class ServerActor:
         server = EmbeddedServer(
             get_node_ip_address(),
             data_dir=data_dir,
-            durability=durability,
+            fsync=fsync,
             epilogue=() if log_dir is None else (sys.executable, "-m", "ray_messaging.cluster.finishing", log_dir),
             maxmemory_bytes=memory_bytes() // (2 * on_its_node),
             succession=Succession(name, GRACE_S, raylet),

@@ -177,8 +177,6 @@ class Run(AbstractContextManager["Run"]):
         options: RunOptions,
         kept: RunActors,
         until: int | None = None,
-        *,
-        parent_calls: str | None = None,
     ) -> None:
         check_run(model, options)
         if isinstance(graph, str):
@@ -195,7 +193,6 @@ class Run(AbstractContextManager["Run"]):
         model_ref, options_ref = sent("the model", model), sent("the run's options", options)
         plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
         parent = parent_of(messaging)
-        parent_calls = parent_calls or parent
         if parent is not None and messaging._fork is None:
             sys.stderr.write(
                 f"this goes on with a fork of {parent} in another process than the one that forked it: what reached "
@@ -205,7 +202,7 @@ class Run(AbstractContextManager["Run"]):
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
             stranger = next(iter(strangers))
             raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: give the states of agents")
-        self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent_calls, change)
+        self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent, change)
         self._actors = actors = kept.take(plan_refs)
         self._open = True
         self._spent = False

@@ -45,7 +45,6 @@ class Balance:
     sends: int
     rows: int
     fates: dict[str, int]
-    duplicates: int = 0
 
 
 def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = False) -> Balance:

@@ -35,7 +35,7 @@ def log_dir(tmp_path):
 
 @pytest.fixture
 def server(tmp_path):
-    with EmbeddedServer("127.0.0.1", data_dir=str(tmp_path / "log-server"), durability="no") as server:
+    with EmbeddedServer("127.0.0.1", data_dir=str(tmp_path / "log-server"), fsync=False) as server:
         yield server
 
 
