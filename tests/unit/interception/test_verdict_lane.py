@@ -103,7 +103,7 @@ async def ended(reader):
 
 async def test_each_connection_has_its_answers_in_order(lane):
     clients = [await LaneClient.open(lane.address) for _ in range(5)]
-    questions = [[b"%d-%d" % (k, n) for n in range(20)] + [b"%d" % k * 2_000_000, b""] for k in range(5)]
+    questions = [[b"%d-%d" % (k, n) for n in range(20)] + [b"%d" % k * 5_000_000, b""] for k in range(5)]
 
     async def ask(k):
         return [await clients[k].ask(question) for question in questions[k]]
