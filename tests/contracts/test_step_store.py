@@ -203,21 +203,6 @@ async def test_the_next_driver_may_have_the_group_stay(steps):
     assert (await steps.progress()).sealed == 2
 
 
-async def test_news_wakes_all_who_wait(steps, another):
-    a, b = await pair(steps)
-    await a.open(0)
-    await a.close()
-    await b.open(0)
-    waiting = await a.open(1)
-    assert (waiting.reason, waiting.names, waiting.total) == (Reason.GROUPS, ("b",), 1)
-    waiters = [asyncio.create_task(store.wait(waiting.news, WAIT_S)) for store in (steps, steps, another.steps)]
-    await b.close()
-    places = [news.place for news in await asyncio.wait_for(asyncio.gather(*waiters), WAIT_S)]
-    assert waiting.news not in places
-    assert isinstance(await a.open(1), Opened)
-    assert await steps.wait(places[0], 0.01) == News(places[0])
-
-
 async def test_news_that_one_messager_knows_already_wake_another(steps, another):
     await pair(steps)
     before = (await steps.progress()).news
