@@ -122,6 +122,15 @@ def test_an_invalid_name_is_refused(run):
 # -- this machine ---------------------------------------------------------------------------------------------------
 
 
+def test_ctrl_c_ends_a_command_in_one_line(run, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor_machine, "join_ray", interrupted)
+    found = run()
+    assert (found.exit_code, found.stderr) == (130, "stopped\n")
+
+
 def test_this_machine(run):
     found = run("--json")
     assert told(found)["embedded server"]["level"] == "ok"
