@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -45,6 +46,7 @@ NO_DATES = HostDates()
 NO_SCHEMAS: Mapping[str, bytes] = {}
 _CACHED_ROUTES = 100_000  # the most cached routes of messages that are sent one by one
 NOBODY = 0  # the route of a channel without a mailbox
+T = TypeVar("T", bound=np.generic)
 _MOST_CHANGES, _KEPT_CHANGES = 64, 100_000  # the most changes that a record keeps, and the most agents in these
 _LEAST = -(2**63)  # the least int64
 
@@ -211,25 +213,27 @@ def decode_record(data: bytes) -> Record:
     return record
 
 
-class IdTable:
+class IdTable(Generic[T]):
     """Map of int64 ids to routes: a dense array if the ids are close together, otherwise a binary search."""
 
-    def __init__(self, ids: NDArray[np.int64], routes: NDArray[np.int32]) -> None:
-        self.ids, self.routes = ids, routes  # ids ascend
+    def __init__(self, ids: NDArray[np.int64], routes: NDArray[T]) -> None:
+        self.ids = ids  # they ascend
+        self.routes: NDArray[T] = routes
         self.before = int(self.ids[0]) - 1
         span = int(self.ids[-1]) - self.before
-        self.dense: NDArray[np.int32] | None = None
+        self.dense: NDArray[T] | None = None
         if span <= 8 * len(ids) + 1024 and self.before >= _LEAST:
-            self.dense = np.full(span + 2, NOBODY, np.int32)  # its two ends are for all ids outside of the range
+            self.dense = np.full(span + 2, NOBODY, routes.dtype)  # its two ends are for all ids outside of the range
             self.dense[self.ids - self.before] = self.routes
 
-    def look_up(self, values: NDArray[np.int64]) -> NDArray[np.int32]:
+    def look_up(self, values: NDArray[np.int64]) -> NDArray[T]:
         """Return the route of each id, NOBODY for an unknown one."""
         if self.dense is not None:
             # A difference that overflows 64 bits also wraps to an index outside of the range.
             return self.dense.take(values - self.before, mode="clip")
         places = np.minimum(np.searchsorted(self.ids, values), len(self.ids) - 1)
-        return np.where(self.ids[places] == values, self.routes[places], NOBODY).astype(np.int32)
+        found: NDArray[T] = np.where(self.ids[places] == values, self.routes[places], self.routes.dtype.type(NOBODY))
+        return found
 
 
 class Directory:
@@ -252,7 +256,7 @@ class Directory:
     def _clear(self) -> None:
         self.routes: list[tuple[str, ...]] = [()]
         self._route_ids: dict[tuple[str, ...], int] = {(): NOBODY}
-        self._tables: dict[str, IdTable | None] = {}
+        self._tables: dict[str, IdTable[np.int32] | None] = {}
         self._strings: dict[tuple[str, str], int] = {}
         self._channels: dict[str, int] = {}
         self.cached: dict[tuple[AgentId | None, str], tuple[str, ...]] = {}  # id, topic -> mailboxes (single messages)
@@ -345,12 +349,12 @@ class Directory:
                 routes[rows] = np.array(names, np.int32)[ids.values[rows]]
         return routes
 
-    def _table(self, topic: str) -> IdTable | None:
+    def _table(self, topic: str) -> IdTable[np.int32] | None:
         if topic not in self._tables:
             self._tables[topic] = self._build_table(topic)
         return self._tables[topic]
 
-    def _build_table(self, topic: str) -> IdTable | None:
+    def _build_table(self, topic: str) -> IdTable[np.int32] | None:
         columns: list[tuple[NDArray[np.int64], str]] = []
         for record in self.records.values():
             for claim in record.claims:

@@ -1,9 +1,9 @@
 """The command `fork`: another run from the middle of one, under other rules or another model."""
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Annotated, Any, cast
 
 import typer
@@ -45,15 +45,16 @@ def fork(
 
 
 def _model(named: str) -> Callable[..., Any]:
+    module, _, name = named.partition(":")
     sys.path.insert(0, "")  # the present folder, as `python -m` has it
     try:
-        found = resolve_name(named)
+        imported = importlib.import_module(module)
+        found = getattr(imported, name) if name else imported
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"--model {named!r} cannot be imported ({error}): write MODULE:FUNCTION, town:person"
         ) from error
     if not callable(found):
         raise ConfigError(f"--model {named!r} is a {type(found).__name__}: write MODULE:FUNCTION, town:person")
-    # The groups' processes need not find the file.
-    cloudpickle.register_pickle_by_value(sys.modules[found.__module__])
+    cloudpickle.register_pickle_by_value(imported)  # the groups' processes need not find the file
     return cast("Callable[..., Any]", found)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_recipient
-from ray_messaging.addressing.directory import NOBODY, Directory, IdTable
+from ray_messaging.addressing.directory import Directory, IdTable
 from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, AudienceCache
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
@@ -37,7 +37,7 @@ class AllowedSenders:
         self.group = group
         self.known: set[int] = set()
         self._agents = NO_AGENTS
-        self._table: IdTable | None = None  # None: there are no int ids
+        self._table: IdTable[np.bool_] | None = None  # None: there are no int ids
 
     def add(self, agents: AgentSet) -> None:
         """Allow these agents as well."""
@@ -50,7 +50,7 @@ class AllowedSenders:
 
     def _set(self, agents: AgentSet) -> None:
         self._agents, ints = agents, agents.ints
-        self._table = IdTable(ints, np.ones(len(ints), np.int32)) if len(ints) else None
+        self._table = IdTable(ints, np.ones(len(ints), np.bool_)) if len(ints) else None
 
     def check(self, from_id: AgentId | None) -> None:
         """Raise UnknownSender unless the agent is in the group; None is the user."""
@@ -78,7 +78,7 @@ class AllowedSenders:
             raise self._unknown(from_ids[int(ours.argmin())])
 
     def _contains(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.zeros(len(values), np.bool_) if self._table is None else self._table.look_up(values) != NOBODY
+        return np.zeros(len(values), np.bool_) if self._table is None else self._table.look_up(values)
 
     def _unknown(self, from_id: AgentId | None) -> UnknownSender:
         return UnknownSender(

@@ -274,7 +274,8 @@ class StepSends:
         return place
 
     def _check_sending(self) -> None:
-        self.check_open()
+        if self._over:
+            self.check_open()
         if get_ident() != self._thread:
             self._check_thread()
         if len(self._cells) >= _FULL:

@@ -248,7 +248,8 @@ class RedisIngress:
     def _denied(self, error: Exception) -> ServerRefused:
         """Build the error for a subscription that our user may not make; the server does not say to which channel."""
         wide = [self._marker, self._pattern] if self._many else []
-        names = [self._brackets.decode(), *self._ears, *self._few, *(each.decode() for each in [*wide, *self._globs])]
+        newest = reversed([*self._few, *(each.decode() for each in [*wide, *self._globs])])
+        names = [*newest, self._brackets.decode(), *self._ears]
         listed = ", ".join(f"&{name}" for name in names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
         host, port = self._link.address
         return ServerRefused(f"{error} (a right of {listed})", host=host, port=port)

@@ -112,8 +112,6 @@ def test_constructor_takes_agentsocietys_arguments():
     handle = Forward()
     messager = MqttMessager("broker", 1884, "ann", "secret", 5, handle)
     assert messager.message_interceptor is handle
-    with pytest.raises(AttributeError):
-        messager.message_interceptor = None
     assert "secret" not in repr(vars(messager))
     assert repr(messager) == "Messager(broker:1884, name=None)"
 
@@ -143,6 +141,15 @@ def test_constructor_refuses_invalid_arguments(arguments, named):
     with pytest.raises(ConfigError, match=named) as caught:
         MqttMessager(**arguments)
     assert "a secret" not in str(caught.value)
+
+
+async def test_message_interceptor_returns_the_given_one():
+    assert MqttMessager("broker").message_interceptor is None
+    handle = Forward()
+    messager = MqttMessager("broker", message_interceptor=handle)
+    assert messager.message_interceptor is handle
+    with pytest.raises(AttributeError):
+        messager.message_interceptor = None
 
 
 async def test_set_message_interceptor_applies_from_the_next_send(open_one, exp):
@@ -198,6 +205,12 @@ async def test_the_log_list_is_bounded(open_one, exp):
     assert [row["payload"] for row in messager.get_log_list()] == [{"n": 2}, {"n": 3}]
 
 
+async def test_aexit_stops(mosquitto_config):
+    async with MqttMessager(mosquitto_config) as messager:
+        assert await messager.is_connected()
+    assert not await messager.is_connected()
+
+
 async def test_ping_reaches_the_broker(open_one, foreign):
     await foreign.subscribe("ping")
     messager = await open_one()
@@ -231,7 +244,6 @@ async def test_connect_with_a_wrong_password_is_refused_at_once(mosquittos):
     assert "wr0ng" not in str(caught.value)
     async with MqttMessager(config.server, config.port, "ann", "right") as messager:
         assert await messager.is_connected()
-    assert not await messager.is_connected()
 
 
 async def test_disconnect_and_connect_again(open_one, exp):

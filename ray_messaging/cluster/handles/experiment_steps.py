@@ -254,6 +254,8 @@ def step_count(call: str, given: object, least: int) -> int:
 
 def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
     """Return the groups that each group hears; raise ConfigError unless they are listed, or InvalidAddress."""
+    if not isinstance(hears, Mapping):
+        raise ConfigError(f"hears={hears!r} must have the groups that each group hears: {{'north': ['south']}}")
     for group, senders in hears.items():
         if isinstance(senders, str) or not isinstance(senders, Iterable):
             raise ConfigError(f"hears[{group!r}] is {senders!r}: it must be a list of groups, as [{str(senders)!r}]")

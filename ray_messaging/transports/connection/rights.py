@@ -10,7 +10,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.transports.connection.scripts import script_at
 
-# Each command that we need, in a form that a server accepts in a transaction. K is a key, C a channel.
+# Each command that we need, in a form that a server accepts in a transaction. K is a key; C, E and A are channels.
 SAMPLES = tuple(
     line.split()
     for line in """\
@@ -45,6 +45,8 @@ SET K v
 SMEMBERS K
 SREM K v
 SUBSCRIBE C
+SUBSCRIBE E
+SUBSCRIBE A
 PSUBSCRIBE C
 TIME
 UNLINK K
@@ -74,7 +76,7 @@ def lacking_rights(client: "redis.Redis", keys: Keys) -> list[str] | None:
     A server checks the rights for each command of a transaction when it is queued. This transaction is never executed,
     because the client's connection is closed. For a user that may not use transactions, return None.
     """
-    given = {"K": f"{keys.prefix}rights", "C": f"{keys.prefix}own"}
+    given = {"K": f"{keys.prefix}*", "C": keys.own, "E": f"{keys.ears}*", "A": f"exps:{keys.exp_id}:*"}
     connection = client.connection_pool.get_connection()
     try:
         connection.send_command("MULTI")
@@ -101,9 +103,9 @@ def _lacking(replies: list[Any], given: dict[str, str]) -> Iterator[str]:
         if isinstance(reply, NoPermissionError):
             text = str(reply)
             if "channel" in text:
-                yield f"&{given['C']}"
+                yield f"&{given[sample[1]]}"
             elif " key" in text:
-                yield f"~{given['K'].removesuffix('rights')}*"
+                yield f"~{given['K']}"
             else:
                 yield f"+{'|'.join(sample[:2] if sample[0] == 'XINFO' else sample[:1]).lower()}"
 

@@ -92,12 +92,17 @@ def test_the_rights_of_a_user(run, redis_process, client):
 
 def test_the_rights_for_one_experiment(run, redis_process, client, monkeypatch):
     monkeypatch.setattr("ray_messaging.cli.doctor.join_ray", lambda *_: False)
-    own = ["~rm:{town}:*", "&exps:town:*", "&rm:{town}:own", *RIGHTS[2:], "+multi"]
-    client.execute_command("ACL", "SETUSER", "town", "on", ">pw", *own)
+    channels = ["&exps:town:*", "&rm:{town}:own", "&rm:{town}:own:ear:*"]
+    client.execute_command("ACL", "SETUSER", "town", "on", ">pw", "~rm:{town}:*", *channels, *RIGHTS[2:], "+multi")
     address = url(redis_process.config, "town", "pw")
     assert "~rm:{doctor-" in told(run("--redis", address, "--json"))["server rights"]["value"]
     found = run("town", "--redis", address, "--json")
     assert found.exit_code == 0, found.output
+    for channel in channels:
+        others = [each for each in channels if each != channel]
+        client.execute_command("ACL", "SETUSER", "town", "resetchannels", *others)
+        found = run("town", "--redis", address, "--json")
+        assert told(found)["server rights"]["value"] == f"the user lacks {channel}"
     assert client.dbsize() == 0
 
 
