@@ -51,7 +51,7 @@ def test_a_black_list_changes_who_hears_within_the_call_and_the_log_agrees(logge
     assert (event.rule, event.reason) == (receipt.rule, receipt.reason)
     west.ack()
     east.ack()
-    assert log.balance(expand=True).duplicates == 0
+    log.balance(expand=True)  # raises if a message is there twice
 
 
 @pytest.mark.long
