@@ -214,7 +214,7 @@ def decode_record(data: bytes) -> Record:
 
 
 class IdTable(Generic[T]):
-    """Map of int64 ids to routes: a dense array if the ids are close together, otherwise a binary search."""
+    """Map of int64 ids to values, such as routes: a dense array if the ids are close together, else a binary search."""
 
     def __init__(self, ids: NDArray[np.int64], routes: NDArray[T]) -> None:
         self.ids = ids  # they ascend
@@ -227,7 +227,7 @@ class IdTable(Generic[T]):
             self.dense[self.ids - self.before] = self.routes
 
     def look_up(self, values: NDArray[np.int64]) -> NDArray[T]:
-        """Return the route of each id, NOBODY for an unknown one."""
+        """Return the value of each id, NOBODY (or False) for an unknown one."""
         if self.dense is not None:
             # A difference that overflows 64 bits also wraps to an index outside of the range.
             return self.dense.take(values - self.before, mode="clip")

@@ -36,12 +36,12 @@ class Traffic:
 
     @property
     def senders(self) -> list[AgentId]:
-        """Return the sender of each message."""
+        """Return the sender of each message, in a list that is made at each access."""
         return [self.agents[place] for place in self.sources.tolist()]
 
     @property
     def receivers(self) -> list[AgentId]:
-        """Return the receiver of each message."""
+        """Return the receiver of each message, in a list that is made at each access."""
         return [self.agents[place] for place in self.targets.tolist()]
 
 

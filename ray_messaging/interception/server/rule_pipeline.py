@@ -155,7 +155,7 @@ class RulePipeline:
                 if watch.struck:
                     try:
                         watch.take_back()
-                    except Stuck:
+                    except Stuck:  # as in Watch.run
                         watch.take_back()
             if found:
                 found = checked_rows(found, batch.rows)
