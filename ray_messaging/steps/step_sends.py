@@ -59,7 +59,8 @@ class StepSends:
         self.audiences = audiences
         self._sent = np.zeros(len(agents), np.int64)  # by the agents' places
         self._batches: list[Batch] = []
-        self._lines: dict[bytes, int] = {}  # each payload once, with its number
+        # Each payload once, with its number. One with null is in a tuple, so that `send` does not take NaN for it.
+        self._lines: dict[bytes | tuple[bytes], int] = {}
         # For each message: its payload's number, its recipient (None: the user, who asked), and its sender's place.
         self._cells: list[Any] = []
         self._routes: dict[Route, int] = {}  # the routes with their indices
@@ -104,13 +105,15 @@ class StepSends:
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
             try:
                 line = dumps(payload, None, PLAIN)
-                if (
+                if (number := self._lines.get(line)) is None and (
                     len(line) <= self._payload_bytes
                     and (MAYBE_NULL not in line or line.find(NULL) < 0)
                     and (MAYBE_LARGE not in line or line.find(LARGE) < 0)
                     and LINE_END not in line
                 ):
-                    self._cells += (self._lines.setdefault(line, len(self._lines)), to_id, place)
+                    self._lines[line] = number = len(self._lines)
+                if number is not None:
+                    self._cells += (number, to_id, place)
                     return
             except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
                 pass
@@ -258,7 +261,8 @@ class StepSends:
         return len(self._cells) // _CELLS
 
     def _append(self, line: bytes, to_id: AgentId | None, place: int) -> None:
-        self._cells += (self._lines.setdefault(line, len(self._lines)), to_id, place)
+        key = (line,) if NULL in line else line
+        self._cells += (self._lines.setdefault(key, len(self._lines)), to_id, place)
 
     def _begin_run(self, subtopic: str, deliver_at: int | None) -> None:
         """Begin a run of messages with one route; raises as `send`, except for ids and payload."""
@@ -333,7 +337,7 @@ class StepSends:
         places = np.array(cells[2::_CELLS], np.int64)
         ordinals, count = self._ordinals(places), len(places)
         index = np.array(cells[::_CELLS], np.uint32) if len(lines) < count else None
-        payloads = PayloadColumn.of([*lines], index)
+        payloads = PayloadColumn.of([line if isinstance(line, bytes) else line[0] for line in lines], index)
         columns = ColumnChunk(self.agents.column.take(places), IdColumn.of(cells[1::_CELLS]), payloads)
         listed = [*routes]
         if len(listed) == 1 and not replies:

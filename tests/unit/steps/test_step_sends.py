@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.batches import batch_to
 
 from ray_messaging.audiences.records import Audiences
-from ray_messaging.errors import UnknownSender
+from ray_messaging.errors import InvalidPayload, UnknownSender
 from ray_messaging.messages import Slice
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import PayloadColumn
@@ -61,6 +61,17 @@ def test_a_refused_send_leaves_the_subtopic_of_later_ones():
     sends.send(2, 2, {}, subtopic="a")
     sends.send("x", 2, {}, subtopic="b")
     assert sorted((str(row[0]), row[3]) for row in rows_of(sends)) == [("1", "a"), ("2", "a"), ("x", "b")]
+
+
+def test_a_payload_with_nan_is_refused_also_after_an_equal_one_with_none():
+    sends = sends_of()
+    for payload in ({"mood": None}, {"mood": "null"}, {"mood": None}):
+        sends.send(1, 2, payload)
+        with pytest.raises(InvalidPayload, match="mood"):
+            sends.send(1, 2, {"mood": float("nan")})
+    [batch] = sends.batches()
+    assert batch.lines.count == 2
+    assert [row[-1] for row in rows_of(sends)] == [b'{"mood":null}', b'{"mood":"null"}', b'{"mood":null}']
 
 
 def test_many_single_messages_become_batches_of_a_limited_size():
