@@ -33,7 +33,7 @@ def sent_columns(group, count):
 
 
 @pytest.mark.parametrize("columns", [True, False], ids=["columns", "one by one"])
-@pytest.mark.parametrize("count", [500, pytest.param(75_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [17_000, pytest.param(75_000, marks=pytest.mark.long)])
 async def test_a_large_step_arrives_whole_and_in_order(groups, count, columns):
     _, opened = await groups(5)
 

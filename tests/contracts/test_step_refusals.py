@@ -16,7 +16,6 @@ from ray_messaging import (
     InvalidAddress,
     InvalidColumns,
     InvalidPayload,
-    Messager,
     MessagingConfig,
     Outgoing,
     PayloadTooLarge,
@@ -29,6 +28,7 @@ from ray_messaging import (
 from ray_messaging.cluster.actors.interceptor_host import begin_steps
 from ray_messaging.cluster.run.agent import Society
 from ray_messaging.cluster.spec import InterceptorSpec
+from ray_messaging.steps import step_loop
 from ray_messaging.steps.step_loop import driven_loop
 from ray_messaging.transports.step_values import StepSettings
 
@@ -36,12 +36,11 @@ AGENTS = [1, 2, "ann"]
 
 
 @pytest.fixture
-async def group(server, exp_id):
-    settings = MessagingConfig(state_bytes=1000, payload_bytes=1000)
-    async with Messager(server, exp_id, name="all", settings=settings) as messager:
-        await messager.engine.transport.steps.begin(StepSettings(seed=7))
-        await messager.host_agents(AGENTS, ["agent-chat"])
-        yield messager
+async def group(messagers):
+    messager = await messagers(name="all", state_bytes=1000, payload_bytes=1000)
+    await messager.engine.transport.steps.begin(StepSettings(seed=7))
+    await messager.host_agents(AGENTS, ["agent-chat"])
+    return messager
 
 
 def heard(step):
@@ -85,15 +84,24 @@ async def test_a_send_that_is_refused_leaves_those_before_and_after_it(group):
         if step.number == 1:
             assert heard(step) == [(1, 2, n) for n in range(len(BAD_SENDS) + len(BAD_COLUMNS))]
             assert [message.id for message in step.messages] == [f"0-{n}-1" for n in range(len(step.messages))]
+            assert {message.subtopic for message in step.messages} == {"agent-chat"}
             return
         for n, (arguments, error, text) in enumerate(BAD_SENDS):
             with pytest.raises(error, match=text):
-                step.send(*arguments)
+                step.send(*arguments, subtopic="user-chat")
             step.send(1, 2, {"n": n})
         for n, (arguments, error, text) in enumerate(BAD_COLUMNS, len(BAD_SENDS)):
             with pytest.raises(error, match=text):
                 step.send_columns(*arguments)
             step.send_columns([1], [2], [{"n": n}])
+
+
+async def test_a_payload_with_nan_is_refused_also_after_an_equal_one_with_none(group):
+    async for step in group.steps(until=1):
+        for payload in ({"mood": None}, {"mood": "null"}, {"mood": None}):
+            step.send(1, 2, payload)
+            with pytest.raises(InvalidPayload, match="mood"):
+                step.send(1, 2, {"mood": math.nan})
 
 
 @pytest.mark.parametrize("deliver_at", [1, 0, -1, 66, 2.0, "3", True])
@@ -199,38 +207,75 @@ async def test_a_step_cannot_go_to_another_task(group):
             pickle.dumps(step)
 
 
-async def test_a_group_has_one_driver(group, server, exp_id):
-    async with Messager(server, exp_id, name="all") as one, Messager(server, exp_id, name="all") as other:
-        steps = (await driven_loop(one.engine, "task 1")).steps(until=5)
+@pytest.fixture
+async def drive(group, messagers):
+    """Return a function that begins to drive the group, as a process of a task."""
+    begun = []
+
+    async def begin(task):
+        messager = await messagers(name="all")
+        begun.append((await driven_loop(messager.engine, task)).steps(until=5))
+        return begun[-1]
+
+    yield begin
+    for steps in begun:
+        await steps.aclose()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_second_driver_gets_the_group_of_one_that_has_ended(drive, monkeypatch, dies):
+    async def dead(_loop, _attempt):
+        await asyncio.Event().wait()
+
+    if dies:
+        monkeypatch.setattr(step_loop, "STEP_LEASE_S", 0.05)
+        monkeypatch.setattr(step_loop.StepLoop, "_renew", dead)
+    first, second = await drive("first"), await drive("second")
+    await anext(first)
+    waiting = asyncio.create_task(anext(second))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    if not dies:
+        await first.aclose()
+    assert (await waiting).number == 0
+
+
+async def test_agents_that_the_host_gets_come_with_the_drivers_next_step(group, drive):
+    steps = await drive("task")
+    assert [*(await anext(steps)).agents] == AGENTS
+    await group.host_agents([3, 5], ["agent-chat"])
+    assert [*(await anext(steps)).agents] == [1, 2, 3, 5, "ann"]
+
+
+async def test_a_group_has_one_driver(drive):
+    steps = await drive("task 1")
+    await anext(steps)
+    refused = asyncio.create_task(anext(await drive("task 2")))
+    while not refused.done():  # the second driver looks for signs of life
+        step = await anext(steps)
+        step.state = b"kept"
+        await asyncio.wait([refused], timeout=1)
+    with pytest.raises(AlreadyExists, match=r"has a driver, 'task 1'.*End that task") as caught:
+        await refused
+    assert (caught.value.kind, caught.value.value, caught.value.owner) == ("driver", "all", "task 1")
+    again = await drive("task 1")  # as Ray runs a task again
+    assert (await anext(again)).number == step.number
+    with pytest.raises(Fenced, match="a later driver has group"):
         await anext(steps)
-        refused = asyncio.create_task(anext((await driven_loop(other.engine, "task 2")).steps(until=5)))
-        while not refused.done():  # the second driver looks for signs of life
-            step = await anext(steps)
-            step.state = b"kept"
-            await asyncio.wait([refused], timeout=1)
-        with pytest.raises(AlreadyExists, match=r"has a driver, 'task 1'.*End that task") as caught:
-            await refused
-        assert (caught.value.kind, caught.value.value, caught.value.owner) == ("driver", "all", "task 1")
-        again = (await driven_loop(other.engine, "task 1")).steps(until=5)  # as Ray runs a task again
-        assert (await anext(again)).number == step.number
-        with pytest.raises(Fenced, match="a later driver has group"):
-            await anext(steps)
-        await again.aclose()
 
 
-async def test_of_two_processes_with_one_name_the_later_one_drives(group, server, exp_id):
+async def test_of_two_processes_with_one_name_the_later_one_drives(group, messagers):
     steps = group.steps(until=3)
     (await anext(steps)).send(1, 2, {"n": "never"})
-    async with Messager(server, exp_id, name="all") as successor:
-        await successor.host_agents(AGENTS, ["agent-chat"])
-        async for step in successor.steps(until=3):
-            assert heard(step) == [(1, 2, 1)] * (step.number == 1)
-            if not step.number:
-                with pytest.raises(StepAborted, match="another driver"):
-                    await anext(steps)
-                with pytest.raises(Fenced, match="End this"):
-                    await anext(group.steps(until=3))
-                step.send(1, 2, {"n": 1})
+    successor = await messagers(name="all", host=AGENTS)
+    async for step in successor.steps(until=3):
+        assert heard(step) == [(1, 2, 1)] * (step.number == 1)
+        if not step.number:
+            with pytest.raises(StepAborted, match="another driver"):
+                await anext(steps)
+            with pytest.raises(Fenced, match="End this"):
+                await anext(group.steps(until=3))
+            step.send(1, 2, {"n": 1})
 
 
 @pytest.mark.parametrize("other", [Steps(seed=8), Steps(seed=7, digest=True), Steps(seed=7, groups=2), None])

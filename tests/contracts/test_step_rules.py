@@ -197,7 +197,7 @@ class MixedSociety(Society):
         async with aclosing(messager.steps(until=until)) as steps:
             async for step in steps:
                 for agent, inbox in step.by_agent():
-                    self.heard[step.number, agent] = [message.id for message in inbox]
+                    self.heard[step.number, agent] = [(message.id, message.subtopic) for message in inbox]
                     questions = [message for message in inbox if message.expects_answer]
                     choice = Random(f"{step.number} {agent}")
                     if agent % 3 == 0:

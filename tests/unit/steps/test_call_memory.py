@@ -72,27 +72,20 @@ async def test_many_results_go_in_several_calls(store):
     assert [len(call) for call in store.calls] == [2, 256, 42]
 
 
-async def test_a_later_attempt_asks_once_and_the_first_one_never(store):
-    store.kept = {"a": kept(b"1")}
-    assert await memory_of(store).recall("a") is None
-    memory = memory_of(store, again=True)
-    found, none = await asyncio.gather(memory.recall("a"), memory.recall("b"))
-    assert (found[0], bytes(found[1].result), found[1].seconds, none) == (KEPT, b"1", 0.5, None)
-    assert store.calls == ["all"]
-
-
-async def test_what_no_attempt_has_kept_comes_from_the_earlier_run_which_is_read_once(store):
+async def test_a_later_attempt_asks_attempts_and_an_earlier_run_once_and_the_first_one_never(store):
     def read():
         reads.append("all")
         return {"a": b"9", "c": b"3"}
 
     reads, store.kept = [], {"a": kept(b"1")}
+    assert await memory_of(store).recall("a") is None
     memory = memory_of(store, again=True)
     memory.parent = read
-    found = [await memory.recall(name) for name in "abc"]
-    assert found[1] is None
-    assert [(source, bytes(of.result), of.tries) for source, of in found[::2]] == [(KEPT, b"1", 2), (PARENT, b"3", 0)]
-    assert reads == ["all"]
+    (_, first), none, (source, other) = await asyncio.gather(*(memory.recall(name) for name in "abc"))
+    assert (bytes(first.result), first.seconds, first.tries, none) == (b"1", 0.5, 2, None)
+    assert (source, bytes(other.result), other.tries) == (PARENT, b"3", 0)
+    assert (await memory.recall("a"))[0] == KEPT
+    assert (store.calls, reads) == (["all"], ["all"])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from support.batches import batch_to
 
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
-from ray_messaging.receipt import DELIVERED, UNDELIVERABLE, Outcome
+from ray_messaging.receipt import UNDELIVERABLE, Outcome
 from ray_messaging.steps.step_account import StepAccount, StepCounts
 
 
@@ -14,15 +14,6 @@ def sent_to(to_ids, topic="agent-chat"):
     extension = Extension(deliver=5, ordinal=np.arange(rows, dtype=np.uint32))
     lines = PayloadColumn.of([b"{}"] * rows)
     return batch_to(to_ids, [1] * rows, topics=(topic,), step=4, sent_at=0.0, lines=lines, extension=extension)
-
-
-def test_a_batch_with_rows_that_failed_is_added_without_an_error():
-    batch = sent_to([2, 3])
-    outcome = Outcome(batch)
-    outcome.settle(np.array([0]), DELIVERED)  # the other row has an error, and its step is not committed
-    account = StepAccount(digest=True)
-    account.add(batch, outcome)
-    assert account.take().fates == {"delivered": 1}
 
 
 def test_a_few_addresses_that_nobody_listens_to_are_named_over_all_steps():
