@@ -1,23 +1,19 @@
 """Servers for every suite, and messagers that are closed at the end of their test."""
 
 import asyncio
-import os
 import shutil
 import signal
-import subprocess
 import tempfile
-import threading
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from redis import Redis
 from support.clock import ServerClock
-from support.own_driver import kill_related
 from support.replicated import ReplicatedService
-from support.servers import HOST, RedisProcess, find_binary, free_port
+from support.servers import HOST, MosquittoProcess, RedisProcess, find_binary
 from support.slots import ClusterService
 
 from ray_messaging.compat.mqtt.config import MqttConfig
@@ -93,11 +89,8 @@ def shards_config(valkey_config) -> Iterator[ShardsConfig]:
 
 @pytest.fixture(scope="session")
 def redis_config(tmp_path_factory) -> Iterator[RedisConfig]:
-    process = RedisProcess(tmp_path_factory.mktemp("redis"))
-    try:
-        yield process.start().config
-    finally:
-        process.kill()
+    with RedisProcess(tmp_path_factory.mktemp("redis")) as process:
+        yield process.config
 
 
 @pytest.fixture(scope="session")
@@ -123,11 +116,8 @@ def sentinel_config(tmp_path_factory) -> Iterator[RedisConfig]:
 @pytest.fixture
 def redis_process(tmp_path) -> Iterator[RedisProcess]:
     """Start a server of the test's own, which it may kill."""
-    process = RedisProcess(tmp_path)
-    try:
-        yield process.start()
-    finally:
-        process.kill()
+    with RedisProcess(tmp_path) as process:
+        yield process
 
 
 @pytest.fixture
@@ -139,118 +129,23 @@ def server_clock(tmp_path) -> ServerClock:
 @pytest.fixture(params=["valkey", "redis-server"])
 def clocked_server(request, tmp_path, server_clock) -> Iterator[RedisProcess]:
     """Start each kind of server on a clock that the test steps: `server_clock.step(client, seconds)`."""
-    process = RedisProcess(tmp_path, binary=request.param, env=server_clock.env)
-    try:
-        yield process.start()
-    finally:
-        process.kill()
-
-
-class MosquittoProcess:
-    """Debian's Mosquitto on a free port; it can be killed, stopped, and started again on the same data.
-
-    `durable` writes its database after each change; `users` maps names to passwords, nobody else is let in then; `tls`
-    is a folder with ca.pem, server.pem and server.key; `options` are further lines of its configuration.
-    """
-
-    def __init__(self, folder, *, durable=True, users=None, tls=None, options=()):
-        self.binary = find_binary("mosquitto")
-        self.folder = folder
-        self.config = MqttConfig(server=HOST, port=free_port(), timeout=10)
-        self.lines = deque(maxlen=200)
-        self.process = None
-        self._reader = None
-        self._durable, self._users, self._tls, self._options = durable, users, tls, list(options)
-
-    def _configured(self):
-        lines = [
-            f"listener {self.config.port} {HOST}",
-            f"allow_anonymous {'false' if self._users else 'true'}",
-            "max_queued_messages 0",
-            "connection_messages false",
-            "log_dest stderr",  # it writes stdout by the bufferful
-        ]
-        if os.geteuid() == 0:
-            lines.append("user root")  # else it becomes a user who may not write here
-        if self._durable:
-            lines += ["persistence true", f"persistence_location {self.folder}/"]
-            lines += ["autosave_interval 1", "autosave_on_changes true"]
-        if self._users:
-            names = self.folder / "users"
-            names.touch(mode=0o600)
-            for name, password in self._users.items():
-                subprocess.run([find_binary("mosquitto_passwd"), "-b", str(names), name, password], check=True)
-            lines.append(f"password_file {names}")
-        if self._tls:
-            lines += [
-                f"cafile {self._tls}/ca.pem",
-                f"certfile {self._tls}/server.pem",
-                f"keyfile {self._tls}/server.key",
-            ]
-        path = self.folder / "mosquitto.conf"
-        path.write_text("\n".join([*lines, *self._options, ""]))
-        return path
-
-    def start(self):
-        self.process = subprocess.Popen(
-            [self.binary, "-c", str(self._configured())], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        running = threading.Event()
-        # It logs for as long as it lives, and a full pipe would stop it.
-        self._reader = threading.Thread(target=self._read, args=(self.process, running))
-        self._reader.start()
-        running.wait()
-        if self.process.poll() is not None or not any(" running" in line for line in self.lines):
-            self.kill()
-            raise AssertionError("mosquitto did not start:\n" + "".join(self.lines))
-        return self
-
-    def _read(self, process, running):
-        for line in process.stdout:
-            self.lines.append(line)
-            if line.rstrip().endswith(" running"):
-                running.set()
-        running.set()
-
-    def kill(self):
-        self._end(lambda process: process.kill())
-
-    def stop(self):
-        """Let it write its database and say farewell to its clients."""
-        self._end(lambda process: process.terminate())
-
-    def _end(self, signal):
-        if self.process is not None:
-            signal(self.process)
-            self.process.wait()
-            self._reader.join()
-            self.process.stdout.close()
-            self.process = None
+    with RedisProcess(tmp_path, binary=request.param, env=server_clock.env) as process:
+        yield process
 
 
 @pytest.fixture(scope="session")
 def mosquitto_config(tmp_path_factory) -> Iterator[MqttConfig]:
-    process = MosquittoProcess(tmp_path_factory.mktemp("mosquitto"), durable=False)
-    try:
-        yield process.start().config
-    finally:
-        process.kill()
+    with MosquittoProcess(tmp_path_factory.mktemp("mosquitto"), durable=False) as process:
+        yield process.config
 
 
 @pytest.fixture
 def mosquittos(tmp_path) -> Iterator:
     """Start brokers of the test's own, with options of MosquittoProcess."""
-    started = []
-
-    def start(**options):
-        folder = tmp_path / f"mosquitto-{len(started)}"
-        folder.mkdir()
-        started.append(MosquittoProcess(folder, **options))
-        return started[-1].start()
-
-    yield start
-    for process in started:
-        process.kill()
+    with ExitStack() as started:
+        yield lambda **options: started.enter_context(
+            MosquittoProcess(Path(tempfile.mkdtemp(prefix="mosquitto-", dir=tmp_path)), **options)
+        )
 
 
 @pytest.fixture
@@ -298,11 +193,8 @@ async def opener(exp_id) -> AsyncIterator:
 @pytest.fixture(params=["valkey", "redis-server"])
 def own_server(request, tmp_path):
     """Start each kind of server, for a test that kills it or deletes its data."""
-    process = RedisProcess(tmp_path, binary=request.param)
-    try:
-        yield process.start()
-    finally:
-        process.kill()
+    with RedisProcess(tmp_path, binary=request.param) as process:
+        yield process
 
 
 @pytest.fixture
@@ -349,6 +241,8 @@ def ray_cluster():
 @pytest.fixture
 def home():
     """Give drivers of the test's own a short path, as Ray puts sockets there; none of them outlives the test."""
+    from support.own_driver import kill_related
+
     path = Path(tempfile.mkdtemp(prefix="rm-", dir="/tmp"))
     yield path
     kill_related(path)

@@ -13,7 +13,8 @@ from faults.checker import check
 from faults.ledger import Growing, read_ledger
 from faults.ray_support import by_value
 from faults.ray_traffic import Receiver, Sender, rows_of
-from support.cluster import PATIENCE_S, Busy, Gate, control, pid_of, wait_for
+from support.cluster import PATIENCE_S, Gate, control, pid_of, wait_for
+from support.patience import Busy
 from support.replicated import ReplicatedService
 from support.servers import PASSWORD
 from support.slots import ClusterService

@@ -6,7 +6,8 @@ import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 
-from support.cluster import PATIENCE_S, Busy, new_handle, wait_for
+from support.cluster import PATIENCE_S, new_handle, wait_for
+from support.patience import Busy
 
 from faults.checker import check
 from faults.ledger import Inbox, Ledger, fates_after, key_of, read_ledger, read_lines

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import ray
-from support.cluster import Busy, wait_for
+from support.patience import Busy, wait_for
 
 from faults.case import Case, weaker
 from faults.checker import Account

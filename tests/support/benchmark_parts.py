@@ -1,7 +1,5 @@
 """Parts, figures and runs for the tests of the benchmarks' frame."""
 
-import os
-import select
 import sys
 from pathlib import Path
 
@@ -30,18 +28,6 @@ def part(code, name="part", limit_s=30.0, **more):
 
 def figure(who=OURS, values=(100.0,), case="bulk", unit="messages/s", axis="peers", note="", **at):
     return Figure(axis, case, who, unit, list(values), at or {"agents": 2000}, note)
-
-
-def has_ended(pid):
-    """Wait for the end of a process that was told to end."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([process], [], [], 20.0)[0])
-    finally:
-        os.close(process)
 
 
 def run_of(*figures, facts=FACTS):

@@ -14,18 +14,9 @@ from pathlib import Path
 import ray
 
 from ray_messaging import Group, rules
-from support.patience import WAIT_S
+from support.patience import WAIT_S, wait_for
 
 PATIENCE_S = WAIT_S
-
-
-def wait_for(condition, what="it", timeout=PATIENCE_S):
-    """Return the first true value of a condition; fail after the deadline."""
-    deadline = time.monotonic() + timeout
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {timeout:g} s"
-        time.sleep(0.02)
-    return found
 
 
 def pid_of(actor):
@@ -269,25 +260,3 @@ class Hangs(rules.Rule):
             os.close(os.open(self.marker, os.O_CREAT | os.O_EXCL))
             time.sleep(3600)
         return rules.ALLOW
-
-
-class Busy(threading.Thread):
-    """A thread that works until it is stopped; `stop` raises its error."""
-
-    def __init__(self):
-        super().__init__()
-        self.errors, self.enough = [], threading.Event()
-
-    def run(self):
-        try:
-            self.work()
-        except Exception as error:  # noqa: BLE001 - `stop` raises it
-            self.errors.append(error)
-
-    def stop(self):
-        self.enough.set()
-        self.join(PATIENCE_S)
-        assert not self.is_alive(), f"{self.name} still works"
-        if self.errors:
-            raise self.errors[0]
-        return self

@@ -2,32 +2,28 @@
 
 import subprocess
 import threading
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import redis
 
 from ray_messaging.config import RedisConfig
+from support.patience import wait_for
 from support.servers import HOST, PASSWORD, RedisProcess, find_binary, free_port, redis_or_valkey
 
 SERVICE = "town"
 _USER, _SECRET = "replicator", "a-secret-between-servers"  # of replicas and Sentinels: clients have another user
 _DOWN_AFTER_MS = 1_500
-_WAIT_S = 60.0
 
 
-def until(condition, what, wait_s=_WAIT_S):
+def until(condition, what):
     """Wait until a condition holds that has no event; neither an error of the server nor a missing fact fulfils it."""
-    end = time.monotonic() + wait_s
-    while True:
-        try:
-            if found := condition():
-                return found
-        except (redis.RedisError, KeyError):
-            pass
-        if time.monotonic() > end:
-            raise AssertionError(f"{what}: not within {wait_s:g} s")
-        time.sleep(0.02)
+
+    def holds():
+        with suppress(redis.RedisError, KeyError):
+            return condition()
+
+    return wait_for(holds, what)
 
 
 def primary_of(config):

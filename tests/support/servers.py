@@ -1,4 +1,4 @@
-"""Redis and Valkey servers for tests: processes that can be killed, stopped, and started again on the same data."""
+"""Servers and brokers for tests: processes that can be killed, stopped, and started again on the same data."""
 
 import os
 import secrets
@@ -16,6 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from ray_messaging.compat.mqtt.config import MqttConfig
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded import machine
 
@@ -76,28 +77,77 @@ def redis_or_valkey():
     return "redis-server"
 
 
-class RedisProcess:
+class ServerProcess:
+    """A program whose output says when it serves; as a context manager it leaves no process behind."""
+
+    serving = ""  # words of its output
+    process = None
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *_):
+        self.kill()
+
+    def _start(self, command, configuration, env):
+        """Start it with its configuration as its input; return when it serves."""
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | env,
+            restore_signals=False,  # SIGXFSZ stays ignored: a file that may not grow is an error of write()
+        )
+        self.process.stdin.write("\n".join([*configuration, ""]))
+        self.process.stdin.close()
+        self._lines, serves = deque(maxlen=200), threading.Event()
+        # It logs for as long as it lives, and a full pipe would stop it.
+        self._reader = threading.Thread(target=self._read, args=(self.process, serves), daemon=True)
+        self._reader.start()
+        serves.wait()
+        if not any(self.serving in line for line in self._lines):
+            self.kill()
+            raise AssertionError("the server did not start:\n" + "".join(self._lines))
+        return self
+
+    def _read(self, process, serves):
+        for line in process.stdout:
+            self._lines.append(line)
+            if self.serving in line:
+                serves.set()
+        serves.set()
+
+    def kill(self):
+        """End it as a power switch does; its files stay."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, how):
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait()
+            self._reader.join()
+            self.process.stdout.close()
+            self.process = None
+
+
+class RedisProcess(ServerProcess):
     """A redis-server (or Valkey) on a free port, with a password and an append-only file in `folder`.
 
     `binary` None is either, whichever is here. `env` goes into its environment, a clock of its own (clock.ServerClock)
     for one. `options` are further lines of its configuration, by name; None leaves a default out.
     """
 
+    serving = "eady to accept connections"
+
     def __init__(self, folder, *, binary=None, timeout=10.0, env=None, **options):
         self.binary = find_binary(binary or redis_or_valkey())
         self.folder = Path(folder)
         self.config = RedisConfig(server=HOST, port=free_port(), password=PASSWORD, timeout=timeout)
-        self.process = None
-        self.lines = deque(maxlen=200)
-        self._reader = None
         self._env = env or {}
         defaults = {"appendonly": "yes", "appendfsync": "always", "save": "''", "maxmemory-policy": "noeviction"}
         self._options = defaults | {name.replace("_", "-"): value for name, value in options.items()}
-
-    def _configured(self):
-        lines = [f"bind {HOST}", f"port {self.config.port}", f"requirepass '{PASSWORD}'", f"dir {self.folder}"]
-        lines += [f"{name} {value}" for name, value in self._options.items() if value is not None]
-        return "\n".join([*lines, ""])
 
     def follow(self, port):
         """Be a replica of the server at a port from the next start on (None: of none)."""
@@ -109,34 +159,9 @@ class RedisProcess:
 
     def start(self):
         """Start the server on the data in its folder; return when it serves."""
-        self.process = subprocess.Popen(
-            [self.binary, "-"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | self._env,
-            restore_signals=False,  # SIGXFSZ stays ignored: a file that may not grow is an error of write()
-        )
-        self.process.stdin.write(self._configured())
-        self.process.stdin.close()
-        serving = threading.Event()
-        # It logs for as long as it lives, and a full pipe would stop it.
-        self._reader = threading.Thread(target=self._read, args=(self.process, serving), daemon=True)
-        self._reader.start()
-        serving.wait()
-        if not any("eady to accept connections" in line for line in self.lines):
-            told = "".join(self.lines)
-            self.kill()
-            raise AssertionError(f"the server did not start:\n{told}")
-        return self
-
-    def _read(self, process, serving):
-        for line in process.stdout:
-            self.lines.append(line)
-            if "eady to accept connections" in line:
-                serving.set()
-        serving.set()
+        lines = [f"bind {HOST}", f"port {self.config.port}", f"requirepass '{PASSWORD}'", f"dir {self.folder}"]
+        lines += [f"{name} {value}" for name, value in self._options.items() if value is not None]
+        return self._start([self.binary, "-"], lines, self._env)
 
     def client(self, **options):
         """Return a blocking client of it, for the test's own hand."""
@@ -150,16 +175,41 @@ class RedisProcess:
     def resume(self):
         os.kill(self.pid, signal.SIGCONT)
 
-    def kill(self):
-        """End it as a power switch does; its files stay."""
-        if self.process is not None:
-            self.process.kill()
-            self.wait()
 
-    def wait(self):
-        """Wait for its end."""
-        self.process.wait()
-        self._reader.join()
-        self.process.stdout.close()
-        self.process = None
-        self.lines.clear()
+class MosquittoProcess(ServerProcess):
+    """Debian's Mosquitto on a free port.
+
+    `durable` writes its database after each change; `users` maps names to passwords, nobody else is let in then.
+    """
+
+    serving = " running"
+
+    def __init__(self, folder, *, durable=True, users=None):
+        self.binary = find_binary("mosquitto")
+        self.config = MqttConfig(server=HOST, port=free_port(), timeout=10)
+        self._folder, self._durable, self._users = folder, durable, users
+
+    def start(self):
+        lines = [
+            f"listener {self.config.port} {HOST}",
+            f"allow_anonymous {'false' if self._users else 'true'}",
+            "max_queued_messages 0",
+            "connection_messages false",
+            "log_dest stderr",  # it writes stdout by the bufferful
+        ]
+        if os.geteuid() == 0:
+            lines.append("user root")  # else it becomes a user who may not write here
+        if self._durable:
+            lines += ["persistence true", f"persistence_location {self._folder}/"]
+            lines += ["autosave_interval 1", "autosave_on_changes true"]
+        if self._users:
+            names = self._folder / "users"
+            names.touch(mode=0o600)
+            for name, password in self._users.items():
+                subprocess.run([find_binary("mosquitto_passwd"), "-b", str(names), name, password], check=True)
+            lines.append(f"password_file {names}")
+        return self._start([self.binary, "-c", "/dev/stdin"], lines, {})
+
+    def stop(self):
+        """Let it write its database and say farewell to its clients."""
+        self._end(signal.SIGTERM)

@@ -1,7 +1,6 @@
 """A Redis or Valkey Cluster for tests: nodes can be killed and cut off, and slots moved in both ways."""
 
 import math
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -13,6 +12,7 @@ from redis.crc import key_slot
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.config import RedisConfig
+from support.patience import Busy
 from support.replicated import until
 from support.servers import HOST, PASSWORD, RedisProcess, free_port
 
@@ -308,7 +308,7 @@ class KeyByKey:
         self.service._moved(self.to)
 
 
-class Resharding(threading.Thread):
+class Resharding(Busy):
     """A thread that moves an experiment's slot back and forth until it is stopped, with a short rest after each move.
 
     Without it, clients that come back after a pause would find the slot on its way each time.
@@ -316,26 +316,14 @@ class Resharding(threading.Thread):
 
     def __init__(self, service, *ways):
         super().__init__()
-        self._service, self._ways = service, ways
-        self._enough = threading.Event()
-        self.moves = 0
-        self.met = None
+        self._service, self._ways, self.moves = service, ways, 0
 
-    def run(self):
-        try:
-            while not self._enough.is_set():
-                to = self._service.others()[self.moves % 2]
-                self._ways[self.moves % len(self._ways)](to)
-                self.moves += 1
-                self._enough.wait(_REST_S)
-        except Exception as error:  # noqa: BLE001 - it is raised by `stop`
-            self.met = error
-
-    def stop(self):
-        self._enough.set()
-        self.join()
-        if self.met is not None:
-            raise self.met
+    def work(self):
+        while not self.enough.is_set():
+            to = self._service.others()[self.moves % 2]
+            self._ways[self.moves % len(self._ways)](to)
+            self.moves += 1
+            self.enough.wait(_REST_S)
 
 
 def replicate(client, leader):

@@ -4,7 +4,8 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from support.benchmark_parts import TELL, figure, has_ended, part
+from support.benchmark_parts import TELL, figure, part
+from support.embedded_server import wait_ended
 
 from benchmarks.figures import OURS, Figure, Plan, percentiles
 from benchmarks.runs.runner import MissingError, Part, Watcher, run_all, run_part
@@ -76,7 +77,7 @@ class TestParts:
         )
         outcome = run_part(part(code))
         assert outcome.state == "measured"  # its pipes were held open by the child, which has ended
-        assert has_ended(int(outcome.figures[-1].median))
+        wait_ended(int(outcome.figures[-1].median))
 
     def test_a_server_is_there_as_long_as_the_part(self):
         life = []

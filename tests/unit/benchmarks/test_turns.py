@@ -8,7 +8,8 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from support.benchmark_parts import figure, has_ended, run_of
+from support.benchmark_parts import figure, run_of
+from support.embedded_server import wait_ended
 
 from benchmarks.figures import OURS, TURNS, Plan, Task, paired
 from benchmarks.peers import BY_TURNS
@@ -155,7 +156,7 @@ class TestFreezing:
         assert "T" not in awake.values()
         assert set(frozen.values()) == {"T"}
         assert (found.who, found.values, again.values) == (PEER, [1.0], [2.0])
-        assert all(has_ended(pid) for pid in pids)
+        wait_ended(*pids)
 
     @pytest.mark.parametrize(("fate", "says"), [("fails", "no port is free"), ("ends", "the server has gone")])
     def test_a_failing_driver_reports_the_reason(self, told, fate, says):
@@ -174,7 +175,7 @@ class TestFreezing:
             Side(PEER, driver(PEER, path, "ends"), "{}") as theirs,
         ):
             list(by_turns((ours, theirs), TASK, 2, 2000))
-        assert all(has_ended(int(pid)) for _ in range(2) for pid in pipe.readline().split())
+        wait_ended(*(int(pid) for _ in range(2) for pid in pipe.readline().split()))
 
 
 class TestProcess:
@@ -210,4 +211,4 @@ class TestProcess:
             assert set(members(pids[0]).values()) == {"T"}  # ours, while theirs has its turn
             os.killpg(process.pid, end)
             process.communicate()
-            assert all(has_ended(pid) for pid in pids)
+            wait_ended(*pids)

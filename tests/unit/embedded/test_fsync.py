@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.embedded_server import wait_until
+from support.patience import wait_for
 
 from ray_messaging import embedded
 
@@ -27,10 +27,10 @@ def test_only_what_has_changed_is_written(monkeypatch, guard_watch, tmp_path):
     path.write_bytes(b"x")
     (tmp_path / "appendonly.aof.1.base.rdb").write_bytes(b"a whole snapshot")
     thread = guard_watch.Fsync(tmp_path, lambda: pytest.fail("nothing has failed"))
-    wait_until(lambda: written == [1])
+    wait_for(lambda: written == [1])
     with path.open("ab") as file:
         file.write(b"yz")
-    wait_until(lambda: written == [1, 3])
+    wait_for(lambda: written == [1, 3])
     thread.close()
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.embedded_server import client, wait_ended, wait_until
-from support.patience import WAIT_S
+from support.embedded_server import client, wait_ended
+from support.patience import WAIT_S, wait_for
 from support.servers import find_binary
 
 from ray_messaging import LocalServer, Messager, ServerFailed, Steps
@@ -87,7 +87,7 @@ def test_it_ends_with_its_process_and_not_with_a_forked_one(temporary_root):
         assert alive == "True"
         process.stdin.close()
         wait_ended(int(pid))
-    wait_until(lambda: not list(temporary_root.iterdir()))
+    wait_for(lambda: not list(temporary_root.iterdir()))
 
 
 # -- the binary -------------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.embedded_server import DEADLINE_S, HOST, LOCK_NAME, client, guard_of, kill, wait_ended, wait_until
-from support.patience import AT_ONCE_S
+from support.embedded_server import DEADLINE_S, HOST, LOCK_NAME, client, guard_of, kill, wait_ended
+from support.patience import AT_ONCE_S, wait_for
 
 from ray_messaging.embedded import guard_client as server_link
 from ray_messaging.embedded import server as server_module
@@ -179,7 +179,7 @@ def test_ends_with_its_owner_though_a_forked_child_holds_the_pipe(temporary_root
         try:
             process.kill()
             wait_ended(pid)
-            wait_until(lambda: not list(temporary_root.iterdir()))
+            wait_for(lambda: not list(temporary_root.iterdir()))
         finally:
             os.kill(forked, signal.SIGKILL)
 
@@ -302,7 +302,7 @@ def test_a_stop_that_is_cut_short_leaves_the_data(tmp_path):
         guard = guard_of(server)
         with ThreadPoolExecutor(1) as pool:
             stopping = pool.submit(server.stop)
-            wait_until(lambda: connected.info("persistence")["aof_rewrite_in_progress"])
+            wait_for(lambda: connected.info("persistence")["aof_rewrite_in_progress"])
             kill(guard)
             stopping.result(DEADLINE_S)
     with server, client(server.start()) as connected:
@@ -343,7 +343,7 @@ def test_where_the_guard_cannot_have_data_written_the_server_does_it(tmp_path):
         unwritable = tmp_path / "appendonlydir" / "appendonly.aof.99.incr.aof"
         unwritable.symlink_to("/dev/null")  # fdatasync refuses it
         # Valkey refuses messages as long as its fsync fails.
-        wait_until(lambda: connected.config_get("appendfsync") == {"appendfsync": "everysec"})
+        wait_for(lambda: connected.config_get("appendfsync") == {"appendfsync": "everysec"})
         unwritable.unlink()
         os.kill(server.pid, signal.SIGKILL)
         assert server.wait(DEADLINE_S)
@@ -357,7 +357,7 @@ def test_a_child_that_rewrites_the_aof_goes_with_the_server(server, temporary_ro
         connected.mset({str(number): "" for number in range(100)})
         connected.config_set("rdb-key-save-delay", 1_000_000)  # us per key
         connected.bgrewriteaof()
-        wait_until(lambda: connected.info("persistence")["aof_rewrite_in_progress"] == 1)
+        wait_for(lambda: connected.info("persistence")["aof_rewrite_in_progress"] == 1)
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     assert len(children) == 1
     os.kill(server.pid, signal.SIGKILL)
@@ -407,7 +407,7 @@ def test_work_without_an_answer_is_no_timeout(tmp_path, monkeypatch, signs):
     with ThreadPoolExecutor(1) as pool:
         starting = pool.submit(server.start)
         try:
-            wait_until(lambda: len(signs) > 3)
+            wait_for(lambda: len(signs) > 3)
         finally:
             enough.touch()
         starting.result(DEADLINE_S)
@@ -447,7 +447,7 @@ def test_waits_for_a_server_that_is_stopping(tmp_path):
         pid = first.pid
         os.kill(pid, signal.SIGSTOP)
         stopping = pool.submit(first.stop)
-        wait_until(lambda: (tmp_path / LOCK_NAME).read_bytes() == b"stopping")
+        wait_for(lambda: (tmp_path / LOCK_NAME).read_bytes() == b"stopping")
         starting = pool.submit(second.start)
         assert not wait([starting], timeout=0.8).done  # longer than it waits for a server that runs on
         os.kill(pid, signal.SIGCONT)

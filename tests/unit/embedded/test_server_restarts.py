@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, kill, wait_ended, wait_until
+from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, kill, wait_ended
+from support.patience import wait_for
 
 from ray_messaging.common.backoff import Backoff, RetryPolicy
 from ray_messaging.embedded import server as server_module
@@ -42,7 +43,7 @@ def supervisor() -> Iterator[ServerSupervisor]:
 
 
 def wait_back(supervisor: ServerSupervisor, restarts: int = 1) -> None:
-    wait_until(lambda: supervisor.stats()["restarts"] == restarts and supervisor.stats()["alive"])
+    wait_for(lambda: supervisor.stats()["restarts"] == restarts and supervisor.stats()["alive"])
 
 
 # -- restart ------------------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ def test_the_supervisor_gives_up_loudly(supervisor, caplog, monkeypatch, tempora
         kill(supervisor.stats()["pid"])
         wait_back(supervisor, number)
     kill(supervisor.stats()["pid"])
-    wait_until(lambda: any(record.levelno == logging.CRITICAL for record in caplog.records))
+    wait_for(lambda: any(record.levelno == logging.CRITICAL for record in caplog.records))
     with pytest.raises(ServerFailed, match="did not stay alive in 5 attempts") as caught:
         supervisor.config()
     assert "Ready to accept connections" in caught.value.log
@@ -154,7 +155,7 @@ def test_the_supervisor_waits_for_its_port(supervisor, caplog, monkeypatch):
     kill(supervisor.stats()["pid"])
     with socket.create_server((HOST, config.port)):
         os.kill(guard_in(supervisor.stats()["data_dir"]), signal.SIGCONT)
-        wait_until(lambda: "cannot start again" in caplog.text)
+        wait_for(lambda: "cannot start again" in caplog.text)
     wait_back(supervisor)
     assert supervisor.config() == config
 

@@ -8,7 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, kill, wait_ended, wait_until
+from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, kill, wait_ended
+from support.patience import wait_for
 
 from ray_messaging.embedded import guard_client as server_link
 from ray_messaging.embedded import server as server_module
@@ -114,7 +115,7 @@ def test_the_supervisor_goes_on_when_no_guard_could_be_started(monkeypatch, capl
             connected.set("key", 1)
             monkeypatch.setattr(server_module, "GuardClient", link)
             kill(guard_in(supervisor.stats()["data_dir"]))
-            wait_until(lambda: supervisor.stats()["restarts"] == 1)
+            wait_for(lambda: supervisor.stats()["restarts"] == 1)
             assert connected.get("key") == "1"
         assert "cannot start a guard process: [Errno 11]" in caplog.text
     finally:
