@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support.log_queries import ViewSource, row, write_folder
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from ray_messaging.cli import app
 from ray_messaging.cli.log_show import sparkline
+from ray_messaging.errors import Closed, LogError
 from ray_messaging.eventlog.event_log import EventLog
 
 ROWS = [
@@ -123,6 +125,8 @@ def test_query(run):
         (["--contains", "to you"], [1]),
         (["--channel", "exps:test:user-payback"], [5]),
         (["--limit", "1", "--after", "1"], [2]),
+        (["--until", "20200101"], []),  # a date and no second of 1970
+        (["--since", "20200101", "--until", "20990101"], [0, 1, 2, 3, 4, 5]),
     ],
 )
 def test_query_for_programs(run, options, numbers):
@@ -134,11 +138,6 @@ def test_a_row_for_programs(run):
     (found,) = objects(run("query", "--json", "--limit", 1))
     assert (found["from_id"], found["payload"], found["labels"]) == (1, {"content": "hello 0"}, ["kind"])
     assert (found["sent_at"], found["position"]) == (1_700_000_000.0, 0)
-
-
-def test_eight_digits_are_a_date_and_no_second_of_1970(run):
-    assert "No row" in run("query", "--until", "20200101")
-    assert len(objects(run("query", "--json", "--since", "20200101", "--until", "20990101"))) == 6
 
 
 def test_conversation(run):
@@ -192,12 +191,30 @@ def test_tail_of_a_finished_run(run):
     assert (found["message_id"], found["payload"]) == ("s-1-3", {"content": "hello 3"})
 
 
-def test_tail_of_a_run_that_goes_on(folder, monkeypatch):
+@pytest.mark.parametrize(("options", "numbers"), [(["-n", "1", "--limit", "3"], [5, 6, 7]), (["--limit", "2"], [4, 5])])
+def test_tail_of_a_run_that_goes_on(folder, monkeypatch, options, numbers):
     source = ViewSource(folder)
     source.coming = [[row(6, 1, 2)], [row(7, 1, 2)]]
     monkeypatch.setattr("ray_messaging.cli.log.open_log", lambda target: EventLog(source))
-    found = CliRunner().invoke(app, ["log", "tail", "some-experiment", "-n", "1", "--json", "--limit", "3"])
-    assert [one["message_id"] for one in objects(found.stdout)] == ["s-1-5", "s-1-6", "s-1-7"]
+    found = CliRunner().invoke(app, ["log", "tail", "some-experiment", "--json", *options])
+    assert [one["message_id"] for one in objects(found.stdout)] == [f"s-1-{number}" for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (Closed("read its folder"), 0, "note: the experiment has ended: read its folder\n"),
+        (LogError("it is damaged"), 2, "error: it is damaged\n"),
+    ],
+)
+def test_the_end_of_the_experiment_is_no_error_of_a_tail(monkeypatch, error, code, words):
+    def tail(**fields):
+        raise error
+        yield
+
+    monkeypatch.setattr("ray_messaging.cli.log.open_log", lambda target: SimpleNamespace(tail=tail, end=-1))
+    found = CliRunner().invoke(app, ["log", "tail", "some-experiment"])
+    assert (found.exit_code, found.stdout, found.stderr) == (code, "", words)
 
 
 @pytest.mark.parametrize(
@@ -212,14 +229,6 @@ def test_tail_of_a_run_that_goes_on(folder, monkeypatch):
 )
 def test_a_tail_with_a_limit_shows_the_last_rows_that_match(run, options, numbers):
     assert [one["message_id"] for one in objects(run("tail", "--json", *options))] == [f"s-1-{n}" for n in numbers]
-
-
-def test_a_limited_tail_of_a_run_that_goes_on_ends_with_its_last_rows(folder, monkeypatch):
-    source = ViewSource(folder)
-    source.coming = [[row(6, 1, 2)]]
-    monkeypatch.setattr("ray_messaging.cli.log.open_log", lambda target: EventLog(source))
-    found = CliRunner().invoke(app, ["log", "tail", "some-experiment", "--json", "--limit", "2"])
-    assert [one["message_id"] for one in objects(found.stdout)] == ["s-1-4", "s-1-5"]
 
 
 def test_export(run, tmp_path):

@@ -20,11 +20,12 @@ def run(monkeypatch):
     return run
 
 
-@pytest.fixture
-def trace(tmp_path):
-    path = tmp_path / "trace.txt"
-    path.write_text("1 2 10\n2 1 20\n")
-    return path
+@pytest.fixture(autouse=True)
+def traces(tmp_path, monkeypatch):
+    """Go to a folder with a trace, and with a broken one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace.txt").write_text("1 2 10\n2 1 20\n")
+    (tmp_path / "broken.txt").write_text("1 2 10\n1 2 10\n1 x\n")
 
 
 def test_version(run):
@@ -46,33 +47,29 @@ def test_help(run, command):
     assert "Usage: " in found.stdout
 
 
-def test_a_broken_line_is_named(run, tmp_path):
-    path = tmp_path / "broken.txt"
-    path.write_text("1 2 10\n1 2 10\n1 x\n")
-    found = run("replay", path)
-    assert (found.exit_code, found.stdout) == (2, "")
-    assert found.stderr.startswith("error: broken.txt:3: ")
-    assert "Traceback" not in found.stderr
-
-
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("words", "says"),
     [
-        (["--rules", "foo:1"], "unknown rule 'foo'"),
-        (["--speed", "0"], "neither 'max' nor a positive number"),
-        (["--speed", "nan"], "neither 'max' nor a positive number"),
-        (["--speed", "fast"], "neither 'max' nor a positive number"),
-        (["--groups", "0"], "Invalid value for '--groups'"),
-        (["--json", "/nowhere/out.json"], "cannot write '/nowhere/out.json'"),
-        (["--json", "/tmp"], "cannot write '/tmp'"),
-        (["--from", "{a.b}"], "cannot use the template"),
-        (["--nonsense"], "No such option"),
+        ("replay trace.txt --rules foo:1", "error: unknown rule 'foo'"),
+        ("replay trace.txt --speed 0", "neither 'max' nor a positive number"),
+        ("replay trace.txt --speed nan", "neither 'max' nor a positive number"),
+        ("replay trace.txt --speed fast", "neither 'max' nor a positive number"),
+        ("replay trace.txt --groups 0", "Invalid value for '--groups'"),
+        ("replay trace.txt --json /nowhere/out.json", "cannot write '/nowhere/out.json'"),
+        ("replay trace.txt --json /tmp", "cannot write '/tmp'"),
+        ("replay trace.txt --from {a.b}", "cannot use the template"),
+        ("replay trace.txt --nonsense", "No such option"),
+        ("replay broken.txt", "error: broken.txt:3: "),
+        ("replay nothing.txt", "cannot read the trace"),
+        ("demo --ui", "add --log-dir demo-log to --ui"),
+        ("demo --agents 4 --groups 3", "4 agents cannot fill 3 groups"),
     ],
 )
-def test_wrong_options(run, trace, options, words):
-    found = run("replay", trace, *options)
-    assert found.exit_code == 2
-    assert words in " ".join(found.stderr.replace("│", " ").split())
+def test_a_wrong_command_line_is_named(run, words, says):
+    found = run(*words.split())
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert says in " ".join(found.stderr.replace("│", " ").split())
+    assert "Traceback" not in found.stderr
 
 
 @pytest.fixture
@@ -87,8 +84,8 @@ def old_log(tmp_path):
     return folder.where
 
 
-def test_the_log_of_an_earlier_run_stays(run, trace, old_log):
-    for command in (["replay", trace], ["demo", "--messages", 9]):
+def test_the_log_of_an_earlier_run_stays(run, old_log):
+    for command in (["replay", "trace.txt"], ["demo", "--messages", 9]):
         found = run(*command, "--log-dir", old_log)
         assert (found.exit_code, found.stdout) == (2, "")
         assert f"'{old_log}' holds the log of an earlier run" in found.stderr
@@ -111,25 +108,7 @@ def test_a_ray_address_that_leads_nowhere(run, monkeypatch, address, words):
         assert found.stderr.startswith(f"error: RAY_ADDRESS='{address}' {words}")
 
 
-def test_a_rate_by_the_clock_is_noted(run, trace, monkeypatch):
+def test_a_rate_by_the_clock_is_noted(run, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")  # so that it goes no further
-    found = run("replay", trace, "--rules", "rate-limit:per_second=5")
+    found = run("replay", "trace.txt", "--rules", "rate-limit:per_second=5")
     assert "note: per_second counts by the clock" in found.stderr
-
-
-def test_a_trace_that_is_not_there(run, tmp_path):
-    found = run("replay", tmp_path / "nothing.txt")
-    assert found.exit_code == 2
-    assert "cannot read the trace" in found.stderr
-
-
-def test_the_inspector_of_the_demo_needs_a_log(run):
-    found = run("demo", "--ui")
-    assert (found.exit_code, found.stdout) == (2, "")
-    assert "add --log-dir demo-log to --ui" in found.stderr
-
-
-def test_a_society_that_is_too_small(run):
-    found = run("demo", "--agents", 4, "--groups", 3)
-    assert found.exit_code == 2
-    assert "4 agents cannot fill 3 groups" in found.stderr

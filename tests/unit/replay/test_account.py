@@ -13,6 +13,9 @@ from ray_messaging.replay.worker import Checker, Sent
 
 ROWS = [(1, 2), (2, 1), (1, 1), (1, 2), (2, 2)]
 D, B, U = DELIVERED, BLOCKED, UNDELIVERABLE
+LOST = "1 delivered messages never arrived"
+DIFFER = "1 agents received another number than was delivered to them"
+OTHER_IDS = "3 messages arrived with other ids, or at another group"
 
 
 @pytest.fixture
@@ -61,44 +64,16 @@ def test_blocked_and_undeliverable_messages_balance_when_they_do_not_arrive(acco
     ("fates", "first", "second", "changes", "problems"),
     [
         ([D, D, D, D, UNKNOWN], [1, 2], [0, 3], {}, ["1 messages have no fate"]),
-        (
-            [D] * 5,
-            [1, 2],
-            [0, 3],
-            {},
-            [
-                "5 messages were delivered, but 4 received",
-                "1 delivered messages never arrived",
-                "1 agents received another number than was delivered to them",
-            ],
-        ),
+        ([D] * 5, [1, 2], [0, 3], {}, ["5 messages were delivered, but 4 received", LOST, DIFFER]),
         # One too many and one too few: the sums agree, the account does not.
-        (
-            [D] * 5,
-            [1, 2],
-            [0, 0, 4],
-            {},
-            ["1 delivered messages never arrived", "1 messages arrived again"],
-        ),
-        (
-            [D, D, D, B, D],
-            [1, 2],
-            [0, 3],
-            {},
-            ["1 delivered messages never arrived", "1 messages arrived that were blocked or undeliverable"],
-        ),
+        ([D] * 5, [1, 2], [0, 0, 4], {}, [LOST, "1 messages arrived again"]),
+        ([D, D, D, B, D], [1, 2], [0, 3], {}, [LOST, "1 messages arrived that were blocked or undeliverable"]),
         ([D] * 5, [1, 2], [3, 0, 4], {}, ["1 messages arrived after a later one of their pair"]),
         ([D] * 5, [1, 2], [0, 3, 4], {"text": "?"}, ["3 messages arrived with another text or time"]),
-        (
-            [D] * 5,
-            [1, 2],
-            [0, 3, 4],
-            {"to_id": 1},
-            [
-                "3 messages arrived with other ids, or at another group",
-                "1 agents received another number than was delivered to them",
-            ],
-        ),
+        ([D] * 5, [1, 2], [0, 3, 4], {"to_id": 1}, [OTHER_IDS, DIFFER]),
+        ([D] * 5, [1, 2], [0, 3, 4], {"to_id": "ann"}, [OTHER_IDS, DIFFER]),
+        ([D] * 5, [1, 2], [0, 3, 4], {"from_id": 3}, [OTHER_IDS, DIFFER]),
+        ([D] * 5, [1, 2], [0, 3, 4], {"from_id": None}, [OTHER_IDS, DIFFER]),
         (
             [D] * 5,
             [1, 2],
