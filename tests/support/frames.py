@@ -1,7 +1,12 @@
-"""Frames as a group's handle encodes them."""
+"""Frames: as a group's handle encodes them, with content that no sender writes, and as a socket brings them."""
+
+from struct import pack
+from zlib import crc32
+
+import msgspec
 
 from ray_messaging.sending.bulk_input import batches_of_columns, batches_of_entries
-from ray_messaging.wire.frames import encode
+from ray_messaging.wire.frames import VERSION, Header, encode
 
 
 def frames_of_columns(chunks, topic, step):
@@ -10,3 +15,30 @@ def frames_of_columns(chunks, topic, step):
 
 def frames_of_entries(entries, step):
     return [encode(batch) for batch in batches_of_entries(entries, step)]
+
+
+def receive(protocol, data):
+    """Let bytes come in pieces, as large as the buffer that a protocol gives a socket."""
+    while data:
+        room = protocol.get_buffer(-1)
+        size = min(len(room), len(data))
+        room[:size] = data[:size]
+        room.release()
+        protocol.buffer_updated(size)
+        data = data[size:]
+
+
+def sealed(body, header_length, version=VERSION):
+    """Build a frame with a right checksum from any content."""
+    return pack("<2sBxII", b"RM", version, crc32(body), header_length) + body
+
+
+def rewritten(frame, change):
+    """Return a frame with some fields of its header changed, by name; typed columns stay at multiples of 8 bytes."""
+    length = int.from_bytes(frame[8:12], "little")
+    fields = msgspec.msgpack.decode(frame[12 : 12 + length])
+    for name, value in change.items():
+        fields[Header.__struct_fields__.index(name)] = value
+    header = msgspec.msgpack.encode(fields)
+    header = msgspec.msgpack.encode([*fields, "x" * ((length - len(header) - 1) % 8)])
+    return sealed(header + frame[12 + length :], len(header))

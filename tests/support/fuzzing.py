@@ -5,7 +5,6 @@ with the right error; any other error is a finding. Every column of a decoded in
 """
 
 import asyncio
-import zlib
 from random import Random
 from struct import pack, unpack_from
 
@@ -29,15 +28,15 @@ from ray_messaging.interception.rule_snapshot import (
 from ray_messaging.interception.server.lane_server import LaneServer, _Caller
 from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts
 from ray_messaging.message import Message
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Audience, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.model.typed.input import columns
 from ray_messaging.model.typed.table import TypedColumns
-from ray_messaging.wire.frames import VERSION, decode, encode
+from ray_messaging.wire.frames import decode, encode
 from ray_messaging.wire.notes import Before, LogNote, Why, decode_log_note, encode_log_note
-from support.frame_peers import receive
+from support.batches import batch_to
+from support.frames import receive, sealed
 
 PREFIX = 12
 NUMBERS = [0, 1, -1, 2, 3, 255, 65535, 2**31, 2**32 - 1, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63)]
@@ -160,7 +159,7 @@ def split(frame):
 
 def joined(header, body):
     """Build a frame with a right checksum from any header and body."""
-    return pack("<2sBxII", b"RM", VERSION, zlib.crc32(body, zlib.crc32(header)), len(header)) + header + body
+    return sealed(header + body, len(header))
 
 
 def use_batch(batch, data, *, logged):
@@ -193,94 +192,38 @@ def use_batch(batch, data, *, logged):
 
 def some_batches():
     """Return small batches that have, between them, every kind of column."""
-    ints = np.array([5, -1, 2**63 - 1], np.int64)
-    mixed = IdColumn.of([7, "Ann", None])
+    ints, mixed = [5, -1, 2**63 - 1], [7, "Ann", None]
     lines = [b'{"content":"hi"}', b"{}", b'{"n":[1,2]}']
-    plain = {"sender": "a", "epoch": 1, "first": 9, "topics": ("agent-chat",)}
-    rows = np.array([0, 2], np.uint32)
-    index = np.array([0, 0, 1], np.uint32)
+    texts, rows, index = PayloadColumn.of(lines), np.array([0, 2], np.uint32), np.array([0, 0, 1], np.uint32)
+    extension = Extension(
+        attempt=2,
+        deliver=np.array([5, 5, 7]),
+        ordinal=index,
+        in_reply_to=MessageIdColumn.of(["3-0-7", None, "s-1-8"]),
+        expects_answer=np.array([True, False, True]),
+        reply_mailbox="town.east",
+        caused_by=MessageIdColumn.of([None, "s-1-9", "3-0-7"]),
+        audience=Audience("friends", 3),
+    )
+    several = {
+        "epoch": 2**61,
+        "topics": ("agent-chat", ":plain"),
+        "topic": np.array([0, 1, 0], np.uint16),
+        "numbers": np.array([0, 2, 2**32 - 1], np.uint32),
+        "step": np.array(ints),
+        "sent_at": np.array([0.0, 1.5e9, 2.0]),
+    }
     return [
-        Batch(**plain, from_ids=IdColumn(ints), rows=len(ints), to_ids=IdColumn(ints), lines=PayloadColumn.of(lines)),
-        Batch(
-            **plain,
-            from_ids=mixed,
-            rows=len(mixed),
-            to_ids=mixed,
-            lines=PayloadColumn.of(lines[:2], index),
-            step=3,
-            sent_at=1.5e9,
-        ),
-        Batch(
-            **plain,
-            from_ids=mixed,
-            rows=len(mixed),
-            to_ids=IdColumn(ints),
-            lines=PayloadColumn.of([b"\xff\n", b"", b"x"], raw=True),
-        ),
-        Batch(
-            **plain,
-            from_ids=IdColumn(ints),
-            rows=len(ints),
-            to_ids=mixed,
-            lines=PayloadColumn.of([b"\n"], index * 0, raw=True),
-        ),
-        Batch(**plain, from_ids=IdColumn(ints), rows=len(ints), to_ids=mixed, labels={"odd": rows, "x": rows[:1]}),
-        Batch(
-            **plain,
-            from_ids=IdColumn(ints[:0]),
-            rows=0,
-            to_ids=IdColumn(ints[:0]),
-            lines=PayloadColumn.of([]),
-        ),
-        Batch(
-            sender="b",
-            epoch=2**61,
-            first=0,
-            from_ids=mixed,
-            rows=len(mixed),
-            to_ids=mixed,
-            topics=("agent-chat", ":plain"),
-            topic=np.array([0, 1, 0], np.uint16),
-            numbers=np.array([0, 2, 2**32 - 1], np.uint32),
-            step=ints,
-            sent_at=np.array([0.0, 1.5e9, 2.0]),
-            lines=PayloadColumn.of(lines),
-            labels={"odd": rows},
-            noted=rows,
-        ),
-        Batch(
-            **plain,
-            from_ids=mixed,
-            rows=len(mixed),
-            to_ids=mixed,
-            lines=PayloadColumn.of(lines),
-            step=4,
-            extension=Extension(
-                attempt=2,
-                deliver=np.array([5, 5, 7]),
-                ordinal=index,
-                in_reply_to=MessageIdColumn.of(["3-0-7", None, "s-1-8"]),
-                expects_answer=np.array([True, False, True]),
-                reply_mailbox="town.east",
-                caused_by=MessageIdColumn.of([None, "s-1-9", "3-0-7"]),
-                audience=Audience("friends", 3),
-            ),
-        ),
-        Batch(
-            **plain,
-            from_ids=mixed,
-            rows=len(mixed),
-            to_ids=mixed,
-            lines=PayloadColumn.of(lines),
-            extension=Extension(deliver=5),
-        ),
-        Batch(
-            **plain,
-            from_ids=mixed,
-            rows=len(mixed),
-            to_ids=mixed,
-            lines=columns(price=[1.5, 2.5, -0.0], text=["né", "", "x"], open=[True, False, True]),
-        ),
+        batch_to(ints, first=9, lines=texts),
+        batch_to(mixed, lines=PayloadColumn.of(lines[:2], index), step=3, sent_at=1.5e9),
+        batch_to(ints, mixed, lines=PayloadColumn.of([b"\xff\n", b"", b"x"], raw=True)),
+        batch_to(mixed, ints, lines=PayloadColumn.of([b"\n"], index * 0, raw=True)),
+        batch_to(mixed, ints, labels={"odd": rows, "x": rows[:1]}),
+        batch_to([], lines=PayloadColumn.of([])),
+        batch_to(mixed, lines=texts, labels={"odd": rows}, noted=rows, **several),
+        batch_to(mixed, lines=texts, step=4, extension=extension),
+        batch_to(mixed, lines=texts, extension=Extension(deliver=5)),
+        batch_to(mixed, lines=columns(price=[1.5, 2.5, -0.0], text=["né", "", "x"], open=[True, False, True])),
     ]
 
 
@@ -387,11 +330,7 @@ class Records(MsgpackTarget):
 class Sink:
     """A transport that keeps nothing."""
 
-    def __init__(self):
-        self.closed = False
-
-    def write(self, data):
-        pass
+    closed = False
 
     def abort(self):
         self.closed = True
@@ -399,16 +338,10 @@ class Sink:
     def is_closing(self):
         return self.closed
 
-    def set_write_buffer_limits(self, high):
-        pass
-
-    def get_write_buffer_size(self):
+    def write(self, *_, **__):
         return 0
 
-    def pause_reading(self):
-        pass
-
-    resume_reading = pause_reading
+    set_write_buffer_limits = get_write_buffer_size = pause_reading = resume_reading = write
 
 
 class Requests:

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.frame_peers import receive
+from support.frames import receive
 from support.interceptors import batch
 from support.patience import WAIT_S
 

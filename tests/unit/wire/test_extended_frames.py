@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.batches import batch_to
-from support.forged_frames import rewritten, sealed
+from support.frames import rewritten, sealed
 
 from ray_messaging.errors import FrameError
 from ray_messaging.model.extension import Audience, Extension, InHand

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.batches import batch_to
 from support.extensions import INT64, TEXT, extensions, told
-from support.forged_frames import rewritten, sealed
+from support.frames import rewritten, sealed
 from support.typed_tables import tables, values_of
 
 from ray_messaging.errors import FrameError

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.batches import batch_to
 from support.extensions import extensions
-from support.forged_frames import rewritten
+from support.frames import rewritten
 
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import CONTEXT_BYTES, Origin, TracePoint

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.batches import batch_to
 from support.extensions import extensions
-from support.forged_frames import rewritten, sealed
+from support.frames import rewritten, sealed
 from support.typed_tables import tables
 
 from ray_messaging.errors import FrameError
