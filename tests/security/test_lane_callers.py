@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support.lane_peers import asked, ended, frame, opened
 from support.patience import WAIT_S
 
 from ray_messaging.interception.lane import LaneClient
@@ -23,34 +24,10 @@ async def lane():
     await server.close()
 
 
-def frame(data):
-    return len(data).to_bytes(4, "little") + data
-
-
-def asked(request):
-    return frame(bytes(5) + request)
-
-
-async def opened(lane):
-    """Open a connection by hand, and send the token."""
-    reader, writer = await asyncio.open_connection(lane.address.host, lane.address.port, limit=2**16)
-    writer.write(frame(lane.address.token.encode()))
-    assert await reader.readexactly(4) == frame(b"")
-    return reader, writer
-
-
-async def ended(reader):
-    """Wait until the server ends the connection."""
-    async with asyncio.timeout(WAIT_S):
-        with contextlib.suppress(ConnectionError):
-            while await reader.read(2**16):
-                pass
-
-
 async def test_a_request_sent_too_slowly_ends_the_connection(lane, monkeypatch):
     monkeypatch.setattr(lane_module, "STALLED_S", 0.2)
     good = await LaneClient.open(lane.address)
-    reader, writer = await opened(lane)
+    reader, writer = await opened(lane.address)
 
     async def drip():
         with contextlib.suppress(ConnectionError):
@@ -70,7 +47,7 @@ async def test_a_request_sent_too_slowly_ends_the_connection(lane, monkeypatch):
 
 
 async def test_a_caller_silent_between_requests_stays_connected(lane):
-    reader, writer = await opened(lane)
+    reader, writer = await opened(lane.address)
     (caller,) = lane.connections
     request = asked(b"small")
     for _ in range(2):
@@ -88,7 +65,7 @@ async def test_a_caller_silent_between_requests_stays_connected(lane):
 async def test_unread_answers_are_bounded(lane, monkeypatch):
     monkeypatch.setattr(lane_module, "STALLED_S", 0.5)
     good = await LaneClient.open(lane.address)
-    reader, writer = await opened(lane)
+    reader, writer = await opened(lane.address)
     (bad,) = [caller for caller in lane.connections if caller.transport.get_extra_info("peername")[1] == port(writer)]
     reader._transport.pause_reading()
     largest = 0
@@ -120,7 +97,7 @@ def port(writer):
 async def test_partial_requests_are_bounded_over_all_callers(lane, monkeypatch):
     monkeypatch.setattr(lane_module, "HELD_BYTES", 10_000)
     good = await LaneClient.open(lane.address)
-    (_, writer), (other_reader, other) = await opened(lane), await opened(lane)
+    (_, writer), (other_reader, other) = await opened(lane.address), await opened(lane.address)
     writer.write((2**20).to_bytes(4, "little") + bytes(8_000))
     async with asyncio.timeout(WAIT_S):
         while lane.held_bytes < 8_000:

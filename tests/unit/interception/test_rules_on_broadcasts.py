@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import batch_to
+from support.contracts import Only
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.broadcasts import Intersections, pair_rows
@@ -18,7 +19,6 @@ from ray_messaging.interception.rules import (
     Pattern,
     RateLimit,
     RoundQuota,
-    Rule,
     SenderBan,
     SlowRule,
     block,
@@ -118,18 +118,15 @@ def test_the_pairs_of_many_rules_are_kept():
     assert len(asked) == len(rules)
 
 
-class Odd(Rule):
-    name = "odd"
-
-    def check(self, message):
-        return block("odd") if (message.from_id + message.to_id) % 2 else ALLOW
-
-
 class Lenient(BlackList):
     """A subclass that decides in another way."""
 
     def check_batch(self, batch, exp_id):
         return {row: why for row, why in super().check_batch(batch, exp_id).items() if batch.to_ids[row] != 3}
+
+
+def odd(message):
+    return block("odd") if (message.from_id + message.to_id) % 2 else ALLOW
 
 
 GRAPH = AllowGraph([("ann", 2), ("ann", "bob"), ("ann", 3), (4, "bob")])
@@ -142,7 +139,7 @@ RULED = [
     ),
     ([RateLimit(per_round=2)], [(1, [2, 3]), (1, [2]), (1, [2, 3]), (5, [1])], {3: "rate_limit", 4: "rate_limit"}),
     ([RateLimit(per_round=1), BlackList((1, 2))], [(1, [2]), (1, [3])], {0: "black_list"}),  # it costs none of the rate
-    ([Odd()], [(1, [2, 3]), (2, [3, 4])], {0: "odd", 2: "odd"}),
+    ([Only(odd, "odd")], [(1, [2, 3]), (2, [3, 4])], {0: "odd", 2: "odd"}),
     ([Lenient([(1, 2), (1, 3)])], [(1, [2, 3])], {0: "black_list"}),
     ([RoundQuota(contacts=2)], [(1, [2, 3, 4]), (1, [3])], {2: "round_quota"}),
 ]

@@ -1,7 +1,6 @@
 """The routes to an interceptor, with handles that look like Ray's."""
 
 import asyncio
-import contextlib
 import logging
 from unittest.mock import Mock
 
@@ -9,6 +8,7 @@ import pytest
 from support.delegation import Method
 from support.interceptors import Held
 from support.interceptors import batch as batch_of
+from support.lane_peers import frame, mute_lane
 from support.patience import WAIT_S
 
 from ray_messaging.errors import InterceptorUnavailable
@@ -74,13 +74,15 @@ async def test_an_interceptor_of_this_process_counts_a_repeated_batch_once():
 # -- ours on Ray ------------------------------------------------------------------------------------------------------
 
 
-async def test_the_lane_is_used(actor, remote):
+async def test_a_lane_is_used_until_it_is_cut_and_then_opened_anew(actor, remote):
     for first in (0, 2, 4):
         assert set(await blocked(remote, first=first)) == {0}
-    assert len(actor.lane.calls) == 1
-    assert actor.forward_batch.calls == []
-    assert remote.route == "lane"
     assert (await remote.judge(batch(first=6))).epoch == 3
+    assert len(actor.lane.calls) == 1
+    for caller in list(actor.server.connections):
+        caller.refuse("closing")
+    assert set(await blocked(remote, first=8)) == {0}
+    assert (remote.route, len(actor.lane.calls), actor.forward_batch.calls) == ("lane", 2, [])
 
 
 async def test_payloads_go_only_when_a_rule_asks(actor, remote):
@@ -112,15 +114,6 @@ async def test_a_lane_that_cannot_be_opened(actor, remote, caplog, unused_tcp_po
     actor.lane.call = actor._lane
     remote._by_ray_until = 0.0
     assert set(await blocked(remote, first=4)) == {0}
-    assert remote.route == "lane"
-
-
-async def test_a_cut_lane_is_opened_anew(actor, remote):
-    await blocked(remote)
-    for caller in list(actor.server.connections):
-        caller.refuse("closing")
-    assert set(await blocked(remote, first=2)) == {0}
-    assert len(actor.lane.calls) == 2
     assert remote.route == "lane"
 
 
@@ -167,29 +160,10 @@ async def test_an_actor_that_died_for_good_is_not_asked_again():
     assert len(actor.lane.calls) == 1
 
 
-@contextlib.asynccontextmanager
-async def mute_lane(actor, *, opens):
-    """Give an actor a lane that answers nothing; it takes the token or, unless it opens, does not even answer that."""
-    gone = asyncio.Event()
-
-    async def serve(reader, writer):
-        if opens:
-            await reader.readexactly(int.from_bytes(await reader.readexactly(4), "little"))
-            writer.write(b"\0\0\0\0")
-        with contextlib.suppress(OSError):
-            await reader.read()
-        writer.transport.abort()
-        gone.set()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        actor.lane.call = lambda: ("127.0.0.1", server.sockets[0].getsockname()[1], "token")
-        yield
-        await gone.wait()
-
-
 async def test_a_lane_that_opens_for_nobody_is_not_tried_before_each_batch(actor, remote, monkeypatch):
     monkeypatch.setattr("ray_messaging.interception.server.lane_server.OPENING_S", 0.02)
-    async with mute_lane(actor, opens=False):
+    async with mute_lane(b"") as address:
+        actor.lane.call = lambda: address
         for first in range(0, 20, 2):
             assert set(await blocked(remote, first=first)) == {0}
     assert (remote.route, len(actor.lane.calls), len(actor.forward_batch.calls)) == ("ray", 1, 10)
@@ -197,7 +171,8 @@ async def test_a_lane_that_opens_for_nobody_is_not_tried_before_each_batch(actor
 
 async def test_a_lane_that_never_answers(actor):
     judge = RemoteVerdictClient(actor, 0.1)
-    async with mute_lane(actor, opens=True):
+    async with mute_lane(frame(b"")) as address:
+        actor.lane.call = lambda: address
         with pytest.raises(InterceptorUnavailable):
             await judge.judge(batch())
         await judge.close()
@@ -221,22 +196,16 @@ async def slowly(request, actor, remote, unused_tcp_port):
     await actor.interceptor.close()
 
 
-async def test_waiting_rows_delay_no_others(actor, remote, slowly):
+async def test_waiting_rows_delay_no_others_and_their_payloads_are_sent_once(actor, remote, slowly):
     slow, asked = slowly
+    actor.interceptor.answer = Mock(side_effect=actor.interceptor.answer)
     waiting = asyncio.create_task(remote.wait(asked))
     await slow.called(2)
     assert set(await blocked(remote, [(1, 2)], first=2)) == {0}
     assert not waiting.done()
     slow.release()
     assert (await waiting).blocked == {0: ("slow", "slow"), 1: ("slow", "slow")}
-
-
-async def test_repeated_questions_have_no_payloads(actor, remote, slowly):
-    slow, asked = slowly
-    actor.interceptor.answer = Mock(side_effect=actor.interceptor.answer)
-    slow.release()
-    await remote.wait(asked)
-    ((request,),) = [call.args for call in actor.interceptor.answer.call_args_list]
+    ((request,),) = [call.args for call in actor.interceptor.answer.call_args_list if call.kwargs["patient"]]
     assert b'{"n":1}' not in request
 
 

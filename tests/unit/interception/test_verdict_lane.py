@@ -1,17 +1,17 @@
 """The verdict lane: a real socket, whole frames, a token, numbered requests, answers in any order."""
 
 import asyncio
-import contextlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.frames import receive
 from support.interceptors import batch
+from support.lane_peers import asked, ended, frame, mute_lane, opened
 from support.patience import WAIT_S
 
 from ray_messaging.errors import Fenced, FrameError
-from ray_messaging.interception.lane import JUDGE, WAIT, FrameProtocol, LaneAddress, LaneClient
+from ray_messaging.interception.lane import WAIT, FrameProtocol, LaneClient
 from ray_messaging.interception.server import lane_server as lane_module
 from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.verdicts import decode_verdicts
@@ -31,13 +31,9 @@ class Peer(FrameProtocol):
             self.refuse("an empty frame")
 
 
-def stream_of(frames):
-    return b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
-
-
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=6), st.lists(st.integers(1, 400), max_size=12))
 def test_frames_come_whole_and_in_order_whatever_the_pieces(frames, cuts):
-    peer, stream = Peer(), stream_of(frames)
+    peer, stream = Peer(), b"".join(map(frame, frames))
     for cut in (*cuts, len(stream)):
         receive(peer, stream[:cut])
         stream = stream[cut:]
@@ -46,7 +42,7 @@ def test_frames_come_whole_and_in_order_whatever_the_pieces(frames, cuts):
 
 def test_no_frame_is_handled_after_one_that_was_refused():
     peer = Peer()
-    receive(peer, stream_of([b"first", b"", b"second"]))
+    receive(peer, frame(b"first") + frame(b"") + frame(b"second"))
     assert peer.frames == [b"first", b""]
 
 
@@ -75,32 +71,6 @@ async def lane():
     await made.server.close()
 
 
-async def raw(lane):
-    return await asyncio.open_connection(lane.address.host, lane.address.port)
-
-
-def frame(data):
-    return len(data).to_bytes(4, "little") + data
-
-
-def asked(number, request, kind=JUDGE):
-    """Build a request in its wire form: its number, its kind, then the question."""
-    return frame(number.to_bytes(4, "little") + bytes([kind]) + request)
-
-
-def answered(number, answer):
-    return frame(number.to_bytes(4, "little") + answer)
-
-
-async def ended(reader):
-    """Read until the server ends the connection; return the data before."""
-    try:
-        async with asyncio.timeout(WAIT_S):
-            return await reader.read()
-    except ConnectionError:
-        return b""
-
-
 async def test_each_connection_has_its_answers_in_order(lane):
     clients = [await LaneClient.open(lane.address) for _ in range(5)]
     questions = [[b"%d-%d" % (k, n) for n in range(20)] + [b"%d" % k * 5_000_000, b""] for k in range(5)]
@@ -116,10 +86,10 @@ async def test_each_connection_has_its_answers_in_order(lane):
 
 
 REFUSED = {
-    "an empty token": lambda token: frame(b"") + asked(0, b"request"),
-    "a wrong token": lambda token: frame(b"wrong") + asked(0, b"request"),
-    "a long token": lambda token: frame(b"x" * 128) + asked(0, b"request"),
-    "an odd token": lambda token: frame("é".encode()) + asked(0, b"request"),
+    "an empty token": lambda token: frame(b"") + asked(b"request"),
+    "a wrong token": lambda token: frame(b"wrong") + asked(b"request"),
+    "a long token": lambda token: frame(b"x" * 128) + asked(b"request"),
+    "an odd token": lambda token: frame("é".encode()) + asked(b"request"),
     "much before the token": lambda token: (129).to_bytes(4, "little"),
     "a request above the limit": lambda token: frame(token) + (1001).to_bytes(4, "little"),
     "an empty request": lambda token: frame(token) + frame(b""),
@@ -134,7 +104,7 @@ async def test_what_is_no_request_ends_the_connection(lane, monkeypatch, sent):
     client = await LaneClient.open(lane.address)
     token = lane.address.token.encode()
     data = REFUSED[sent](token)
-    reader, writer = await raw(lane)
+    reader, writer = await asyncio.open_connection(lane.address.host, lane.address.port)
     writer.write(data)
     assert await ended(reader) in ((frame(b""), b"") if data.startswith(frame(token)) else (b"",))
     assert (lane.requests, lane.server.refused) == ([], 1)
@@ -155,7 +125,7 @@ async def test_garbage_ends_the_connection_and_no_other(lane):
 
 async def test_a_caller_without_a_token_in_time_is_dropped(lane, monkeypatch):
     monkeypatch.setattr(lane_module, "OPENING_S", 0.02)
-    reader, writer = await raw(lane)
+    reader, writer = await asyncio.open_connection(lane.address.host, lane.address.port)
     assert await ended(reader) == b""
     assert lane.server.refused == 1
     assert not lane.server.connections
@@ -169,26 +139,6 @@ async def test_a_closed_server_drops_its_callers(lane):
         await client.ask(b"1")
     with pytest.raises(ConnectionError):
         await LaneClient.open(lane.address)
-
-
-@contextlib.asynccontextmanager
-async def server_that_says(surplus):
-    """Serve a lane that takes any token, then says something and answers nothing."""
-    done = asyncio.Event()
-
-    async def serve(reader, writer):
-        await reader.read(4 + 8)
-        writer.write(frame(b"") + surplus)
-        with contextlib.suppress(OSError):
-            await reader.read()
-        writer.transport.abort()
-        done.set()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield LaneAddress("127.0.0.1", server.sockets[0].getsockname()[1], "12345678")
-    await done.wait()
-    server.close()
-    await server.wait_closed()
 
 
 async def test_a_slow_answer_delays_no_other(lane):
@@ -258,21 +208,19 @@ async def test_verdicts_that_are_being_kept_have_a_limit_too(lane, monkeypatch):
 
 
 async def test_the_kind_of_a_request_travels(lane):
-    reader, writer = await raw(lane)
-    writer.write(frame(lane.address.token.encode()) + asked(2**32 - 1, b"slow", WAIT) + asked(5, b"1"))
-    first = frame(b"") + answered(5, b"answer to 1")
+    reader, writer = await opened(lane.address)
+    writer.write(asked(b"slow", 2**32 - 1, WAIT) + asked(b"1", 5))
+    first = frame(b"\5\0\0\0answer to 1")
     assert await reader.readexactly(len(first)) == first
     lane.later[b"slow"].set_result(b"late")
-    last = answered(2**32 - 1, b"late")
+    last = frame(b"\xff\xff\xff\xfflate")
     assert await reader.readexactly(len(last)) == last
     writer.transport.abort()
 
 
-@pytest.mark.parametrize(
-    "surplus", [frame(b"surplus"), answered(77, b"surplus"), frame(b"abc")], ids=["text", "number", "short"]
-)
+@pytest.mark.parametrize("surplus", [b"surplus", b"\x4d\0\0\0surplus", b"abc"], ids=["text", "number", "short"])
 async def test_an_unrequested_answer_ends_the_connection(surplus):
-    async with server_that_says(surplus) as address:
+    async with mute_lane(frame(b"") + frame(surplus)) as address:
         client = await LaneClient.open(address)
         with pytest.raises(ConnectionError):
             async with asyncio.timeout(WAIT_S):

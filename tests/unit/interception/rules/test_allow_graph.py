@@ -70,6 +70,8 @@ def test_networkx(kind):
 def test_graphs_in_other_forms():
     for graph in (np.array([[1, 2], [2, 3]]), ((a, a + 1) for a in (1, 2)), {(1, 2), (2, 3)}, [[1, "2"], ["2", 3]]):
         assert blocked(AllowGraph(graph), batch_of([(1, 2), (2, 3), (3, 2)])) == [2]
+    for graph in (pd.DataFrame({"a": [1], "b": [2]}), np.array([[1, 2]])):
+        assert blocked(AllowGraph(networks={"one": graph}), batch_of([(1, 2), (2, 1)])) == [1]
     assert blocked(AllowGraph([]), batch_of([(1, 2), (1, 1), (None, 1), (1, None)])) == [0, 1]
 
 
@@ -105,12 +107,6 @@ def test_reasons():
 def test_invalid_arguments_are_refused(graph, settings, words):
     with pytest.raises(RuleError, match=words):
         AllowGraph(graph, **settings)
-
-
-@pytest.mark.parametrize("graph", [pd.DataFrame({"a": [1], "b": [2]}), np.array([[1, 2]])])
-def test_a_graph_may_be_a_table_or_an_array(graph):
-    rule = AllowGraph(networks={"one": graph})
-    assert blocked(rule, batch_of([(1, 2), (2, 1)])) == [1]
 
 
 @pytest.mark.parametrize("graph", [[(1.5, 2)], [(1, None)], nx.Graph([("a\n", 1)])])

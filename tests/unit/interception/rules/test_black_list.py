@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.batches import batch_to
-from support.rules import batch_of
+from support.rules import batch_of, follow
 
 from ray_messaging.errors import InvalidAddress, RuleError
 from ray_messaging.interception.rules import BlackList
@@ -53,10 +53,7 @@ def test_changes(first, changes, sent):
     for add, pair in changes:
         (rule.add if add else rule.remove)([pair])
         listed = listed | {pair} if add else listed - {pair}
-        written = rule.state.changes()
-        if written is not None:
-            kept = {} if written.cleared else kept
-            kept = {field: value for field, value in kept.items() if field not in written.gone} | written.put
+        follow(rule.state.changes(), kept)
     asked = [*sent, *listed]
     assert rule.pairs == listed
     assert blocked(rule, asked) == by_hand(listed, asked)

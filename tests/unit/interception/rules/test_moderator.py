@@ -290,20 +290,6 @@ def test_a_copy_of_a_rule_in_force_is_a_rule_of_its_own(rule):
         assert made.describe() == rule.describe()
 
 
-async def test_it_travels_before_and_after_it_worked():
-    async def judge(asked):
-        return "no" if asked.payload["content"] == "bad" else True
-
-    rule = Moderator(judge, timeout_s=3, name="m", key=lambda asked: asked.data)
-    for _ in range(2):
-        rule = ray.cloudpickle.loads(ray.cloudpickle.dumps(rule))
-        assert rule.at_once(message("bad")) is None
-        assert await rule.judge(message("bad")) == block("no")
-        assert rule.at_once(message("bad")) == block("no")
-    told = rule.describe()
-    assert (told["name"], told["kind"], told["timeout_s"], told["stats"]["asked"]) == ("m", "Moderator", 3, 1)
-
-
 def plain(asked):
     return True
 

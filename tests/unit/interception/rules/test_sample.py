@@ -19,16 +19,10 @@ def test_at_once_one_by_one_and_again(rows, first, share, seed, sender):
     assert judged(Sample(share, seed), later) == verdicts
 
 
-@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0, 0.001, 0.1, 0.5, 0.99, 1])
 def test_the_share_is_met(share):
     count = len(blocked(Sample(share), batch_of([(1, 2)] * 100_000)))
-    assert abs(count - 100_000 * share) < 5 * np.sqrt(100_000 * share * (1 - share))
-
-
-def test_none_and_all():
-    batch = batch_of([(1, 2)] * 1000)
-    assert blocked(Sample(0), batch) == []
-    assert len(blocked(Sample(1), batch)) == 1000
+    assert abs(count - 100_000 * share) <= 5 * np.sqrt(100_000 * share * (1 - share))
 
 
 def test_senders_seeds_and_numbers_differ():
@@ -40,13 +34,6 @@ def test_senders_seeds_and_numbers_differ():
     for place, one in enumerate(picks):
         for other in picks[:place]:
             assert 400 < len(one & other) < 600
-
-
-def test_the_numbers_decide_not_the_rows():
-    whole = batch_of([(1, 2)] * 100)
-    rows = np.arange(0, 100, 3)
-    picked = set(blocked(Sample(0.5), whole))
-    assert blocked(Sample(0.5), whole.take(rows)) == [at for at, row in enumerate(rows.tolist()) if row in picked]
 
 
 def test_labels():

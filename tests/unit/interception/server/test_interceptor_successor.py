@@ -3,9 +3,10 @@
 import asyncio
 from types import SimpleNamespace
 
+from support.contracts import Whole
 from support.interceptors import Held, Rewriting, Store, answered, batch, waited, whole
 
-from ray_messaging.interception.rules import BlackList, RateLimit, Rule, block, label
+from ray_messaging.interception.rules import BlackList, RateLimit, block, label
 from ray_messaging.interception.server import answers
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.wire.frames import encode
@@ -78,29 +79,20 @@ async def test_a_record_lives_as_long_as_its_message_waits(monkeypatch):
     await first.close()
 
 
-class Steps(Rule):
-    """A rule that records its senders, call by call."""
+async def test_others_are_judged_between_messages_that_waited():
+    judged, begun = [], asyncio.Event()
 
-    name = "steps"
-
-    def __init__(self):
-        self.seen = []
-        self.begun = asyncio.Event()
-
-    def check_batch(self, batch, exp_id):
-        self.seen.append(batch.from_ids.tolist())
-        self.begun.set()
+    def look(batch):
+        judged.append(batch.from_ids.tolist())
+        begun.set()
         return {}
 
-
-async def test_others_are_judged_between_messages_that_waited():
-    steps = Steps()
-    interceptor = Interceptor("x", [steps, Held("slow", only=lambda message: message.from_id)])
+    interceptor = Interceptor("x", [Whole(look), Held("slow", only=lambda message: message.from_id)])
     asked = batch([{"t": 1}] * 1000)
     waiting = asyncio.ensure_future(interceptor.answer(encode(asked), patient=True))
-    await steps.begun.wait()
+    await begun.wait()
     await answered(interceptor, batch([{"t": 2}], pairs=[(0, 2)], sender="other"))
-    assert [0] in steps.seen[:3]
+    assert [0] in judged[:3]
     waiting.cancel()
     await interceptor.close()
 
