@@ -51,6 +51,11 @@ def row(number, from_id=1, to_id=2, **facts):
     } | facts
 
 
+def end_of(found, end):
+    """Return a row's sender or recipient."""
+    return found[f"{end}_id"] if found[f"{end}_id"] is not None else found[f"{end}_name"]
+
+
 def _time(seconds):
     return datetime.fromtimestamp(seconds, UTC)
 

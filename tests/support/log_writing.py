@@ -9,15 +9,18 @@ import pyarrow.parquet as pq
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
+from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.schema import OF_BROADCASTS
-from ray_messaging.eventlog.writing.columns import record_batch
+from ray_messaging.eventlog.schema import OF_BROADCASTS, SCHEMA
+from ray_messaging.eventlog.writing.columns import Part, record_batch
 from ray_messaging.eventlog.writing.entries import decode_entry, pieces
+from ray_messaging.eventlog.writing.open_segment import OpenSegment
+from ray_messaging.eventlog.writing.placed_rows import placed_rows
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
-from ray_messaging.receipt import FATES
+from ray_messaging.receipt import DELIVERED, FATES
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.values import LOG, FrameWrite, Limits, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import encode
@@ -39,8 +42,18 @@ def batch_of(rows, *, first=0, sender="s", payload=None, **columns):
 def rows_of(*items, exp_id="exp", limit=2**30):
     """Return the log's rows of some entries, as dicts."""
     parts = [part for item in items if (part := decode_entry(item).part) is not None]
-    found = [piece for part in parts for piece, _ in pieces(part, 0, limit)]
-    return record_batch(exp_id, found).to_pylist()
+    found = record_batch(exp_id, [piece for part in parts for piece, _ in pieces(part, 0, limit)])
+    found.validate(full=True)
+    assert found.schema == SCHEMA
+    return found.to_pylist()
+
+
+def write_batches(where, *batches):
+    """Write the only segment of a log: these batches, delivered to one mailbox; return the log."""
+    segment = OpenSegment(1, 0)
+    segment.add(placed_rows("exp", [Part(batch, None, f"{n}-0", "m", DELIVERED) for n, batch in enumerate(batches)]))
+    Folder(where).write(1, segment.tables(), {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}})
+    return EventLog.open(where)
 
 
 def expected(item, exp_id="exp"):

@@ -3,30 +3,16 @@
 import pickle
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from support.log_queries import ROWS, log_of, row, table_of, write_folder
+from hypothesis import given
+from hypothesis import strategies as st
+from support.log_queries import log_of, row, table_of
 
 from ray_messaging.errors import Unbalanced
-from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.reading.balance import balance
+from ray_messaging.eventlog.reading.balance import balance, hashes
 from ray_messaging.eventlog.reading.scan import View
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return write_folder(tmp_path / "log", [ROWS[:3], ROWS[3:]])
-
-
-@pytest.fixture
-def log(folder):
-    return EventLog.open(folder.where)
-
-
-def test_a_log_that_balances(log):
-    found = log.balance()
-    assert (found.sends, found.rows) == (8, 8)
-    assert found.fates == {"delivered": 5, "published": 1, "undeliverable": 1, "blocked": 1}
 
 
 @pytest.mark.parametrize(
@@ -59,3 +45,18 @@ def test_a_log_that_does_not_balance_at_all(folder):
     with pytest.raises(Unbalanced, match="at least 1,000 of 3,000 sends") as caught:
         log_of(Folder(folder.where + "-none"), [once, twice]).balance()
     assert len(caught.value.offenders) == 100
+
+
+TEXTS = st.lists(st.one_of(st.none(), st.text(max_size=6), st.text("ab", min_size=250, max_size=260)), max_size=20)
+FORMS = st.sampled_from([pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+
+
+@given(TEXTS, st.integers(0, 5), FORMS)
+def test_equal_texts_and_only_those_have_equal_hashes(texts, start, form):
+    found = hashes(pa.array(texts, form).slice(start)).tolist()
+    chunks = pa.chunked_array([texts[start : start + 2], [], texts[start + 2 :]], pa.string())
+    assert hashes(chunks).tolist() == found
+    known = dict(zip(texts[start:], found, strict=True))
+    assert [known[text] for text in texts[start:]] == found
+    filled = [text for text in known if text]
+    assert len({known[text] for text in filled} - {0}) == len(filled)

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.log_queries import groups_read, log_of, row, write_folder
+from support.log_queries import end_of, log_of, row, write_folder
 
 from ray_messaging.errors import ConfigError, InvalidQuery, UnknownName
 
@@ -42,10 +42,6 @@ def runs(draw):
             if draw(st.integers(0, 5)) == 0:  # the recipient is in two mailboxes
                 rows.append(rows[-1] | {"mailbox": "other"})
     return rows
-
-
-def end_of(found, end):
-    return found[f"{end}_id"] if found[f"{end}_id"] is not None else found[f"{end}_name"]
 
 
 def rank(agent):
@@ -195,8 +191,3 @@ def test_what_cannot_be_asked(log):
                 ask("1-0-2", wrong)
     with pytest.raises(InvalidQuery, match="most=0"):
         log.why("1-0-2", most=0)
-
-
-def test_only_the_row_groups_of_the_step_are_read(tmp_path):
-    write_folder(tmp_path, [[said(step, 0, 1, 2) for step in range(6)]], row_group_rows=1)
-    assert groups_read(tmp_path, {"step_read": [4], "to_id": [2]}) == [3]

@@ -1,6 +1,5 @@
 """The record of a run: its starts, one file that is whole at any time, no secrets."""
 
-import json
 import sys
 
 import pytest
@@ -17,7 +16,6 @@ from ray_messaging.eventlog.records import (
     note_missing,
     note_model,
     note_start,
-    read_rule_changes,
     run_facts,
     versions,
     write_rule_changes,
@@ -51,8 +49,8 @@ def test_a_run_that_was_killed_and_resumed(folder):
     note_start(folder, "town", {"seed": 7}, start("two", "resume"))
     assert [note_model(folder, {"until": 30}, {"east": 2}) for _ in range(2)] == [first, None]
     note_end(folder, "two", {"east": 2, "west": 3})
-    change = RuleChange(5.0, "insert", {"name": "quota"}, step=4, exact=True)
-    write_rule_changes(folder, [change])
+    assert run_facts(folder)["rule_changes"] == []
+    write_rule_changes(folder, [RuleChange(5.0, "insert", {"name": "quota"}, step=4, exact=True)])
     found = run_facts(folder)
     assert (found["format"], found["experiment"], found["steps"]) == (1, "town", {"seed": 7})
     assert (found["groups"], found["model"]) == ({"east": 2, "west": 3}, second)
@@ -103,40 +101,22 @@ def test_a_reset_begins_a_new_record(folder):
     assert [each["run"] for each in run_facts(folder)["starts"]] == ["two"]
 
 
-def test_the_record_is_one_file_of_json_that_readers_of_parquet_skip(folder, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "text", "error", "words"),
+    [
+        *(("_run.json", text, LogError, r"_run\.json is damaged") for text in ("{", "[]", '{"format": 1}', "7")),
+        ("_run.json", '{"format": "x"}', LogError, r"_run\.json is damaged"),
+        ("_run.json", '{"format": 0}', ConfigError, "has format 0, and this ray_messaging reads format 1 only"),
+        ("_run.json", '{"format": 2}', ConfigError, "has format 2, and this ray_messaging reads format 1 only"),
+        ("_rule_changes.json", "[{]", LogError, r"_rule_changes\.json are damaged"),
+    ],
+)
+def test_what_cannot_be_read_is_named(folder, tmp_path, name, text, error, words):
     note_start(folder, "town", None, start("one"))
-    files = [path.name for path in (tmp_path / "log").iterdir()]
-    assert files == ["_run.json"]
-    assert json.loads((tmp_path / "log" / "_run.json").read_text())["experiment"] == "town"
-
-
-def test_rule_changes_come_back_as_written(tmp_path):
-    folder = Folder(tmp_path)
-    assert read_rule_changes(folder) == []
-    changes = [RuleChange(1.5, "insert", {"name": "max_length"}, 12, exact=True), RuleChange(2.5, "remove", {})]
-    write_rule_changes(folder, changes)
-    assert read_rule_changes(folder) == changes
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": "x"}', "7"])
-def test_a_damaged_record_is_named(folder, tmp_path, text):
-    (tmp_path / "log" / "_run.json").write_text(text)
-    with pytest.raises(LogError, match=r"_run.json is damaged"):
+    assert {path.name for path in (tmp_path / "log").iterdir()} == {"_run.json"}  # readers of Parquet skip a "_"
+    (tmp_path / "log" / name).write_text(text)
+    with pytest.raises(error, match=words):
         run_facts(folder)
-
-
-def test_damaged_rule_changes_are_named(folder):
-    note_start(folder, "town", None, start("one"))
-    folder.write_file("_rule_changes.json", b"[{]")
-    with pytest.raises(LogError, match=r"_rule_changes\.json are damaged"):
-        run_facts(folder)
-
-
-def test_a_record_of_another_format_is_refused(folder, tmp_path):
-    for other in (0, 2):
-        (tmp_path / "log" / "_run.json").write_text(f'{{"format": {other}, "experiment": "town"}}')
-        with pytest.raises(ConfigError, match=f"has format {other}, and this ray_messaging reads format 1 only"):
-            run_facts(folder)
 
 
 def test_a_command_has_no_secrets(monkeypatch):

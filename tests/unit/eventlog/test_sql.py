@@ -1,25 +1,20 @@
 """SQL over the log: questions that no other query answers, on real traffic, and all that is refused."""
 
 import gzip
-import sys
 from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from support.log_queries import ROWS, log_of, row, write_folder
-from support.log_writing import batch_of
+from support.log_writing import batch_of, write_batches
 
 from ray_messaging import EventLog, LogError
 from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.columns import Part
-from ray_messaging.eventlog.writing.open_segment import OpenSegment
-from ray_messaging.eventlog.writing.placed_rows import placed_rows
 from ray_messaging.model.typed.input import columns
-from ray_messaging.receipt import DELIVERED
 
 HEARD = 6_000  # messages of CollegeMsg
 
@@ -41,46 +36,6 @@ def college(traffic, tmp_path_factory):
     ]
     parts = [rows[low : low + 2_500] for low in range(0, HEARD, 2_500)]
     return EventLog.open(write_folder(tmp_path_factory.mktemp("college") / "log", parts, row_group_rows=500).where)
-
-
-def test_who_talks_to_whom_most_in_each_hour(traffic, college):
-    found = college.sql(
-        """
-        select date_trunc('hour', sent_at) as hour, from_id, to_id, count(*) as sent from messages
-        group by hour, from_id, to_id
-        qualify row_number() over (partition by hour order by sent desc, from_id, to_id) = 1 order by hour
-        """
-    )
-    pairs = defaultdict(Counter)
-    for one, other, at, _ in traffic:
-        pairs[at // 3600 * 3600][one, other] += 1
-    busiest = {hour: min(counts.items(), key=lambda each: (-each[1], each[0])) for hour, counts in pairs.items()}
-    expected = [
-        {"hour": datetime.fromtimestamp(hour, UTC), "from_id": one, "to_id": other, "sent": sent}
-        for hour, ((one, other), sent) in sorted(busiest.items())
-    ]
-    assert found.to_pylist() == expected
-    assert len(expected) > 100
-
-
-def test_the_longest_silence_of_each_agent(traffic, college):
-    found = college.sql(
-        """
-        select from_id, max(silence) as longest from (
-            select from_id, sent_at - lag(sent_at) over (partition by from_id order by sent_at) as silence from messages
-        ) group by from_id order by from_id
-        """
-    )
-    times = defaultdict(list)
-    for one, _, at, _ in traffic:
-        times[one].append(at)
-    expected = {}
-    for one, moments in times.items():
-        moments.sort()
-        gaps = [after - before for before, after in pairwise(moments)]
-        expected[one] = timedelta(seconds=max(gaps)) if gaps else None
-    assert dict(zip(*(found[name].to_pylist() for name in ("from_id", "longest")), strict=True)) == expected
-    assert found["longest"].type == pa.duration("us")
 
 
 def test_the_share_of_blocked_messages_by_the_degree_of_their_sender(traffic, college):
@@ -118,20 +73,10 @@ def test_the_table_has_the_columns_and_rows_of_query(tmp_path, rows):
 
 
 def test_typed_payloads_have_their_columns_and_their_channels(tmp_path):
-    made = [columns(price=[1, 2]), columns(price=[0.5], at=[[1.0, 2.0]]), columns(n=["a"], at=["here"]), None]
-    given = [{"lines": table} if table is not None else {} for table in made]
-    counts = [2, 1, 1, 1]
-    parts = [
-        Part(batch_of(rows, first=10 * n, **facts), None, f"{n}-0", "m", DELIVERED)
-        for n, (rows, facts) in enumerate(zip(counts, given, strict=True))
-    ]
-    segment = OpenSegment(1, 0)
-    segment.add(placed_rows("exp", parts))
-    folder = Folder(tmp_path)
-    meta = {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}, "taken": {}, "begun": {}}
-    folder.write(1, segment.tables(), meta)
-    found = EventLog.open(tmp_path).sql("select * from messages order by position")
-    queried = EventLog.open(tmp_path).query()
+    made = [columns(price=[1, 2]), columns(price=[0.5], at=[[1.0, 2.0]]), columns(n=["a"], at=["here"])]
+    typed = [batch_of(len(table), first=10 * n, lines=table) for n, table in enumerate(made)]
+    log = write_batches(tmp_path, *typed, batch_of(1, first=30))
+    found, queried = log.sql("select * from messages order by position"), log.query()
     assert found["payload.price"].to_pylist() == [1.0, 2.0, 0.5, None, None]
     assert found["payload.n"].to_pylist() == [None, None, None, "a", None]
     assert "payload.at" not in found.column_names  # vectors in some rows, texts in others
@@ -151,6 +96,19 @@ def test_what_is_natural_in_sql(log):
     assert log.sql("select count(*) as n from messages where sent_at < '2023-11-14 22:13:21Z'").to_pylist() == [
         {"n": 2}
     ]
+    silences = log.sql(
+        """
+        select from_id, max(silence) as longest, date_trunc('hour', max(sent_at)) as hour from (
+            select *, sent_at - lag(sent_at) over (partition by from_id order by sent_at) as silence from messages
+        ) group by from_id order by from_id nulls first
+        """
+    )
+    seconds = {None: None, "1": 7, "2": 2, "ann": None}
+    assert silences.to_pylist() == [
+        {"from_id": agent, "longest": gap and timedelta(seconds=gap), "hour": datetime(2023, 11, 14, 22, tzinfo=UTC)}
+        for agent, gap in seconds.items()
+    ]
+    assert silences["longest"].type == pa.duration("us")
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
@@ -256,12 +214,6 @@ def test_a_damaged_file_is_named(log, tmp_path):
     with pytest.raises(LogError, match="damaged") as caught:
         log.sql("select * from messages")
     assert caught.value.path == str(path)
-
-
-def test_without_duckdb_it_says_what_to_install(log, monkeypatch):
-    monkeypatch.setitem(sys.modules, "duckdb", None)
-    with pytest.raises(ImportError, match=r"^log.sql\(\) needs duckdb: pip install 'ray-messaging\[sql\]'$"):
-        log.sql("select 1")
 
 
 def test_a_large_log_is_not_in_memory_as_a_whole(tmp_path):

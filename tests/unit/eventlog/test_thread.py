@@ -1,7 +1,7 @@
 """Threads of questions and answers, and queries by message ids."""
 
 import pytest
-from support.log_queries import T0, groups_read, log_of, row, write_folder
+from support.log_queries import T0, log_of, row, write_folder
 
 from ray_messaging.errors import InvalidQuery
 
@@ -62,9 +62,3 @@ def test_queries_by_ids(log):
     assert ids(log.query(message_id=["s-1-0", "s-1-7"])) == ["s-1-0", "s-1-7"]
     with pytest.raises(InvalidQuery, match="message_id=None"):
         log.query(message_id=None)
-
-
-def test_row_groups_without_an_answer_are_not_read(tmp_path):
-    answers = [row(n, in_reply_to=f"s-1-{n - 1}") for n in range(1, 5)]
-    write_folder(tmp_path, [[row(0), *answers]], row_group_rows=1)
-    assert groups_read(tmp_path, {"in_reply_to": "s-1-0"}) == [1]
