@@ -1,5 +1,7 @@
 """Fixtures of the contract suites, and the layouts of servers on which each of them runs."""
 
+import asyncio
+
 import pytest
 from support.contracts import RedisStore
 from support.servers import RedisProcess
@@ -80,6 +82,27 @@ def opener(opener, request):
     if _server_of(request.node) == "sentinel":
         opener.defaults = {"wait_replicas": 1}
     return opener
+
+
+@pytest.fixture
+async def pair(messagers):
+    """Open two groups: west hosts agents 1, 2 and 3, east 11, 12 and "ann"."""
+    return await messagers(name="west", host=[1, 2, 3]), await messagers(name="east", host=[11, 12, "ann"])
+
+
+@pytest.fixture
+async def serve():
+    """Return a function that serves in the background; it ends with the test."""
+    serving = []
+
+    def begin(messager, handler, **options):
+        serving.append(asyncio.create_task(messager.serve(handler, **options)))
+        return serving[-1]
+
+    yield begin
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
 
 
 @pytest.fixture

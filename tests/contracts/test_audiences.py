@@ -222,22 +222,6 @@ async def test_a_frame_that_cannot_be_unfolded_is_a_dead_letter(pair):
     assert east.stats()["unreadable"] == 1
 
 
-async def test_a_repeated_call_delivers_once(pair):
-    west, east = pair
-    transport = west.engine.frame_sender._transport
-    send = transport.send
-
-    async def twice(request):
-        await send(request)
-        return await send(request)
-
-    transport.send = twice
-    receipts = await west.broadcast_columns([0, 1], FRIENDS, {"n": 1})
-    expected = [(s, h) for s in (0, 1) for h in HEARERS[s]]
-    assert receipts.counts()["delivered"] == len(expected)
-    assert pairs_of(await received(east, sum(h in EAST for _, h in expected))) == [p for p in expected if p[1] in EAST]
-
-
 # -- in steps -------------------------------------------------------------------------------------------------------
 
 

@@ -26,11 +26,6 @@ OFFERS = columns(price=PRICES, text=TEXTS, at=PLACES, open=[True, False, True])
 TO = [11, 12, 11]
 
 
-@pytest.fixture
-async def pair(messagers):
-    return await messagers(name="west", host=[1, 2, 3]), await messagers(name="east", host=[11, 12])
-
-
 def assert_offers(messages):
     assert np.array_equal(messages.column("price"), PRICES, equal_nan=True)
     assert messages.column("text").tolist() == TEXTS

@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
 
-from ray_messaging import (
-    Closed,
-    Fenced,
-    MailboxFull,
-    NoAnswer,
-    NoQuestion,
-    QuestionBlocked,
-    rules,
-)
+from ray_messaging import Closed, Fenced, MailboxFull, NoAnswer, NoQuestion, QuestionBlocked, rules
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.messages import slice_of
 from ray_messaging.model.columns import IdColumn
@@ -25,11 +17,6 @@ async def answer_all(messager, count, payload_of=lambda message: {"twice": 2 * m
     """Answer so many questions."""
     for question in await fetch_all(messager, count):
         assert await messager.reply(question, payload_of(question))
-
-
-@pytest.fixture
-async def pair(messagers):
-    return await messagers(name="west", host=[1, 2]), await messagers(name="east", host=[11, 12, "ann"])
 
 
 @pytest.mark.parametrize("asker", [1, None], ids=["another agent", "the user"])
@@ -44,16 +31,6 @@ async def test_an_agent_is_asked(pair, messagers, asker):
     assert not await west.fetch_messages(timeout=0.5)
 
 
-async def test_many_ask_at_once_and_each_gets_its_own_answer(pair):
-    west, east = pair
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(answer_all(east, 300))
-        answers = await asyncio.gather(
-            *(west.ask(1, (11, 12, "ann")[n % 3], {"n": n}, timeout=WAIT_S) for n in range(300))
-        )
-    assert [answer.payload["twice"] for answer in answers] == [2 * n for n in range(300)]
-
-
 async def test_a_full_inbox_holds_up_no_answer(messagers):
     west = await messagers(name="west", host=[1], inbox_messages=4)
     east = await messagers(name="east", host=[11])
@@ -66,8 +43,8 @@ async def test_a_full_inbox_holds_up_no_answer(messagers):
     assert len(await fetch_all(west, 40)) == 40
 
 
-async def test_a_question_is_refused_where_its_answer_would_not_be_read(messagers):
-    west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[11])
+async def test_a_question_is_refused_where_its_answer_would_not_be_read(pair, serve, messagers):
+    west, east = pair
 
     async def handler(_message):
         return {}
@@ -81,13 +58,11 @@ async def test_a_question_is_refused_where_its_answer_would_not_be_read(messager
             return True
         return False
 
-    serving = asyncio.create_task(east.serve(handler))
+    serve(east, handler)
     assert not await refused()
     successor = await messagers(name="west.answers")
     await successor.subscribe_and_start_listening([])
     await until(refused)
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
 
 
 async def test_columns_of_questions(pair):
@@ -200,7 +175,7 @@ async def test_columns_of_questions_that_could_not_all_be_sent(messagers):
 # -- serving ----------------------------------------------------------------------------------------------------------
 
 
-async def test_many_handlers_at_once_and_each_message_is_committed_by_itself(pair, messagers):
+async def test_many_handlers_at_once_and_each_message_is_committed_by_itself(pair, serve, messagers):
     west, east = pair
     gate, running = asyncio.Event(), []
 
@@ -210,7 +185,7 @@ async def test_many_handlers_at_once_and_each_message_is_committed_by_itself(pai
             await gate.wait()
         return {"twice": 2 * message.payload["n"]}
 
-    serving = asyncio.create_task(east.serve(handler))
+    serving = serve(east, handler)
     answers = await west.ask_columns(1, 11, [{"n": n} for n in range(50)], timeout=WAIT_S)
     came = []
     async for answer in answers:
@@ -228,7 +203,7 @@ async def test_many_handlers_at_once_and_each_message_is_committed_by_itself(pai
     assert not await again.fetch_messages(timeout=0.5)
 
 
-async def test_no_more_handlers_run_at_once_than_asked(pair):
+async def test_no_more_handlers_run_at_once_than_asked(pair, serve):
     west, east = pair
     running, most = 0, 0
 
@@ -240,12 +215,10 @@ async def test_no_more_handlers_run_at_once_than_asked(pair):
         running -= 1
         return {}
 
-    serving = asyncio.create_task(east.serve(handler, concurrency=3))
+    serve(east, handler, concurrency=3)
     answers = await west.ask_columns(1, 11, [{"n": n} for n in range(40)], timeout=WAIT_S)
     await answers.wait()
     assert (len(answers.answered), most) == (40, 3)
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
 
 
 async def test_a_question_that_waits_when_its_messager_closes_raises_closed(pair):

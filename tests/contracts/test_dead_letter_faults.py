@@ -65,14 +65,13 @@ async def test_each_letter_is_requeued_once_despite_concurrent_requests(valkey_c
 async def test_an_unreadable_frame_does_not_stop_a_reader_when_memory_is_full(redis_process, opener, transports):
     receiver = await opener(redis_process.config, name="box", host=[1], inbox_messages=1)
     sender = await opener(redis_process.config)
-    channel = sender.get_agent_chat_channel(1)
     transport = await transports(redis_process.config)
     client = client_of(redis_process.config)
     stream = transport.keys.stream("box:" + (await client.hget(transport.keys.state("box"), "born")).decode())
     for n in range(2):  # the first one fills the inbox: the reader waits before the garbage
-        await sender.send_message(channel, {"n": n, "text": "x" * 1000})
+        await sender.send(None, 1, {"n": n, "text": "x" * 1000})
     await client.xadd(stream, {"f": b"garbage"})
-    await sender.send_message(channel, {"n": 2})
+    await sender.send(None, 1, {"n": 2})
     await client.config_set("maxmemory", "1mb")
     try:
         assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [0, 1, 2]

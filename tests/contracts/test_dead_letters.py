@@ -148,9 +148,8 @@ async def test_above_the_limit_the_oldest_letters_are_dropped_and_counted(messag
 
 async def test_a_letter_above_the_limit_keeps_only_its_reason(messagers, dead_letters, sender):
     receiver = await messagers(host=[1], dead_bytes=4000)
-    channel = sender.get_agent_chat_channel(1)
-    first = (await sender.send_message(channel, {})).message_id
-    await sender.send_message(channel, {"content": "x" * 5000})
+    first = (await sender.send(None, 1, {})).message_id
+    await sender.send(None, 1, {"content": "x" * 5000})
     await receiver.close()
     small, large = await dead_letters.letters()
     assert decode(small.frame).message_id(0) == first

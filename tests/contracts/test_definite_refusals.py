@@ -25,8 +25,7 @@ async def refuse(client, *, writes):
 async def test_a_send_refused_at_each_attempt_was_not_sent(redis_process, client, opener):
     receiver = await opener(redis_process.config, host=[1])
     sender = await opener(redis_process.config, send_timeout_s=0.5)
-    channel = sender.get_agent_chat_channel(1)
-    await sender.send_message(channel, {"n": 0})
+    await sender.send(None, 1, {"n": 0})
     await refuse(client, writes=False)
     with pytest.raises(ConnectionFailed, match=r"(?s)NOREPLICAS.*nothing of these messages was sent") as caught:
         await sender.send_messages([Outgoing.to_agent(1, {"n": "refused"}) for _ in range(3)])
@@ -34,15 +33,14 @@ async def test_a_send_refused_at_each_attempt_was_not_sent(redis_process, client
     assert not isinstance(caught.value, OutcomeUnknown)
     assert "host and port" not in str(caught.value)  # it was reached
     await refuse(client, writes=True)
-    assert (await sender.send_message(channel, {"n": 1})).fate == "delivered"
+    assert (await sender.send(None, 1, {"n": 1})).fate == "delivered"
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
 
 
 async def test_after_a_cut_attempt_the_outcome_is_unknown_despite_later_refusals(redis_process, client, opener):
     await opener(redis_process.config, host=[1])
     sender = await opener(redis_process.config, send_timeout_s=1.0)
-    channel = sender.get_agent_chat_channel(1)
-    await sender.send_message(channel, {"n": 0})
+    await sender.send(None, 1, {"n": 0})
     link, cut = sender.engine.transport.link, []
     over = link._over
 
@@ -55,7 +53,7 @@ async def test_after_a_cut_attempt_the_outcome_is_unknown_despite_later_refusals
 
     link._over = cut_once
     with pytest.raises(OutcomeUnknown):
-        await sender.send_message(channel, {"n": 1})
+        await sender.send(None, 1, {"n": 1})
     assert cut
     await refuse(client, writes=True)
 

@@ -392,11 +392,10 @@ async def test_a_transaction_passes_by_delegated_rules_and_escapes_no_change(act
 
 async def test_other_rules_are_not_delegated(actor, sender):
     await actor.interceptor.change(lambda: actor.interceptor.rules.insert(MaxLength(20)))
-    channel = sender.get_agent_chat_channel(1)
     before = sender.stats()["delegated"]
     for _ in range(3):
-        assert (await sender.send_message(channel, {"text": "x" * 50}, 1)).rule == "max_length"
-        assert await sender.send_message(channel, {}, 1)
+        assert (await sender.send(1, 1, {"text": "x" * 50})).rule == "max_length"
+        assert await sender.send(1, 1, {})
     assert sender.stats()["delegated"] == before
     await actor.interceptor.change(lambda: actor.interceptor.rules.pop("max_length"))
     await passed(sender)

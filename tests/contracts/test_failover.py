@@ -34,11 +34,10 @@ async def numbers_of(messager, count):
 async def test_sends_and_fetches_go_on_at_the_new_primary(service, opener):
     receiver = await opener(service.config, name="b", host=[2], wait_replicas=1, send_timeout_s=60)
     sender = await opener(service.config, name="a", wait_replicas=1, send_timeout_s=60)
-    channel = sender.get_agent_chat_channel(2)
-    await sender.send_message(channel, {"n": 0}, from_id=1)
+    await sender.send(1, 2, {"n": 0})
     old = service.primary
     old.kill()
-    sending = asyncio.create_task(sender.send_message(channel, {"n": 1}, from_id=1))
+    sending = asyncio.create_task(sender.send(1, 2, {"n": 1}))
     await asyncio.to_thread(service.failed_over)
     await asyncio.to_thread(service.join, old)
     assert (await sending).fate == "delivered"
@@ -51,13 +50,12 @@ async def test_a_primary_that_lives_on_as_a_replica_is_left_by_all_its_connectio
     listener = await opener(service.config, name="c", listen=["news"])
     receiver = await opener(service.config, name="b", host=[2], send_timeout_s=60)
     sender = await opener(service.config, name="a", send_timeout_s=60)
-    channel = sender.get_agent_chat_channel(2)
     for n in range(3):
         await asyncio.to_thread(service.hand_over)
         await asyncio.to_thread(service.settle)
-        assert (await sender.send_message(channel, {"n": n}, from_id=1)).fate == "delivered"
+        assert (await sender.send(1, 2, {"n": n})).fate == "delivered"
         assert await numbers_of(receiver, 1) == [n]
-        await listener.send_message(channel, {"n": n}, from_id=1)  # with its next call it hears of the new primary
+        await listener.send(1, 2, {"n": n})  # with its next call it hears of the new primary
         assert await numbers_of(receiver, 1) == [n]
         store = RedisStore(service.config, exp_id)
         try:

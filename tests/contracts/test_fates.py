@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from support.contracts import Only, allow, fetch_all, numbers, take_in, until
 from support.frames import frames_of_entries
+from support.interceptors import Foreign
 from support.patience import WAIT_S
 
 from ray_messaging import Messager, Outgoing
@@ -17,23 +18,6 @@ from ray_messaging.addressing.channels import parse_channel
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.sending.bulk_input import entries_of
-
-
-class Gated:
-    """An actor that answers when its gate is open."""
-
-    def __init__(self, gate):
-        self.gate = gate
-        self.calls = 0
-        self.forward = self
-
-    async def asked(self):
-        return self.calls > 0
-
-    async def remote(self, from_id, to_id, payload):
-        self.calls += 1
-        await self.gate.wait()
-        return True
 
 
 async def test_a_message_is_delivered(messagers):
@@ -166,33 +150,6 @@ async def test_a_message_is_delivered_when_every_mailbox_of_its_channel_has_it(m
     assert len(await free.fetch_messages()) == 0
 
 
-async def test_rows_of_a_batch_go_to_one_or_two_mailboxes(messagers):
-    sender, host = await messagers(), await messagers(host=[1, 2])
-    second = await messagers(listen=[sender.get_agent_chat_channel(2)])
-    receipts = await sender.send_messages([Outgoing.to_agents([1, 2, 3], {}, from_id=0)])
-    assert receipts.fates.tolist() == ["delivered", "delivered", "undeliverable"]
-    assert [message.to_id for message in await fetch_all(host, 2)] == [1, 2]
-    assert [message.to_id for message in await fetch_all(second, 1)] == [2]
-
-
-async def test_large_bulk_sends_arrive_whole(messagers):
-    sender, receiver = await messagers(frame_rows=1000), await messagers(host=range(100), frame_rows=1000)
-    to_ids = np.arange(40_000) % 100
-    receipts = await sender.send_columns(np.arange(40_000), to_ids, [{"n": n} for n in range(40_000)])
-    assert receipts.counts()["delivered"] == 40_000
-    messages = await fetch_all(receiver, 40_000)
-    assert [message.payload["n"] for message in messages] == list(range(40_000))
-    assert [message.id for message in messages] == receipts.message_ids
-
-
-async def test_columns_share_one_payload_and_one_sender(messagers):
-    sender, receiver = await messagers(), await messagers(host=["ann", 2])
-    receipts = await sender.send_columns(None, ["ann", "2"], {"n": 1}, subtopic="user-chat")
-    assert receipts.counts()["delivered"] == 2
-    found = [(message.from_id, message.to_id, message.subtopic) for message in await fetch_all(receiver, 2)]
-    assert found == [(None, "ann", "user-chat"), (None, 2, "user-chat")]
-
-
 async def test_empty_sends_return_empty_receipts(messagers):
     sender = await messagers()
     for receipts in (
@@ -208,10 +165,9 @@ async def test_empty_sends_return_empty_receipts(messagers):
 
 async def test_the_next_send_reaches_a_new_listener(messagers):
     sender = await messagers()
-    channel = sender.get_agent_chat_channel(5)
-    assert (await sender.send_message(channel, {"n": 0})).fate == "undeliverable"
+    assert (await sender.send(None, 5, {"n": 0})).fate == "undeliverable"
     receiver = await messagers(host=[5])
-    assert (await sender.send_message(channel, {"n": 1})).fate == "delivered"
+    assert (await sender.send(None, 5, {"n": 1})).fate == "delivered"
     await receiver.subscribe_and_start_listening(["news"])
     assert (await sender.send_message("news", {"n": 2})).fate == "delivered"
     await receiver.host_agents([6], ["agent-chat"])
@@ -222,8 +178,7 @@ async def test_the_next_send_reaches_a_new_listener(messagers):
 @pytest.mark.parametrize("end", [Messager.flush, Messager.close], ids=["flush", "close"])
 async def test_flush_and_close_send_what_was_accepted(messagers, end):
     sender, receiver = await messagers(), await messagers(host=[1])
-    channel = sender.get_agent_chat_channel(1)
-    sends = [asyncio.create_task(sender.send_message(channel, {"n": n})) for n in range(50)]
+    sends = [asyncio.create_task(sender.send(None, 1, {"n": n})) for n in range(50)]
     await asyncio.sleep(0)
     await end(sender)
     assert (sender.stats()["outbox"], len(sender.get_log_list())) == (0, 50)
@@ -231,31 +186,14 @@ async def test_flush_and_close_send_what_was_accepted(messagers, end):
     await fetch_all(receiver, 50)
 
 
-async def test_a_cancelled_send_affects_no_other(messagers):
-    gate = asyncio.Event()
-    interceptor = Gated(gate)
-    sender, receiver = await messagers(interceptor), await messagers(host=[1])
-    channel = sender.get_agent_chat_channel(1)
-    first = asyncio.create_task(sender.send_message(channel, {"n": 0}, from_id=1))
-    others = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=1)) for n in (1, 2)]
-    await until(interceptor.asked)
-    first.cancel()
-    gate.set()
-    assert [receipt.fate for receipt in await asyncio.gather(*others)] == ["delivered"] * 2
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [0, 1, 2]
-
-
 async def test_a_send_that_stops_waiting_for_room_lets_the_next_one_continue(messagers, monkeypatch):
     gate = asyncio.Event()
-    interceptor = Gated(gate)
+    interceptor = Foreign(lambda *_: gate.wait())
     sender = await messagers(interceptor, outbox_messages=1)
-    nowhere = sender.get_agent_chat_channel(1)
-    first = asyncio.create_task(sender.send_message(nowhere, {"n": 0}, from_id=1))
-    await until(interceptor.asked)
-    second = asyncio.create_task(sender.send_message(nowhere, {"n": 1}, from_id=1))
-    third = asyncio.create_task(sender.send_message(nowhere, {"n": 2}, from_id=1))
+    first = asyncio.create_task(sender.send(1, 1, {"n": 0}))
+    await until(lambda: interceptor.questions)
+    second = asyncio.create_task(sender.send(1, 1, {"n": 1}))
+    third = asyncio.create_task(sender.send(1, 1, {"n": 2}))
     await asyncio.sleep(0)
     add, loop = sender.engine.log.add, asyncio.get_running_loop()
     # At the moment of its turn.
@@ -269,12 +207,11 @@ async def test_a_send_that_stops_waiting_for_room_lets_the_next_one_continue(mes
 
 async def test_messages_carry_the_senders_step(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
-    channel = sender.get_agent_chat_channel(1)
     sends = []
     for step in (1, 1, np.int64(2), None):  # in one batch
         sender.step = step
         assert sender.step == step
-        sends.append(asyncio.create_task(sender.send_message(channel, {})))
+        sends.append(asyncio.create_task(sender.send(None, 1, {})))
         await asyncio.sleep(0)
     await asyncio.gather(*sends)
     sender.step = 9
@@ -389,10 +326,9 @@ async def test_receipts_keep_no_frame_alive(messagers):
 
 async def test_sent_messages_are_freed_without_the_garbage_collector(messagers):
     sender, receiver = await messagers(log_list_messages=0), await messagers(host=[1])
-    channel = sender.get_agent_chat_channel(1)
 
     async def send():
-        await sender.send_message(channel, {"t": "x" * 100_000}, from_id=2)
+        await sender.send(2, 1, {"t": "x" * 100_000})
         assert len(await receiver.fetch_messages(timeout=10)) == 1
 
     await send()

@@ -32,10 +32,9 @@ def server(valkey_config):
 async def test_a_send_on_a_silent_link_is_repeated_on_another(valkey_config, proxy, opener, send_timeout_s):
     receiver = await opener(valkey_config, host=[1])
     sender = await opener(proxy.config, send_timeout_s=send_timeout_s)
-    channel = sender.get_agent_chat_channel(1)
-    await sender.send_message(channel, {"n": 0})
+    await sender.send(None, 1, {"n": 0})
     proxy.swallow()
-    assert (await sender.send_message(channel, {"n": 1})).fate == "delivered"
+    assert (await sender.send(None, 1, {"n": 1})).fate == "delivered"
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
 
 

@@ -11,11 +11,6 @@ from ray_messaging import Closed, ConfigError, NotListening
 from ray_messaging.conversations import inboxes
 
 
-@pytest.fixture
-async def pair(messagers):
-    return await messagers(name="west", host=[1]), await messagers(name="east", host=[11, 12, "ann"])
-
-
 async def send(west, *messages):
     for to_id, n in messages:
         assert await west.send(1, to_id, {"n": n})

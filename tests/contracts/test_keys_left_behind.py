@@ -61,11 +61,10 @@ async def test_a_named_mailbox_keeps_the_state_for_its_successor(messagers, stor
 async def test_a_fenced_messager_does_not_remove_its_successors_state(messagers, store):
     receiver = await messagers(name="group", host=[1])
     first, second = await messagers(name="loud"), await messagers(name="loud")
-    channel = receiver.get_agent_chat_channel(1)
-    await first.send_message(channel, {"n": 1})
-    await second.send_message(channel, {"n": 2})
+    await first.send(None, 1, {"n": 1})
+    await second.send(None, 1, {"n": 2})
     await first.close()
-    await second.send_message(channel, {"n": 3})
+    await second.send(None, 1, {"n": 3})
     assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [1, 2, 3]
     assert await store.senders() == {"group": set(), "loud": {"group"}}
 

@@ -42,15 +42,14 @@ def backup(store):
 
 async def test_senders_and_receivers_on_a_flushed_server_get_an_error(messagers, backup):
     receiver, sender = await messagers(name="group", host=[1]), await messagers()
-    channel = sender.get_agent_chat_channel(1)
-    await sender.send_message(channel, {"n": 1})
+    await sender.send(None, 1, {"n": 1})
     await fetch_all(receiver, 1)
     await backup.wipe()
     with pytest.raises(Fenced, match=f"{sender.name}.*flushed") as caught:
-        await sender.send_message(channel, {"n": 2})
+        await sender.send(None, 1, {"n": 2})
     assert "another messager" not in str(caught.value)
     with pytest.raises(Fenced):  # for good
-        await sender.send_message(channel, {"n": 3})
+        await sender.send(None, 1, {"n": 3})
     with pytest.raises(Fenced, match=r"'group'.*flushed"):
         await receiver.ack()
 
@@ -72,15 +71,14 @@ async def test_a_receiver_that_subscribes_after_a_flush_gets_an_error(messagers,
 
 async def test_messagers_from_before_a_flush_stay_fenced(messagers, backup):
     old, old_sender = await messagers(name="group", host=[1]), await messagers(name="sender")
-    channel = old.get_agent_chat_channel(1)
-    await old_sender.send_message(channel, {"n": "before"})
+    await old_sender.send(None, 1, {"n": "before"})
     await fetch_all(old, 1)
     await backup.wipe()
     new, new_sender = await messagers(name="group", host=[1]), await messagers(name="sender")
-    receipts = [await new_sender.send_message(channel, {"n": n}) for n in range(5)]
+    receipts = [await new_sender.send(None, 1, {"n": n}) for n in range(5)]
     assert [message.payload["n"] for message in await fetch_all(new, 5)] == [0, 1, 2, 3, 4]
     assert old.stats()["inbox"] == 0  # it does not even read the new owner's messages
-    for call in (old.ack(), old_sender.send_message(channel, {"n": "after"})):
+    for call in (old.ack(), old_sender.send(None, 1, {"n": "after"})):
         with pytest.raises(Fenced):
             await call
     assert len(await new.fetch_messages()) == 0
@@ -89,13 +87,12 @@ async def test_messagers_from_before_a_flush_stay_fenced(messagers, backup):
 
 async def test_a_sender_continues_after_a_restore_of_older_data(messagers, backup, caplog):
     receiver, first = await messagers(host=[1, 2]), await messagers(name="sender")
-    channel = first.get_agent_chat_channel(1)
-    await first.send_message(channel, {"n": 0})
+    await first.send(None, 1, {"n": 0})
     await first.close()
     await backup.take()
     second = await messagers(name="sender")
     for n in (1, 2):
-        await second.send_message(channel, {"n": n})
+        await second.send(None, 1, {"n": n})
     assert len(await fetch_all(receiver, 3)) == 3
     await backup.restore()
     with caplog.at_level(logging.ERROR):
@@ -104,37 +101,35 @@ async def test_a_sender_continues_after_a_restore_of_older_data(messagers, backu
     assert "restored from older data" in caplog.text
     assert [message.payload["n"] for message in await fetch_all(receiver, 4)] == ["new"] * 4
     third = await messagers(name="sender")
-    assert (await third.send_message(channel, {"n": 5})).fate == "delivered"
+    assert (await third.send(None, 1, {"n": 5})).fate == "delivered"
     with pytest.raises(Fenced, match="another messager"):
-        await second.send_message(channel, {"n": 6})
+        await second.send(None, 1, {"n": 6})
 
 
 async def test_after_a_restore_only_one_of_two_senders_of_a_name_continues(messagers, backup):
     receiver, first = await messagers(host=[1]), await messagers(name="sender")
-    channel = first.get_agent_chat_channel(1)
-    await first.send_message(channel, {"n": 0})
+    await first.send(None, 1, {"n": 0})
     await backup.take()
     second, third = await messagers(name="sender"), await messagers(name="sender")
     await second.flush()
     for messager in (second, third):  # each takes its epoch with its first message
-        await messager.send_message(channel, {"n": 1})
+        await messager.send(None, 1, {"n": 1})
     await backup.restore()
     results = await asyncio.gather(
-        *(messager.send_message(channel, {"n": 2}) for messager in (second, third)), return_exceptions=True
+        *(messager.send(None, 1, {"n": 2}) for messager in (second, third)), return_exceptions=True
     )
     alive = [result for result in results if not isinstance(result, Exception)]
     assert all(isinstance(result, Fenced) for result in results if isinstance(result, Exception))
     assert len(await fetch_all(receiver, 3 + len(alive))) == 3 + len(alive)
     last = await asyncio.gather(
-        *(messager.send_message(channel, {"n": 3}) for messager in (second, third)), return_exceptions=True
+        *(messager.send(None, 1, {"n": 3}) for messager in (second, third)), return_exceptions=True
     )
     assert sum(isinstance(result, Fenced) for result in last) == 1
 
 
 async def test_a_reader_newer_than_the_restored_data_gets_an_error(messagers, backup):
     first, sender = await messagers(name="group", host=[1]), await messagers()
-    channel = sender.get_agent_chat_channel(1)
-    await sender.send_message(channel, {"n": 0})
+    await sender.send(None, 1, {"n": 0})
     await first.close()
     await backup.take()
     second = await messagers(name="group", host=[1])

@@ -83,9 +83,8 @@ async def test_the_fate_of_a_publication_survives_a_cut(proxy, opener, store):
 async def test_a_cut_reader_continues(server, proxy, opener):
     receiver = await opener(proxy.config, host=[1])
     sender = await opener(server)
-    channel = sender.get_agent_chat_channel(1)
     for n in range(5):
-        await sender.send_message(channel, {"n": n})
+        await sender.send(None, 1, {"n": n})
         if n % 2:
             assert len(await fetch_all(receiver, 2)) == 2
             proxy.cut()
@@ -129,8 +128,7 @@ async def test_a_cut_while_the_mailbox_opens_is_repaired(server, proxy, opener, 
 async def test_sends_fail_while_the_server_is_away_and_work_after_its_restart(redis_process, opener):
     sender = await opener(redis_process.config, send_timeout_s=0.3)
     receiver = await opener(redis_process.config, name="group", host=[1], send_timeout_s=0.3)
-    channel = sender.get_agent_chat_channel(1)
-    first = await sender.send_message(channel, {"n": 0}, from_id=1)
+    first = await sender.send(1, 1, {"n": 0})
     assert len(await fetch_all(receiver, 1)) == 1
     redis_process.kill()
     begin = time.monotonic()
@@ -141,12 +139,12 @@ async def test_sends_fail_while_the_server_is_away_and_work_after_its_restart(re
     assert len(caught.value.message_ids) == 2
     assert isinstance(caught.value.__cause__, ConnectionFailed)
     with pytest.raises((OutcomeUnknown, ConnectionFailed)):
-        await sender.send_message(channel, {"n": 3})
+        await sender.send(None, 1, {"n": 3})
     assert sender.stats()["outbox"] == 0
     redis_process.start()
-    receipt = await sender.send_message(channel, {"n": 4})
+    receipt = await sender.send(None, 1, {"n": 4})
     assert receipt.fate == "delivered"
-    later = await sender.send_message(channel, {"n": 5})
+    later = await sender.send(None, 1, {"n": 5})
     assert epoch_of(later) > epoch_of(first)
 
     got = []
@@ -163,11 +161,10 @@ async def test_a_call_that_arrives_after_its_unknown_outcome_is_fenced(server, p
     monkeypatch.setattr("ray_messaging.sending.frame_sender.FENCE_RETRY", RetryPolicy(0.02, 0.02))
     receiver = await opener(server, name="group", host=[1])
     sender = await opener(proxy.config, send_timeout_s=0.5)
-    channel = sender.get_agent_chat_channel(1)
-    before = epoch_of(await sender.send_message(channel, {"n": 0}))
+    before = epoch_of(await sender.send(None, 1, {"n": 0}))
     proxy.hold(b"late", repeats=True)
     with pytest.raises(OutcomeUnknown, match="may still arrive"):
-        await sender.send_message(channel, {"n": 1, "t": "late"})
+        await sender.send(None, 1, {"n": 1, "t": "late"})
 
     async def fenced():
         return int(await store.client.hget(store.keys.sender(sender.name), "epoch")) > before
@@ -177,7 +174,7 @@ async def test_a_call_that_arrives_after_its_unknown_outcome_is_fenced(server, p
     for _ in range(proxy.held):
         assert await asyncio.to_thread(proxy.answers.get, timeout=WAIT_S) == FENCED
     assert proxy.held >= 1
-    assert (await sender.send_message(channel, {"n": 2})).fate == "delivered"
+    assert (await sender.send(None, 1, {"n": 2})).fate == "delivered"
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 2]
 
 
@@ -186,8 +183,7 @@ async def test_a_stopped_server_that_continues_writes_nothing_twice(redis_proces
     receiver = await opener(redis_process.config, name="group", host=[1])
     sender = await opener(redis_process.config.model_copy(update={"timeout": 0.3}), send_timeout_s=0.3)
     store = RedisStore(redis_process.config, exp_id)
-    channel = sender.get_agent_chat_channel(1)
-    before = epoch_of(await sender.send_message(channel, {"n": 0}))
+    before = epoch_of(await sender.send(None, 1, {"n": 0}))
     take, failures = sender.engine.transport.take_sender_epoch, []
 
     async def noted(*args, **options):
@@ -201,7 +197,7 @@ async def test_a_stopped_server_that_continues_writes_nothing_twice(redis_proces
     redis_process.process.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(OutcomeUnknown, match="may still arrive"):
-            await sender.send_message(channel, {"n": 1})
+            await sender.send(None, 1, {"n": 1})
         await until(lambda: len(failures) >= 2)  # by itself, and again
     finally:
         redis_process.process.send_signal(signal.SIGCONT)
@@ -212,7 +208,7 @@ async def test_a_stopped_server_that_continues_writes_nothing_twice(redis_proces
     await until(fenced)
     there = len(await store.entries("group"))  # from now on no old call can arrive
     await store.close()
-    assert (await sender.send_message(channel, {"n": 2})).fate == "delivered"
+    assert (await sender.send(None, 1, {"n": 2})).fate == "delivered"
     found = [message.payload["n"] for message in await fetch_all(receiver, there + 1)]
     assert found in ([0, 2], [0, 1, 2])
 
@@ -221,9 +217,8 @@ async def test_the_late_attempt_of_a_refused_call_is_fenced(server, proxy, opene
     receiver = await opener(server, name="group", host=[1], mailbox_messages=4)
     # Each attempt has 0.5 s, the call 2 s: the first one is held, the second one finds the mailbox full.
     sender = await opener(proxy.config.model_copy(update={"timeout": 0.5}), send_timeout_s=2)
-    channel = sender.get_agent_chat_channel(1)
     for n in range(4):
-        await sender.send_message(channel, {"n": n})
+        await sender.send(None, 1, {"n": n})
     real, replies = sender.engine.transport.send, []
 
     async def send(request):
@@ -233,7 +228,7 @@ async def test_the_late_attempt_of_a_refused_call_is_fenced(server, proxy, opene
     sender.engine.transport.send = send
     proxy.hold(b"late")
     with pytest.raises(MailboxFull):
-        await sender.send_message(channel, {"n": 4, "t": "late"})
+        await sender.send(None, 1, {"n": 4, "t": "late"})
     assert proxy.held == 1
     assert replies[0].repeated
     assert FrameFate.FULL in replies[0].fates
@@ -242,7 +237,7 @@ async def test_the_late_attempt_of_a_refused_call_is_fenced(server, proxy, opene
     proxy.let_go()
     assert await asyncio.to_thread(proxy.answers.get, timeout=WAIT_S) == FENCED
     assert await store.entries("group") == []
-    assert (await sender.send_message(channel, {"n": 5})).fate == "delivered"
+    assert (await sender.send(None, 1, {"n": 5})).fate == "delivered"
     assert not replies[-1].repeated
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [5]
     await receiver.ack()
@@ -251,14 +246,13 @@ async def test_the_late_attempt_of_a_refused_call_is_fenced(server, proxy, opene
 
 async def test_sends_continue_at_once_on_a_server_that_lost_writes(server, opener, store, caplog):
     receiver, sender = await opener(server, name="group", host=[1]), await opener(server)
-    channel = sender.get_agent_chat_channel(1)
     for n in range(3):
-        await sender.send_message(channel, {"n": n})
+        await sender.send(None, 1, {"n": n})
     await store.client.hset(store.keys.sender(sender.name), "s:group", 1)
     with caplog.at_level(logging.ERROR):
-        assert (await asyncio.wait_for(sender.send_message(channel, {"n": 3}), AT_ONCE_S)).fate == "delivered"
+        assert (await asyncio.wait_for(sender.send(None, 1, {"n": 3}), AT_ONCE_S)).fate == "delivered"
     assert [record.levelname for record in caplog.records if "lost messages" in record.message] == ["ERROR"]
-    assert (await sender.send_message(channel, {"n": 4})).fate == "delivered"
+    assert (await sender.send(None, 1, {"n": 4})).fate == "delivered"
     assert [message.payload["n"] for message in await fetch_all(receiver, 5)] == list(range(5))
 
 

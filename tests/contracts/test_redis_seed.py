@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pydantic
 import pytest
+from support.interceptors import Foreign
 from support.patience import WAIT_S
 
 from ray_messaging import ConfigError, Messager, MessagingError, NotListening, RedisConfig
@@ -21,21 +22,13 @@ def config(request):
 
 
 @pytest.fixture
-async def opened(config, exp_id):
+def opened(config, opener):
     """Open messagers as AgentSociety's users do."""
-    made = []
 
-    async def open_one(*channels, **options):
-        messager = Messager(config, exp_id, **options)
-        made.append(messager)
-        await messager.init()
-        if channels:
-            await messager.subscribe_and_start_listening(list(channels))
-        return messager
+    async def open_one(*channels, message_interceptor=None):
+        return await opener(config, message_interceptor, listen=channels)
 
-    yield open_one
-    for messager in made:
-        await messager.close()
+    return open_one
 
 
 async def poll(messager, count):
@@ -52,18 +45,6 @@ async def poll(messager, count):
 
 def channel_of(exp_id, agent_id, subtopic):
     return f"exps:{exp_id}:agents:{agent_id}:{subtopic}"
-
-
-class Asked:
-    """A handle of an actor that answers `forward`, and records the questions."""
-
-    def __init__(self, answer):
-        self.answer, self.questions = answer, []
-        self.forward = self
-
-    async def remote(self, from_id, to_id, msg):
-        self.questions.append((from_id, to_id, msg))
-        return self.answer(from_id, to_id, msg)
 
 
 # -- RedisConfig ------------------------------------------------------------------------------------------------------
@@ -269,7 +250,7 @@ async def test_every_subscriber_gets_each_message_once(opened):
 
 
 async def test_the_log_list_has_agentsocietys_keys_and_types(opened, exp_id):
-    blocking = Asked(lambda from_id, to_id, msg: to_id != 2)
+    blocking = Foreign(lambda from_id, to_id, msg: to_id != 2)
     messager = await opened("exps:*", message_interceptor=blocking)
     before = time.time()
     for agent in (1, 2):
@@ -308,7 +289,7 @@ async def test_the_log_list_is_cleared(opened):
 async def test_the_interceptor_gets_agents_messages_as_text(opened):
     receiver, messager = await opened("exps:*"), await opened()
     assert messager.message_interceptor is None
-    asked = Asked(lambda from_id, to_id, msg: json.loads(msg)["content"] != "rude")
+    asked = Foreign(lambda from_id, to_id, msg: json.loads(msg)["content"] != "rude")
     assert messager.set_message_interceptor(asked) is None
     assert messager.message_interceptor is asked
     chat = messager.get_agent_chat_channel(2)
@@ -323,7 +304,7 @@ async def test_the_interceptor_gets_agents_messages_as_text(opened):
 
 
 async def test_the_interceptor_given_to_the_constructor_is_replaced(opened):
-    first, second = Asked(lambda *_: False), Asked(lambda *_: True)
+    first, second = Foreign(lambda *_: False), Foreign(lambda *_: True)
     messager = await opened("exps:*", message_interceptor=first)
     assert messager.message_interceptor is first
     chat = messager.get_agent_chat_channel(2)

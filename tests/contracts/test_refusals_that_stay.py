@@ -77,15 +77,14 @@ async def test_others_are_sent_to_while_one_mailbox_has_no_state(server, opener,
 async def test_a_mailbox_without_its_state_leaves_the_directory_with_its_lease(server, opener, store):
     receiver = await opener(server, name="group", host=[1])
     sender = await opener(server)
-    channel = sender.get_agent_chat_channel(1)
-    assert (await sender.send_message(channel, {"n": 0})).fate == "delivered"
+    assert (await sender.send(None, 1, {"n": 0})).fate == "delivered"
     await vanish(receiver)
     await store.client.delete(store.keys.state("group"))
-    sending = asyncio.create_task(sender.send_message(channel, {"n": 1}))
+    sending = asyncio.create_task(sender.send(None, 1, {"n": 1}))
     await store.client.delete(store.keys.lease("group"))
     assert (await asyncio.wait_for(sending, WAIT_S)).fate == "undeliverable"
     again = await opener(server, name="group", host=[1])
-    assert (await sender.send_message(channel, {"n": 2})).fate == "delivered"
+    assert (await sender.send(None, 1, {"n": 2})).fate == "delivered"
     assert [message.payload["n"] for message in await fetch_all(again, 1)] == [2]
 
 

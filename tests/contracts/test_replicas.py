@@ -88,11 +88,10 @@ async def test_a_repeated_send_is_no_receipt_while_no_replica_has_it(opener, pai
     """WAIT covers its connection's last write only: the repetition, answered as a duplicate, must write too."""
     receiver = await opener(pair.config, name="b", host=[2])
     sender = await opener(pair.config, name="a", wait_replicas=1, send_timeout_s=1.2)
-    channel = sender.get_agent_chat_channel(2)
-    assert (await sender.send_message(channel, {"n": 0}, from_id=1)).fate == "delivered"
+    assert (await sender.send(1, 2, {"n": 0})).fate == "delivered"
     with Silence(pair.replica):
         with pytest.raises(NotReplicated, match=r"0 of 1 replicas.*wait_replicas is 1") as caught:
-            await sender.send_message(channel, {"n": 1}, from_id=1)
+            await sender.send(1, 2, {"n": 1})
         assert isinstance(caught.value, OutcomeUnknown)
         assert (caught.value.replicas, caught.value.wanted) == (0, 1)
         assert caught.value.port == pair.config.port

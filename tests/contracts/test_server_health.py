@@ -184,8 +184,7 @@ def by_name(messager):
 async def test_idle_tasks_are_healthy_and_a_stuck_one_is_found(redis_process, opener):
     receiver = await opener(redis_process.config, name="box", host=[1], inbox_messages=1, lease_s=1.0)
     sender = await opener(redis_process.config)
-    channel = sender.get_agent_chat_channel(1)
-    await sender.send_messages([Outgoing(channel, {"n": n}) for n in range(3)])
+    await sender.send_messages([Outgoing.to_agent(1, {"n": n}) for n in range(3)])
     assert {name: loop.alive for name, loop in by_name(receiver).items()} == dict.fromkeys(
         ("outbox", "reader", "lease"), True
     )
@@ -193,7 +192,7 @@ async def test_idle_tasks_are_healthy_and_a_stuck_one_is_found(redis_process, op
     await until(lambda: not by_name(receiver)["reader"].busy)  # until its inbox is full
     redis_process.pause()
     try:
-        sending = asyncio.ensure_future(sender.send_message(channel, {"n": 3}))
+        sending = asyncio.ensure_future(sender.send(None, 1, {"n": 3}))
         await until(lambda: by_name(sender)["outbox"].age_s > 0.2)
         assert by_name(sender)["outbox"].busy
         assert not by_name(receiver)["reader"].busy

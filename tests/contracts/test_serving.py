@@ -14,26 +14,6 @@ from ray_messaging.wire.frames import decode
 LONG_S = 600.0  # a question that waits for this long has not been told that it waits in vain
 
 
-@pytest.fixture
-async def pair(messagers):
-    return await messagers(name="west", host=[1, 2]), await messagers(name="east", host=[11, 12])
-
-
-@pytest.fixture
-async def serve():
-    """Serve in the background; end with the test."""
-    serving = []
-
-    def begin(messager, handler, **options):
-        serving.append(asyncio.create_task(messager.serve(handler, **options)))
-        return serving[-1]
-
-    yield begin
-    for task in serving:
-        task.cancel()
-    await asyncio.gather(*serving, return_exceptions=True)
-
-
 async def picky(message):
     """Fail on odd numbers."""
     if message.payload["n"] % 2:
@@ -104,38 +84,32 @@ async def test_a_failed_message_is_tried_again(pair, serve):
     assert (answer.payload, len(set(tries))) == ({"tries": 3}, 1)
 
 
-async def test_a_handler_that_takes_too_long_has_failed(pair, serve):
+async def never_ends(_message):
+    await asyncio.get_running_loop().create_future()  # as of a thread that has died
+
+
+async def is_cancelled(_message):
+    given_up = asyncio.get_running_loop().create_future()
+    given_up.cancel()
+    await given_up
+
+
+async def answers_nonsense(_message):
+    return {"n": object()}
+
+
+@pytest.mark.parametrize(
+    ("handler", "says"),
+    [
+        (never_ends, "TimeoutError"),
+        (is_cancelled, "a handler of `serve` was cancelled"),
+        (answers_nonsense, "InvalidPayload"),
+    ],
+)
+async def test_a_handler_that_gives_no_answer_that_can_be_sent_has_failed(pair, serve, handler, says):
     west, east = pair
-
-    async def handler(_message):
-        await asyncio.get_running_loop().create_future()  # as of a thread that has died
-
-    serve(east, handler, timeout=0.05)
-    with pytest.raises(AnswerFailed, match="TimeoutError"):
-        await west.ask(1, 11, {}, timeout=LONG_S)
-
-
-async def test_a_handler_that_was_cancelled_has_failed(pair, serve):
-    west, east = pair
-
-    async def handler(_message):
-        given_up = asyncio.get_running_loop().create_future()
-        given_up.cancel()
-        await given_up
-
-    serve(east, handler)
-    with pytest.raises(AnswerFailed, match="a handler of `serve` was cancelled"):
-        await west.ask(1, 11, {}, timeout=LONG_S)
-
-
-async def test_an_answer_that_cannot_be_sent_is_a_failure_of_its_handler(pair, serve):
-    west, east = pair
-
-    async def handler(_message):
-        return {"n": object()}
-
-    serve(east, handler)
-    with pytest.raises(AnswerFailed, match="InvalidPayload"):
+    serve(east, handler, timeout=0.05 if handler is never_ends else None)
+    with pytest.raises(AnswerFailed, match=says):
         await west.ask(1, 11, {}, timeout=LONG_S)
 
 

@@ -5,7 +5,7 @@ import contextlib
 from functools import partial
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, numbers, take_in, vanish
+from support.contracts import WAIT_S, Only, fetch_all, numbers, take_in, until, vanish
 from support.interceptors import Held
 
 from ray_messaging import (
@@ -24,7 +24,7 @@ from ray_messaging import (
     PayloadTooLarge,
     TransactionError,
 )
-from ray_messaging.interception.rules import BlackList, rewrite
+from ray_messaging.interception.rules import ALLOW, BlackList, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
 from ray_messaging.sending import transaction_sender
@@ -266,25 +266,6 @@ async def test_one_mailbox_without_room_refuses_the_whole_transaction(bank, shop
     assert tx.receipts.fates.tolist() == ["delivered"]
 
 
-def tries_of(bank):
-    """Return a function that waits until a messager has made a number of calls."""
-    real, calls, news = bank.engine.transport.send, [], asyncio.Condition()
-
-    async def send(request):
-        reply = await real(request)
-        async with news:
-            calls.append(reply)
-            news.notify_all()
-        return reply
-
-    async def tried(count):
-        async with asyncio.timeout(WAIT_S), news:
-            await news.wait_for(lambda: len(calls) >= count)
-
-    bank.engine.transport.send = send
-    return tried
-
-
 @pytest.mark.parametrize("fenced", [False, True])
 async def test_a_transaction_without_the_experiments_interceptor_is_refused(messagers, shop, store, fenced):
     own = Interceptor("x", epoch=1) if fenced else None
@@ -300,9 +281,8 @@ async def test_a_transaction_without_the_experiments_interceptor_is_refused(mess
 
 
 async def test_a_transaction_asks_again_after_a_rejected_verdict(messagers, shop, store):
-    bank = await messagers(Interceptor("x", epoch=1), name="bank", host=[1])
+    bank = await messagers(old := Interceptor("x", epoch=1), name="bank", host=[1])
     await store.set_interceptor(2)
-    tried = tries_of(bank)
 
     async def leave():
         async with bank.transaction() as tx:
@@ -310,7 +290,7 @@ async def test_a_transaction_asks_again_after_a_rejected_verdict(messagers, shop
         return tx.receipts
 
     leaving = asyncio.create_task(leave())
-    await tried(1)
+    await until(lambda: old.judged >= 2)
     bank.set_message_interceptor(Interceptor("x", [BlackList([(13, None)])], epoch=2))
     assert (await leaving).fates.tolist() == ["delivered", "blocked"]
     assert numbers(await fetch_all(shop, 1)) == [1]
@@ -347,9 +327,10 @@ async def test_a_lagging_log_refuses_the_whole_transaction(bank, shop):
 
 
 async def test_the_log_has_a_transaction_once(messagers, shop, store):
-    bank = await messagers(
-        Interceptor("x", [BlackList([(13, None)]), Rewriting()], epoch=1), name="bank", host=[1], send_timeout_s=0.3
-    )
+    rewriting = Only(lambda message: rewrite({"n": "even"}) if message.payload["n"] == "odd" else ALLOW)
+    rewriting.needs_payload = True
+    interceptor = Interceptor("x", [BlackList([(13, None)]), rewriting], epoch=1)
+    bank = await messagers(interceptor, name="bank", host=[1], send_timeout_s=0.3)
     await store.set_interceptor(1)
     transport = shop.engine.transport
     await transport.log.register(WIDE)
@@ -373,15 +354,6 @@ async def test_the_log_has_a_transaction_once(messagers, shop, store):
     assert sorted(told) == [(DELIVERED, None), (PUBLISHED, [0, 0]), (BLOCKED, None)]
     assert numbers(await fetch_all(shop, 1)) == ["even"]
     assert len(await store.entries(full.name)) == 1
-
-
-class Rewriting(Held):
-    """Rewrite one payload, at once."""
-
-    def __init__(self):
-        super().__init__(
-            "rewriting", is_open=True, at_once=lambda m: rewrite({"n": "even"}) if m.payload["n"] == "odd" else None
-        )
 
 
 async def test_blocked_messages_of_a_transaction_have_receipts(messagers, shop, store):

@@ -1,6 +1,7 @@
 """Helpers of the interceptor's tests: batches, rules that wait, and a store."""
 
 import asyncio
+from inspect import isawaitable
 
 import numpy as np
 
@@ -119,6 +120,19 @@ class Held(SlowRule):
         if isinstance(answer, BaseException):
             raise answer
         return answer
+
+
+class Foreign:
+    """An actor with AgentSociety's `forward`, which answers by a function, async or not, and records the questions."""
+
+    def __init__(self, answer=lambda from_id, to_id, msg: True):
+        self.answer, self.questions = answer, []
+        self.forward = self
+
+    async def remote(self, from_id, to_id, msg):
+        self.questions.append((from_id, to_id, msg))
+        found = self.answer(from_id, to_id, msg)
+        return await found if isawaitable(found) else found
 
 
 class Store:
