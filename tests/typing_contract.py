@@ -56,6 +56,12 @@ async def in_a_loop(group: Group) -> None:
     assert_type(await aio.send(1, 2, {"a": 1}), Receipt)
     assert_type(await aio.send_columns([1], np.array([2]), [{"a": 1}]), Receipts)
     assert_type(await aio.ask(1, 2, {"a": 1}, timeout=5), Message)
+    async with await aio.fetch_messages(timeout=1) as messages:
+        assert_type(messages[0], Message)
+    async for answer in await aio.ask_columns([1], [2], {"a": 1}):
+        assert_type(answer, Message)
+    assert_type(await aio.agents(), list[int | str])
+    await aio.send(1, {"a": 1})  # type: ignore[call-arg, arg-type]  # for no one
 
 
 async def in_process(messager: Messager) -> None:
@@ -115,17 +121,6 @@ def on_ray() -> None:
         assert_type(listener.cursor, int)
     assert_type(Messaging.connect("e"), Messaging)
     assert_type(EventLog.open("folder"), EventLog)
-
-
-async def by_a_handle(group: Group) -> None:
-    assert_type(await group.aio.send(1, 2, {"a": 1}), Receipt)
-    assert_type(await group.aio.ask(1, 2, {"a": 1}, timeout=3), Message)
-    async with await group.aio.fetch_messages(timeout=1) as messages:
-        assert_type(messages[0], Message)
-    async for answer in await group.aio.ask_columns([1], [2], {"a": 1}):
-        assert_type(answer, Message)
-    assert_type(await group.aio.agents(), list[int | str])
-    await group.aio.send(1, {"a": 1})  # type: ignore[call-arg, arg-type]  # for no one
 
 
 class Mood(msgspec.Struct):

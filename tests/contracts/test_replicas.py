@@ -5,62 +5,25 @@ import asyncio
 import pytest
 from support.contracts import fetch_all
 from support.patience import WAIT_S
-from support.replicated import Silence, until
-from support.servers import RedisProcess
+from support.replicated import ReplicatedService
 
 from ray_messaging import ConnectionFailed, Messager, MessagingConfig, NotReplicated, OutcomeUnknown
 
-
-class Replicated:
-    """A primary and its replicas."""
-
-    def __init__(self, folder, binary, replicas=1):
-        options = {"appendonly": "no", "repl-diskless-sync-delay": "0", "masterauth": "'a secret of the tests'"}
-        servers = []
-        for at in range(1 + replicas):
-            (folder / f"server-{at}").mkdir()
-            servers.append(RedisProcess(folder / f"server-{at}", binary=binary, **options))
-        self.primary, *self.replicas = servers
-        self.config = self.primary.config
-
-    @property
-    def replica(self):
-        """Return the first one."""
-        return self.replicas[0]
-
-    def start(self):
-        self.primary.start()
-        for replica in self.replicas:
-            replica.follow(self.config.port)
-            replica.start()
-        with self.primary.client() as client:
-            for at in range(len(self.replicas)):
-                until(lambda at=at: client.info("replication")[f"slave{at}"]["state"] == "online", "a replica")
-        return self
-
-    def kill(self):
-        for server in (*self.replicas, self.primary):
-            server.kill()
+ALONE = {"sentinels": 0, "appendonly": "no"}
 
 
 # The second trap is one of Valkey: Redis counts whatever a connection has seen as its own write.
 @pytest.fixture(scope="module", params=["valkey", pytest.param("redis-server", marks=pytest.mark.long)])
 def pair(request, tmp_path_factory):
-    pair = Replicated(tmp_path_factory.mktemp("pair"), request.param)
-    try:
-        yield pair.start()
-    finally:
-        pair.kill()
+    with ReplicatedService(tmp_path_factory.mktemp("pair"), binary=request.param, **ALONE) as service:
+        yield service
 
 
 @pytest.fixture
 def trio(tmp_path):
     """Start a primary with two replicas."""
-    trio = Replicated(tmp_path, "valkey", replicas=2)
-    try:
-        yield trio.start()
-    finally:
-        trio.kill()
+    with ReplicatedService(tmp_path, binary="valkey", replicas=2, **ALONE) as service:
+        yield service
 
 
 async def test_a_receipt_that_a_replica_confirmed_and_a_message_that_it_has(opener, pair):
@@ -68,7 +31,7 @@ async def test_a_receipt_that_a_replica_confirmed_and_a_message_that_it_has(open
     sender = await opener(pair.config, name="a", wait_replicas=1)
     receipt = await sender.send_message(sender.get_agent_chat_channel(2), {"n": 1}, from_id=1)
     assert receipt.fate == "delivered"
-    with pair.replica.client() as client:
+    with pair.replicas[0].client() as client:
         assert client.xlen(next(iter(client.scan_iter(match=f"rm:{{{sender.exp_id}}}:mailbox:b:*")))) == 1
     assert [message.payload["n"] for message in await receiver.fetch_messages(timeout=30)] == [1]
 
@@ -76,7 +39,7 @@ async def test_a_receipt_that_a_replica_confirmed_and_a_message_that_it_has(open
 async def test_a_large_frame_is_delivered_once_a_replica_has_it(opener, pair):
     receiver = await opener(pair.config, name="b", host=[2], wait_replicas=1)
     sender = await opener(pair.config, name="a", wait_replicas=1)
-    with pair.replica.client() as client:
+    with pair.replicas[0].client() as client:
         for calls in range(1, 4):
             receipts = await sender.send_columns([1] * 8, [2] * 8, [{"text": "x" * 2**15}] * 8)
             assert receipts.counts()["delivered"] == 8
@@ -89,7 +52,7 @@ async def test_a_repeated_send_is_no_receipt_while_no_replica_has_it(opener, pai
     receiver = await opener(pair.config, name="b", host=[2])
     sender = await opener(pair.config, name="a", wait_replicas=1, send_timeout_s=1.2)
     assert (await sender.send(1, 2, {"n": 0})).fate == "delivered"
-    with Silence(pair.replica):
+    with pair.replicas[0].paused():
         with pytest.raises(NotReplicated, match=r"0 of 1 replicas.*wait_replicas is 1") as caught:
             await sender.send(1, 2, {"n": 1})
         assert isinstance(caught.value, OutcomeUnknown)
@@ -103,11 +66,11 @@ async def test_a_message_that_no_replica_has_is_not_handed_out(opener, pair):
     """WAIT covers its connection's last write only: a reader must write before it waits."""
     receiver = await opener(pair.config, name="b", host=[2], wait_replicas=1)
     sender = await opener(pair.config, name="a")
-    with Silence(pair.replica) as silence:
+    with pair.replicas[0].paused():
         receipt = await sender.send_message(sender.get_agent_chat_channel(2), {"n": 1}, from_id=1)
         assert receipt.fate == "delivered"  # this one waits for no replica
         assert list(await receiver.fetch_messages(timeout=1.0)) == []
-        silence.end()
+        pair.replicas[0].resume()
         assert [message.payload["n"] for message in await receiver.fetch_messages(timeout=30)] == [1]
 
 
@@ -139,7 +102,7 @@ async def test_of_two_replicas_both_must_confirm(trio, opener, dead):  # the ser
 async def test_other_calls_wait_for_replicas_too(opener, pair):
     messager = await opener(pair.config, name="a", wait_replicas=1, send_timeout_s=1)  # the replica is slow, too
     transport = messager.engine.transport
-    with Silence(pair.replica):
+    with pair.replicas[0].paused():
         for call in (
             transport.surveys.create("7", b"{}"),
             transport.set_schema("news", b"{}"),

@@ -1,7 +1,6 @@
 """A primary with replicas, and Sentinels that watch over them, for tests: servers can be killed, and cut off."""
 
 import subprocess
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from support.patience import wait_for
 from support.servers import HOST, PASSWORD, RedisProcess, find_binary, free_port, redis_or_valkey
 
 SERVICE = "town"
-_USER, _SECRET = "replicator", "a-secret-between-servers"  # of replicas and Sentinels: clients have another user
+USER, SECRET = "replicator", "a-secret-between-servers"  # of replicas, Sentinels and MIGRATE: clients have another user
 _DOWN_AFTER_MS = 1_500
 
 
@@ -39,18 +38,18 @@ class SentinelProcess:
 
     def __init__(self, folder, binary, primary_port, quorum, down_after_ms):
         self.port = free_port()
-        self._path = Path(folder) / f"sentinel-{self.port}.conf"
+        path = Path(folder) / f"sentinel-{self.port}.conf"
         watched = [
             f"monitor {SERVICE} {HOST} {primary_port} {quorum}",
-            f"auth-user {SERVICE} {_USER}",
-            f"auth-pass {SERVICE} {_SECRET}",
+            f"auth-user {SERVICE} {USER}",
+            f"auth-pass {SERVICE} {SECRET}",
             f"down-after-milliseconds {SERVICE} {down_after_ms}",
             f"failover-timeout {SERVICE} 3000",
         ]
         lines = [f"bind {HOST}", f"port {self.port}", f"dir {folder}", *(f"sentinel {line}" for line in watched)]
-        self._path.write_text("\n".join([*lines, ""]))
+        path.write_text("\n".join([*lines, ""]))
         self.process = subprocess.Popen(
-            [binary, str(self._path), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [binary, str(path), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         self.client = redis.Redis(host=HOST, port=self.port, protocol=2, socket_timeout=5)
         until(self.client.ping, "a Sentinel that answers")
@@ -65,37 +64,63 @@ class SentinelProcess:
             self.process = None
 
 
-class ReplicatedService:
-    """A primary, its replicas and three Sentinels; the first server is the primary at first.
+class Servers:
+    """A primary, its replicas and others; as a context manager they leave no process behind.
 
-    As a context manager it leaves no process behind. It can take the place of a RedisProcess on a fault's stage.
+    They can take the place of a RedisProcess on a fault's stage: then `primary` is the one that serves.
+    """
+
+    primary = process = None  # as that of a RedisProcess: None until it is started
+
+    def __init__(self, folder, count, binary, options, env=None):
+        self.folder = Path(folder)
+        shared = {
+            "user": f"{USER} on >{SECRET} ~* &* +@all",
+            "masteruser": USER,
+            "masterauth": SECRET,
+            "repl-diskless-sync-delay": "0",
+            "repl-ping-replica-period": "1",
+        }
+        self.servers = []
+        for at in range(count):
+            own = self.folder / f"server-{at}"
+            own.mkdir(parents=True)
+            self.servers.append(RedisProcess(own, binary=binary, env=(env or {}).get(at), **shared | options))
+
+    def __enter__(self):
+        try:
+            return self.start()
+        except BaseException:
+            self.kill()
+            raise
+
+    def __exit__(self, *_):
+        self.kill()
+
+    def cut_off(self, server):
+        """Cut a server off from the others; clients still reach it."""
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", USER, "off")
+            client.execute_command("CLIENT", "KILL", "USER", USER)
+
+    def kill(self):
+        for server in self.servers:
+            server.kill()
+        self.process = None
+
+
+class ReplicatedService(Servers):
+    """A primary, its replicas and Sentinels; the first server is the primary at first.
+
     Where no test kills the primary, a long `down_after_ms` lets none take its place that is only slow.
     """
 
     def __init__(self, folder, *, binary=None, replicas=1, sentinels=3, down_after_ms=_DOWN_AFTER_MS, **options):
         self.binary = binary or redis_or_valkey()
-        self.folder = Path(folder)
-        shared = {
-            "user": f"{_USER} on >{_SECRET} ~* &* +@all",
-            "masteruser": _USER,
-            "masterauth": _SECRET,
-            "repl-diskless-sync-delay": "0",
-            "repl-ping-replica-period": "1",
-        }
-        self.servers = []
-        for at in range(replicas + 1):
-            (self.folder / f"server-{at}").mkdir(parents=True)
-            self.servers.append(RedisProcess(self.folder / f"server-{at}", binary=self.binary, **shared | options))
+        super().__init__(folder, 1 + replicas, self.binary, options)
         self.sentinels = []
         self._count, self._down_after_ms = sentinels, down_after_ms
-        self.process = None  # as that of a RedisProcess: None until it is started
         self.primary = self.servers[0]
-
-    def __enter__(self):
-        return self.start()
-
-    def __exit__(self, *_):
-        self.kill()
 
     @property
     def replicas(self):
@@ -103,7 +128,9 @@ class ReplicatedService:
 
     @property
     def config(self):
-        """Return the config that leads to the primary by the Sentinels."""
+        """Return the config that leads to the primary, by the Sentinels if there are any."""
+        if not self.sentinels:
+            return self.primary.config
         addresses = tuple(f"{HOST}:{sentinel.port}" for sentinel in self.sentinels)
         return RedisConfig(sentinels=addresses, service=SERVICE, password=PASSWORD, timeout=10)
 
@@ -111,7 +138,8 @@ class ReplicatedService:
         self.process = self.primary.start().process
         for replica in self.replicas:
             self.join(replica)
-        self._start_sentinels()
+        if self._count:
+            self._start_sentinels()
         return self
 
     def _start_sentinels(self):
@@ -124,13 +152,13 @@ class ReplicatedService:
 
     def join(self, server):
         """Start a server as a replica of the primary; return when it has all."""
-        server.follow(self.primary.config.port)
+        server.set("replicaof", f"{HOST} {self.primary.config.port}")
         server.start()
         if self.sentinels:
             self.settle()
             return
-        with server.client() as client:
-            until(lambda: client.info("replication")["master_link_status"] == "up", "a replica that is in step")
+        with self.primary.client() as client:
+            until(lambda: _is_online(client, server), "a replica that is in step")
 
     def settle(self):
         """Return when all Sentinels agree on a primary, its living replicas and each other.
@@ -158,12 +186,6 @@ class ReplicatedService:
             and all(each["master-port"] == primary["port"] for each in well)
         )
 
-    def cut_off(self, server):
-        """Cut a server off from the others and from the Sentinels; clients still reach it."""
-        with server.client() as client:
-            client.execute_command("ACL", "SETUSER", _USER, "off")
-            client.execute_command("CLIENT", "KILL", "USER", _USER)
-
     def failed_over(self):
         """Return when the Sentinels have made another server the primary."""
         old = self.primary.config.port
@@ -179,26 +201,12 @@ class ReplicatedService:
         return ports.pop() if len(ports) == 1 else None
 
     def kill(self):
-        for process in (*self.sentinels, *self.servers):
-            process.kill()
-        self.process = None
+        for sentinel in self.sentinels:
+            sentinel.kill()
+        super().kill()
 
 
-class Silence:
-    """Let a replica stand still: it stays connected, and confirms nothing."""
-
-    def __init__(self, replica):
-        self._replica = replica
-
-    def __enter__(self):
-        self._replica.pause()
-        self._ended = threading.Event()
-        return self
-
-    def end(self):
-        if not self._ended.is_set():
-            self._ended.set()
-            self._replica.resume()
-
-    def __exit__(self, *_):
-        self.end()
+def _is_online(primary, replica):
+    """Return whether a primary has a replica that confirms its writes."""
+    found = [each for each in primary.info("replication").values() if isinstance(each, dict)]
+    return any((each["port"], each["state"]) == (replica.config.port, "online") for each in found)

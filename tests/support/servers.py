@@ -9,7 +9,7 @@ import subprocess
 import threading
 import unittest
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import redis
@@ -149,9 +149,9 @@ class RedisProcess(ServerProcess):
         defaults = {"appendonly": "yes", "appendfsync": "always", "save": "''", "maxmemory-policy": "noeviction"}
         self._options = defaults | {name.replace("_", "-"): value for name, value in options.items()}
 
-    def follow(self, port):
-        """Be a replica of the server at a port from the next start on (None: of none)."""
-        self._options["replicaof"] = None if port is None else f"{HOST} {port}"
+    def set(self, name, value):
+        """Set a line of its configuration, from the next start on."""
+        self._options[name] = value
 
     @property
     def pid(self):
@@ -174,6 +174,15 @@ class RedisProcess(ServerProcess):
 
     def resume(self):
         os.kill(self.pid, signal.SIGCONT)
+
+    @contextmanager
+    def paused(self):
+        """Let it stand still: it stays connected, and answers nothing."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
 
 
 class MosquittoProcess(ServerProcess):

@@ -4,7 +4,6 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import redis
 from redis.crc import key_slot
@@ -13,12 +12,11 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.config import RedisConfig
 from support.patience import Busy
-from support.replicated import until
+from support.replicated import SECRET, USER, Servers, until
 from support.servers import HOST, PASSWORD, RedisProcess, free_port
 
 SLOTS = 16384
 NODE_TIMEOUT_MS = 1_000
-_USER, _SECRET = "replicator", "a-secret-between-servers"  # of replicas and of MIGRATE: clients have another user
 _ALL_PACKETS = -2  # of the cluster's, that a node of Valkey can drop
 _KEYS_AT_ONCE = 20
 _REST_S = 0.2
@@ -41,10 +39,9 @@ def owner_of(config, keys):
     raise AssertionError(f"no node has slot {slot}")
 
 
-class ClusterService:
+class ClusterService(Servers):
     """A cluster of primaries with replicas each; its slots are spread evenly.
 
-    As a context manager it leaves no process behind. It can take the place of a RedisProcess on a fault's stage: then
     `primary` is the one that has the slot of `exp_id`, or of one of its `shards`. `env` goes into the environment of
     nodes, by their place.
     """
@@ -52,41 +49,19 @@ class ClusterService:
     def __init__(
         self, folder, *, binary="valkey", primaries=3, replicas=1, exp_id="town", shards=1, env=None, **options
     ):
-        self.folder = Path(folder)
-        self.exp_id = exp_id
-        self.shards, self.shard = shards, 0
-        self.primaries = primaries
+        self.exp_id, self.shards, self.shard, self.primaries = exp_id, shards, 0, primaries
         shared = {
-            "user": f"{_USER} on >{_SECRET} ~* &* +@all",
-            "masteruser": _USER,
-            "masterauth": _SECRET,
-            "repl-diskless-sync-delay": "0",
-            "repl-ping-replica-period": "1",
             "cluster-enabled": "yes",
             "cluster-node-timeout": NODE_TIMEOUT_MS,
             "cluster-replica-validity-factor": "0",
             "cluster-allow-replica-migration": "no",
             "enable-debug-command": "local",
         }
-        self.servers = []
-        for at in range(primaries * (1 + replicas)):
-            (self.folder / f"node-{at}").mkdir(parents=True)
-            more = {"cluster-port": free_port()}
-            folder, own = self.folder / f"node-{at}", (env or {}).get(at)
-            self.servers.append(RedisProcess(folder, binary=binary, env=own, **shared | more | options))
+        super().__init__(folder, primaries * (1 + replicas), binary, shared | options, env)
+        self._ports = {server: free_port() for server in self.servers}
+        for server, port in self._ports.items():
+            server.set("cluster-port", port)
         self._ids = {}
-        self.process = None  # as that of a RedisProcess: None until it is started
-        self.primary = None
-
-    def __enter__(self):
-        try:
-            return self.start()
-        except BaseException:
-            self.kill()
-            raise
-
-    def __exit__(self, *_):
-        self.kill()
 
     @property
     def config(self):
@@ -130,7 +105,7 @@ class ClusterService:
             for other in self.servers[:at]:
                 if f"{HOST}:{other.config.port}" not in known:
                     strangers = True
-                    client.execute_command("CLUSTER MEET", HOST, other.config.port, other._options["cluster-port"])
+                    client.execute_command("CLUSTER MEET", HOST, other.config.port, self._ports[other])
         if strangers:
             time.sleep(_HANDSHAKE_S)
         return not strangers
@@ -176,11 +151,6 @@ class ClusterService:
         self.exp_id, self.shard = exp_id, shard
         self.settle()
 
-    def kill(self):
-        for server in self.servers:
-            server.kill()
-        self.process = None
-
     # -- failover -------------------------------------------------------------------------------------------------
 
     @property
@@ -191,10 +161,8 @@ class ClusterService:
             return [self._ids[name] for name, (_, _, leader, _) in self._view(client).items() if leader == me]
 
     def cut_off(self, server):
-        """Cut a node of Valkey off from the others; clients still reach it."""
-        with server.client() as client:
-            client.execute_command("ACL", "SETUSER", _USER, "off")
-            client.execute_command("CLIENT", "KILL", "USER", _USER)
+        super().cut_off(server)
+        with server.client() as client:  # of Valkey
             client.execute_command("DEBUG", "DROP-CLUSTER-PACKET-FILTER", _ALL_PACKETS)
 
     def failed_over(self):
@@ -289,7 +257,7 @@ class KeyByKey:
     def migrate(self, *keys):
         port = self.to.config.port
         with self.source.client() as client:
-            client.execute_command("MIGRATE", HOST, port, "", 0, 10_000, "AUTH2", _USER, _SECRET, "KEYS", *keys)
+            client.execute_command("MIGRATE", HOST, port, "", 0, 10_000, "AUTH2", USER, SECRET, "KEYS", *keys)
 
     def some(self):
         """Move some keys; return whether there were any."""

@@ -11,23 +11,14 @@ def bare(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_MESSAGING_REQUIRE_SERVERS", raising=False)
 
 
-@pytest.mark.parametrize("name", ["redis-server", "mosquitto", "openssl", "chromium"])
-def test_a_program_that_is_not_here_is_a_skip_that_says_how_to_install_it(bare, name):
-    with pytest.raises(MissingServer, match=f"apt-get install {name}"):
-        find_binary(name)
-
-
-@pytest.mark.parametrize("name", ["redis-server", "mosquitto", "openssl", "chromium"])
-def test_it_is_a_failure_where_servers_are_required(bare, monkeypatch, name):
+def test_a_program_that_is_not_here_is_a_skip_and_a_failure_where_servers_are_required(bare, monkeypatch):
+    with pytest.raises(MissingServer, match="apt-get install mosquitto"):
+        find_binary("mosquitto_passwd")
     monkeypatch.setenv("RAY_MESSAGING_REQUIRE_SERVERS", "1")
-    with pytest.raises(LookupError, match=f"{name} is not on PATH.*RAY_MESSAGING_REQUIRE_SERVERS"):
-        find_binary(name)
+    with pytest.raises(LookupError, match=r"redis-server is not on PATH.*RAY_MESSAGING_REQUIRE_SERVERS"):
+        find_binary("redis-server")
 
 
 def test_a_server_of_the_tests_own_is_the_packages_valkey_then(bare, tmp_path):
-    process = RedisProcess(tmp_path)
-    try:
-        with process.start().client() as client:
-            assert client.info("server")["server_name"] == "valkey"
-    finally:
-        process.kill()
+    with RedisProcess(tmp_path) as process, process.client() as client:
+        assert client.info("server")["server_name"] == "valkey"
