@@ -16,9 +16,7 @@ from typer.testing import CliRunner
 
 from ray_messaging import EventLog, LogError, MessagingConfig, columns
 from ray_messaging.audiences.building import build_edges
-from ray_messaging.audiences.files import version_folder, write_edges
 from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cli.app import app
 from ray_messaging.interception.rules import BlackList, MaxLength, RateLimit
@@ -67,10 +65,8 @@ class Society(LoggedGroups):
         await self.interceptor.close()
         await super().close()
 
-    async def create(self, name, version, edges):
-        write_edges(version_folder(self.folder / "audiences", name, version), edges)
-        facts = AudienceFacts(Kind.GRAPH, edges.pairs, edges.digest.hex())
-        await self.store.set_audience(name, version, encode_facts(facts))
+    async def create(self, name, edges):
+        await super().create(name, edges)
         self.edges = edges
 
     async def broadcast(self, name, senders, payloads):
@@ -118,7 +114,7 @@ async def opened(server, exp_id, tmp_path):
 @pytest.fixture
 async def society(opened):
     await opened.begin()
-    await opened.create("friends", 1, build_edges([np.random.default_rng(11).integers(0, AGENTS, (600, 2))]))
+    await opened.create("friends", build_edges([np.random.default_rng(11).integers(0, AGENTS, (600, 2))]))
     return opened
 
 
@@ -194,7 +190,7 @@ async def test_queries_find_the_hearers(society):
 
 async def test_members_with_names_and_typed_columns_are_expanded(society):
     members = AgentSet.of([1, 2, 40, "guest"])
-    await society.create("plaza", 1, MemberEdges.among(members))
+    await society.create("plaza", MemberEdges.among(members))
     await society.messagers[1].host_agents(["guest"], ["agent-chat"])
     await society.broadcast("plaza", [1, "guest"], columns(x=np.array([0.5, 1.5])))
     await society.messagers[0].broadcast(None, "plaza", {"text": "from the user"})
@@ -220,7 +216,7 @@ async def test_members_with_names_and_typed_columns_are_expanded(society):
 async def test_the_logs_digests_of_steps_are_those_of_the_groups(opened, listed):
     society = await opened.begin(StepSettings(seed=1, groups=2, digest=True))
     edges = build_edges([np.random.default_rng(11).integers(0, AGENTS, (600, 2))])
-    await society.create("friends", 1, edges)
+    await society.create("friends", edges)
     if listed:
         society.black_list.set([*listed, *pairs_of(edges)[:20]])
 

@@ -12,13 +12,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.patience import WAIT_S
-from support.step_society import LoggedGroups, digests_of
+from support.step_society import LoggedGroups, digests_of, sealed
 
 from ray_messaging import EventLog
 from ray_messaging.audiences.building import build_edges
-from ray_messaging.audiences.files import version_folder, write_edges
-from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
-from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.eventlog.checkpoints import read_checkpoint
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.forking import copy_run
@@ -51,10 +48,7 @@ class Town(LoggedGroups):
 
     async def first(self, transport):
         await transport.steps.begin(self.settings)
-        edges = build_edges([self.edges])
-        write_edges(version_folder(self.folder / "audiences", "friends", 1), edges)
-        facts = AudienceFacts(Kind.GRAPH, edges.pairs, edges.digest.hex())
-        await transport.set_audience("friends", 1, encode_facts(facts))
+        await self.create("friends", build_edges([self.edges]))
         write_run(Folder(str(self.folder)), RunRecord(FORMAT, self.exp_id))
 
     async def load(self, transport, parent, step):
@@ -72,14 +66,10 @@ class Town(LoggedGroups):
         interceptor = Interceptor(self.exp_id, rules)
         try:
             writer = await self.writer(checkpoint=self.every)
-            source = LocalFolder(self.folder / "audiences")
-            groups = [await self.messager(interceptor, name=f"group{n}", audiences=source) for n in range(self.count)]
-            for n, group in enumerate(groups):
-                await group.host_agents(range(n, self.agents, self.count), ["agent-chat"])
+            groups = await self.groups(self.count, interceptor, range(self.agents))
             async with asyncio.timeout(WAIT_S):
                 await asyncio.gather(*map(self.drive, groups))
-                while (progress := await transport.steps.progress()).sealed < STEPS - 1:
-                    await transport.steps.wait(progress.news, WAIT_S)
+                await sealed(transport.steps, STEPS - 1)
                 await writer.close()
             return EventLog.open(self.folder), await digests_of(transport.steps, STEPS)
         finally:

@@ -7,11 +7,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.step_society import AGENTS, SEED, STEPS, digests_of, hears, run_step, sequential
+from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, agree, hears, live, run_step
 
-from ray_messaging import AlreadyExists, Messager, MoveFailed, UnknownName
+from ray_messaging import AlreadyExists, MoveFailed, UnknownName
 from ray_messaging.audiences.building import build_edges
-from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.transports.step_values import StepSettings, WaitFor
@@ -34,19 +33,11 @@ def run_with_arrivals(step):
     return run_step(step)
 
 
-async def live(messager, hook=None, until=STEPS):
-    states = {}
-    async with aclosing(messager.steps(until=until)) as steps:
-        async for step in steps:
-            if hook is not None:
-                await hook(step)
-            states = run_with_arrivals(step)
-    return states
+live = partial(live, run=run_with_arrivals)
 
 
 async def test_states_and_digests_do_not_depend_on_moves(opened):
-    groups = await opened()
-    first, second, third = groups
+    first, second, third = await opened()
 
     async def hook(step):
         if step.number == 0:
@@ -61,15 +52,12 @@ async def test_states_and_digests_do_not_depend_on_moves(opened):
             await third.move_agents([4], to="group1")
 
     async with asyncio.timeout(60):
-        found = await asyncio.gather(live(first, hook), live(second), live(third))
-    states, digests = sequential()
-    assert {agent: state for part in found for agent, state in part.items()} == states
-    assert sum(map(len, found)) == AGENTS
-    assert await digests_of(first.engine.transport.steps) == digests
+        found = await asyncio.gather(live(first, hook=hook), live(second), live(third))
+        await agree(first.engine.transport.steps, *found)
 
 
 async def test_groups_that_wait_for_their_senders_alone_hear_for_agents_that_came(opened):
-    first, second, third = groups = await opened(wait_for=WaitFor.SENDERS)
+    first, second, third = await opened(wait_for=WaitFor.SENDERS)
     await first.engine.transport.steps.declare(hears(GROUPS))
 
     async def hook(step):
@@ -77,10 +65,8 @@ async def test_groups_that_wait_for_their_senders_alone_hear_for_agents_that_cam
             await first.move_agents([3 * step.number, 3 * step.number + 3], to="group1")
 
     async with asyncio.timeout(60):
-        found = await asyncio.gather(live(first, hook), live(second), live(third))
-    states, digests = sequential()
-    assert {agent: state for part in found for agent, state in part.items()} == states
-    assert await digests_of(groups[0].engine.transport.steps) == digests
+        found = await asyncio.gather(live(first, hook=hook), live(second), live(third))
+        await agree(first.engine.transport.steps, *found)
 
 
 async def test_a_step_that_runs_again_reads_the_same_for_agents_that_came(opened):
@@ -104,7 +90,7 @@ async def test_a_step_that_runs_again_reads_the_same_for_agents_that_came(opened
             if step.number == 2:
                 again.append(([*step.agents], [m.id for m in step.messages], step.arrivals))
 
-        states = await live(second, look)
+        states = await live(second, hook=look)
         assert seen == again
         [arrival] = seen[0][2]
         assert ([*arrival.agents], arrival.group) == ([0, 3, 6], "group0")
@@ -112,14 +98,13 @@ async def test_a_step_that_runs_again_reads_the_same_for_agents_that_came(opened
         return states
 
     async with asyncio.timeout(60):
-        found = await asyncio.gather(live(first, hook), dies_once(), live(third))
-    assert {agent: state for part in found for agent, state in part.items()} == sequential()[0]
+        found = await asyncio.gather(live(first, hook=hook), dies_once(), live(third))
+        await agree(first.engine.transport.steps, *found)
 
 
-async def test_messages_from_outside_and_later_ones_reach_agents_that_moved_once(opened, server, exp_id):
-    west, east = (await opened(count=2))[:2]
-    outside = Messager(server, exp_id)
-    await outside.init()
+async def test_messages_from_outside_and_later_ones_reach_agents_that_moved_once(opened, messagers):
+    west, east = await opened(count=2)
+    outside = await messagers()
     heard = {}
 
     async def run(messager):
@@ -138,7 +123,6 @@ async def test_messages_from_outside_and_later_ones_reach_agents_that_moved_once
 
     async with asyncio.timeout(60):
         await asyncio.gather(run(west), run(east))
-    await outside.close()
     assert heard[2] == [1, "before", "after", 2, 3, 6]
 
 
@@ -167,40 +151,20 @@ async def test_agents_that_were_removed_are_in_no_later_step(opened):
         if step.number == 2:
             await west.remove_agents([0, 2])
 
-    def seen(messager):
-        return live(messager, hook if messager is west else None)
-
     async with asyncio.timeout(60):
-        found = await asyncio.gather(seen(west), seen(east))
-    assert [*found[0]] == [*range(4, AGENTS, 2)]
-
-
-class Shelf(dict):
-    """A source of audiences in memory."""
-
-    async def load(self, name, version):
-        return self[name, version]
+        left, _ = await asyncio.gather(live(west, hook=hook), live(east))
+    assert [*left] == [*range(4, AGENTS, 2)]
 
 
 @pytest.mark.parametrize("ruled", [False, True])
-async def test_broadcasts_reach_hearers_that_have_moved_since(server, exp_id, ruled):
+async def test_broadcasts_reach_hearers_that_have_moved_since(server, exp_id, tmp_path, ruled):
     pairs = [(a, b) for a in range(AGENTS) for b in range(AGENTS) if (a * 7 + b) % 5 == 0 and a != b]
     barred = {pair for pair in pairs if sum(pair) % 3 == 0} if ruled else set()
-    edges, shelf, groups = build_edges([np.array(pairs)]), Shelf(), []
     rules = Interceptor(exp_id, [BlackList(pairs=sorted(barred))]) if ruled else None
-    for number in range(-1, GROUPS):
-        name = f"group{number}" if number >= 0 else "setup"
-        groups.append(Messager(server, exp_id, rules, name=name, audiences=shelf))
-        await groups[-1].init()
-        if number >= 0:
-            await groups[-1].host_agents(range(number, AGENTS, GROUPS), ["agent-chat"])
-        else:
-            transport = groups[-1].engine.transport
-            await transport.steps.begin(StepSettings(groups=GROUPS, digest=True))
-    first, second = groups[1:3]
-    shelf["friends", 1] = edges
-    facts = encode_facts(AudienceFacts(Kind.GRAPH, edges.pairs, edges.digest.hex()))
-    assert await transport.set_audience("friends", 1, facts) == 0
+    society = LoggedGroups(server, exp_id, tmp_path)
+    await (await society.transport()).steps.begin(StepSettings(groups=GROUPS, digest=True))
+    await society.create("friends", build_edges([np.array(pairs)]))
+    first, second, third = await society.groups(GROUPS, rules)
     heard, read = {}, {}
 
     async def speak(messager):
@@ -217,12 +181,11 @@ async def test_broadcasts_reach_hearers_that_have_moved_since(server, exp_id, ru
                     await second.move_agents([1, 6], to="group2")
 
     async with asyncio.timeout(60):
-        await asyncio.gather(*map(speak, groups[1:]))
+        await asyncio.gather(*map(speak, (first, second, third)))
     for (step, agent), count in heard.items():
         friends = sorted(a for a, b in pairs if b == agent and (a, b) not in barred)
         times = (step >= 1) + (step >= 3)
         assert count == len(friends) * times
         assert read[step, agent] == sorted(friends * int(step >= 3)) + friends * int(step >= 1)
     assert len(heard) == AGENTS * STEPS
-    for messager in groups:
-        await messager.close()
+    await society.close()

@@ -9,13 +9,10 @@ from itertools import count
 import numpy as np
 import pytest
 from support.patience import WAIT_S
-from support.step_society import AGENTS, SEED, LoggedGroups
+from support.step_society import AGENTS, SEED, LoggedGroups, sealed
 
 from ray_messaging import EventLog
 from ray_messaging.audiences.building import build_edges
-from ray_messaging.audiences.files import version_folder, write_edges
-from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
-from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.common.task_health import end
 from ray_messaging.interception.rules import Added, BlackList, StepRule, StepVerdicts, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
@@ -51,7 +48,7 @@ class Run(LoggedGroups):
 
     async def run(self, interceptor, act, agents=range(AGENTS), *, until=UNTIL, judged=False):
         self.act, self.until = act, until
-        transport, source = await self.transport(), LocalFolder(self.folder / "audiences")
+        transport = await self.transport()
         settings = StepSettings(seed=SEED, groups=2, lag=4)
         await transport.steps.begin(settings)
         if judged:
@@ -59,21 +56,15 @@ class Run(LoggedGroups):
             reviewer = RuleReviewer(interceptor, settings.horizon)
             supervisor = Supervisor(transport, transport.steps, settings, reviewer, FOREIGN)
             self.judging = asyncio.create_task(supervisor.run())
-        edges = build_edges([np.random.default_rng(1).choice(agents, (300, 2))])
-        write_edges(version_folder(self.folder / "audiences", "friends", 1), edges)
-        facts = AudienceFacts(Kind.GRAPH, edges.pairs, edges.digest.hex())
-        await transport.set_audience("friends", 1, encode_facts(facts))
+        await self.create("friends", build_edges([np.random.default_rng(1).choice(agents, (300, 2))]))
         writer = await self.writer()
-        groups = [await self.messager(interceptor, name=f"group{n}", audiences=source) for n in range(2)]
-        for number, group in enumerate(groups):
-            await group.host_agents(agents[number::2], ["agent-chat"])
+        groups = await self.groups(2, interceptor, agents)
         user = await self.messager(interceptor, name="outside")
         await user.send_message(user.get_agent_chat_channel(3), {"outside": 1}, to_id=3)
         await user.send_message(user.get_agent_chat_channel(3), {"outside": 2}, to_id=3)
         async with asyncio.timeout(WAIT_S):
             await asyncio.gather(*map(self._drive, groups))
-            while (progress := await transport.steps.progress()).sealed < until - 1:
-                await transport.steps.wait(progress.news, WAIT_S)
+            await sealed(transport.steps, until - 1)
             await writer.close()
         return EventLog.open(self.folder)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from support.log_writing import POINTS, Crash, Died
 from support.patience import WAIT_S
-from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, digests_of, run_step, sequential
+from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, digests_of, live, run_step, sequential
 from typer.testing import CliRunner
 
 from ray_messaging import EventLog, columns
@@ -42,15 +42,16 @@ class Society(LoggedGroups):
         return store
 
 
-async def live(messager, *, until=STEPS):
-    async with aclosing(messager.steps(until=until)) as steps:
-        async for step in steps:
-            run_step(step)
-
-
 async def within(awaitable):
     async with asyncio.timeout(60):
         return await awaitable
+
+
+async def failed(writer):
+    """Wait until the writer of a log has died."""
+    async with asyncio.timeout(WAIT_S):
+        while writer.error is None:
+            await writer._waiters.wait_change()
 
 
 def digests(folder):
@@ -58,8 +59,11 @@ def digests(folder):
     return [log.digest(step) for step in range(STEPS)]
 
 
-def ids(folder, **fields):
-    return EventLog.open(folder).query(**fields)["message_id"].to_pylist()
+def has_each_message_once(society):
+    """Fail unless the log of the undisturbed society has the digests of one loop, and no row twice."""
+    assert digests(society.folder) == sequential()[1]
+    found = EventLog.open(society.folder).query()["message_id"].to_pylist()
+    assert len(found) == len(set(found))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -68,11 +72,10 @@ async def test_the_logs_digests_are_those_of_one_loop_and_rows_come_in_canonical
     writer = await society.writer()
     await within(asyncio.gather(*map(live, await society.groups(count))))
     await within(writer.close())
-    assert digests(society.folder) == sequential()[1]
-    found = ids(society.folder)
-    assert len(found) == len(set(found))
-    assert EventLog.open(society.folder).balance().sends == len(found)
-    table = EventLog.open(society.folder).query()
+    has_each_message_once(society)
+    log = EventLog.open(society.folder)
+    table = log.query()
+    assert log.balance().sends == len(table)
     keys = list(zip(*(table[name].to_pylist() for name in ("step", "to_id", "from_id", "ordinal")), strict=True))
     assert keys == sorted(keys)
     assert {row["step_read"] - row["step"] for row in table.to_pylist()} == {1, 2}
@@ -101,8 +104,7 @@ async def test_an_attempt_that_died_after_its_sends_is_not_in_the_log(society, m
     await within(live(first))
     await within(other)
     await within(writer.close())
-    assert digests(society.folder) == sequential()[1]
-    assert not ids(society.folder, contains="never seen")
+    has_each_message_once(society)
 
 
 async def in_parts(*_args, **_kwargs):
@@ -119,15 +121,11 @@ async def test_each_row_is_there_once_although_the_log_dies(society, point, afte
     await society.begin(groups=2, digest=True)
     writer = await society.writer(segment_rows=300, crash=Crash(point, after))
     living = asyncio.gather(*map(live, await society.groups(2)))
-    async with asyncio.timeout(WAIT_S):
-        while writer.error is None:  # the steps go on until they wait for the log
-            await writer._waiters.wait_change()
+    await failed(writer)  # the steps go on until they wait for the log
     later = await society.writer(segment_rows=300)
     await within(living)
     await within(later.close())
-    assert digests(society.folder) == sequential()[1]
-    found = ids(society.folder)
-    assert len(found) == len(set(found))
+    has_each_message_once(society)
 
 
 async def test_steps_wait_for_a_log_that_lags_and_no_longer(society):
@@ -135,9 +133,8 @@ async def test_steps_wait_for_a_log_that_lags_and_no_longer(society):
     writer = await society.writer(crash=Crash("checked"))
     (group,) = await society.groups(1)
     living = asyncio.create_task(live(group))
+    await failed(writer)
     async with asyncio.timeout(WAIT_S):
-        while writer.error is None:
-            await writer._waiters.wait_change()
         while (found := await store.progress()).latest < 1:
             await store.wait(found.news, 1.0)
     assert (await store.progress()).holds == {"event log": -1}
@@ -145,7 +142,7 @@ async def test_steps_wait_for_a_log_that_lags_and_no_longer(society):
     later = await society.writer()
     await within(living)
     await within(later.close())
-    assert digests(society.folder) == sequential()[1]
+    has_each_message_once(society)
 
 
 async def test_a_query_sees_what_was_sealed_and_what_came_from_outside_before_it(society):
@@ -168,9 +165,7 @@ async def test_a_query_sees_what_was_sealed_and_what_came_from_outside_before_it
     await user.send_message(user.get_agent_chat_channel(5), {"n": 3}, to_id=5)
     heard = [message.payload async for step in group.steps(until=5) for message in step.messages if not message.from_id]
     await within(writer.close())
-    found = ids(society.folder)
-    assert len(found) == len(set(found))
-    assert [row["to_id"] for row in EventLog.open(society.folder).query(from_id=None).to_pylist()] == [3, 4, 5]
+    assert EventLog.open(society.folder).query(from_id=None)["to_id"].to_pylist() == [3, 4, 5]
     assert [each for each in heard if "n" in each] == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
@@ -224,9 +219,7 @@ async def test_a_second_run_goes_on_in_the_folder(society):
     second = await society.writer()
     await within(live(group))
     await within(second.retire())
-    assert digests(society.folder) == sequential()[1]
-    found = ids(society.folder)
-    assert len(found) == len(set(found))
+    has_each_message_once(society)
 
 
 class Calm(Rule):
@@ -379,10 +372,8 @@ async def test_series_and_calls_are_in_the_log_once_although_its_writer_dies(soc
     monkeypatch.setattr(
         writer._collected._store, "drop_collected", died
     )  # the file is there, and the server has it, too
-    living = asyncio.gather(*map(measured, await society.groups(count)))
-    async with asyncio.timeout(WAIT_S):
-        while writer.error is None:
-            await writer._waiters.wait_change()
+    living = asyncio.gather(*(live(group, hook=measured) for group in await society.groups(count)))
+    await failed(writer)
     folder = Folder(society.folder)
     assert all(folder.collected_files(kind) for kind in Kind)
     later = await society.writer(segment_rows=100)
@@ -400,13 +391,10 @@ async def test_series_and_calls_are_in_the_log_once_although_its_writer_dies(soc
     assert await later._collected._store.collected_bytes() == 0
 
 
-async def measured(messager, *, until=STEPS):
-    async with aclosing(messager.steps(until=until)) as steps:
-        async for step in steps:
-            run_step(step)
-            ids = step.places.column.to_numpy()
-            step.keep_series(encode_rows(ids, {"x": ids * 0.5 + step.number}))
-            step.keep_calls(encode_calls([record(step.number, agent) for agent in ids.tolist()]))
+async def measured(step):
+    ids = step.places.column.to_numpy()
+    step.keep_series(encode_rows(ids, {"x": ids * 0.5 + step.number}))
+    step.keep_calls(encode_calls([record(step.number, agent) for agent in ids.tolist()]))
 
 
 def record(step, agent):

@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 from support.contracts import until
-from support.patience import WAIT_S
-from support.step_society import AGENTS, FRIENDS, SEED, LoggedGroups, digests_of
+from support.step_society import AGENTS, FRIENDS, SEED, LoggedGroups, digests_of, sealed
 
 from ray_messaging import ConfigError, EventLog, Messager, StepAborted
 from ray_messaging.common.task_health import end
@@ -29,6 +28,7 @@ from ray_messaging.interception.rules import (
 )
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.step_judge import RuleReviewer
+from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.steps import supervisor as supervision
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
@@ -37,10 +37,23 @@ STEPS = 4
 
 
 @pytest.fixture
-async def society(server, exp_id, tmp_path):
-    found = Society(server, exp_id, tmp_path / "log")
-    yield found
-    await found.close()
+async def societies(server, exp_id, tmp_path):
+    """Make societies, each in an experiment of its own."""
+    made = []
+
+    def make(kind=Society):
+        name = f"{exp_id}-{len(made)}"
+        made.append(kind(server, name, tmp_path / name))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.close()
+
+
+@pytest.fixture
+def society(societies):
+    return societies()
 
 
 class Society(LoggedGroups):
@@ -52,28 +65,19 @@ class Society(LoggedGroups):
         self.interceptor = self.store = None
         self.heard = {}
 
-    async def begin(self, *rules, groups=2, doom=None, **settings):
-        """Begin an experiment with rules, a log and groups; return the groups. `doom` is a call of the supervisor."""
-        self.settings = StepSettings(seed=SEED, groups=groups, digest=True, **settings)
+    async def begin(self, *rules, groups=2, **settings):
+        """Begin an experiment with rules, their supervisor, a log and groups; return the groups."""
+        settings = StepSettings(seed=SEED, groups=groups, digest=True, **settings)
         transport = await self.transport()
         self.store = transport.steps
-        await self.store.begin(self.settings)
+        await self.store.begin(settings)
         self.interceptor = Interceptor(self.exp_id, rules)
-        self.reviewer = RuleReviewer(self.interceptor, self.settings.horizon)
         await self.store.join(SUPERVISOR)
-        await self.supervise(doom=doom)
+        reviewer = RuleReviewer(self.interceptor, settings.horizon)
+        self.supervisor = supervision.Supervisor(transport, self.store, settings, reviewer, FOREIGN)
+        self.tasks.append(asyncio.create_task(self.supervisor.run()))
         self.log = await self.writer()
         return await self.groups(groups, self.interceptor)
-
-    async def supervise(self, epoch=1, doom=None):
-        """Start a supervisor; a higher epoch is a later interceptor's."""
-        transport = await self.transport()
-        self.supervisor = supervision.Supervisor(transport, transport.steps, self.settings, self.reviewer, epoch)
-        self.supervisor._epoch = -1  # an interceptor of this process has no epoch on the server
-        if doom is not None:
-            doom.come_to(transport.steps)
-        self.tasks.append(asyncio.create_task(self.supervisor.run()))
-        return self.tasks[-1]
 
     async def live(self, messager, until=STEPS):
         """Let each agent tell its friends a word in each step, some of it for a later one."""
@@ -90,14 +94,14 @@ class Society(LoggedGroups):
     async def run(self, groups, until=STEPS):
         async with asyncio.timeout(60):
             await asyncio.gather(*(self.live(group, until) for group in groups))
-            while (progress := await self.store.progress()).sealed < until - 1:
-                await self.store.wait(progress.news, 5.0)
+            await sealed(self.store, until - 1)
 
-    async def digests(self, until=STEPS):
-        """Return the digests as the groups and the supervisor counted them, and as the log has them."""
+    async def logged(self):
+        """Return the log, and the digests of its steps, which are those that groups and supervisor counted."""
         await self.log.close()
-        log = EventLog.open(self.folder)
-        return await digests_of(self.store, until), [log.digest(step) for step in range(until)]
+        log, counted = EventLog.open(self.folder), await digests_of(self.store, STEPS)
+        assert [log.digest(step) for step in range(STEPS)] == counted
+        return log, counted
 
     async def fates(self, until=STEPS):
         found = Counter()
@@ -155,17 +159,14 @@ def expected(until=STEPS):
     return {key: [entry for _, entry in sorted(rows, key=order)] for key, rows in heard.items()}
 
 
-@pytest.mark.parametrize("groups", [1, 3])
-async def test_groups_hear_what_the_rule_leaves(society, groups):
-    await society.run(await society.begin(Censor(), groups=groups))
-    assert society.heard == expected()
-
-
-async def test_digests_fates_and_log_follow_the_rule(society):
-    await society.run(await society.begin(Censor(), groups=3))
-    counted, logged = await society.digests()
-    assert counted == logged
-    log = EventLog.open(society.folder)
+async def test_groups_digests_fates_and_log_follow_the_rule(societies):
+    digests = {}
+    for groups in (1, 4):
+        society = societies()
+        await society.run(await society.begin(Censor(), groups=groups))
+        assert society.heard == expected()
+        log, digests[groups] = await society.logged()
+    assert digests[1] == digests[4]
     rows = log.query().to_pylist()
     assert len({row["message_id"] for row in rows}) == len(rows)
     assert +Counter(row["fate"] for row in rows) == await society.fates()
@@ -180,14 +181,10 @@ async def test_digests_fates_and_log_follow_the_rule(society):
     assert log.balance().sends == len(rows)
 
 
-async def test_the_digests_do_not_depend_on_the_groups(society, server, exp_id, tmp_path):
-    await society.run(await society.begin(Censor(), groups=1))
-    other = Society(server, f"{exp_id}-other", tmp_path / "other")
-    try:
-        await other.run(await other.begin(Censor(), groups=4))
-        assert await other.digests() == await society.digests()
-    finally:
-        await other.close()
+def canonical(heard):
+    """Return the place of a message in canonical order among those to one agent."""
+    step, ordinal, from_id = map(int, heard[0].split("-"))
+    return step, from_id, ordinal
 
 
 class MixedSociety(Society):
@@ -197,7 +194,8 @@ class MixedSociety(Society):
         async with aclosing(messager.steps(until=until)) as steps:
             async for step in steps:
                 for agent, inbox in step.by_agent():
-                    self.heard[step.number, agent] = [(message.id, message.subtopic) for message in inbox]
+                    heard = self.heard[step.number, agent] = [(message.id, message.subtopic) for message in inbox]
+                    assert heard == sorted(heard, key=canonical)
                     questions = [message for message in inbox if message.expects_answer]
                     choice = Random(f"{step.number} {agent}")
                     if agent % 3 == 0:
@@ -217,88 +215,22 @@ class MixedSociety(Society):
                                 step.send(agent, friend, {"to": friend}, subtopic=topic, deliver_at=step.number + later)
 
 
-async def test_the_first_messages_of_a_sender_pass_whatever_their_kind_and_groups(server, exp_id, tmp_path):
+async def test_the_first_messages_of_a_sender_pass_whatever_their_kind_and_groups(societies):
     found = []
     for groups in (1, 3):
-        society = MixedSociety(server, f"{exp_id}-{groups}", tmp_path / f"log-{groups}")
-        try:
-            await society.run(await society.begin(RateLimit(per_round=3), groups=groups))
-            counted, logged = await society.digests()
-            assert counted == logged
-            found.append((society.heard, counted))
-            log = EventLog.open(society.folder)
-            rows = log.query(expand=True, step=1)
-            ordinals = {}
-            for fate, sender, ordinal in zip(
-                *(rows[name].to_pylist() for name in ("fate", "from_id", "ordinal")), strict=True
-            ):
-                ordinals.setdefault(sender, {}).setdefault(fate == "blocked", set()).add(ordinal)
-            for sender, by_blocked in ordinals.items():
-                assert max(by_blocked[False]) <= min(by_blocked.get(True, {9})), sender
-        finally:
-            await society.close()
-    assert all(each == found[0] for each in found)
+        society = societies(MixedSociety)
+        await society.run(await society.begin(RateLimit(per_round=3), groups=groups))
+        log, counted = await society.logged()
+        found.append((society.heard, counted))
+        ordinals = {}
+        for row in log.query(expand=True, step=1).select(["fate", "from_id", "ordinal"]).to_pylist():
+            ordinals.setdefault(row["from_id"], {}).setdefault(row["fate"] == "blocked", set()).add(row["ordinal"])
+        for sender, by_blocked in ordinals.items():
+            assert max(by_blocked[False]) <= min(by_blocked.get(True, {9})), sender
+    assert found[0] == found[1]
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
-
-CALLS = ["take", "open", "covered_boxes", "read_box", "send", "close"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("call", CALLS)
-async def test_a_supervisor_that_dies_at_a_call_has_a_successor(society, monkeypatch, call, after):
-    doom = Doom(monkeypatch, call, at=1 if call == "take" else 3, after=after)
-    groups = await society.begin(Censor(), groups=2, doom=doom)
-    running = asyncio.create_task(society.run(groups))
-    async with asyncio.timeout(WAIT_S):
-        await doom.dead.wait()
-    await end(society.tasks[0])
-    society.interceptor.rules.get("censor").state.load({})  # as in a new process
-    await society.supervise(epoch=2)
-    await running
-    assert society.heard == expected()
-    counted, logged = await society.digests()
-    assert counted == logged
-
-
-class Doom:
-    """A call of a step store that does not return the n-th time: its caller has died."""
-
-    def __init__(self, monkeypatch, name, *, at, after):
-        self.monkeypatch, self.name, self.left, self.after = monkeypatch, name, at, after
-        self.dead = asyncio.Event()
-
-    def come_to(self, store):
-        self.call = getattr(store, self.name)
-        self.monkeypatch.setattr(store, self.name, self)
-
-    async def __call__(self, *args, **more):
-        self.left -= 1
-        if self.left:
-            return await self.call(*args, **more)
-        if self.after:
-            await self.call(*args, **more)
-        self.dead.set()
-        return await asyncio.Event().wait()
-
-
-async def test_a_server_out_of_reach_begins_the_step_anew_with_the_state_before(society, monkeypatch):
-    rule = Censor()
-    groups = await society.begin(rule, groups=2)
-    close, failures = society.supervisor._store.close, iter([True, False, True, False])
-
-    async def cut(*args, **more):
-        if next(failures, False):
-            raise StepAborted("cut", step=args[2], group=SUPERVISOR)
-        return await close(*args, **more)
-
-    monkeypatch.setattr(society.supervisor._store, "close", cut)
-    await society.run(groups)
-    assert society.heard == expected()
-    assert [number for number, _ in rule.seen] == [0, 0, 1, 1, 2, 3]
-    assert all(lines == dict(rule.seen)[number] for number, lines in rule.seen)
 
 
 class Fails(StepRule):
@@ -353,9 +285,8 @@ async def test_each_step_is_a_round(society):
     rule = Rounds()
     await society.run(await society.begin(rule, groups=3))
     await until(lambda: rule.rounds == STEPS)  # the last one ends behind the groups
-    counted, logged = await society.digests()
-    assert counted == logged
-    labels = {(row["step"], *row["labels"]) for row in EventLog.open(society.folder).query().to_pylist()}
+    log, _ = await society.logged()
+    labels = {(row["step"], *row["labels"]) for row in log.query().to_pylist()}
     assert labels == {(step, f"round {step}") for step in range(STEPS)}
 
 
@@ -378,9 +309,6 @@ async def test_a_step_that_is_closed_again_ends_no_further_round(society, monkey
 async def test_a_rule_that_nobody_would_ask_is_refused(server, exp_id):
     with pytest.raises(ConfigError, match="'censor' judges whole steps"):
         await Messager(server, exp_id, Interceptor(exp_id, [Censor()])).init()
-
-
-# -- counts of a step that runs again ---------------------------------------------------------------------------------
 
 
 # -- AgentSociety's supervisors ---------------------------------------------------------------------------------------

@@ -37,6 +37,22 @@ async def result_of(town):
         return await town.run()
 
 
+def hello(step, agent, attempt):
+    """Return what agent 0 says to agent 1 in each step, and the others to nobody."""
+    return [(1, "hello")] if agent == 0 else []
+
+
+async def dies_in_vain(town, rules, death, **more):
+    """Fail unless the death of an interceptor at a call changes nothing; return the result."""
+    calm = await result_of(town(rules, hello, lane=True, name="-", **more))
+    deaths = Deaths([f"interceptor {death}"])
+    found = town(rules, hello, lane=True, deaths=deaths, **more)
+    assert await result_of(found) == calm
+    assert deaths.met == [f"interceptor {death}"]
+    assert found.restarts == 1
+    return calm
+
+
 def dies_once(first, second, step=0):
     """Return what agent 0 says to agent 1 in a step, in the first attempt and in later ones."""
 
@@ -111,34 +127,27 @@ async def test_rules_behind_a_slow_one_see_messages_in_the_order_of_sends(town, 
     assert found[2]["edge_ban"] == {(0, 2): 1}
 
 
-SUPERVISED = ["interceptor close 2 before", "interceptor close 2 after", "interceptor open 3 before"]
+SUPERVISED = ["close 2 before", "close 2 after", "open 3 before"]
+MORE = ["take 1", "open 3", "covered_boxes 3", "read_box 3", "send 3", "close 3"]
 
 
 @pytest.mark.parametrize("death", SUPERVISED)
 async def test_a_step_is_judged_by_the_rules_of_its_own(town, death):
-    def says(step, agent, attempt):
-        return [(1, "hello")] if agent == 0 else []
-
     changes = [(2, "insert", None, OncePerRound("later")), (2, "remove", "seen", None), (2, "insert", 0, Shout())]
-    calm = await result_of(town(lambda: [Seen()], says, lane=True, steps=4, changes=changes, name="-"))
-    deaths = Deaths([death])
-    found = town(lambda: [Seen()], says, lane=True, steps=4, changes=changes, deaths=deaths)
-    assert await result_of(found) == calm
-    assert deaths.met == [death]
-    assert found.restarts == 1
+    calm = await dies_in_vain(town, lambda: [Seen()], death, steps=4, changes=changes)
     assert set(calm[2]) == {"later"}
 
 
-@pytest.mark.parametrize("death", SUPERVISED)
+@pytest.mark.parametrize(
+    "death",
+    [
+        *SUPERVISED,
+        *(pytest.param(f"{at} {side}", marks=pytest.mark.long) for at in MORE for side in ("before", "after")),
+    ],
+)
 async def test_a_rule_on_whole_steps_goes_on_from_the_state_after_the_round(town, death):
-    def says(step, agent, attempt):
-        return [(1, "hello")] if agent == 0 else []
-
-    calm = await result_of(town(lambda: [OncePerRound()], says, lane=True, steps=4, name="-"))
+    calm = await dies_in_vain(town, lambda: [OncePerRound(), Seen()], death, steps=4)
     assert calm[1] == {}
-    found = town(lambda: [OncePerRound()], says, lane=True, steps=4, deaths=Deaths([death]))
-    assert await result_of(found) == calm
-    assert found.restarts == 1
 
 
 async def test_what_a_rule_says_of_a_step_that_is_not_closed_is_not_counted(town):
@@ -152,11 +161,8 @@ async def test_what_a_rule_says_of_a_step_that_is_not_closed_is_not_counted(town
             first = asked.count(number) == 1 and number == 1
             return StepVerdicts({row: block("no") for row in range(len(batch))}) if first else found
 
-    def says(step, agent, attempt):
-        return [(1, "hello")] if agent == 0 else []
-
     fickle = Fickle()
-    found = town(lambda: [fickle], says, lane=False, steps=3)
+    found = town(lambda: [fickle], hello, lane=False, steps=3)
     cut = iter([False, True])
 
     async with found:
@@ -174,18 +180,10 @@ async def test_what_a_rule_says_of_a_step_that_is_not_closed_is_not_counted(town
     assert tables["seen"] == {"seen": 3}
 
 
-async def test_a_rule_that_came_in_a_run_begins_anew_after_a_failed_attempt(town):
-    def says(step, agent, attempt):
-        return [(1, "hello")] if agent == 0 else []
-
-    changes = [(1, "replace", "seen", Seen())]
-    calm = await result_of(town(lambda: [Seen()], says, lane=True, steps=3, changes=changes, name="-"))
+@pytest.mark.parametrize("death", ["close 2 before", "covered_boxes 2 after"])
+async def test_a_rule_that_came_in_a_run_begins_anew_after_a_failed_attempt(town, death):
+    calm = await dies_in_vain(town, lambda: [Seen()], death, steps=3, changes=[(1, "replace", "seen", Seen())])
     assert calm[2]["seen"] == {"seen": 2}
-    for number, death in enumerate(["interceptor close 2 before", "interceptor covered_boxes 2 after"]):
-        found = town(
-            lambda: [Seen()], says, lane=True, steps=3, changes=changes, deaths=Deaths([death]), name=f"{number}"
-        )
-        assert await result_of(found) == calm
 
 
 # -- any program, and any deaths --------------------------------------------------------------------------------------

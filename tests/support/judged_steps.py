@@ -25,7 +25,7 @@ from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
 from support.delegation import Method
 from support.step_faults import FaultyStore, Killed
-from support.step_society import digests_of
+from support.step_society import digests_of, sealed
 
 WAIT_S = 20.0
 _AGAIN = (StepAborted, TransitError, AlreadyExists)
@@ -264,8 +264,7 @@ class Town:
             self.opened.append(transport)
             await transport.connect()
             store = transport.steps
-            while (progress := await store.progress()).sealed < self.steps - 1:
-                await store.wait(progress.news, 5.0)
+            await sealed(store, self.steps - 1)
             digests = [each.hex() for each in await digests_of(store, self.steps)]
             interceptor = await self._settled()
             tables = {rule.name: dict(rule.state) for rule in interceptor.rules if rule.state is not None}

@@ -1,12 +1,15 @@
 """A society in steps whose result depends on the order of every message, and the same in one loop without messaging."""
 
 import json
+from contextlib import aclosing
 from hashlib import blake2b
 
 import numpy as np
 
 from ray_messaging import Messager
-from ray_messaging.audiences.records import Audiences
+from ray_messaging.audiences.files import version_folder, write_edges
+from ray_messaging.audiences.records import AudienceFacts, Audiences, Kind, encode_facts
+from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
@@ -19,6 +22,7 @@ from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transports.backend import open_transport
+from support.patience import WAIT_S
 
 AGENTS, STEPS, SEED = 60, 8, 7
 FRIENDS = {agent: [int(x) for x in np.random.default_rng(agent).permutation(AGENTS)[:4]] for agent in range(AGENTS)}
@@ -108,6 +112,31 @@ def run_step(step):
     return states
 
 
+async def live(messager, *, until=STEPS, run=run_step, hook=None):
+    """Drive a group through the society; return the states of its agents. `hook` is awaited before each step."""
+    states = {}
+    async with aclosing(messager.steps(until=until)) as steps:
+        async for step in steps:
+            if hook is not None:
+                await hook(step)
+            states = run(step)
+    return states
+
+
+async def agree(store, *states):
+    """Fail unless the states of all groups, and the digests in a step store, are those of one loop."""
+    wanted, digests = sequential()
+    assert {agent: state for part in states for agent, state in part.items()} == wanted
+    assert sum(map(len, states)) == AGENTS
+    assert await digests_of(store) == digests
+
+
+async def sealed(store, step):
+    """Wait until a step is sealed."""
+    while (progress := await store.progress()).sealed < step:
+        await store.wait(progress.news, WAIT_S)
+
+
 async def digests_of(store, until=STEPS):
     """Return the digest of each step, from what the groups left in a step store."""
     found = []
@@ -118,7 +147,7 @@ async def digests_of(store, until=STEPS):
 
 
 class LoggedGroups:
-    """Groups in steps, which share the agents round robin, and the writers of their log."""
+    """Groups in steps, which share the agents round robin, the writers of their log, and audiences in its folder."""
 
     def __init__(self, server, exp_id, folder):
         self.server, self.exp_id, self.folder = server, exp_id, folder
@@ -140,11 +169,18 @@ class LoggedGroups:
         await self.messagers[-1].init()
         return self.messagers[-1]
 
-    async def groups(self, count, interceptor=None):
-        found = [await self.messager(interceptor, name=f"group{number}") for number in range(count)]
+    async def groups(self, count, interceptor=None, agents=range(AGENTS)):
+        source = LocalFolder(self.folder / "audiences")
+        found = [await self.messager(interceptor, name=f"group{n}", audiences=source) for n in range(count)]
         for number, group in enumerate(found):
-            await group.host_agents(range(number, AGENTS, count), ["agent-chat", "user-chat"])
+            await group.host_agents(agents[number::count], ["agent-chat", "user-chat"])
         return found
+
+    async def create(self, name, edges, version=1):
+        """Make a version of an audience."""
+        write_edges(version_folder(self.folder / "audiences", name, version), edges)
+        facts = AudienceFacts(Kind.GRAPH, edges.pairs, edges.digest.hex())
+        assert await self.transports[0].set_audience(name, version, encode_facts(facts)) is not None
 
     async def close(self):
         for opened in (*self.messagers, *self.transports):

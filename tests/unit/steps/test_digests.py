@@ -19,6 +19,8 @@ ROWS = st.builds(
     rule=st.none() | TEXT,
     labels=st.lists(TEXT, max_size=2, unique=True).map(sorted),
     payload=st.binary(max_size=4),
+    in_reply_to=st.none() | TEXT,
+    expects_answer=st.booleans(),
     audience=st.none() | st.builds(HeardBy, TEXT, st.binary(max_size=4)),
 ).map(lambda row: row if row.audience is None else row._replace(to_id=None))  # a broadcast has its audience instead
 
