@@ -58,6 +58,8 @@ def test_the_overview_of_the_whole_run(seen):
     seen.sees("period", "Per step, of the whole run.")
     seen.sees("members", "The 60 of 63 agents")
     assert seen.element("society").locator("canvas").count() >= 1
+    expect(seen.page.get_by_role("link", name="Rules")).to_be_visible()
+    expect(seen.page.get_by_role("link", name="Dead letters")).to_have_count(0)  # a log has none
     seen.element("society").hover()
     seen.element("blocked").hover()  # its tooltip has the names of the rules
     picture(seen, "inspector-log")
@@ -85,12 +87,6 @@ def test_a_payload_of_a_mebibyte_is_cut(seen):
     seen.go("/conversation?a=1&b=2")
     seen.sees("said", "the beginning of 1.0 MiB")
     assert len(seen.page.content()) < 300_000
-
-
-def test_a_log_offers_no_page_of_dead_letters(seen):
-    seen.go("/")
-    expect(seen.page.get_by_role("link", name="Rules")).to_be_visible()
-    expect(seen.page.get_by_role("link", name="Dead letters")).to_have_count(0)
 
 
 def test_light_and_dark(seen):

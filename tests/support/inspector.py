@@ -41,6 +41,7 @@ class Browser:
         self.page = page
         self.errors = []
         self.base = ""
+        page.set_default_timeout(PATIENCE_S * 1000)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
         page.on("request", self._look_at)
@@ -72,9 +73,7 @@ class Browser:
         """Give another browser beside this one, with cookies of its own."""
         context = self.page.context.browser.new_context(viewport=SIZE, **options)
         try:
-            page = context.new_page()
-            page.set_default_timeout(PATIENCE_S * 1000)
-            found = Browser(page)
+            found = Browser(context.new_page())
             yield found
             assert found.errors == []
         finally:
@@ -105,9 +104,7 @@ def browser():
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox", "--disable-dev-shm-usage"])
         try:
-            page = started.new_page(viewport=SIZE)
-            page.set_default_timeout(PATIENCE_S * 1000)
-            found = Browser(page)
+            found = Browser(started.new_page(viewport=SIZE))
             yield found
             assert found.errors == []
         finally:
