@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from support.contracts import WAIT_S, fetch_all, until
+from support.contracts import WAIT_S, ended, fetch_all, fetch_batch, until
 
 from ray_messaging import Closed, Fenced, MailboxFull, NoAnswer, NoQuestion, QuestionBlocked, rules
 from ray_messaging.interception.server.interceptor import Interceptor
@@ -70,11 +70,8 @@ async def test_columns_of_questions(pair):
     asked = [11, 12, "ann", 11]
 
     async def serve():
-        found = []
-        while len(found) < 4:
-            messages = await east.fetch_messages(timeout=WAIT_S)
-            await east.reply_columns(messages, [{"n": message.payload["n"] + 1} for message in messages])
-            found += messages
+        messages = await fetch_batch(east, 4)
+        await east.reply_columns(messages, [{"n": message.payload["n"] + 1} for message in messages])
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(serve())
@@ -97,8 +94,7 @@ async def test_late_answers_are_ordinary_messages_that_come_again_until_they_are
     asking = asyncio.create_task(west.ask(1, 11, {"n": 5}, timeout=None))
     first, second = await fetch_all(east, 2)
     assert (first.id, first.expects_answer) == (caught.value.question, True)
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    await ended(asking)
     await east.reply(first, {"twice": 8})
     await fetch_all(west, 1)
     await west.__aexit__(RuntimeError, RuntimeError("the model failed"), None)
@@ -195,8 +191,7 @@ async def test_many_handlers_at_once_and_each_message_is_committed_by_itself(pai
     assert sorted(came) == list(range(2, 100, 2))
     assert sorted(running) == list(range(50))
     await until(lambda: sum(task.get_name() == "ray_messaging handler" for task in asyncio.all_tasks()) == 1)
-    serving.cancel()  # only the message in hand comes again
-    await asyncio.gather(serving, return_exceptions=True)
+    await ended(serving)  # only the message in hand comes again
     await east.__aexit__(RuntimeError, RuntimeError("died"), None)
     again = await messagers(name="east", host=[11, 12, "ann"])
     assert [message.payload["n"] for message in await fetch_all(again, 1)] == [0]
@@ -230,8 +225,7 @@ async def test_a_question_that_waits_when_its_messager_closes_raises_closed(pair
     await west.close()
     with pytest.raises(Closed, match="before the answer came"):
         await asking
-    async with asyncio.timeout(WAIT_S):
-        assert len((await waiting).pending) == 3
+    assert len((await asyncio.wait_for(waiting, WAIT_S)).pending) == 3
 
 
 async def test_bad_replies_name_agent_and_question(pair):
@@ -259,8 +253,7 @@ async def test_bad_replies_name_agent_and_question(pair):
     [last] = await fetch_all(east, 1)
     await east.close()
     await refused(Closed, last, f"agent 12 cannot answer message {last.id}: this messager is closed")
-    asked.cancel()
-    await asyncio.gather(asked, return_exceptions=True)
+    await ended(asked)
 
 
 async def test_a_messager_that_closes_while_it_asks_first_opens_no_mailbox_for_answers(messagers):

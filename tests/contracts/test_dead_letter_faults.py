@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 from faults.proxy import Proxy
-from support.contracts import client_of, fetch_all, until
+from support.contracts import client_of, fetch_all, full_memory, until
 
 from ray_messaging.errors import MailboxFull
 from ray_messaging.transports.dead_letter_store import RedisDeadLetters
@@ -72,12 +72,9 @@ async def test_an_unreadable_frame_does_not_stop_a_reader_when_memory_is_full(re
         await sender.send(None, 1, {"n": n, "text": "x" * 1000})
     await client.xadd(stream, {"f": b"garbage"})
     await sender.send(None, 1, {"n": 2})
-    await client.config_set("maxmemory", "1mb")
-    try:
+    async with full_memory(client):
         assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [0, 1, 2]
-    finally:
-        await client.config_set("maxmemory", "0")
-        await client.aclose()
+    await client.aclose()
 
     async def dead():
         return [one.frame for one in await RedisDeadLetters(transport).page("", 10)] == [b"garbage"]
@@ -89,13 +86,10 @@ async def test_requeueing_with_full_memory_delivers_and_loses_nothing(redis_proc
     await make_dead_letters(opener, redis_process.config)
     new = await opener(redis_process.config, name="new", host=[1])
     store = RedisDeadLetters(await transports(redis_process.config, send_timeout_s=0.1))
-    client = client_of(redis_process.config)
-    await client.config_set("maxmemory", "1mb")
-    with pytest.raises(MailboxFull, match="maxmemory"):
-        await requeue_all(store, exp_id)
-    assert (await store.facts()).letters == LETTERS
-    assert await store.drop([(await store.page("", 1))[0].id]) == 1  # this frees memory
-    await client.config_set("maxmemory", "0")
+    async with client_of(redis_process.config) as client, full_memory(client):
+        with pytest.raises(MailboxFull, match="maxmemory"):
+            await requeue_all(store, exp_id)
+        assert (await store.facts()).letters == LETTERS
+        assert await store.drop([(await store.page("", 1))[0].id]) == 1  # this frees memory
     assert await requeue_all(store, exp_id) == LETTERS - 1
     assert len(await fetch_all(new, LETTERS - 1)) == LETTERS - 1
-    await client.aclose()

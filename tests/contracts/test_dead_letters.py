@@ -115,8 +115,7 @@ async def test_an_unreadable_log_note_becomes_a_letter_and_the_log_continues(
     await transport.send(SendRequest("hand", state.epoch, version, -1, [FrameWrite(LOG, 1, 1, noted=noted)]))
     receiver = await messagers(name="group", host=[1])
     await send(sender, 1)
-    async with asyncio.timeout(WAIT_S):
-        await writer.caught_up()
+    await asyncio.wait_for(writer.caught_up(), WAIT_S)
     assert (writer.rows, writer.stats()["unreadable"], writer.error) == (1, 1, None)
     (letter,) = await dead_letters.letters()
     assert (letter.mailbox, letter.frame) == (LOG, GARBAGE)

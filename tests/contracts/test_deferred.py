@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from support.contracts import WAIT_S, fetch_all, take_in, until
+from support.contracts import WAIT_S, ended, fetch_all, take_in, until
 from support.frames import frames_of_columns
 from support.interceptors import Held
 
@@ -174,8 +174,7 @@ async def test_flush_and_close_wait_for_deferred_messages_also_of_a_cancelled_se
     sending = asyncio.create_task(sender.send_messages(messages([(5, 1)] * 3, slow=True)))
     gone = asyncio.create_task(sender.send_messages(messages([(6, 1)], slow=True)))
     await slow.called(4)
-    gone.cancel()
-    await asyncio.gather(gone, return_exceptions=True)
+    await ended(gone)
     flushing, closing = asyncio.create_task(sender.flush()), asyncio.create_task(sender.close())
     assert (await asyncio.wait({flushing, closing}, timeout=0))[0] == set()
     slow.release()

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, until
+from support.contracts import WAIT_S, ended, fetch_all, until
 from support.delegation import Actor, InterceptorEpoch
 from support.interceptors import batch
 
@@ -294,13 +294,11 @@ async def test_a_stopped_interceptor_stops_its_senders(actor, messagers, monkeyp
             await receiver.fetch_messages()
 
     going = asyncio.create_task(go_on())
-    async with asyncio.timeout(WAIT_S):
-        await actor.questions.get()  # the lease has expired: the sender asks, and gets no answer
+    await asyncio.wait_for(actor.questions.get(), WAIT_S)  # the lease has expired: the sender asks, and gets no answer
     before = sender.stats()["delegated"]
     await asyncio.wait({going}, timeout=0.05)
     assert sender.stats()["delegated"] == before
-    going.cancel()
-    await asyncio.gather(going, return_exceptions=True)
+    await ended(going)
     actor.silent = False
     for caller in list(actor.server.connections):  # as when its process has died
         caller.refuse("closing")

@@ -200,8 +200,7 @@ async def test_a_send_that_stops_waiting_for_room_lets_the_next_one_continue(mes
     monkeypatch.setattr(sender.engine.log, "add", lambda *settled: (add(*settled), loop.call_soon(second.cancel)))
     gate.set()
     await first
-    async with asyncio.timeout(WAIT_S):
-        await third
+    await asyncio.wait_for(third, WAIT_S)
     assert second.cancelled()
 
 

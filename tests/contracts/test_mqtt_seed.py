@@ -79,8 +79,7 @@ def numbers(messages):
 
 
 async def next_of(client):
-    async with asyncio.timeout(WAIT_S):
-        return await anext(aiter(client.messages))
+    return await asyncio.wait_for(anext(aiter(client.messages)), WAIT_S)
 
 
 # -- the seed's members, one by one -----------------------------------------------------------------------------------
@@ -361,8 +360,7 @@ async def test_receive_messages_can_run_as_a_task(open_one, exp):
     assert numbers(await fetch_all(messager, 1)) == [1]
     assert not receiving.done()
     await messager.disconnect()
-    async with asyncio.timeout(WAIT_S):
-        assert await receiving is None
+    assert await asyncio.wait_for(receiving, WAIT_S) is None
 
 
 async def test_fetch_messages_returns_aiomqtts_messages(open_one, exp):
@@ -406,8 +404,7 @@ async def test_fetch_messages_after_stop_returns_what_had_come_and_ends_waiting(
     waiting = asyncio.create_task(sender.fetch_messages(timeout=None))
     await asyncio.sleep(0)  # so that it waits
     await sender.stop()
-    async with asyncio.timeout(WAIT_S):
-        assert await waiting == []
+    assert await asyncio.wait_for(waiting, WAIT_S) == []
 
 
 async def test_a_full_inbox_leaves_the_rest_at_the_broker(open_one, exp):
@@ -675,8 +672,7 @@ async def test_agentsocietys_dispatch_loop_works(open_one, exp):
         await user.send_message(f"exps/{exp}/agents/7/{subtopic}", {"from": "none"})
     assert [json.loads(item.payload) for item in await fetch_all(user, 2)] == [{"count": 1}, {"count": 1}]
     await ours.stop()
-    async with asyncio.timeout(WAIT_S):
-        await dispatching
+    await asyncio.wait_for(dispatching, WAIT_S)
     assert seen == [("7", "user-chat", {"from": "none"}), ("7", "user-survey", {"from": "none"})]
 
 

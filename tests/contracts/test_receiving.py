@@ -5,7 +5,7 @@ import contextlib
 import pickle
 
 import pytest
-from support.contracts import fetch_all, numbers, take_in, until, vanish
+from support.contracts import ended, fetch_all, numbers, take_in, until, vanish
 from support.patience import AT_ONCE_S, WAIT_S
 
 from ray_messaging import (
@@ -147,8 +147,7 @@ async def test_a_cancelled_fetch_loses_nothing(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     waiting = asyncio.create_task(receiver.fetch_messages(timeout=None))
     await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
+    await ended(waiting)
     await send(sender, 1)
     assert numbers(await fetch_all(receiver, 1)) == [1]
 

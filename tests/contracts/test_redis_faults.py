@@ -8,7 +8,7 @@ import time
 import pytest
 from faults.proxy import Proxy
 from redis.exceptions import ResponseError
-from support.contracts import RedisStore, client_of, fetch_all, until
+from support.contracts import RedisStore, client_of, fetch_all, full_memory, until
 from support.patience import AT_ONCE_S, WAIT_S
 
 from ray_messaging import (
@@ -437,9 +437,7 @@ async def test_a_full_server_admits_a_successor_but_no_new_mailbox(redis_process
     sender = await opener(redis_process.config, send_timeout_s=0.3)
     old = await opener(redis_process.config, name="box", host=[1], owner="us")
     await sender.send_message(sender.get_agent_chat_channel(1), {"n": 1}, 5)
-    client = client_of(redis_process.config)
-    try:
-        await client.config_set("maxmemory", "1mb")
+    async with client_of(redis_process.config) as client, full_memory(client):
         with pytest.raises(MailboxFull, match="maxmemory"):
             await sender.send_message(sender.get_agent_chat_channel(1), {"n": 2})
         new = await opener(redis_process.config, name="box", host=[1], owner="us")
@@ -454,9 +452,6 @@ async def test_a_full_server_admits_a_successor_but_no_new_mailbox(redis_process
         assert len(await old.fetch_messages(timeout=5)) == 1  # it had it already, and can commit nothing any more
         with pytest.raises(Fenced):
             await old.ack()
-    finally:
-        await client.config_set("maxmemory", "0")
-        await client.aclose()
 
 
 async def test_a_full_server_publishes_nothing_but_foreign_messages_arrive(server, opener, store):
@@ -464,16 +459,12 @@ async def test_a_full_server_publishes_nothing_but_foreign_messages_arrive(serve
     channel = receiver.get_user_chat_channel(1)
     get, brackets = await store.subscribe("news"), await store.subscribe(store.keys.own)
     assert (await sender.send_message("news", {"n": 0})).fate == "published"
-    limit = (await store.client.config_get("maxmemory"))["maxmemory"]
-    await store.client.config_set("maxmemory", "1mb")
-    try:
+    async with full_memory(store.client):
         for n in (1, 2):
             with pytest.raises(MailboxFull, match="maxmemory"):
                 await sender.send_message("news", {"n": n})
         assert await store.publish(channel, b'{"n":"while it is full"}') == 1
         assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == ["while it is full"]
-    finally:
-        await store.client.config_set("maxmemory", limit)
     assert await store.publish(channel, b'{"n":"after"}') == 1
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == ["after"]
     assert (await sender.send_message("news", {"n": 3})).fate == "published"

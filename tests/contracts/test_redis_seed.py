@@ -69,11 +69,6 @@ def test_a_config_refuses_the_values_that_agentsociety_refuses(fields):
         RedisConfig(**fields)
 
 
-def test_a_config_takes_no_positional_arguments():
-    with pytest.raises(ConfigError, match=r"takes its settings by name, as RedisConfig\(server=\.\.\.\)"):
-        RedisConfig("localhost", 6379)
-
-
 def test_unknown_keys_are_ignored_with_a_warning_without_values():
     with pytest.warns(UserWarning, match="has no passwd, pool, and ignores it") as caught:
         config = RedisConfig(server="x", port=6380, pool=5, passwd="s3cret")
@@ -109,15 +104,6 @@ async def test_a_config_of_agentsociety_is_accepted(config, exp_id):
     config.port = "many"
     with pytest.raises(ConfigError, match="port"):
         Messager(config, exp_id)
-
-
-async def test_polling_before_subscribing_finds_nothing(opened):
-    messager, sender = await opened(), await opened()
-    polling = asyncio.create_task(poll(messager, 1))
-    await asyncio.sleep(0)  # so that it polls
-    await messager.subscribe_and_start_listening(["news"])
-    await sender.send_message("news", {"n": 1})
-    assert await polling == [("news", '{"n":1}')]
 
 
 async def test_positional_and_named_arguments_are_accepted(config, exp_id):

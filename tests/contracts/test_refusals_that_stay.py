@@ -58,8 +58,7 @@ async def test_a_send_to_a_mailbox_without_its_state_ends_by_its_timeout(server,
     assert len(calls) < FEW
     assert (await sender.send_message(sender.get_agent_chat_channel(2), {"n": 2})).fate == "delivered"
     assert len(await fetch_all(other, 1)) == 1
-    async with asyncio.timeout(WAIT_S):
-        await sender.close()
+    await asyncio.wait_for(sender.close(), WAIT_S)
 
 
 async def test_others_are_sent_to_while_one_mailbox_has_no_state(server, opener, store):

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support.contracts import fetch_all
+from support.contracts import fetch_all, numbers
 from support.patience import WAIT_S
 from support.replicated import ReplicatedService
 
@@ -93,9 +93,7 @@ async def test_of_two_replicas_both_must_confirm(trio, opener, dead):  # the ser
         await asyncio.to_thread(other.start if dead else other.resume)
     assert (await sending).fate == "delivered"
     assert (await hasty.send_message(channel, {"n": 3}, from_id=1)).fate == "delivered"
-    found = []
-    while len(found) < 4:  # that of the failed call is one of them: it was unknown
-        found += [message.payload["n"] for message in await receiver.fetch_messages(timeout=WAIT_S)]
+    found = numbers(await fetch_all(receiver, 4))  # that of the failed call is one of them: it was unknown
     assert sorted(found) == [0, 1, 2, 3]
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, until
+from support.contracts import WAIT_S, ended, fetch_all, until
 
 from ray_messaging import AnswerFailed, ConfigError, NoAnswer, Outgoing, rules
 from ray_messaging.addressing.channels import agent_channel
@@ -39,8 +39,7 @@ async def test_columns_of_questions_of_which_some_fail(pair, serve):
     west, east = pair
     serve(east, picky)
     answers = await west.ask_columns(1, [11, 12] * 20, [{"n": n} for n in range(40)], timeout=LONG_S)
-    async with asyncio.timeout(WAIT_S):
-        await answers.wait()
+    await asyncio.wait_for(answers.wait(), WAIT_S)
     assert answers.answered.tolist() == [*range(0, 40, 2)]
     assert answers.failed.tolist() == [*range(1, 40, 2)]
     assert (answers.errors[3].agent, answers.errors[3].error, len(answers.pending)) == (12, "ValueError", 0)
@@ -62,8 +61,7 @@ async def test_a_message_on_which_its_handler_failed_is_a_dead_letter(pair, serv
     }
     failed = [decode(frame) for _, _, frame in await store.dead()]
     assert sorted(json.loads(batch.lines.row(0))["n"] for batch in failed) == [1, 3, 5, 7, 9]
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
+    await ended(serving)
     await east.close()
     again = await messagers(name="east", host=[11, 12])
     assert not await again.fetch_messages(timeout=0.2)  # what failed is committed
@@ -221,8 +219,7 @@ async def test_serve_again_hands_out_at_once_what_an_ended_service_had_left(pair
         seen.put_nowait(message.payload)
 
     serve(east, handler)
-    async with asyncio.timeout(WAIT_S):
-        assert await seen.get() == {"n": 2}
+    assert await asyncio.wait_for(seen.get(), WAIT_S) == {"n": 2}
 
 
 async def test_serve_again_hands_out_once_what_a_cancelled_service_had_in_hand(pair, serve):
@@ -241,8 +238,7 @@ async def test_serve_again_hands_out_once_what_a_cancelled_service_had_in_hand(p
         for concurrency in (10, 2):  # the second one ends before it has handed out all
             serving = serve(east, never_ends, concurrency=concurrency)
             assert [await begun.get() for _ in range(min(concurrency, 3))] == [0, 1, 2][:concurrency]
-            serving.cancel()
-            await asyncio.wait([serving])
+            await ended(serving)
         serve(east, handler)
         await west.send(1, 11, {"n": 3})
         assert [await seen.get() for _ in range(4)] == [0, 1, 2, 3]
@@ -311,8 +307,7 @@ async def test_agents_that_ask_each_other_at_the_same_time(ring, messagers, agen
     following = zip(agents, [*agents[1:], agents[0]], strict=True)
     asking = [user.ask(None, agent, {"asks": [other]}, timeout=LONG_S) for agent, other in following]
     third = outside.ask(None, 1, {"asks": []}, timeout=LONG_S)
-    async with asyncio.timeout(WAIT_S):
-        *answers, last = await asyncio.gather(*asking, third)
+    *answers, last = await asyncio.wait_for(asyncio.gather(*asking, third), WAIT_S)
     assert last.payload == {"by": [1]}
     told = [answer.payload["error"] for answer in answers if answer.payload.get("error")]
     assert len(told) == 1  # the others go on
@@ -390,8 +385,7 @@ async def test_what_a_handler_sends_names_the_message_that_it_handles(pair, serv
     serve(east, note)
     serve(west, act)
     sent = await east.send(11, 1, {})
-    async with asyncio.timeout(WAIT_S):
-        await done.wait()
+    await asyncio.wait_for(done.wait(), WAIT_S)
     await west.send(1, 11, {"by": "the test"})
     await until(lambda: "the test" in found and len(found) == 10)
     counts = {"send_message": 1, "many": 50, "send_messages": 2, "send_columns": 2, "large": 1, "ask": 1}

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.contracts import fetch_all
 
 from ray_messaging import MessagingConfig, Outgoing
 from ray_messaging.errors import InvalidAddress, UnknownSender
@@ -48,9 +49,7 @@ async def test_the_agents_of_a_group_send_by_every_call(group):
     for from_id in (1, "1", 7, "ann"):
         for call in calls(group, from_id):
             await call()
-    found = []
-    while len(found) < 4 * (1 + 1 + 2 + 2 + 3 + 3):
-        found += await group.fetch_messages(timeout=10)
+    found = await fetch_all(group, 4 * (1 + 1 + 2 + 2 + 3 + 3))
     assert {message.from_id for message in found} == {1, 2, 7, "ann"}
 
 
@@ -69,10 +68,7 @@ async def test_a_send_for_the_user_must_say_so(group):
     await group.send_messages([Outgoing(channel, {}, from_id=None), Outgoing.to_agent(2, {}, None)])
     await group.send_columns(None, [2], {})
     await group.send_columns([None, 1], [2, 2], {})
-    found = []
-    while len(found) < 5:
-        found += await group.fetch_messages(timeout=10)
-    assert [message.from_id for message in found] == [None, None, None, None, 1]
+    assert [message.from_id for message in await fetch_all(group, 5)] == [None, None, None, None, 1]
 
 
 async def test_a_group_messager_distinguishes_none_from_a_missing_sender(server, exp_id, opener):

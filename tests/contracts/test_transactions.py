@@ -5,7 +5,7 @@ import contextlib
 from functools import partial
 
 import pytest
-from support.contracts import WAIT_S, Only, fetch_all, numbers, take_in, until, vanish
+from support.contracts import WAIT_S, Only, fetch_all, full_memory, numbers, take_in, until, vanish
 from support.interceptors import Held
 
 from ray_messaging import (
@@ -719,17 +719,12 @@ async def test_a_transaction_is_bounded_in_messages_and_bytes(messagers, shop, m
 
 async def test_a_transaction_without_sends_drains_a_full_server(bank, shop, store):
     await feed(shop, 1, 2, 3)
-    client = store.client
-    limit = (await client.config_get("maxmemory"))["maxmemory"]
-    await client.config_set("maxmemory", "1mb")
-    try:
+    async with full_memory(store.client):
         with pytest.raises(MailboxFull, match="maxmemory"):
             await step(bank, 1)
         async with bank.transaction() as tx:
             assert tx.state is None
             assert await held(tx, 2) == [1, 2]
             tx.state = b"3"
-    finally:
-        await client.config_set("maxmemory", limit)
     await untouched(bank, 3, state=b"3")
     assert await silent(shop)

@@ -1,6 +1,7 @@
 """Helpers of the contract tests: foreign clients, access to the store, and functions that wait."""
 
 import asyncio
+from contextlib import asynccontextmanager
 from inspect import isawaitable
 
 import redis.asyncio as aioredis
@@ -60,6 +61,23 @@ async def until(condition):
     async with asyncio.timeout(WAIT_S):
         while not (await found if isawaitable(found := condition()) else found):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.005)
+
+
+async def ended(task):
+    """Cancel a task, and wait for its end."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def full_memory(client):
+    """Leave a server without memory for a write, within the block."""
+    limit = (await client.config_get("maxmemory"))["maxmemory"]
+    await client.config_set("maxmemory", "1mb")
+    try:
+        yield
+    finally:
+        await client.config_set("maxmemory", limit)
 
 
 async def vanish(messager):
