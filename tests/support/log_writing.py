@@ -157,17 +157,12 @@ class Society:
     """Write into the streams of one experiment, and keep which messages were written."""
 
     def __init__(self, server, exp_id="exp"):
-        self.server = server
         self.exp_id = exp_id
-        self.transport = self.connection()
+        self.transport = open_transport(server, exp_id, MessagingConfig())
         self.written = []
         self._first = 0
         self._seq = {}
         self._epoch = None
-
-    def connection(self):
-        """Make a transport of its own."""
-        return open_transport(self.server, self.exp_id, MessagingConfig())
 
     async def mailbox(self, name):
         delta = await self.transport.load_directory(-1)

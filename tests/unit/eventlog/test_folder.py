@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,31 +53,31 @@ def names(folder):
 
 
 def test_segments_are_listed_by_number_as_they_were_written(folder):
-    written = [folder.write(number, table_of(2), meta(2 * number - 2)) for number in (1, 2, 3)]
+    facts = {"begun": {"m:1": ("18-0", 7)}, "first_s": 1.5, "last_s": 2.5}
+    written = [folder.write(number, table_of(2), meta(2 * number - 2, **facts)) for number in (1, 2, 3)]
     found = folder.segments()
     assert found == written
     assert [(segment.number, segment.rows, segment.first_row) for segment in found] == [(1, 2, 0), (2, 2, 2), (3, 2, 4)]
-    assert found[0].cursors == {"m:1": "17-0"}
-    assert found[0].size == Path(found[0].path).stat().st_size
-    assert (found[0].exp_id, found[0].epoch) == ("exp", 1)
+    first = found[0]
+    assert (first.exp_id, first.epoch, first.cursors) == ("exp", 1, {"m:1": "17-0"})
+    assert {name: getattr(first, name) for name in facts} == facts
+    assert first.size == Path(first.path).stat().st_size
 
 
-def test_a_segment_reads_back_as_it_was_written(folder):
-    table = table_of(5, step=3, extension=Extension(attempt=1, deliver=4))
+@pytest.mark.parametrize(
+    ("facts", "optional"),
+    [({}, set()), ({"step": 3, "extension": Extension(attempt=1, deliver=4)}, {"step_read"})],
+    ids=["plain", "of a step"],
+)
+def test_a_segment_reads_back_as_it_was_written_without_the_optional_columns_that_it_lacks(folder, facts, optional):
+    table = table_of(5, **facts)
     found = read_segment(folder.write(1, table, meta()))
-    absent = {*OPTIONAL} - {"step_read"}
+    absent = {*OPTIONAL} - optional
     written = [(field.name, field.type) for field in [*SCHEMA, POSITION] if field.name not in absent]
     assert [(field.name, field.type) for field in found.schema] == written
     assert found.drop_columns([POSITION.name]).to_pylist() == table.drop_columns([*absent]).to_pylist()
     assert found[POSITION.name].to_pylist() == [*range(5)]
     assert json.loads(found.schema.metadata[KEY])["version"] == VERSION
-
-
-def test_a_segment_of_plain_messages_lacks_the_optional_columns(folder):
-    table = table_of(5)
-    found = read_segment(folder.write(1, table, meta()))
-    assert json.loads(found.schema.metadata[KEY])["version"] == VERSION
-    assert found.drop_columns([POSITION.name]).to_pylist() == table.drop_columns([*OPTIONAL]).to_pylist()
 
 
 def test_segments_that_were_packed_in_another_way_are_read_beside_ours(folder, monkeypatch):
@@ -119,29 +120,16 @@ def test_any_reader_of_parquet_reads_segments_in_which_a_column_has_nulls_and_ot
     assert EventLog.open(folder.where).query()["mailbox"].to_pylist() == mailboxes
 
 
-def test_begun_entries_and_times_are_kept(folder):
-    written = folder.write(1, table_of(1), meta(begun={"m:1": ("18-0", 7)}, first_s=1.5, last_s=2.5))
-    (found,) = folder.segments()
-    assert found == written
-    assert (found.begun, found.first_s, found.last_s) == ({"m:1": ("18-0", 7)}, 1.5, 2.5)
-
-
-def test_writing_a_number_again_replaces_it_whole(folder):
+def test_a_staged_segment_is_not_seen_and_replaces_that_of_its_number_whole(folder):
     folder.write(1, table_of(2), meta())
     with pq.ParquetFile(folder.segments()[0].path) as reader:
-        folder.write(1, table_of(5), meta())
+        staged = folder.stage(1, table_of(5), meta())
+        assert [segment.rows for segment in folder.segments()] == [2]
+        assert ds.dataset(folder.path).count_rows() == 2
+        folder.publish(staged)
         assert reader.read().num_rows == 2, "who has the file open still reads the one it opened"
     assert [segment.rows for segment in folder.segments()] == [5]
     assert names(folder) == ["events-00000001.parquet"]
-
-
-def test_a_staged_segment_is_not_seen(folder):
-    folder.write(1, table_of(2), meta())
-    staged = folder.stage(1, table_of(5), meta())
-    assert [segment.rows for segment in folder.segments()] == [2]
-    assert ds.dataset(folder.path).count_rows() == 2
-    folder.publish(staged)
-    assert [segment.rows for segment in folder.segments()] == [5]
 
 
 def test_leftovers_of_a_crash_are_removed(folder):
@@ -162,22 +150,16 @@ def test_erase_removes_segments_and_nothing_else(folder, tmp_path):
 # -- other file systems -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["path", "uri", "home"])
+@pytest.mark.parametrize("form", ["path", "uri", "home", "relative"])
 def test_a_local_folder_can_be_written_in_any_way(form, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    where = {"path": tmp_path / "log", "uri": (tmp_path / "log").as_uri(), "home": "~/log"}[form]
+    monkeypatch.chdir(tmp_path)
+    where = {"path": tmp_path / "log", "uri": (tmp_path / "log").as_uri(), "home": "~/log", "relative": "log"}[form]
     folder = Folder(where)
+    monkeypatch.chdir("/")  # it stays where it was when it was given
     folder.prepare("exp")
     folder.write(1, table_of(1), meta())
     assert (tmp_path / "log" / "events-00000001.parquet").exists()
-
-
-def test_a_relative_path_stays_where_it_was_when_it_was_given(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = Folder("log")
-    monkeypatch.chdir("/")
-    folder.prepare("exp")
-    assert (tmp_path / "log").is_dir()
 
 
 def test_a_file_system_that_is_not_local_does_without_renaming():
@@ -261,22 +243,31 @@ def test_another_experiment_s_folder_is_refused(folder):
     assert len(folder.segments()) == 1
 
 
-def truncate(data):
-    return data[:-9]
-
-
-def garble(data):
+def garble(path):
+    data = bytearray(path.read_bytes())
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    return data[:footer] + bytes(32) + data[footer + 32 :]
+    data[footer : footer + 32] = bytes(32)
+    path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", [truncate, garble, lambda _: b"", lambda _: b"no parquet at all"])
-def test_a_damaged_segment_is_named_and_the_others_stay_readable(folder, tmp_path, damage):
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-9]), ""),
+        (garble, ""),
+        (lambda path: path.write_bytes(b""), ""),
+        (lambda path: path.write_bytes(b"no parquet at all"), ""),
+        (lambda path: shutil.copy(path.with_name("events-00000003.parquet"), path), "another segment"),
+        (lambda path: pq.write_table(table_of(1), path), "lacks what this library writes"),
+    ],
+    ids=["cut", "garbled", "empty", "no Parquet", "another segment", "of another library"],
+)
+def test_a_damaged_segment_is_named_and_the_others_stay_readable(folder, tmp_path, damage, words):
     for number in (1, 2, 3):
         folder.write(number, table_of(1), meta(number - 1))
     path = tmp_path / "a" / "log" / "events-00000002.parquet"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(LogError, match=r"events-00000002.parquet.*move it away") as caught:
+    damage(path)
+    with pytest.raises(LogError, match=rf"events-00000002.parquet.*{words}.*move it away") as caught:
         folder.segments()
     assert caught.value.path == str(path)
     path.rename(tmp_path / "damaged")
@@ -292,20 +283,6 @@ def test_a_damaged_page_is_not_read_as_rows(folder):
     path.write_bytes(data)
     with pytest.raises(LogError, match=r"damaged .*CRC"):
         EventLog.open(folder.where).query()
-
-
-def test_a_segment_that_is_another_s_is_named(folder, tmp_path):
-    folder.write(1, table_of(1), meta())
-    path = tmp_path / "a" / "log" / "events-00000001.parquet"
-    path.rename(path.with_name("events-00000007.parquet"))
-    with pytest.raises(LogError, match=r"events-00000007.parquet.*another segment"):
-        folder.segments()
-
-
-def test_parquet_that_this_library_did_not_write_is_named(folder, tmp_path):
-    pq.write_table(table_of(1), tmp_path / "a" / "log" / "events-00000001.parquet")
-    with pytest.raises(LogError, match="lacks what this library writes"):
-        folder.segments()
 
 
 def test_a_full_disk_does_not_change_existing_files(folder, tmp_path):

@@ -3,17 +3,15 @@
 import asyncio
 
 import pytest
-import redis
-import redis.asyncio as aioredis
-from support.contracts import until
-from support.log_writing import Society, logged, seen
-from support.servers import RedisProcess
+from support.contracts import client_of, until
+from support.embedded_server import client
+from support.log_writing import logged, seen
 
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.cluster.actors.log_host import LogHost
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import AlreadyExists, ConfigError, Fenced, LogError, MessagingError, Unbalanced
+from ray_messaging.errors import AlreadyExists, ConfigError, Fenced, LogError, Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.records import read_account
@@ -29,71 +27,29 @@ def short_reads(monkeypatch):
 
 
 @pytest.fixture
-def valkey_process(tmp_path):
-    process = RedisProcess(tmp_path, binary="valkey")
-    yield process.start()
-    process.kill()
-
-
-@pytest.fixture(params=["valkey", "redis"])
-def server(request):
+def local(own_server):
     """Give a server for the test to flush."""
-    return request.getfixturevalue(f"{request.param}_process").config
+    return own_server.config
 
 
 @pytest.fixture
-async def flush(server):
-    client = aioredis.Redis(host=server.server, port=server.port, password=server.password)
-    yield client.flushall
-    await client.aclose()
+async def flush(local):
+    async with client_of(local) as client:
+        yield client.flushall
 
 
 @pytest.fixture
-async def society(server):
-    society = Society(server)
-    await society.mailbox("a")
-    yield society
-    await society.transport.close()
-
-
-@pytest.fixture
-async def start(society, tmp_path):
-    """Start a writer on a folder: by default the same, and never a file by age."""
-    opened = []
-
-    async def start(where="log", **settings):
-        transport = society.connection()
-        writer = LogWriter(transport, Folder(tmp_path / where), "exp", **{"segment_age_s": 1e9} | settings)
-        opened.append((writer, transport))
-        await writer.start()
-        return writer
-
-    yield start
-    for writer, transport in opened:
-        if not writer._closed:
-            await end(writer)
-        await transport.close()
-
-
-@pytest.fixture
-def hosts(server, tmp_path):
+def hosts(local, tmp_path):
     """Return a function that makes a run's log process, which takes the experiment by default."""
 
     def host(run, on_existing="error", *, takes=True, **settings):
         if takes:
-            with redis.Redis(host=server.server, port=server.port, password=server.password) as client:
-                client.hset(Keys("exp").meta, "run", run)
-        experiment = Experiment("exp", run, MessagingConfig(**settings), str(tmp_path / "log"), redis=server)
+            with client(local) as server:
+                server.hset(Keys("exp").meta, "run", run)
+        experiment = Experiment("exp", run, MessagingConfig(**settings), str(tmp_path / "log"), redis=local)
         return LogHost(experiment, on_existing)
 
     return host
-
-
-async def end(writer):
-    try:
-        await writer.close()
-    except MessagingError as error:
-        return error
 
 
 async def begin(society, host, **columns):
@@ -108,8 +64,8 @@ def missing_in(where):
     return read_account(Folder(where)).missing
 
 
-async def test_rows_read_before_a_flush_are_written_and_the_loss_is_reported(society, start, flush, tmp_path):
-    writer = await start()
+async def test_rows_read_before_a_flush_are_written_and_the_loss_is_reported(society, writers, flush, tmp_path):
+    writer = await writers()
     await society.send("a", 5_000)
     await writer.caught_up()
     assert seen(writer) == society.written
@@ -125,10 +81,10 @@ async def test_rows_read_before_a_flush_are_written_and_the_loss_is_reported(soc
         log.balance()
 
 
-async def test_a_writer_at_rest_notices_the_loss_by_itself(society, start, flush, tmp_path, monkeypatch, caplog):
+async def test_a_writer_at_rest_notices_the_loss_by_itself(society, writers, flush, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(writing, "_BLOCK_S", 0.02)
     monkeypatch.setattr(LogWriter, "_patience", lambda _: 0.02)
-    writer = await start()
+    writer = await writers()
     await society.send("a", 10)
     await writer.caught_up()
     await flush()
@@ -143,16 +99,17 @@ async def test_a_writer_at_rest_notices_the_loss_by_itself(society, start, flush
         await writer.close()
 
 
-async def test_a_file_that_is_due_finds_the_loss_and_is_written(society, start, flush, tmp_path):
+async def test_a_file_that_is_due_finds_the_loss_and_is_written(society, writers, flush, tmp_path):
     def flushed(point):
         if point == "checked" and not task:
             task.append(asyncio.ensure_future(flush()))
 
     task = []
-    writer = await start(segment_rows=4, crash=flushed)
+    writer = await writers(segment_rows=4, crash=flushed)
     await society.send("a", 4)
     await until(lambda: task and task[0].done() and not writer._busy)
-    await end(writer)
+    with pytest.raises(LogError, match="lost the data"):
+        await writer.close()
     assert writer.stats()["lost"]
     assert logged(tmp_path / "log") == society.written
 
@@ -174,11 +131,11 @@ async def test_an_old_runs_writer_writes_nothing_into_a_folder_that_a_new_run_ha
 
 
 async def test_an_old_runs_writer_with_the_new_runs_epoch_writes_nothing_into_its_folder(
-    society, start, flush, tmp_path
+    society, writers, flush, tmp_path
 ):
-    old = await start(run="old", segment_rows=4)
+    old = await writers(run="old", segment_rows=4)
     await flush()
-    new = await start(run="new")
+    new = await writers(run="new")
     old._segments.epoch = new._segments.epoch  # as those of two runs that count from one
     await society.mailbox("a")
     society._epoch, society._seq = None, {}
@@ -192,7 +149,7 @@ async def test_an_old_runs_writer_with_the_new_runs_epoch_writes_nothing_into_it
 
 
 async def test_a_writer_replaced_by_a_new_run_elsewhere_writes_its_rows_to_its_own_folder(
-    society, start, hosts, flush, tmp_path
+    society, hosts, flush, tmp_path
 ):
     old = await begin(society, hosts("old"))
     await flush()

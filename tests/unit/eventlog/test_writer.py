@@ -297,26 +297,24 @@ async def test_a_folder_that_stays_locked_raises(writers, tmp_path, monkeypatch)
         await writers()
 
 
-async def test_retiring_takes_the_log_out(society, writers, tmp_path):
+async def test_closing_keeps_the_log_registered_and_retiring_takes_it_out(society, writers, tmp_path):
+    async def is_registered():
+        return (await society.transport.load_directory(-1)).logged
+
+    await (await writers(start=False)).close()
+    assert not await is_registered()
+    writer = await writers()
+    await society.send("a", 2)
+    await within(writer.close())
+    await within(writer.close())
+    assert await is_registered()
+    with pytest.raises(Closed, match="read its folder"):
+        await writer.caught_up()
     writer = await writers()
     await society.send("a", 2)
     await within(writer.retire())
-    assert not (await society.transport.load_directory(-1)).logged
+    assert not await is_registered()
     assert logged(tmp_path / "log") == society.written
-
-
-async def test_closing_keeps_the_log_registered(society, writers):
-    writer = await writers()
-    await within(writer.close())
-    await within(writer.close())
-    assert (await society.transport.load_directory(-1)).logged
-    with pytest.raises(Closed, match="read its folder"):
-        await writer.caught_up()
-
-
-async def test_closing_one_that_was_never_started_does_nothing(society, writers):
-    await (await writers(start=False)).close()
-    assert not (await society.transport.load_directory(-1)).logged
 
 
 # -- trouble ----------------------------------------------------------------------------------------------------------
@@ -394,18 +392,6 @@ async def test_closing_does_not_wait_for_a_full_disk(society, writers, tmp_path,
         await within(writer.close())
     disk.full = False
     await within((await writers()).close())
-    assert logged(tmp_path / "log") == society.written
-
-
-async def test_a_folder_that_is_gone_is_said(society, writers, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(storing, "LOG_WRITE_RETRY", RetryPolicy(0.001, 5.0))
-    writer = await writers(segment_rows=2)
-    (tmp_path / "log").rename(tmp_path / "elsewhere")
-    await society.send("a", 2)
-    await until(lambda: writer.stats()["error"])
-    assert "cannot be written" in caplog.text
-    (tmp_path / "elsewhere").rename(tmp_path / "log")
-    await until(lambda: writer.stats()["segments"] == 1)
     assert logged(tmp_path / "log") == society.written
 
 
