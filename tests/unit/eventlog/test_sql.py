@@ -19,27 +19,15 @@ from ray_messaging.model.typed.input import columns
 HEARD = 6_000  # messages of CollegeMsg
 
 
-@pytest.fixture(scope="module")
-def traffic(data):
-    """Give real messages as (from_id, to_id, time, whether it is blocked)."""
+def test_the_share_of_blocked_messages_by_the_degree_of_their_sender(data, tmp_path):
     with gzip.open(data("collegemsg/CollegeMsg.txt.gz"), "rt") as lines:
-        found = [tuple(map(int, line.split())) for line in islice(lines, HEARD)]
-    return [(one, other, at, (one * other) % 7 == 0) for one, other, at in found]
-
-
-@pytest.fixture(scope="module")
-def college(traffic, tmp_path_factory):
-    """Open the log of these messages, in several segments."""
+        traffic = [tuple(map(int, line.split())) for line in islice(lines, HEARD)]
     rows = [
-        row(n, one, other, sent_at=at, fate="blocked" if blocked else "delivered", rule="sevens" if blocked else None)
-        for n, (one, other, at, blocked) in enumerate(traffic)
+        row(n, one, other, sent_at=at, fate="delivered" if (one * other) % 7 else "blocked")
+        for n, (one, other, at) in enumerate(traffic)
     ]
     parts = [rows[low : low + 2_500] for low in range(0, HEARD, 2_500)]
-    return EventLog.open(write_folder(tmp_path_factory.mktemp("college") / "log", parts, row_group_rows=500).where)
-
-
-def test_the_share_of_blocked_messages_by_the_degree_of_their_sender(traffic, college):
-    found = college.sql(
+    found = log_of(write_folder(tmp_path / "log", parts, row_group_rows=500)).sql(
         """
         with degrees as (select from_id, count(distinct to_id) as degree from messages group by from_id)
         select degree, sum(case when fate = 'blocked' then 1 else 0 end) as blocked, count(*) as sent
@@ -47,12 +35,12 @@ def test_the_share_of_blocked_messages_by_the_degree_of_their_sender(traffic, co
         """
     )
     friends = defaultdict(set)
-    for one, other, _, _ in traffic:
+    for one, other, _ in traffic:
         friends[one].add(other)
     sent, blocked = Counter(), Counter()
-    for one, _, _, is_blocked in traffic:
+    for one, other, _ in traffic:
         sent[len(friends[one])] += 1
-        blocked[len(friends[one])] += is_blocked
+        blocked[len(friends[one])] += (one * other) % 7 == 0
     expected = [{"degree": degree, "blocked": blocked[degree], "sent": sent[degree]} for degree in sorted(sent)]
     assert found.to_pylist() == expected
     assert found["blocked"].type == pa.int64()
