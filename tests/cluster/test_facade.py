@@ -55,12 +55,18 @@ async def test_the_agents_and_their_groups(messaging, pair):
     before = messaging.agents()
     async with await messaging.open_messager("own", [-9, "listed"]):
         agents = messaging.agents()
-    assert {agents[agent] for agent in pair[0].agents} == {pair[0].name}
+    one, two = pair
+    assert {agents[agent] for agent in one.agents} == {one.name}
+    for connected in (messaging, Messaging.connect(messaging.exp_id)):
+        assert {one.name, two.name} <= {group.name for group in connected.groups()}
+        assert connected.group(one.name).name == connected.group_of(str(one.agents[1])).name == one.name
+        assert connected.group_of(two.agents[0]).name == two.name
     assert dict(agents) == dict(before) | {-9: "own", "listed": "own"}
     assert (len(agents), agents.get(-8), -9 in agents, agents["listed"]) == (len(before) + 2, None, True, "own")
     assert repr(agents) == f"HostedAgents({len(agents)} agents in {len(before.by_group) + 1} groups)"
-    table = agents.to_pandas()
-    assert dict(zip(table.agent, table.group, strict=True)) == dict(agents)
+    for listed in (before, agents):  # numbers only, and with names
+        table = listed.to_pandas()
+        assert dict(zip(table.agent, table.group, strict=True)) == dict(listed)
     messaging.remove_messager("own")
     assert dict(messaging.agents()) == dict(before)
 
@@ -74,15 +80,6 @@ def test_a_group_keeps_its_experiment_alive(ray_cluster):
     assert group.send(1, 2, {"n": 1})
     assert numbers(drain(group, 1)) == [1]
     group._keep.close(erase=False)
-
-
-def test_groups_are_found_by_name_and_agent(messaging, pair):
-    one, two = pair
-    assert {one.name, two.name} <= {group.name for group in messaging.groups()}
-    assert messaging.group(one.name).name == one.name
-    assert messaging.group_of(two.agents[0]).name == two.name
-    assert messaging.group_of(str(one.agents[1])).name == one.name
-    assert {group.name for group in Messaging.connect(messaging.exp_id).groups()} >= {one.name, two.name}
 
 
 CONNECT = """
@@ -142,35 +139,22 @@ def test_handles_travel_into_tasks_and_actors(messaging, pair):
 
     @ray.remote(num_cpus=0)
     class Receiver:
-        def __init__(self, group):
-            self.group = group
+        def __init__(self, messaging, group):
+            self.group, self.made = group, messaging.create_group("made-elsewhere", [-1, -2])
 
         def receive(self, count):
             return drain(self.group, count)
 
-    receiver = Receiver.remote(east)
+    receiver = Receiver.remote(messaging, east)
     receipt = ray.get(send.remote(messaging, west, east.agents[0]))
     assert receipt.fate == "delivered"
     found = ray.get(receiver.receive.remote(2))
     assert numbers(found) == [1, 2]
     assert found[1].id == receipt.message_id
-    ray.kill(receiver)
-
-
-@pytest.mark.long
-def test_the_driver_uses_a_group_made_by_a_task(messaging):
-    @ray.remote(num_cpus=0)
-    class Maker:
-        def make(self, messaging):
-            self.group = messaging.create_group("made-elsewhere", [-1, -2])
-            return self.group
-
-    maker = Maker.remote()
-    group = ray.get(maker.make.remote(messaging))
-    assert group.send(-1, -2, {"n": 3})
+    assert messaging.group("made-elsewhere").send(-1, -2, {"n": 3})
     assert numbers(drain(messaging.group("made-elsewhere"), 1)) == [3]
     messaging.remove_group("made-elsewhere")
-    ray.kill(maker)
+    ray.kill(receiver)
 
 
 def test_stats(messaging, pair):

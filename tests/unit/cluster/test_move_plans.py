@@ -1,32 +1,10 @@
 """Plans of moves: which agents move from which group to which."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.cluster.moves import plan_balance, plan_move
-from ray_messaging.errors import AlreadyExists, UnknownName
+from ray_messaging.cluster.moves import plan_balance
 from ray_messaging.model.agent_sets import AgentSet
-
-HOSTED = {"east": AgentSet.of([1, 2, "ann"]), "west": AgentSet.of([3, 4]), "north": AgentSet.of([])}
-
-
-def test_a_move_takes_agents_from_all_their_groups():
-    moves = plan_move(AgentSet.of([1, 3, "ann"]), "north", HOSTED)
-    assert [([*move.agents], move.source, move.target) for move in moves] == [
-        ([1, "ann"], "east", "north"),
-        ([3], "west", "north"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("agents", "target", "error", "kind"),
-    [([1], "south", UnknownName, "group"), ([9], "west", UnknownName, "agent"), ([3], "west", AlreadyExists, "agent")],
-)
-def test_a_move_that_cannot_be(agents, target, error, kind):
-    with pytest.raises(error) as caught:
-        plan_move(AgentSet.of(agents), target, HOSTED)
-    assert caught.value.kind == kind
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 1000)), min_size=1, max_size=6))

@@ -68,28 +68,21 @@ def test_all_that_enter_share_one_loop_which_ends_with_the_last():
     thread.join(timeout=10)
 
 
-def test_the_loop_is_left_in_its_own_thread_too():
+def test_the_last_work_runs_and_its_error_is_raised_but_in_the_loops_own_thread_nobody_waits_for_it():
     shared, ended = SharedLoop("test"), []
-    shared.enter()
 
     async def end():
         ended.append(True)
+        raise ValueError("it fails")
 
     async def collect():
         shared.leave(end())
         return threading.current_thread()
 
+    shared.enter()
     thread = shared.run(collect())
     thread.join(timeout=10)
-    assert ended == [True]
-
-
-def test_an_error_of_the_last_work_is_raised():
-    shared = SharedLoop("test")
     shared.enter()
-
-    async def fail():
-        raise ValueError("it fails")
-
     with pytest.raises(ValueError, match="it fails"):
-        shared.leave(fail())
+        shared.leave(end())
+    assert ended == [True] * 2

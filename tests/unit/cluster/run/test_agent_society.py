@@ -1,6 +1,7 @@
 """The agents of one group of a run, in one step: models of every kind, and what fails."""
 
 import asyncio
+import contextvars
 import functools
 import inspect
 import re
@@ -89,6 +90,18 @@ async def test_a_model_of_any_kind_runs_for_each_agent(model):
     assert step.state is not None
 
 
+HERE = contextvars.ContextVar("here")
+
+
+async def test_plain_models_run_in_one_other_thread_with_the_context_of_their_caller():
+    HERE.set("town")
+    society, seen = Society("east", lambda me, inbox: seen.add((threading.get_ident(), HERE.get()))), set()
+    for _ in range(20):
+        await society.run(open_step())
+    ((thread, here),) = seen
+    assert (thread != threading.get_ident(), here) == (True, "town")
+
+
 COMMON = []
 
 
@@ -139,35 +152,28 @@ async def test_a_model_that_returns_something_is_refused(answer):
     for model in (later, lambda me, inbox: answer):
         error = await failure(model)
         assert f"returned an object of type {type(answer).__name__}, and must return None" in str(error)
+        assert (str(error)[-1], error.trace) == ("s", "")  # there is no line of the user's code to name
 
 
 ERRORS = [ValueError("no idea"), SystemExit(3), TimeoutError("the provider is slow"), asyncio.CancelledError("cut")]
 
 
-@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("kind", ["plain", "slow", "plain with a timeout", "async", "async with a timeout"])
 @pytest.mark.parametrize("error", ERRORS)
-async def test_a_model_that_raises_names_the_agent(error, is_async):
+async def test_a_model_that_raises_names_the_agent(error, kind):
     def model(me, inbox):
         if me.id == 3:
+            threading.Event().wait(0.05 * (kind == "slow"))  # for which the group's event loop does not wait
             raise error
 
     async def async_model(me, inbox):
         model(me, inbox)
 
-    found = await failure(async_model if is_async else model, timeout=60)
+    timeout = 60 if "timeout" in kind else None
+    found = await failure(async_model if "async" in kind else model, timeout=timeout)
     assert (found.agent, found.step, found.group) == (3, 0, "east")
     assert str(found).startswith("the model failed for agent 3 of group 'east' in step 0, which is not committed: ")
     assert f"{type(error).__name__}: {error} ({__file__}:" in str(found)
-
-
-async def test_an_agent_that_takes_too_long():
-    async def model(me, inbox):
-        if me.id == 2:
-            await asyncio.Event().wait()
-
-    found = await failure(model, timeout=0.01)
-    assert (found.agent, found.step, found.group) == (2, 0, "east")
-    assert "it was not done after timeout=0.01 s" in str(found)
 
 
 @pytest.fixture
@@ -179,8 +185,12 @@ def gate(monkeypatch):
     event.set()
 
 
-@pytest.mark.parametrize("kind", ["plain", "async", "deaf"])
+@pytest.mark.parametrize("kind", ["waiting", "plain", "async", "deaf"])
 async def test_an_agent_that_never_returns_is_named_although_nothing_can_end_it(gate, kind):
+    async def waiting(me, inbox):
+        if me.id == 2:
+            await asyncio.Event().wait()
+
     def model(me, inbox):
         if me.id == 2:
             assert gate.wait(WAIT_S)
@@ -196,7 +206,7 @@ async def test_an_agent_that_never_returns_is_named_although_nothing_can_end_it(
             except asyncio.CancelledError:
                 gate.wait(0.1)
 
-    found = await failure({"plain": model, "async": blocking, "deaf": deaf}[kind], timeout=0.2)
+    found = await failure({"waiting": waiting, "plain": model, "async": blocking, "deaf": deaf}[kind], timeout=0.2)
     assert (found.agent, found.step, found.group) == (2, 0, "east")
     assert "it was not done after timeout=0.2 s" in str(found)
     assert ("its model blocked the event loop" in str(found)) == (kind == "async")
@@ -319,11 +329,6 @@ async def test_a_failure_names_the_line_of_the_users_code_and_keeps_its_frames_a
 @pytest.mark.parametrize("model", [lambda me, inbox: me.send(0, {"n": object()}), lambda me, inbox: next(iter([]))])
 async def test_a_failure_in_a_call_of_ours_names_the_line_of_the_users_code(model):
     assert str(await failure(model)).endswith(f" ({__file__}:{model.__code__.co_firstlineno})")
-
-
-async def test_a_failure_without_the_users_code_has_no_trace():
-    found = await failure(lambda me, inbox: 1)
-    assert (str(found)[-1], found.trace) == ("s", "")
 
 
 async def test_a_decorated_async_model_may_send_in_both_of_its_parts():
