@@ -59,6 +59,7 @@ def asked(ruled):
     control(ruled[0], "insert_rule", rules.Pattern(["secret"]))
     yield ruled
     control(ruled[0], "pop_rule")
+    control(ruled[0], "reset_violation_counts")
 
 
 @pytest.fixture

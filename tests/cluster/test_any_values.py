@@ -1,13 +1,8 @@
 """Values of every kind on their whole way: sent, kept in a state, remembered, logged, exported and read again."""
 
 import json
-import os
-import subprocess
-import sys
 import uuid
-from pathlib import Path
 
-import numpy as np
 import pyarrow.csv as pacsv
 import pyarrow.parquet as papq
 import pytest
@@ -29,6 +24,8 @@ JSON_LIKE = st.recursive(
 )
 COUNT = 400  # of each kind
 
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("by_value")]
+
 
 def examples(strategy):
     """Return as many values as Hypothesis makes of a strategy: each start of the cluster's actors takes all of them."""
@@ -41,13 +38,6 @@ def examples(strategy):
 
     keep()
     return made
-
-
-@pytest.fixture(scope="module", autouse=True)
-def by_value(ray_cluster):
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 async def person(me, inbox):
@@ -84,7 +74,6 @@ def json_form(value):
     return value
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
 def test_a_value_comes_through_equal_or_was_refused_with_its_place(tmp_path):
     json_like, rest = examples(JSON_LIKE), examples(anything)
@@ -126,53 +115,3 @@ def read_again(log, path):
     options = pacsv.ParseOptions(newlines_in_values=True)
     table = papq.read_table(path) if path.suffix == ".parquet" else pacsv.read_csv(path, parse_options=options)
     return {int(row["from_id"]): json.loads(row["payload"]) for row in table.to_pylist()}
-
-
-# -- processes that hash otherwise -------------------------------------------------------------------------------------
-
-
-def gossip(me, inbox):
-    """Keep what was heard as a set, and tell friends a part of it."""
-    me.state.setdefault("heard", {f"word {me.id}"}).update(*(message.payload["words"] for message in inbox))
-    words = sorted(me.state["heard"])
-    for friend in (me.id * 7 + 1) % 40, (me.id * 3 + 5) % 40:
-        me.send(
-            friend,
-            {
-                "words": {*me.rng.choice(words, min(len(words), 3), replace=False).tolist()},
-                "size": np.int64(len(words)),
-            },
-        )
-
-
-def tell(folder):
-    """Run gossip; print the digest of each step, and the bytes of the states."""
-    from ray_messaging.model.exact import encode_exactly
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    with Messaging.start("hashes", steps=Steps(seed=5, digest=True), log_dir=folder) as messaging:
-        states = messaging.run(gossip, agents=40, groups=3, until=6).states
-    log = EventLog.open(folder)
-    sys.stdout.write(
-        json.dumps([[str(log.digest(step)) for step in range(6)], encode_exactly(states, "states").hex()]) + "\n"
-    )
-
-
-@pytest.mark.long
-def test_a_run_repeats_to_the_byte_in_processes_that_hash_otherwise(tmp_path):
-    found = []
-    for seed in ("1", "2"):
-        run = subprocess.run(
-            [sys.executable, __file__, str(tmp_path / seed)],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        found.append(run.stdout.splitlines()[-1])
-    assert found[0] == found[1]
-
-
-if __name__ == "__main__":
-    tell(Path(sys.argv[1]))

@@ -139,44 +139,30 @@ def test_listening_without_a_log_raises(messaging):
 
 
 @pytest.mark.long
-async def test_shutdown_ends_listeners(ray_cluster, tmp_path):
+async def test_shutdown_ends_listeners_and_prints_nothing_of_those_that_were_closed(ray_cluster, tmp_path, monkeypatch):
+    unhandled = []  # Ray's report of errors without a reader
+    monkeypatch.setattr(ray._private.worker.logger, "error", lambda *args: unhandled.append(args))
     messaging = await asyncio.to_thread(Messaging.start, f"end-{uuid.uuid4().hex[:8]}", log_dir=tmp_path)
-    events = messaging.blocked()
-    waiting = asyncio.create_task(anext(events))
-    listener = messaging.on_blocked(print)
-    await asyncio.to_thread(messaging.shutdown)
-    with pytest.raises(Closed, match="event log"):
-        await waiting
-    await asyncio.to_thread(listener._thread.join, PATIENCE_S)
-    assert not listener._thread.is_alive()
-    with pytest.raises(Closed, match=r"EventLog\.open"):
-        messaging.blocked()
-
-
-@pytest.fixture
-def unhandled(monkeypatch):
-    """Return Ray's report of errors without a reader."""
-    found = []
-    monkeypatch.setattr(ray._private.worker.logger, "error", lambda *args: found.append(args))
-    return found
-
-
-@pytest.mark.long
-async def test_a_listener_closed_before_the_end_prints_nothing(ray_cluster, tmp_path, unhandled):
-    messaging = await asyncio.to_thread(Messaging.start, f"end-{uuid.uuid4().hex[:8]}", log_dir=tmp_path)
-    log = messaging.log_actor
-    events, listener = messaging.blocked(), messaging.on_blocked(print)
+    log, cancelled, events = messaging.log_actor, messaging.blocked(), messaging.blocked()
+    closed, listener = messaging.on_blocked(print), messaging.on_blocked(print)
 
     def waiting():
         return ray.get(log.__ray_call__.remote(lambda self: len(self._host._writer._waiters._event._waiters)))
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await anext(events)
-    await asyncio.to_thread(wait_for, lambda: waiting() == 2, "two questions that wait")
-    listener.close()
-    last = log.blocked.remote(0, None, PATIENCE_S)  # answered behind the other two
-    await asyncio.to_thread(wait_for, lambda: waiting() == 3, "a third one")
+            await anext(cancelled)
+    await asyncio.to_thread(wait_for, lambda: waiting() == 3, "three questions that wait")
+    closed.close()
+    waits = asyncio.create_task(anext(events))
+    last = log.blocked.remote(0, None, PATIENCE_S)  # answered behind the others
+    await asyncio.to_thread(wait_for, lambda: waiting() == 5, "the others")
     await asyncio.to_thread(messaging.shutdown)
     assert isinstance(await last, Closed)
+    with pytest.raises(Closed, match="event log"):
+        await waits
+    await asyncio.to_thread(listener._thread.join, PATIENCE_S)
+    assert not listener._thread.is_alive()
+    with pytest.raises(Closed, match=r"EventLog\.open"):
+        messaging.blocked()
     assert not unhandled

@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from copy import copy
 
 import pytest
@@ -88,46 +89,40 @@ async def told(asking):
     return caught.value
 
 
-async def test_a_handle_serves_on_where_its_handler_fails_and_health_counts_it(messaging, town):
+@asynccontextmanager
+async def serving(handle, handler, **options):
+    """Serve by a handle of a group; give the task."""
+    task = asyncio.create_task(handle.aio.serve(handler, **options))
+    yield task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_handle_serves_on_where_its_handler_fails_and_health_counts_it(messaging, town, caplog):
     west, east = town
-    seen = asyncio.Queue()
 
     async def handler(message):
         if message.payload["n"] == 1:
             raise ValueError("no model")
-        seen.put_nowait(message.payload["n"])
         return {}
 
-    serving = asyncio.create_task(east.aio.serve(handler))
-    failed = await told(west.aio.ask(1, 11, {"n": 1}, timeout=LONG_S))
-    assert isinstance(failed, AnswerFailed)
-    assert (failed.agent, failed.error, failed.text) == (11, "ValueError", "no model")
-    many = await west.aio.ask_columns(1, 11, [{"n": 1}, {"n": 2}], timeout=LONG_S)
-    by_user = await asyncio.to_thread(messaging.ask_columns, 11, [{"n": 1}, {"n": 2}], timeout=LONG_S)
-    await many.wait()
-    await asyncio.to_thread(by_user.wait)
-    assert [found.failed.tolist() for found in (many, by_user)] == [[0], [0]]
-    assert {letter.reason for letter in messaging.dead_letters} == {"its handler failed: ValueError: no model"}
-    [finding] = [each for each in messaging.health().of("mailbox 'east'") if "failed on" in each.value]
-    assert finding.value == "the handler of its service has failed on 3 messages"
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
+    async with serving(east, handler):
+        failed = await told(west.aio.ask(1, 11, {"n": 1}, timeout=LONG_S))
+        assert isinstance(failed, AnswerFailed)
+        assert (failed.agent, failed.error, failed.text) == (11, "ValueError", "no model")
+        many = await west.aio.ask_columns(1, 11, [{"n": 1}, {"n": 2}], timeout=LONG_S)
+        by_user = await asyncio.to_thread(messaging.ask_columns, 11, [{"n": 1}, {"n": 2}], timeout=LONG_S)
+        await many.wait()
+        await asyncio.to_thread(by_user.wait)
+        assert [found.failed.tolist() for found in (many, by_user)] == [[0], [0]]
+        assert {letter.reason for letter in messaging.dead_letters} == {"its handler failed: ValueError: no model"}
+        [finding] = [each for each in messaging.health().of("mailbox 'east'") if "failed on" in each.value]
+        assert finding.value == "the handler of its service has failed on 3 messages"
+        with redis.Redis(messaging.redis.server, messaging.redis.port, password=messaging.redis.password) as client:
+            client.publish(f"exps:{messaging.exp_id}:agents:11:agent-chat", b'{"n": 1}')
+        lost = "a message of a foreign client is lost: its handler failed: ValueError: no model"
+        await asyncio.to_thread(wait_for, lambda: lost in caplog.text, "the warning")
     messaging.dead_letters.drop(everything=True)
-
-
-async def test_a_message_of_a_foreign_client_whose_handler_fails_is_told(messaging, town, caplog):
-    _, east = town
-
-    async def broken(message):
-        raise ValueError("no model")
-
-    serving = asyncio.create_task(east.aio.serve(broken))
-    with redis.Redis(messaging.redis.server, messaging.redis.port, password=messaging.redis.password) as client:
-        client.publish(f"exps:{messaging.exp_id}:agents:11:agent-chat", b'{"n": 1}')
-    lost = "a message of a foreign client is lost: its handler failed: ValueError: no model"
-    await asyncio.to_thread(wait_for, lambda: lost in caplog.text, "the warning")
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
 
 
 async def test_a_handle_that_serves_no_more_is_named_and_the_next_one_goes_on_at_once(messaging, town):
@@ -136,11 +131,11 @@ async def test_a_handle_that_serves_no_more_is_named_and_the_next_one_goes_on_at
     async def broken(message):
         raise ValueError("no model")
 
-    serving = asyncio.create_task(east.aio.serve(broken, on_error="end", concurrency=1))
-    first = await told(west.aio.ask(1, 11, {"n": 1}, timeout=LONG_S))
-    assert isinstance(first, AnswerFailed)
-    with pytest.raises(ValueError, match="no model"):
-        await serving
+    async with serving(east, broken, on_error="end", concurrency=1) as service:
+        first = await told(west.aio.ask(1, 11, {"n": 1}, timeout=LONG_S))
+        assert isinstance(first, AnswerFailed)
+        with pytest.raises(ValueError, match="no model"):
+            await service
     later = await told(west.aio.ask(1, 11, {"n": 2}, timeout=LONG_S))
     assert "nobody serves 'east': its service has ended (ValueError: no model)" in str(later)
     [finding] = [each for each in messaging.health().of("mailbox 'east'") if each.level == "critical"]
@@ -150,12 +145,10 @@ async def test_a_handle_that_serves_no_more_is_named_and_the_next_one_goes_on_at
     async def handler(message):
         seen.put_nowait(message.payload["n"])
 
-    serving = asyncio.create_task(east.aio.serve(handler))
-    async with asyncio.timeout(WAIT_S):  # and not after `loan_s`
-        assert [await seen.get(), await seen.get()] == [1, 2]
-    assert not [each for each in messaging.health().of("mailbox 'east'") if each.level == "critical"]
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
+    async with serving(east, handler):
+        async with asyncio.timeout(WAIT_S):  # and not after `loan_s`
+            assert [await seen.get(), await seen.get()] == [1, 2]
+        assert not [each for each in messaging.health().of("mailbox 'east'") if each.level == "critical"]
 
 
 async def test_handles_whose_agents_ask_each_other_are_told(town):
@@ -165,24 +158,17 @@ async def test_handles_whose_agents_ask_each_other_are_told(town):
         async def handler(message):
             if not message.payload["asks"]:
                 return {}
-            await group.ask(from_id, to_id, {"asks": message.payload["asks"] - 1}, timeout=LONG_S)
+            await group.aio.ask(from_id, to_id, {"asks": message.payload["asks"] - 1}, timeout=LONG_S)
             return {}
 
         return handler
 
-    one, other = west.aio, east.aio
-    serving = [
-        asyncio.create_task(one.serve(asks(one, 1, 11), concurrency=1)),
-        asyncio.create_task(other.serve(asks(other, 11, 1), concurrency=1)),
-    ]
-    error = await told(one.ask(2, 1, {"asks": 2}, timeout=LONG_S))
-    assert isinstance(error, AnswerFailed)
-    for way in ("agent 1 waits for agent 11", "agent 11 waits for agent 1"):
-        assert way in error.text
-    assert await one.ask(2, 1, {"asks": 1}, timeout=WAIT_S)
-    for task in serving:
-        task.cancel()
-    await asyncio.gather(*serving, return_exceptions=True)
+    async with serving(west, asks(west, 1, 11), concurrency=1), serving(east, asks(east, 11, 1), concurrency=1):
+        error = await told(west.aio.ask(2, 1, {"asks": 2}, timeout=LONG_S))
+        assert isinstance(error, AnswerFailed)
+        for way in ("agent 1 waits for agent 11", "agent 11 waits for agent 1"):
+            assert way in error.text
+        assert await west.aio.ask(2, 1, {"asks": 1}, timeout=WAIT_S)
 
 
 def person(me, inbox):

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import ray
-import redis
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list, _internal_kv_put
 from support.cluster import (
     PATIENCE_S,
@@ -35,28 +34,22 @@ def start(redis_process, start):
     return partial(start, redis=redis_process.config)
 
 
-class Memory:
-    """A server that can report full memory."""
-
-    def __init__(self, config):
-        self.client = redis.Redis(host=config.server, port=config.port, password=config.password)
-
-    def fill(self):
-        self.client.config_set("maxmemory", 1)
-
-    def free(self):
-        self.client.config_set("maxmemory", 0)
-
-    def refusals(self):
-        return self.client.info("errorstats").get("errorstat_OOM", {"count": 0})["count"]
-
-
 @pytest.fixture
-def memory(redis_process):
-    memory = Memory(redis_process.config)
-    yield memory
-    memory.free()
-    memory.client.close()
+def client(redis_process):
+    """Give a client of that server; in the end the server has memory again."""
+    with redis_process.client() as client:
+        yield client
+        client.config_set("maxmemory", 0)
+
+
+def many_refusals(client):
+    """Return a function that tells whether the full server has refused many more calls."""
+
+    def refusals():
+        return client.info("errorstats").get("errorstat_OOM", {"count": 0})["count"]
+
+    before = refusals()
+    return lambda: refusals() > before + 15
 
 
 def rules_of(messaging):
@@ -80,10 +73,10 @@ async def test_an_interceptor_that_could_not_start_judges_nothing():
         host.interceptor.answer(b"")
 
 
-def test_an_interceptor_killed_while_the_memory_is_full_returns_later(start, memory):
+def test_an_interceptor_killed_while_the_memory_is_full_returns_later(start, client):
     messaging, west, east = start(rules.BlackList([(1, 11)]), send_timeout_s=2, interceptor_timeout_s=2)
     assert fates(west.send_columns([1, 2], [11, 11], numbered(2))) == ["blocked", "delivered"]
-    memory.fill()
+    client.config_set("maxmemory", 1)
     kill_and_wait(messaging.interceptor)
 
     def reason():
@@ -92,11 +85,10 @@ def test_an_interceptor_killed_while_the_memory_is_full_returns_later(start, mem
         return "memory of the server" in str(caught.value)
 
     wait_for(reason, "an interceptor that says why it cannot start")
-    before = memory.refusals()
-    wait_for(lambda: memory.refusals() > before + 15, "several attempts to start again")
+    wait_for(many_refusals(client), "several attempts to start again")
     with pytest.raises(MailboxFull):
         messaging.stats()
-    memory.free()
+    client.config_set("maxmemory", 0)
     assert [rule["name"] for rule in wait_for(lambda: rules_of(messaging), "another attempt")] == ["black_list"]
     assert fates(west.send_columns([1, 2], [11, 11], numbered(2, 3))) == ["blocked", "delivered"]
     assert numbers(drain(east, 2)) == [1, 4]
@@ -127,16 +119,16 @@ def test_an_interceptor_without_its_rules_reports_it_until_it_finds_them(start):
     assert numbers(drain(east, 2)) == [0, 1]
 
 
-def test_a_group_killed_while_the_memory_is_full_returns_later(start, memory):
+def test_a_group_killed_while_the_memory_is_full_returns_later(start, client):
     _, west, east = start(send_timeout_s=2)
     assert west.send(1, 11, {"n": 0})
-    memory.fill()
-    before = memory.refusals()
+    client.config_set("maxmemory", 1)
+    refused = many_refusals(client)
     kill(east.actor)
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(east.fetch_messages, timeout=PATIENCE_S)
-        wait_for(lambda: found.done() or memory.refusals() > before + 15, "several attempts to start again")
-        memory.free()
+        wait_for(lambda: found.done() or refused(), "several attempts to start again")
+        client.config_set("maxmemory", 0)
         assert numbers(found.result()) == [0]
     east.ack()
     assert west.send(1, 11, {"n": 1})

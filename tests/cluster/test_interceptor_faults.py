@@ -1,13 +1,18 @@
 """The interceptor dies or is stopped: its state survives, and nothing passes unfiltered."""
 
+import threading
 import time
+import uuid
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
 from support.cluster import (
     PATIENCE_S,
+    AskGate,
     Careful,
+    Gate,
     Hangs,
     Shouting,
     alive,
@@ -15,6 +20,8 @@ from support.cluster import (
     drain,
     fates,
     kill,
+    kill_and_wait,
+    new_handle,
     numbered,
     numbers,
     pid_of,
@@ -42,12 +49,16 @@ def test_counts_and_changes_survive_the_interceptor(town):
     )
 
     class Whisper(rules.Rule):
-        """A rule that turns texts to lower case; its class exists in this test only."""
+        """A rule that turns texts to lower case, and counts them in a table; its class exists in this test only."""
 
         needs_payload = True
 
+        def __init__(self):
+            self.state = rules.Table()
+
         def check(self, message):
-            return rules.rewrite({"text": message.payload["text"].lower()}, "whispered")
+            self.state[message.from_id] = said = self.state.get(message.from_id, 0) + 1
+            return rules.rewrite({"text": message.payload["text"].lower(), "said": said}, "whispered")
 
     control(messaging, "insert_rule", Shouting(), 1)
     control(messaging, "insert_rule", Whisper())
@@ -83,6 +94,8 @@ def test_counts_and_changes_survive_the_interceptor(town):
     found = drain(east, 9)
     assert {message.payload["text"] for message in found} == {"hello"}
     assert {message.labels for message in found} == {("whispered",)}
+    said = sorted((message.from_id, message.payload["said"]) for message in found)
+    assert said == [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (3, 1), (4, 1), (9, 1)]  # the table, too
 
 
 def test_a_change_repeated_by_ray_happens_once(town, tmp_path):
@@ -97,6 +110,37 @@ def test_a_change_repeated_by_ray_happens_once(town, tmp_path):
     assert pid_of(messaging.interceptor) != before
     assert (tmp_path / "popped").exists()
     assert (tmp_path / "replaced").exists()
+
+
+@pytest.fixture
+def gate(ray_cluster):
+    name = f"gate-{uuid.uuid4().hex[:8]}"
+    made = Gate.options(name=name, namespace="tests").remote()
+    yield name, made
+    ray.kill(made)
+
+
+def test_deferred_messages_survive_the_interceptor(town, gate):
+    name, gate = gate
+    messaging, west, east = town(rules.Moderator(AskGate(name), concurrency=1000, cache=0, timeout_s=100))
+    slow = [payload | {"slow": 1} for payload in numbered(100)]
+    waiting = threading.Thread(target=lambda: found.append(west.send_columns([1] * 100, [11] * 100, slow)))
+    found = []
+    waiting.start()
+    wait_for(lambda: len(ray.get(gate.questions.remote())) >= 100, "the questions")
+    other = new_handle(west)
+    assert fates(other.send_columns([2] * 3, [11] * 3, numbered(3, 1000))) == ["delivered"] * 3
+    kill_and_wait(messaging.interceptor)
+    wait_for(lambda: len(ray.get(gate.questions.remote())) >= 200, "the questions of the successor")
+    assert fates(other.send_columns([2] * 3, [12] * 3, numbered(3, 2000))) == ["delivered"] * 3
+    assert numbers(east.fetch_messages(timeout=60)) == [1000, 1001, 1002, 2000, 2001, 2002]
+    assert messaging.stats()["deferred"] == 100
+    assert not found
+    ray.get(gate.open.remote())
+    waiting.join(PATIENCE_S)
+    assert found[0].counts()["delivered"] == 100
+    assert numbers(drain(east, 100)) == list(range(100))
+    assert Counter(ray.get(gate.questions.remote())) == dict.fromkeys(range(100), 2)
 
 
 # -- no working interceptor ---------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-"""The log's process dies, or its folder is damaged or unwritable: each message is still logged once."""
+"""The log's process dies, its folder cannot be written, or its server loses its data: what is lost is told."""
 
+import logging
 import uuid
 from collections import Counter
 
@@ -15,10 +16,12 @@ from support.cluster import (
 )
 
 from ray_messaging import Messaging, MessagingConfig, rules
-from ray_messaging.errors import LogError, MailboxFull
+from ray_messaging.errors import LogError, MailboxFull, Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
 
 pytestmark = pytest.mark.long
+
+ROWS = 5_000
 
 
 @pytest.fixture
@@ -26,9 +29,10 @@ def start(ray_cluster, tmp_path):
     """Return a function that starts an experiment with a log and one group of ten; agent 0 may write to nobody."""
     started = []
 
-    def start(**options):
+    def start(redis=None, **options):
         made = Messaging.start(
             f"faulty-{uuid.uuid4().hex[:8]}",
+            redis=redis,
             rules=[rules.BlackList([(0, None)])],
             log_dir=tmp_path / "log",
             settings=MessagingConfig(**options),
@@ -139,3 +143,29 @@ def test_messages_wait_while_the_log_cannot_be_written(start, tmp_path):
         send(50)
     assert logged_fates(messaging.log) == expected
     assert messaging.log.balance().sends == len(expected)
+
+
+def test_queried_rows_are_in_a_file_and_those_that_the_server_lost_are_reported(start, own_server, tmp_path, caplog):
+    messaging, group = start(own_server.config)
+    group.send_columns([1] * ROWS, [2] * ROWS, numbered(ROWS))
+    assert len(messaging.log.query()) == ROWS
+    assert not list((tmp_path / "log").glob("events-*"))
+    with own_server.client() as client:
+        client.flushall()
+    with pytest.raises(LogError, match="lost the data"):
+        messaging.log.query()
+
+    def findings():
+        return [finding for finding in messaging.health().of("log") if finding.level == "critical"]
+
+    [finding] = wait_for(findings, "the finding")
+    assert f"all {ROWS:,} rows" in finding.value
+    assert "resume" in finding.remedy
+    with caplog.at_level(logging.ERROR):
+        messaging.shutdown()
+    told = f"the event log is not complete: the server has lost the data of experiment '{messaging.exp_id}'"
+    assert told in caplog.text
+    log = EventLog.open(tmp_path / "log")
+    assert log.query()["payload"].to_pylist() == [f'{{"n":{n}}}' for n in range(ROWS)]
+    with pytest.raises(Unbalanced, match=f"all {ROWS:,} rows"):
+        log.balance()

@@ -12,11 +12,12 @@ from support.step_society import AGENTS, SEED, STEPS, person, sequential
 
 from ray_messaging import Messager, Messaging, StepFailed, Steps
 
+pytestmark = pytest.mark.long
 
-@pytest.fixture(params=[None, pytest.param(3, marks=pytest.mark.long)], ids=["one server", "three servers"])
-def messaging(by_value, request):
-    steps = Steps(seed=SEED, digest=True)
-    with Messaging.start(f"moves-{uuid.uuid4().hex[:8]}", steps=steps, shards=request.param) as started:
+
+@pytest.fixture
+def messaging(by_value):
+    with Messaging.start(f"moves-{uuid.uuid4().hex[:8]}", steps=Steps(seed=SEED, digest=True), shards=3) as started:
         yield started
 
 
@@ -35,7 +36,6 @@ def moving(messaging, done):
                 messaging.move_agents([int(agent) for agent in turn.choice(hosted, 5, replace=False)], to=target)
 
 
-@pytest.mark.long
 def test_moves_and_kills_change_nothing_in_a_run(messaging, tmp_path):
     def dying(me, inbox):
         at_home(me, inbox)
@@ -72,7 +72,6 @@ def dying_behind_a_move(mark):
     Messager.move_agents = move_agents
 
 
-@pytest.mark.long
 def test_agents_move_themselves(messaging, tmp_path):
     def home(agent, step):
         return f"group{(agent + step // 2) % 2}"
@@ -96,7 +95,6 @@ def test_agents_move_themselves(messaging, tmp_path):
     assert list(tmp_path.iterdir())
 
 
-@pytest.mark.long
 def test_a_move_to_no_group_names_the_agent(messaging):
     def lost(me, inbox):
         if me.id == 7:

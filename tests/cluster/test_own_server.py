@@ -56,22 +56,16 @@ def test_shutdown_leaves_the_data_and_they_stop_a_start(left, client, exp_id):
 
 
 @pytest.mark.long
-def test_resume_continues_the_experiment(left, exp_id):
-    with Messaging.start(exp_id, redis=left, on_existing="resume") as messaging:
+def test_resume_continues_the_experiment_and_adds_run_time_changes_to_the_given_rules(left, exp_id):
+    listed = [rules.BlackList([(1, 3)])]
+    with Messaging.start(exp_id, redis=left, on_existing="resume", rules=listed) as messaging:
         assert messaging.stats()["waiting"] == {"all": 2}
-        assert ray.get(messaging.interceptor.black_set.remote()) == {(3, None)}
+        assert ray.get(messaging.interceptor.black_set.remote()) == {(1, 3), (3, None)}
         group = messaging.create_group("all", [1, 2, 3])
         assert group.send(3, 1, {}).fate == "blocked"
         assert group.send(1, 2, {"n": 3})
         assert numbers(drain(group, 3)) == [1, 2, 3]
-
-
-@pytest.mark.long
-def test_resume_adds_run_time_changes_to_the_given_rules(left, exp_id):
-    listed = [rules.BlackList([(1, 2)])]
-    with Messaging.start(exp_id, redis=left, on_existing="resume", rules=listed) as messaging:
-        assert ray.get(messaging.interceptor.black_set.remote()) == {(1, 2), (3, None)}
-        ray.get(messaging.interceptor.remove_from_black_set.remote([(1, 2)]))
+        ray.get(messaging.interceptor.remove_from_black_set.remote([(1, 3)]))
         kill(messaging.interceptor)  # removed pairs must not return with the rules of the start
         assert ray.get(messaging.interceptor.black_set.remote()) == {(3, None)}
 

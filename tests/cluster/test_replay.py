@@ -67,50 +67,23 @@ def test_diplomacy_texts_arrive_in_order(run, data):
 
 
 @pytest.mark.long
-def test_rules_block_the_expected_messages(run, trace):
+def test_a_replay_by_rules_at_the_traces_pace_leaves_an_own_server_unchanged(run, trace, valkey_config):
     path, rows = trace
-    found, account = run("replay", path, "--groups", 3, "--rules", "black-list:0-1,4-*", "--rules", "max-length:1000")
-    black = sum(a == 4 or (a, b) == (0, 1) for a, b, *_ in rows)
+    server = f"redis://:{valkey_config.password}@{valkey_config.server}:{valkey_config.port}/0"
+    given = ("--groups", 8, "--speed", 10, "--redis", server)
+    found, account = run("replay", path, *given, "--rules", "black-list:0-1,4-*", "--rules", "max-length:1000")
     assert_balances(account)
+    black = sum(a == 4 or (a, b) == (0, 1) for a, b, *_ in rows)
     assert account["blocked"] == black > 100
     assert account["blocked_by"] == {"black_list": black}
     assert not account["received_equals_file"]
+    assert account["seconds"] >= 0.49
+    assert len(account["groups"]) == 7
+    assert "note: 7 agents fill 7 of 8 groups" in found.stderr
     assert "rules: black_list, max_length" in found.stdout
     assert "\x1b" not in found.stdout
-
-
-@pytest.mark.long
-def test_the_pace_of_the_trace_is_kept(run, trace):
-    _, account = run("replay", trace[0], "--groups", 2, "--speed", "10")
-    assert_balances(account)
-    assert account["seconds"] >= 0.49
-
-
-@pytest.mark.long
-def test_a_trace_may_have_fewer_agents_than_groups(run, tmp_path):
-    path = tmp_path / "two.txt"
-    path.write_text("1 2 10\n2 1 20\n1 1 30\n")
-    found, account = run("replay", path, "--groups", 8)
-    assert_balances(account)
-    assert "note: 2 agents fill 2 of 8 groups" in found.stderr
-    assert len(account["groups"]) == 2
-
-
-@pytest.mark.long
-def test_an_own_server_is_left_unchanged(run, trace, valkey_config):
-    config = valkey_config
-    _, account = run("replay", trace[0], "--redis", f"redis://:{config.password}@{config.server}:{config.port}/0")
-    assert_balances(account)
-    with redis.Redis(config.server, config.port, password=config.password) as client:
+    with redis.Redis(valkey_config.server, valkey_config.port, password=valkey_config.password) as client:
         assert client.keys("*replay-*") == []
-
-
-@pytest.mark.long
-def test_a_missing_server_gets_an_error(run, trace):
-    found, account = run("replay", trace[0], "--redis", "redis://127.0.0.1:1/0", code=2)
-    assert account is None
-    assert found.stderr.startswith("error: ")
-    assert "127.0.0.1" in found.stderr
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -34,96 +34,73 @@ with Messaging.start("town", rules=[rules.Pattern(["bad"])], tracing=Tracing(sam
 """
 
 
-class ReceivedSpan(NamedTuple):
-    """A span as it was exported; `process` is the pid of its process."""
-
-    name: str
-    trace: bytes
-    span: bytes
-    parent: bytes
-    process: int
-    client: str
-    begin: int
-    end: int
-
-
-class OtlpReceiver:
+class OtlpReceiver(ThreadingHTTPServer):
     """A receiver of spans over OTLP/HTTP, on a free port; it reads requests with OpenTelemetry's own messages."""
 
     def __init__(self):
-        self.spans = []
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                body = gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body
-                assert self.path == "/v1/traces"
-                receiver.spans += read(ExportTraceServiceRequest.FromString(body))
-                self.send_response(200)
-                self.send_header("Content-Type", "application/x-protobuf")
-                self.end_headers()
-                self.wfile.write(ExportTraceServiceResponse().SerializeToString())
-
-            def log_message(self, *_):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__(("127.0.0.1", 0), Receiving)
+        self.url, self.spans = f"http://127.0.0.1:{self.server_port}", []
 
     def of(self, name):
         return [span for span in self.spans if span.name == name]
 
 
+class Receiving(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body
+        assert self.path == "/v1/traces"
+        self.server.spans += read(ExportTraceServiceRequest.FromString(body))
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-protobuf")
+        self.end_headers()
+        self.wfile.write(ExportTraceServiceResponse().SerializeToString())
+
+    def log_message(self, *_):
+        pass
+
+
 def read(request):
-    """Yield the spans of a request."""
+    """Yield the spans of a request, with the pid of their process and the messager that they name."""
     for resource in request.resource_spans:
         facts = {each.key: each.value for each in resource.resource.attributes}
-        for scope in resource.scope_spans:
-            for span in scope.spans:
-                said = {each.key: each.value for each in span.attributes}
-                yield ReceivedSpan(
-                    span.name,
-                    span.trace_id,
-                    span.span_id,
-                    span.parent_span_id,
-                    facts["process.pid"].int_value,
-                    said["messaging.client.id"].string_value if "messaging.client.id" in said else "",
-                    span.start_time_unix_nano,
-                    span.end_time_unix_nano,
-                )
+        for span in (span for scope in resource.scope_spans for span in scope.spans):
+            yield SimpleNamespace(
+                name=span.name,
+                trace=span.trace_id,
+                span=span.span_id,
+                parent=span.parent_span_id,
+                begin=span.start_time_unix_nano,
+                end=span.end_time_unix_nano,
+                process=facts["process.pid"].int_value,
+                client="".join(e.value.string_value for e in span.attributes if e.key == "messaging.client.id"),
+            )
 
 
-STAGES = ["send", "accept", "judge", "judge", "write", "fetch", "handle"]
+@pytest.fixture
+def collector():
+    with OtlpReceiver() as receiver:
+        thread = threading.Thread(target=receiver.serve_forever)
+        thread.start()
+        yield receiver
+        receiver.shutdown()
+        thread.join()
 
 
 @pytest.mark.long
-def test_a_trace_crosses_all_processes_of_an_experiment():
-    with OtlpReceiver() as collector:
-        mine = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_ADDRESS", "OTEL_"))}
-        mine |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
-        mine["OTEL_BSP_SCHEDULE_DELAY"] = "200"  # ms: Ray ends the worker of a task without a last export
-        with subprocess.Popen([sys.executable, "-c", SOCIETY], env=mine, stdin=subprocess.PIPE) as society:
-            try:
-                wait_for(lambda: collector.of("handle") or society.poll() is not None, "the last span", timeout=150)
-                society.communicate(b"\n", timeout=60)
-            finally:
-                society.kill()
-        assert society.returncode == 0
-        stages = {name: collector.of(name) for name in STAGES}
-    [send], [accept], [write], [fetch] = (stages[name] for name in ("send", "accept", "write", "fetch"))
-    asked, judged = sorted(stages["judge"], key=lambda span: span.client, reverse=True)
-    [handle] = stages["handle"]
+def test_a_trace_crosses_all_processes_of_an_experiment(collector):
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_ADDRESS", "OTEL_"))}
+    mine |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+    mine["OTEL_BSP_SCHEDULE_DELAY"] = "200"  # ms: Ray ends the worker of a task without a last export
+    with subprocess.Popen([sys.executable, "-c", SOCIETY], env=mine, stdin=subprocess.PIPE) as society:
+        try:
+            wait_for(lambda: collector.of("handle") or society.poll() is not None, "the last span", timeout=150)
+            society.communicate(b"\n", timeout=60)
+        finally:
+            society.kill()
+    assert society.returncode == 0
+    [send], [accept], [write], [fetch], [handle] = map(collector.of, ("send", "accept", "write", "fetch", "handle"))
+    asked, judged = sorted(collector.of("judge"), key=lambda span: span.client, reverse=True)
     assert {span.trace for span in collector.spans} == {send.trace}
     assert send.parent == b""
     assert accept.parent == send.span

@@ -6,8 +6,12 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow.parquet as pq
+import redis
 
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.directory import Record
+from ray_messaging.cluster.actors.log_host import LogHost
+from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
@@ -230,3 +234,17 @@ def seen(writer):
         ids += table["message_id"].to_pylist()
     assert len(ids) == writer.rows
     return ids
+
+
+def host_of(config, log_dir, run="one", on_existing="error", exp_id="exp", **settings):
+    """Return the log's process of a run that has claimed the experiment."""
+    with redis.Redis(host=config.server, port=config.port, password=config.password) as client:
+        client.hset(Keys(exp_id).meta, "run", run)
+    return LogHost(Experiment(exp_id, run, MessagingConfig(**settings), str(log_dir), redis=config), on_existing)
+
+
+async def die(host):
+    """End a log's process without writing."""
+    host._writer._read_task.cancel()
+    await asyncio.gather(host._writer._read_task, return_exceptions=True)
+    await host.abandon()

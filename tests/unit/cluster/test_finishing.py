@@ -3,16 +3,11 @@
 import asyncio
 
 import pytest
-import redis
-from support.log_writing import Society
+from support.log_writing import Society, die, host_of
 from typer.testing import CliRunner
 
-from ray_messaging.addressing.channels import Keys
 from ray_messaging.cli.app import app
-from ray_messaging.cluster.actors.log_host import LogHost
 from ray_messaging.cluster.finishing import finish
-from ray_messaging.cluster.spec import Experiment
-from ray_messaging.config import MessagingConfig
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
@@ -37,20 +32,6 @@ def log_dir(tmp_path):
 def server(tmp_path):
     with EmbeddedServer("127.0.0.1", data_dir=str(tmp_path / "log-server"), fsync=False) as server:
         yield server
-
-
-def host_of(config, log_dir, run="one", on_existing="error"):
-    """Return the log's process of a run that has claimed the experiment."""
-    with redis.Redis(host=config.server, port=config.port, password=config.password) as client:
-        client.hset(Keys("exp").meta, "run", run)
-    return LogHost(Experiment("exp", run, MessagingConfig(), str(log_dir), redis=config), on_existing)
-
-
-async def die(host):
-    """End a log's process without writing."""
-    host._writer._read_task.cancel()
-    await asyncio.gather(host._writer._read_task, return_exceptions=True)
-    await host.abandon()
 
 
 async def command(name, log_dir):

@@ -7,12 +7,9 @@ import inspect
 import re
 import threading
 from copy import deepcopy
-from datetime import datetime
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from support.any_values import marked
 from support.patience import WAIT_S
 from support.step_society import open_step
 
@@ -351,21 +348,6 @@ async def test_what_cannot_be_kept_is_named_with_its_agent_and_place():
     found = await failure(model)
     assert (found.agent, found.step) == (3, 0)
     assert 'which is not committed: me.state["t"][1]["x"] is <object' in str(found)
-
-
-async def test_a_state_comes_back_equal_in_a_society_of_another_process():
-    started = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)
-
-    def model(me, inbox):
-        me.state.update(at=(me.id, 0), seen={"ann", me.id}, started=started, big=2**70, mood=np.float32(0.1))
-
-    society, step = await run_one(model)
-    other = Society("east", model)
-    other.read(range(AGENTS), step.state)
-    assert marked(other.states) == marked(society.states)
-    assert marked(society.states[2]) == marked(
-        {"at": (2, 0), "seen": {"ann", 2}, "started": started, "big": 2**70, "mood": np.float32(0.1)}
-    )
 
 
 def gathered(*states):

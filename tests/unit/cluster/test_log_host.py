@@ -1,16 +1,10 @@
 """The event log's process without Ray: followers that continue in it, and their reads."""
 
-import asyncio
-
 import pyarrow.parquet as pq
 import pytest
-import redis
+from support.log_writing import die, host_of
 
-from ray_messaging import MessagingConfig
-from ray_messaging.addressing.channels import Keys
-from ray_messaging.cluster.actors.log_host import LogHost
 from ray_messaging.cluster.handles.remote_log import Seen
-from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.records import RuleChange, read_rule_changes
@@ -19,38 +13,24 @@ from ray_messaging.interception.server.interceptor import Interceptor
 
 
 @pytest.fixture
-async def hosts(exp_id, valkey_config, tmp_path, opener):
-    """Return a function that starts a log process, and one that kills it without writing."""
-    settings = MessagingConfig(mailbox_messages=400)
-    experiment = Experiment(exp_id, "run", settings, str(tmp_path / "log"), redis=valkey_config)
-    living = []
-    with redis.Redis(
-        host=valkey_config.server, port=valkey_config.port, password=valkey_config.password
-    ) as client:  # the interceptor has begun the run
-        client.hset(Keys(exp_id).meta, "run", "run")
+async def start(exp_id, valkey_config, tmp_path, opener):
+    """Return a function that starts a log process; the last one ends with the test."""
+    hosts = []
 
     async def start():
-        living.append(LogHost(experiment, "error"))
-        await living[-1].start()
-        return living[-1]
+        hosts.append(host_of(valkey_config, tmp_path / "log", exp_id=exp_id, mailbox_messages=400))
+        await hosts[-1].start()
+        return hosts[-1]
 
-    async def die(host):
-        living.remove(host)
-        host._writer._read_task.cancel()
-        await asyncio.gather(host._writer._read_task, return_exceptions=True)
-        await host.abandon()
-
-    yield start, die
-    for host in living:
-        await host.close()
+    yield start
+    await hosts[-1].close()
 
 
 def ids(page):
     return page["message_id"].to_pylist()
 
 
-async def test_a_follower_misses_nothing_when_rows_get_new_numbers(hosts, opener, valkey_config):
-    start, die = hosts
+async def test_a_follower_misses_nothing_when_rows_get_new_numbers(start, opener, valkey_config):
     first = await start()
     sender = await opener(valkey_config)
     await opener(valkey_config, host=[1])
@@ -68,8 +48,7 @@ async def test_a_follower_misses_nothing_when_rows_get_new_numbers(hosts, opener
     assert seen.position == 3
 
 
-async def test_changes_of_the_rules_that_come_late_take_no_later_one_back(hosts, tmp_path):
-    start, _ = hosts
+async def test_changes_of_the_rules_that_come_late_take_no_later_one_back(start, tmp_path):
     host = await start()
     changes = [RuleChange(1.0, "insert", {"name": "first"}, 4), RuleChange(2.0, "remove", {"name": "first"}, 5)]
     await host.write_rule_changes(changes)
@@ -78,9 +57,8 @@ async def test_changes_of_the_rules_that_come_late_take_no_later_one_back(hosts,
 
 
 async def test_a_continuing_listener_finds_its_place_without_reading_payloads(
-    hosts, opener, exp_id, valkey_config, tmp_path
+    start, opener, exp_id, valkey_config, tmp_path
 ):
-    start, _ = hosts
     host = await start()
     sender = await opener(valkey_config, Interceptor(exp_id, [BlackList([(0, None)])]))
     for low in range(0, 600, 100):
