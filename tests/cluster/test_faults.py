@@ -6,7 +6,6 @@ import pytest
 import ray
 from support.cluster import (
     PATIENCE_S,
-    Busy,
     control,
     drain,
     kill,
@@ -16,6 +15,7 @@ from support.cluster import (
     numbers,
     wait_for,
 )
+from support.patience import Busy
 
 from ray_messaging import Messaging, rules
 from ray_messaging.errors import OutcomeUnknown

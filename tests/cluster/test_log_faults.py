@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 from support.cluster import (
     PATIENCE_S,
-    Busy,
     kill,
     new_handle,
     numbered,
     numbers,
     wait_for,
 )
+from support.patience import Busy
 
 from ray_messaging import Messaging, MessagingConfig, rules
 from ray_messaging.errors import LogError, MailboxFull, Unbalanced
