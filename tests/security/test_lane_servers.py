@@ -1,59 +1,38 @@
 """A fake interceptor with invalid answers: nothing is sent, the sender gets an error, and can continue."""
 
 import asyncio
-import contextlib
 
 import pytest
+from support.delegation import Method
 from support.patience import WAIT_S
 
 from ray_messaging import Messager, MessagingConfig, Outgoing
 from ray_messaging.errors import MessagingError
+from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
 
 GOOD = BatchVerdict().encode(FOREIGN, wants_payload=False)
 
 
-class Remote:
-    def __init__(self, answer):
-        self.remote = answer
-
-
 class Impostor:
-    """The handle of a fake interceptor with a lane: each request gets `answer`, or its result."""
+    """The handle of a fake interceptor with a lane: each request gets `answer`."""
 
     def __init__(self):
-        self.answer = GOOD
-        self.asked = 0
-        self.lane = Remote(self._lane)
-        self.forward_batch = Remote(self._forward)
+        self.answer, self.asked = GOOD, 0
+        self.server = LaneServer(self._answer)
+        self.lane, self.forward_batch = Method(lambda **_: self.address), Method(self._answer)
 
-    async def _lane(self, **_):
-        return (*self.server.sockets[0].getsockname(), "token")
-
-    async def _forward(self, *_, **__):
+    def _answer(self, *_, **__):
+        self.asked += 1
         return self.answer
-
-    async def serve(self, reader, writer):
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            await self.read(reader)
-            writer.write(bytes(4))
-            while True:
-                number = (await self.read(reader))[:4]
-                self.asked += 1
-                writer.write((4 + len(self.answer)).to_bytes(4, "little") + number + self.answer)
-        writer.transport.abort()
-
-    @staticmethod
-    async def read(reader):
-        return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "little"))
 
 
 @pytest.fixture
 async def impostor():
     made = Impostor()
-    made.server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.address = await made.server.start("127.0.0.1")
     yield made
-    made.server.close()
+    await made.server.close()
 
 
 GARBAGE = {
