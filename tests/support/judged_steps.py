@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from contextlib import aclosing, suppress
+from types import SimpleNamespace
 
 from ray_messaging import AlreadyExists, Messager, StepAborted
 from ray_messaging.cluster import rule_store
@@ -24,7 +25,7 @@ from ray_messaging.steps.supervisor import Supervisor
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
 from support.delegation import Method
-from support.step_faults import FaultyStore, Killed
+from support.step_faults import FaultyStore, Killed, Process
 from support.step_society import digests_of, sealed
 
 WAIT_S = 20.0
@@ -49,32 +50,15 @@ def _b(key):
     return key.encode() if isinstance(key, str) else key
 
 
-class Process:
-    """A process: that of a group, or of the interceptor."""
-
-    def __init__(self):
-        self.died = asyncio.Event()
-
-    @property
-    def dead(self):
-        return self.died.is_set()
-
-    @dead.setter
-    def dead(self, dead):
-        if dead:
-            self.died.set()
-
-
 class Deaths:
     """Deaths at calls of the protocol, before or after the server has executed them.
 
     Args: `at` names calls, as "group0 commit 3 before", the third one; else each call is one by chance, `most` in all.
     """
 
-    in_parts = False
-
     def __init__(self, at=(), *, chance=None, rate=0.0, most=8, in_parts=False):
-        self.at, self.chance, self.rate, self.left, self.in_parts = set(at), chance, rate, most, in_parts
+        self.at, self.rate, self.left, self.in_parts = set(at), rate, most, in_parts
+        self.chance = chance or random.Random(0)
         self.counts, self.met = Counter(), []
         self.begun = False  # deaths by chance
 
@@ -82,44 +66,17 @@ class Deaths:
         self.counts[process.name, name] += 1
         where = f"{process.name} {name} {self.counts[process.name, name]}"
         side = next((side for side in ("before", "after") if f"{where} {side}" in self.at), None)
-        if (
-            side is None
-            and self.begun
-            and self.left > 0
-            and self.chance is not None
-            and self.chance.random() < self.rate
-        ):
+        if side is None and self.begun and self.left > 0 and self.chance.random() < self.rate:
             side = self.chance.choice(["before", "after"])
         if side is None:
             return await call()
         self.left -= 1
-        process.dead = True
+        process.die()
         self.met.append(f"{where} {side}")
         if side == "after":
             with suppress(TransitError):
                 await call()
         raise Killed(f"{where} failed")
-
-
-class _Server:
-    """The server's data of an experiment, as one interceptor's process sees it."""
-
-    def __init__(self, store, process, faults):
-        self._store, self._process, self._faults = store, process, faults
-
-    def __getattr__(self, name):
-        call = getattr(self._store, name)
-        if not callable(call):
-            return call
-
-        async def made(*args, **more):
-            if self._process.dead:
-                raise Killed("the process is dead")
-            if name != "write":
-                return await call(*args, **more)
-            return await self._faults.call(self._process, name, lambda: call(*args, **more))
-
-        return made
 
 
 class Town:
@@ -174,10 +131,9 @@ class Town:
             self.tasks.append(asyncio.create_task(supervisor.run()))
 
     async def _begin(self):
-        process = Process()
-        process.name = "interceptor"
+        process = Process("interceptor")
         host = InterceptorHost(self.spec, self.server)
-        host._store._server = _Server(host._server, process, self.deaths)
+        host._store._server = FaultyStore(host._server, process, self.deaths, ["write"])
         host.transport.steps = FaultyStore(host.transport.steps, process, self.deaths)
         while True:
             try:
@@ -206,11 +162,11 @@ class Town:
         """Return a handle like that of the interceptor's actor."""
         if not self.lane:
             return self.interceptor
-        handle = type("Handle", (), {})()
-        handle.lane = Method(lambda **_: self._alive().lane_address)
-        handle.forward_batch = Method(self._forward)
-        handle.step_rules = Method(lambda: [rule.name for rule in self._alive().interceptor.rules.whole])
-        return handle
+        return SimpleNamespace(
+            lane=Method(lambda **_: self._alive().lane_address),
+            forward_batch=Method(self._forward),
+            step_rules=Method(lambda: [rule.name for rule in self._alive().interceptor.rules.whole]),
+        )
 
     def _alive(self):
         if self.host is None:
@@ -224,8 +180,7 @@ class Town:
     # -- groups -------------------------------------------------------------------------------------------------------
 
     async def _open(self, number):
-        process = Process()
-        process.name = f"group{number}"
+        process = Process(f"group{number}")
         messager = Messager(self.server, self.exp_id, self.handle, name=process.name, settings=self.settings)
         self.opened.append(messager)
         await messager.init()

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from ray_messaging import AlreadyExists, Messager, StepAborted, UnknownName
 from ray_messaging.errors import TransitError
-from ray_messaging.steps.digests import step_digest
-from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.step_loop import step_loop
 from ray_messaging.transports.step_values import StepSettings, WaitFor
 from support.rumour import live_step, sequential
 from support.step_faults import FaultyStore, Process
+from support.step_society import digests_of
 
 _FAILED = (StepAborted, TransitError, AlreadyExists)
 
@@ -122,7 +121,7 @@ class RumourGroups:
                 self.faults.end()
                 self.faults = None
             ends()
-            return await self.states(), await self.digests()
+            return await self.states(), await digests_of(self.store, self.rumour.steps)
 
     async def states(self):
         """Return the committed states of all agents, each from the one group that has it."""
@@ -135,14 +134,6 @@ class RumourGroups:
             count += len(left)
             found |= {int(agent): state for agent, state in left.items()}
         assert count == len(found)
-        return found
-
-    async def digests(self):
-        """Return the digest of each step, from what the groups left in the step store."""
-        found = []
-        for step in range(self.rumour.steps):
-            left = [StepCounts.decode(each.counts) for each in (await self.store.closed_step(step)).values()]
-            found.append(step_digest([int.from_bytes(each.digest, "little") for each in left]))
         return found
 
 

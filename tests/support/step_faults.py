@@ -1,5 +1,6 @@
 """Faults at the calls of the step protocol: a process that dies, calls that fail, come twice, or come late."""
 
+import asyncio
 import random
 from contextlib import suppress
 from functools import partial
@@ -27,20 +28,28 @@ class Killed(ConnectionFailed):
 
 
 class Process:
-    """A process that drives a group."""
+    """A process that drives a group, or judges."""
 
-    dead = False
+    def __init__(self, name=""):
+        self.name, self.died = name, asyncio.Event()
+
+    @property
+    def dead(self):
+        return self.died.is_set()
+
+    def die(self):
+        self.died.set()
 
 
 class FaultyStore:
-    """A step store as one process sees it, with faults at the calls of the protocol."""
+    """A store of the server's as one process sees it, with faults at some calls, those of the step protocol mostly."""
 
-    def __init__(self, store, process, faults):
-        self._store, self._process, self._faults = store, process, faults
+    def __init__(self, store, process, faults, names=PROTOCOL):
+        self._store, self._process, self._faults, self._names = store, process, faults, names
 
     def __getattr__(self, name):
         call = getattr(self._store, name)
-        return partial(self._call, name, call) if name in PROTOCOL else call
+        return partial(self._call, name, call) if name in self._names else call
 
     async def _call(self, name, call, *args, **more):
         if self._process.dead:
@@ -69,7 +78,9 @@ class FailAt:
         self.count += 1
         if self.count != self.nth:
             return await call()
-        self.met, process.dead = name, self.deadly
+        self.met = name
+        if self.deadly:
+            process.die()
         if self.side == "after":
             await call()
         raise Killed(f"{name} failed")
@@ -116,8 +127,9 @@ class Chaos(Repeat):
 
     async def call(self, process, name, call):
         if self.happens():
-            process.dead = self.random.random() < 0.5
-            self.deaths += process.dead
+            if self.random.random() < 0.5:
+                process.die()
+                self.deaths += 1
             self.met += 1
             if self.random.random() < 0.5:
                 await call()
