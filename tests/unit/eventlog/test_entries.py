@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.extensions import extensions
+from support.batches import any_batches
 from support.log_writing import batch_of, expected, note_of, rows_of
 
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.writing.columns import record_batch
 from ray_messaging.eventlog.writing.entries import Taken, decode_entry, payload_bytes, pieces
-from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import NO_LISTENER
@@ -32,66 +31,27 @@ def noted_item(batch, note, takers=None):
 
 # -- any frame --------------------------------------------------------------------------------------------------------
 
-INTS = st.integers(-(2**63), 2**63 - 1)
-TEXTS = st.text(st.characters(exclude_characters="\n:", exclude_categories=["Cs"]), min_size=1, max_size=5)
-IDS = st.one_of(INTS, st.integers(0, 5), TEXTS, st.none())
-TOPICS = st.one_of(st.sampled_from(["agent-chat", "user-chat"]), TEXTS, TEXTS.map(":{}".format))
-LINES = st.one_of(st.binary(max_size=8).filter(lambda line: b"\n" not in line), st.just(b'{"a":"\xc3\xa4"}'))
+PAYLOADS = ("own", "shared", "raw", "raw shared")
 
 
-@st.composite
-def lines_of(draw, rows):
-    shared, raw = draw(st.booleans()), draw(st.booleans())
-    count = draw(st.integers(1 if rows else 0, 3)) if shared else rows
-    lines = draw(st.lists(st.binary(max_size=8) if raw else LINES, min_size=count, max_size=count))
-    index = draw(st.lists(st.integers(0, count - 1), min_size=rows, max_size=rows)) if shared and rows else None
-    return PayloadColumn.of(lines, None if index is None else np.array(index, np.uint32), raw=raw)
+def of_no_step(batch):
+    """Return a batch that is logged whole: it belongs to no step, and no note describes its rows."""
+    batch.noted = None
+    if batch.extension is not None:
+        batch.extension = msgspec.structs.replace(batch.extension, ordinal=None)
+    return batch
 
 
-@st.composite
-def batches(draw):
-    rows = draw(st.integers(1, 12))
-
-    def column(values, dtype):
-        return np.array(draw(st.lists(values, min_size=rows, max_size=rows)), dtype)
-
-    topics = tuple(draw(st.lists(TOPICS, min_size=1, max_size=3, unique=True)))
-    topic = column(st.integers(0, len(topics) - 1), np.uint16) if len(topics) > 1 else None
-    times = st.floats(0, 4e9).map(lambda time: round(time, 3))
-    ids = IDS if draw(st.booleans()) else INTS
-    return Batch(
-        sender=draw(TEXTS),
-        epoch=draw(st.integers(0, 2**61)),
-        first=draw(st.integers(0, 2**61)),
-        from_ids=IdColumn.of(draw(st.lists(ids, min_size=rows, max_size=rows))),
-        rows=rows,
-        to_ids=IdColumn.of(draw(st.lists(ids, min_size=rows, max_size=rows))),
-        topics=topics,
-        topic=topic,
-        numbers=np.sort(column(st.integers(0, 2**32 - 1), np.uint32)) if draw(st.booleans()) else None,
-        step=draw(st.one_of(st.none(), INTS, st.just(0).map(lambda _: column(INTS, np.int64)))),
-        sent_at=column(times, np.float64) if draw(st.booleans()) else draw(times),
-        lines=draw(lines_of(rows)),
-        labels={
-            name: np.array(sorted(found), np.uint32)
-            for name, found in draw(st.dictionaries(TEXTS, st.sets(st.integers(0, rows - 1)), max_size=3)).items()
-        },
-        extension=draw(st.none() | extensions(rows).map(without_ordinals)),
-    )
+LOGGED = any_batches(least=1, payloads=PAYLOADS).map(of_no_step)
 
 
-def without_ordinals(extension):
-    """Return an extension of messages that belong to no step."""
-    return msgspec.structs.replace(extension, ordinal=None)
-
-
-@given(st.lists(batches(), min_size=1, max_size=4))
+@given(st.lists(LOGGED, min_size=1, max_size=4))
 def test_any_frames_become_the_rows_that_their_messages_are(frames):
     items = [item_of(batch, f"m{number}:1", f"17{number}-{number}") for number, batch in enumerate(frames)]
     assert rows_of(*items) == [row for item in items for row in expected(item)]
 
 
-@given(batches(), st.integers(0, 40))
+@given(LOGGED, st.integers(0, 40))
 def test_pieces_of_an_entry_are_its_rows(batch, limit):
     whole = rows_of(item_of(batch))
     assert rows_of(item_of(batch), limit=limit) == whole
@@ -102,7 +62,7 @@ def test_pieces_of_an_entry_are_its_rows(batch, limit):
         assert record_batch("exp", [piece for piece, _ in cut]).to_pylist() == whole[begin:]
 
 
-@given(batches())
+@given(LOGGED)
 def test_messages_of_a_step_are_left_to_its_boxes(batch):
     batch.step, batch.extension = 3, Extension(ordinal=np.arange(len(batch), dtype=np.uint32))
     assert decode_entry(item_of(batch)) == Taken(None, len(batch))

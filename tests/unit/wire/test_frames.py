@@ -7,63 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batches import batch_to
-from support.extensions import INT64, TEXT, extensions, told
+from support.batches import any_batches, batch_to
+from support.extensions import told
 from support.frames import rewritten, sealed
-from support.typed_tables import tables, values_of
+from support.typed_tables import values_of
 
 from ray_messaging.errors import FrameError
 from ray_messaging.limits_and_timeouts import FRAME_LIMIT
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.typed.table import TypedColumns
 from ray_messaging.wire.frames import VERSION, Header, decode, encode
-
-ID = st.one_of(INT64, TEXT, st.none())
-
-
-@st.composite
-def batches(draw):
-    rows = draw(st.integers(0, 12))
-
-    def column(strategy):
-        return draw(st.lists(strategy, min_size=rows, max_size=rows))
-
-    topics = tuple(draw(st.lists(TEXT, min_size=1, max_size=3, unique=True)))
-    several = draw(st.booleans())
-    ints = draw(st.booleans())
-    kind = draw(st.sampled_from(["none", "own", "shared", "raw", "raw shared", "typed"]))
-    shared = "shared" in kind
-    count = draw(st.integers(1, 4)) if shared else rows
-    raw = "raw" in kind
-    payload = st.binary(max_size=20) if raw else st.dictionaries(TEXT, ID, max_size=2).map(msgspec.json.encode)
-    lines = draw(st.lists(payload, min_size=count, max_size=count))
-    index = np.array(column(st.integers(0, count - 1)), np.uint32) if shared else None
-    of_kind = {"none": st.none(), "typed": tables(rows)}
-    column_of_lines = draw(of_kind.get(kind, st.just(PayloadColumn.of(lines, index, raw=raw))))
-    return Batch(
-        sender=draw(TEXT),
-        epoch=draw(st.integers(0, 2**62 - 1)),
-        first=draw(st.integers(0, 2**62 - 1)),
-        from_ids=IdColumn.of(column(INT64 if ints else ID)),
-        rows=rows,
-        to_ids=IdColumn.of(column(INT64 if ints else ID)),
-        topics=topics,
-        topic=np.array(column(st.integers(0, len(topics) - 1)), np.uint16) if several else None,
-        numbers=draw(st.sampled_from([None, np.array(column(st.integers(0, 2**32 - 1)), np.uint32)])),
-        step=draw(st.sampled_from([None, 7, -(2**63), np.array(column(INT64), np.int64)])),
-        sent_at=draw(st.sampled_from([0.0, 1.5e9, np.array(column(st.floats(0, 1e10)), np.float64)])),
-        lines=column_of_lines,
-        labels=draw(st.dictionaries(TEXT, chosen(rows, least=1), max_size=3)) if rows else {},
-        noted=draw(st.none() | chosen(rows, least=1)) if rows else None,
-        extension=draw(st.none() | extensions(rows)),
-    )
-
-
-def chosen(rows, *, least):
-    """Choose some rows, in order."""
-    found = st.sets(st.integers(0, rows - 1), min_size=least)
-    return found.map(lambda places: np.array(sorted(places), np.uint32))
 
 
 def said(batch):
@@ -85,7 +38,7 @@ def listed(value):
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-@given(batches())
+@given(any_batches())
 def test_round_trip(batch):
     frame = encode(batch)
     assert encode(batch) == frame
@@ -100,7 +53,7 @@ def test_round_trip(batch):
     assert said(bare) == said(batch)
 
 
-@given(batches(), st.data())
+@given(any_batches(), st.data())
 def test_some_rows(batch, data):
     rows = data.draw(st.lists(st.integers(0, max(0, len(batch) - 1)), max_size=len(batch)))
     taken, of_decoded = (each.take(np.array(rows, np.intp)) for each in (batch, decode(encode(batch))))
@@ -124,7 +77,7 @@ def of_rows(batch, rows):
     ]
 
 
-@given(batches(), st.data())
+@given(any_batches(), st.data())
 def test_one_changed_byte(batch, data):
     frame = bytearray(encode(batch))
     at = data.draw(st.integers(0, len(frame) - 1))
@@ -135,7 +88,7 @@ def test_one_changed_byte(batch, data):
         decode(bytes(frame))
 
 
-@given(batches(), st.data())
+@given(any_batches(), st.data())
 def test_a_frame_cut_short_or_prolonged(batch, data):
     frame = encode(batch)
     with pytest.raises(FrameError):
