@@ -28,24 +28,30 @@ def contents(messages):
     return [(message.from_id, message.to_id, message.payload["n"]) for message in messages]
 
 
-async def test_what_waits_moves_along_in_order(groups):
-    east, west = await groups([1, 2, "a"], [3])
-    for n in range(10):
-        await west.send_columns([3, 3, 3], [1, 2, "a"], {"n": n})
+async def feed(west, count, ids=(1, 2)):
+    """Have agent 3 send numbers to some agents by turns."""
+    for n in range(count):
+        await west.send_columns(3, [*ids], {"n": n})
+
+
+@pytest.mark.parametrize("count", [10, 500], ids=["", "more than the inbox takes"])
+async def test_what_waits_moves_along_in_order(groups, store, count):
+    east, west = await groups([1, 2, "a"], [3], inbox_messages=100)
+    await feed(west, count, [1, 2, "a"])
     await east.move_agents([1, "a"], to="west")
-    await west.send_columns([3, 3, 3], [1, 2, "a"], {"n": 10})
-    moved = contents(await fetch_all(west, 22))
-    assert [n for _, to, n in moved if to == 1] == [*range(11)]
-    assert [n for _, to, n in moved if to == "a"] == [*range(11)]
-    stayed = contents(await fetch_all(east, 11))
-    assert stayed == [(3, 2, n) for n in range(11)]
+    await west.send_columns(3, [1, 2, "a"], {"n": count})
+    moved = contents(await fetch_all(west, 2 * count + 2))
+    for agent in (1, "a"):
+        assert [row for row in moved if row[1] == agent] == [(3, agent, n) for n in range(count + 1)]
+    assert contents(await fetch_all(east, count + 1)) == [(3, 2, n) for n in range(count + 1)]
     assert ([*east.subscription.hosted], [*west.subscription.hosted]) == ([2], [1, 3, "a"])
+    await east.fetch_messages()
+    await until(lambda: _is_empty(store, "east"))
 
 
 async def test_a_move_waits_for_what_was_fetched(groups):
     east, west = await groups([1, 2], [3])
-    for n in range(4):
-        await west.send_columns([3, 3], [1, 2], {"n": n})
+    await feed(west, 4)
     fetched = await east.fetch_messages(limit=3, timeout=WAIT_S, commit="acked")
     moving = asyncio.create_task(east.move_agents([1], to="west"))
     await until(lambda: _is_leaving(east, 1))
@@ -63,8 +69,7 @@ async def test_a_move_waits_for_what_was_fetched(groups):
 
 async def test_a_move_that_waits_in_vain_changes_nothing(groups):
     east, west = await groups([1, 2], [3])
-    for n in range(3):
-        await west.send_columns([3, 3], [1, 2], {"n": n})
+    await feed(west, 3)
     fetched = await east.fetch_messages(limit=1, timeout=WAIT_S, commit="acked")
     with pytest.raises(MoveFailed, match="not committed") as caught:
         await east.move_agents([1], to="west", timeout=0.5)
@@ -77,8 +82,7 @@ async def test_a_move_that_waits_in_vain_changes_nothing(groups):
 
 async def test_what_waits_for_a_removed_agent_becomes_dead_letters(groups, store):
     east, west = await groups([1, 2], [3])
-    for n in range(3):
-        await west.send_columns([3, 3], [1, 2], {"n": n})
+    await feed(west, 3)
     await east.remove_agents([1])
     assert contents(await fetch_all(east, 3)) == [(3, 2, n) for n in range(3)]
     letters = await store.dead()
@@ -144,8 +148,7 @@ async def test_a_successor_hosts_what_moved_to_it(groups, messagers):
 
 async def test_a_move_while_a_transaction_is_open(groups):
     east, west = await groups([1, 2], [3])
-    for n in range(4):
-        await west.send_columns([3, 3], [1, 2], {"n": n})
+    await feed(west, 4)
     async with east.transaction() as tx:
         taken = await tx.fetch_messages(limit=2, timeout=WAIT_S)
         moving = asyncio.create_task(east.move_agents([1], to="west"))
@@ -157,18 +160,6 @@ async def test_a_move_while_a_transaction_is_open(groups):
     assert [n for _, to, n in found if to == 1] == [1, 2, 3]
     assert (2, 3, 7) in found
     assert contents(await fetch_all(east, 3)) == [(3, 2, n) for n in range(1, 4)]
-
-
-async def test_messages_of_rejected_frames_and_unread_ones(groups, store):
-    east, west = await groups([1, 2], [3], inbox_messages=100)
-    for n in range(500):
-        await west.send_columns([3, 3], [1, 2], {"n": n})
-    await east.move_agents([1], to="west")
-    got = contents(await fetch_all(west, 500))
-    assert got == [(3, 1, n) for n in range(500)]
-    assert contents(await fetch_all(east, 500)) == [(3, 2, n) for n in range(500)]
-    await east.fetch_messages()
-    await until(lambda: _is_empty(store, "east"))
 
 
 async def _is_leaving(messager, agent):
@@ -233,8 +224,7 @@ def groups_of(ids):
 
 async def test_a_call_whose_answer_was_lost_has_its_effect_once(groups, monkeypatch):
     east, west = await groups([1, 2], [3])
-    for n in range(3):
-        await west.send_columns([3, 3], [1, 2], {"n": n})
+    await feed(west, 3)
     departures = east.engine.transport.departures
     release, calls = departures.release, []
 

@@ -5,7 +5,7 @@ import functools
 import itertools
 import random
 import threading
-from contextlib import AsyncExitStack, ExitStack, aclosing
+from contextlib import ExitStack, aclosing
 
 import pytest
 from faults.proxy import Proxy
@@ -29,7 +29,7 @@ from ray_messaging.config import MessagingConfig, ShardsConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.step_rows import HOLD
 from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.transports.backend import backend_of, open_transport
+from ray_messaging.transports.backend import RedisStores, backend_of
 from ray_messaging.transports.experiment_store import Claim, StateWrite
 from ray_messaging.transports.step_values import Closing, Driver, Opened, StepSettings, StepTag
 from ray_messaging.transports.values import FrameFate, FrameWrite, SendRequest
@@ -143,11 +143,14 @@ async def test_a_primary_of_a_cluster_is_lost(tmp_path, exp_id, shard):
 
 
 @pytest.fixture
-async def transport(shards_config, exp_id):
-    opened = open_transport(shards_config, exp_id, MessagingConfig())
-    await opened.connect()
-    yield opened
-    await opened.close()
+def server(shards_config):
+    """Give the server of these tests."""
+    return shards_config
+
+
+@pytest.fixture
+async def transport(transports):
+    return await transports()
 
 
 ROWS = 48  # so many that each of three shards has some, however their names spread them
@@ -168,33 +171,33 @@ async def sent(steps, group="a", frames=FRAMES):
     return attempt, await steps.send(SendRequest("w", 0, 0, -1, writes), StepTag(group, 0, attempt))
 
 
+async def end_two_steps(steps, attempt):
+    """Close step 0, in which a group has sent all frames, and step 1: then nobody needs them."""
+    for step, rows in ((0, ROWS), (1, 0)):
+        await steps.open("a", attempt, step)
+        await steps.close("a", attempt, step, Closing(rows))
+
+
 async def lose(config, exp_id, shard, step=1):
     """Delete the bodies of a step on a shard."""
     async with client_of(config.servers[shard]) as client:
         assert await client.delete(Keys(exp_id).bodies_of(step)) == 1
 
 
-async def test_a_repeated_send_keeps_each_frame_once(transport, shards_config, exp_id):
+async def test_a_repeated_send_keeps_each_frame_once_and_reads_no_others_of_its_numbers(
+    transport, shards_config, exp_id
+):
+    """A call that wrote nothing may have left bodies; the next one has other frames under these numbers."""
     await transport.steps.begin(StepSettings())
-    _, reply = await sent(transport.steps)
-    assert reply.fates == [FrameFate.WRITTEN] * ROWS
+    shut = [FrameWrite("a@1", n, 1, b"other frames" + frame) for n, frame in enumerate(FRAMES, 1)]
+    tag = StepTag("a", 0, await taken(transport.steps))
+    await transport.bodies.put(SendRequest("w", 0, 0, -1, shut), tag)
+    attempt, reply = await sent(transport.steps)
+    assert (attempt, reply.fates) == (tag.attempt, [FrameFate.WRITTEN] * ROWS)
     before = await bodies_of(shards_config, exp_id)
-    assert ROWS > sum(before) > ROWS / 4
     _, reply = await sent(transport.steps)
     assert reply.fates == [FrameFate.DUPLICATE] * ROWS
     assert await bodies_of(shards_config, exp_id) == before
-    assert [frame.frame for frame in await transport.steps.read_box("a@1")] == FRAMES
-
-
-async def test_what_another_cut_of_the_same_numbers_left_is_not_read(transport):
-    """A call that wrote nothing may have left bodies; the next one has other frames under these numbers."""
-    await transport.steps.begin(StepSettings())
-    shut = [b"other frames" + frame for frame in FRAMES]
-    tag = StepTag("a", 0, await taken(transport.steps))
-    await transport.bodies.put(
-        SendRequest("w", 0, 0, -1, [FrameWrite("a@1", n, 1, frame) for n, frame in enumerate(shut, 1)]), tag
-    )
-    assert (await sent(transport.steps))[0] == tag.attempt
     assert [frame.frame for frame in await transport.steps.read_box("a@1")] == FRAMES
 
 
@@ -205,7 +208,7 @@ async def test_the_limits_of_a_box_are_of_the_real_bytes(transport):
     assert (await transport.steps.box_size("a@1"))[:2] == (5, 5 * len(FRAMES[0]))
 
 
-async def test_a_missing_body_is_an_error_until_the_box_is_dropped(transport, shards_config, exp_id):
+async def test_a_missing_body_is_an_error_until_the_box_is_dropped(transport, transports, shards_config, exp_id):
     steps = transport.steps
     await steps.begin(StepSettings())
     attempt, _ = await sent(steps)
@@ -215,46 +218,35 @@ async def test_a_missing_body_is_an_error_until_the_box_is_dropped(transport, sh
     assert (caught.value.box, caught.value.shard) == ("a@1", 2)
     with pytest.raises(BodyLost, match="a@1"):
         await steps.open_box("a@1", 16)
-    stopped = open_transport(shards_config, exp_id, MessagingConfig())
-    await stopped.connect()
+    stopped = await transports()
     stopped.steps.bodies = None
     stand_ins = await stopped.steps.read_box("a@1")
-    await stopped.close()
-    for step, rows in ((0, ROWS), (1, 0)):
-        await steps.open("a", attempt, step)
-        await steps.close("a", attempt, step, Closing(rows))
+    await end_two_steps(steps, attempt)
     # A reader that was stopped between the box and the bodies sees what it sees of a dropped box: nothing.
     assert len(await transport.bodies.fetch("a@1", stand_ins)) < ROWS
 
 
-async def test_bodies_go_with_their_steps(shards_config, exp_id):
-    stores = backend_of(shards_config).stores(exp_id, MessagingConfig(), run="run")
-    await stores.transport.connect()
-    steps = stores.transport.steps
+async def test_bodies_go_with_their_steps(transport, shards_config, exp_id):
+    experiment, steps = RedisStores(transport).experiment, transport.steps
     await steps.begin(StepSettings())
     await steps.hold("log", -1)
     await taken(steps, "b")
     attempt, _ = await sent(steps)
     await sent(steps, "b")  # nothing of it counts
     await steps.leave("b", at_once=True)
-    await stores.experiment.claim(None, reset=False)
-    epoch = await stores.experiment.take_interceptor_epoch()
+    await experiment.claim(None, reset=False)
+    epoch = await experiment.take_interceptor_epoch()
 
     async def left():
-        await stores.experiment.beat(epoch)
+        await experiment.beat(epoch)
         return sum(await bodies_of(shards_config, exp_id))
 
     kept = await left()
     assert kept > ROWS / 2
-    for step, rows in ((0, ROWS), (1, 0)):
-        assert await left() == kept
-        await steps.open("a", attempt, step)
-        await steps.close("a", attempt, step, Closing(rows))
+    await end_two_steps(steps, attempt)
     assert await left() == kept  # the hold keeps the box
     await steps.drop_hold("log")
     assert await left() == 0
-    await stores.experiment.erase()
-    await stores.transport.close()
 
 
 async def test_a_sender_of_much_deletes_what_is_over(transport, shards_config, exp_id, monkeypatch):
@@ -268,14 +260,10 @@ async def test_a_sender_of_much_deletes_what_is_over(transport, shards_config, e
     assert 0 < 3 * whole < sum(await bodies_of(shards_config, f"{exp_id}-other"))
 
 
-async def test_a_full_shard_takes_no_step_until_it_has_room(processes, exp_id):
-    config = ShardsConfig(servers=tuple(process.config for process in processes))
-    transport = open_transport(config, exp_id, MessagingConfig(send_timeout_s=2.0))
-    await transport.connect()
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(transport.close)
-        await transport.steps.begin(StepSettings())
-        client = await stack.enter_async_context(client_of(config.servers[1]))
+async def test_a_full_shard_takes_no_step_until_it_has_room(own_shards, transports):
+    transport = await transports(own_shards, send_timeout_s=2.0)
+    await transport.steps.begin(StepSettings())
+    async with client_of(own_shards.servers[1]) as client:
         await client.config_set("maxmemory", "1mb")
         with pytest.raises(MailboxFull, match="maxmemory"):
             await sent(transport.steps, frames=[frame * 20 for frame in FRAMES])
@@ -288,14 +276,11 @@ async def test_a_full_shard_takes_no_step_until_it_has_room(processes, exp_id):
 # -- messagers --------------------------------------------------------------------------------------------------------
 
 
-async def town(stack, config, exp_id, *, send_timeout_s=30.0, **settings):
+async def town(opener, config, **settings):
     """Open a group in an experiment with steps."""
-    setup = await stack.enter_async_context(Messager(config, exp_id, name="setup"))
-    await setup.engine.transport.steps.begin(StepSettings(groups=1, **settings))
-    given = MessagingConfig(send_timeout_s=send_timeout_s)
-    group = await stack.enter_async_context(Messager(config, exp_id, name="town", settings=given))
-    await group.host_agents(range(10), ["agent-chat"])
-    return group
+    setup = await opener(config, name="setup")
+    await setup.engine.transport.steps.begin(StepSettings(groups=1))
+    return await opener(config, name="town", host=range(10), **settings)
 
 
 async def live(group, until):
@@ -306,37 +291,31 @@ async def live(group, until):
                 step.send(agent, 9 - agent, {"content": LONG_TEXT}, deliver_at=step.number + 2)
 
 
-async def test_a_group_and_the_log_hear_of_a_missing_body(shards_config, exp_id, tmp_path):
+async def test_a_group_and_the_log_hear_of_a_missing_body(opener, transports, shards_config, exp_id, tmp_path):
     config = shards_config.model_copy(update={"home": 1})
-    async with AsyncExitStack() as stack:
-        group = await town(stack, config, exp_id)
-        log = open_transport(config, exp_id, MessagingConfig())
-        await log.connect()
-        stack.push_async_callback(log.close)
-        await log.steps.hold(HOLD, -1)
-        await live(group, until=2)
-        await lose(config, exp_id, 1, step=2)
-        with pytest.raises(BodyLost, match="town@2"):
-            await live(group, until=4)
-        writer = LogWriter(log, Folder(tmp_path / "log"), exp_id)
-        stack.push_async_callback(writer.close)
-        await writer.start()
-        with pytest.raises(LogError, match="are missing on the server") as caught:
-            await writer.caught_up()
-        assert caught.value.lost
+    group = await town(opener, config)
+    await group.engine.transport.steps.hold(HOLD, -1)
+    await live(group, until=2)
+    await lose(config, exp_id, 1, step=2)
+    with pytest.raises(BodyLost, match="town@2"):
+        await live(group, until=4)
+    writer = LogWriter(await transports(config), Folder(tmp_path / "log"), exp_id)
+    await writer.start()
+    with pytest.raises(LogError, match="are missing on the server") as caught:
+        await writer.caught_up()
+    assert caught.value.lost
+    await writer.close()
 
 
-async def test_a_shard_that_stays_away_aborts_the_step_and_the_next_driver_goes_on(processes, exp_id):
-    config = ShardsConfig(servers=tuple(process.config for process in processes), body_bytes=64, home=1)
-    async with AsyncExitStack() as stack:
-        group = await town(stack, config, exp_id, send_timeout_s=0.5)
-        await live(group, until=2)
-        processes[1].kill()
-        with pytest.raises((StepAborted, ConnectionFailed)):
-            await live(group, until=5)
-        await asyncio.to_thread(processes[1].start)
+async def test_a_shard_that_stays_away_aborts_the_step_and_the_next_driver_goes_on(opener, own_shards, processes):
+    group = await town(opener, own_shards.model_copy(update={"body_bytes": 64, "home": 1}), send_timeout_s=0.5)
+    await live(group, until=2)
+    processes[1].kill()
+    with pytest.raises((StepAborted, ConnectionFailed)):
         await live(group, until=5)
-        assert (await group.engine.transport.steps.progress()).sealed == 4
+    await asyncio.to_thread(processes[1].start)
+    await live(group, until=5)
+    assert (await group.engine.transport.steps.progress()).sealed == 4
 
 
 async def keys_on(config, exp_id):
@@ -345,40 +324,30 @@ async def keys_on(config, exp_id):
         return {key.decode() async for key in client.scan_iter(Keys(exp_id).prefix + "*", count=1000)}
 
 
-async def test_further_servers_have_bodies_and_nothing_else(shards_config, exp_id, tmp_path):
+async def test_further_servers_have_bodies_and_nothing_else(opener, transports, shards_config, exp_id, tmp_path):
     config = shards_config.model_copy(update={"home": 1})
-    async with AsyncExitStack() as stack:
-        group = await town(stack, config, exp_id)
-        plain = await stack.enter_async_context(Messager(config, exp_id, name="plain"))
-        await plain.subscribe_and_start_listening(["news"])
-        log = open_transport(config, exp_id, MessagingConfig())
-        await log.connect()
-        stack.push_async_callback(log.close)
-        writer = LogWriter(log, Folder(tmp_path / "log"), exp_id)
-        await writer.start()
-        await live(group, until=2)
-        async with plain.transaction() as tx:
-            tx.send_message("news", {"content": "hello"})
-        await writer.caught_up()
-        await writer.close()
-        keys = await keys_on(config.servers[1], exp_id)
-        assert keys
-        assert all(key.startswith(Keys(exp_id).bodies) for key in keys)
-        assert not await keys_on(config.servers[2], exp_id)
+    group, plain = await town(opener, config), await opener(config, name="plain", listen=["news"])
+    writer = LogWriter(await transports(config), Folder(tmp_path / "log"), exp_id)
+    await writer.start()
+    await live(group, until=2)
+    async with plain.transaction() as tx:
+        tx.send_message("news", {"content": "hello"})
+    await writer.caught_up()
+    await writer.close()
+    keys = await keys_on(config.servers[1], exp_id)
+    assert keys
+    assert all(key.startswith(Keys(exp_id).bodies) for key in keys)
+    assert not await keys_on(config.servers[2], exp_id)
 
 
-async def test_what_is_no_body_passes_while_a_further_server_is_away(processes, own_shards, exp_id):
-    async with AsyncExitStack() as stack:
-        first, second = [
-            await stack.enter_async_context(Messager(own_shards, exp_id, name=name)) for name in ("one", "two")
-        ]
-        await second.host_agents([2], ["agent-chat"])
-        processes[1].kill()
-        assert (await first.send_message(first.get_agent_chat_channel(2), {"n": 1}, 9)).fate == "delivered"
-        async with second.transaction() as tx:
-            assert [message.payload["n"] for message in await tx.fetch_messages(timeout=WAIT_S)] == [1]
-            tx.state = b"seen"
-        assert await first.engine.transport.remove("two", None) == 0
+async def test_what_is_no_body_passes_while_a_further_server_is_away(opener, processes, own_shards):
+    first, second = await opener(own_shards), await opener(own_shards, name="two", host=[2])
+    processes[1].kill()
+    assert (await first.send(9, 2, {"n": 1})).fate == "delivered"
+    async with second.transaction() as tx:
+        assert [message.payload["n"] for message in await tx.fetch_messages(timeout=WAIT_S)] == [1]
+        tx.state = b"seen"
+    assert await first.engine.transport.remove("two", None) == 0
 
 
 async def test_a_further_server_that_is_away_at_the_start_is_named(own_shards, processes, exp_id):
@@ -387,50 +356,45 @@ async def test_a_further_server_that_is_away_at_the_start_is_named(own_shards, p
         await Messager(own_shards, exp_id).init()
 
 
-async def test_one_of_the_servers_is_no_server_of_the_experiment(shards_config, exp_id):
-    async with Messager(shards_config, exp_id, name="one") as one:
-        await one.host_agents([1], ["agent-chat"])
-        alone = Messager(shards_config.servers[0], exp_id)
-        with pytest.raises(ConfigError, match=r"has 3 shards, and shards=1 was given here.*pass messaging\.redis"):
-            await alone.init()
-        await alone.close()
+async def test_one_of_the_servers_is_no_server_of_the_experiment(opener, shards_config, exp_id):
+    await opener(shards_config, host=[1])
+    with pytest.raises(ConfigError, match=r"has 3 shards, and shards=1 was given here.*pass messaging\.redis"):
+        await Messager(shards_config.servers[0], exp_id).init()
 
 
-async def test_a_further_server_that_is_away_holds_no_heartbeat_up_and_is_swept_later(processes, own_shards, exp_id):
-    stores = backend_of(own_shards).stores(exp_id, MessagingConfig(), run="run")
-    await stores.transport.connect()
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(stores.transport.close)
-        steps = stores.transport.steps
-        await steps.begin(StepSettings())
-        attempt, _ = await sent(steps, frames=[frame * 20 for frame in FRAMES])
-        assert min((await bodies_of(own_shards, exp_id))[1:]) > 0
-        await stores.experiment.claim(None, reset=False)
-        epoch = await stores.experiment.take_interceptor_epoch()
-        for step, rows in ((0, ROWS), (1, 0)):
-            await steps.open("a", attempt, step)
-            await steps.close("a", attempt, step, Closing(rows))
-        processes[1].kill()
-        assert await stores.experiment.beat(epoch) is StateWrite.DONE
-        await asyncio.to_thread(processes[1].start)
-        async with asyncio.timeout(WAIT_S):
-            while sum(await bodies_of(own_shards, exp_id)):
-                await stores.experiment.beat(epoch)
+async def test_a_further_server_that_is_away_holds_no_heartbeat_up_and_is_swept_later(
+    transports, processes, own_shards, exp_id
+):
+    transport = await transports(own_shards)
+    experiment, steps = RedisStores(transport).experiment, transport.steps
+    await steps.begin(StepSettings())
+    attempt, _ = await sent(steps, frames=[frame * 20 for frame in FRAMES])
+    assert min((await bodies_of(own_shards, exp_id))[1:]) > 0
+    await experiment.claim(None, reset=False)
+    epoch = await experiment.take_interceptor_epoch()
+    await end_two_steps(steps, attempt)
+    processes[1].kill()
+    assert await experiment.beat(epoch) is StateWrite.DONE
+    await asyncio.to_thread(processes[1].start)
+    async with asyncio.timeout(WAIT_S):
+        while sum(await bodies_of(own_shards, exp_id)):
+            await experiment.beat(epoch)
 
 
 async def test_a_reset_deletes_the_bodies_of_the_run_before(shards_config, exp_id):
-    for run, claim in (("first", Claim.HELD), ("second", Claim.ERASE)):
-        stores = backend_of(shards_config).stores(exp_id, MessagingConfig(), run=run)
-        await stores.transport.connect()
-        holder = await stores.experiment.holder()
-        assert await stores.experiment.claim(holder, reset=run == "second") is claim
-        if run == "first":
-            await stores.transport.steps.begin(StepSettings())
-            await sent(stores.transport.steps)
-            assert sum(await bodies_of(shards_config, exp_id)) > 0
-        else:
-            await stores.experiment.erase_earlier()
-            assert sum(await bodies_of(shards_config, exp_id)) == 0
-            await stores.experiment.erase()
-            assert not any([await keys_on(server, exp_id) for server in shards_config.servers])
-        await stores.transport.close()
+    first, second = (
+        backend_of(shards_config).stores(exp_id, MessagingConfig(), run=run) for run in ("first", "second")
+    )
+    for each in (first, second):
+        await each.transport.connect()
+    assert await first.experiment.claim(await first.experiment.holder(), reset=False) is Claim.HELD
+    await first.transport.steps.begin(StepSettings())
+    await sent(first.transport.steps)
+    assert sum(await bodies_of(shards_config, exp_id)) > 0
+    assert await second.experiment.claim(await second.experiment.holder(), reset=True) is Claim.ERASE
+    await second.experiment.erase_earlier()
+    assert sum(await bodies_of(shards_config, exp_id)) == 0
+    await second.experiment.erase()
+    assert not any([await keys_on(server, exp_id) for server in shards_config.servers])
+    for each in (first, second):
+        await each.transport.close()

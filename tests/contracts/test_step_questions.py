@@ -8,14 +8,12 @@ import msgspec
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging import Closed, EventLog, Messager, MessagingConfig, NoAnswer, NoQuestion, UnknownSender
+from ray_messaging import Closed, EventLog, NoAnswer, NoQuestion, UnknownSender
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.surveys.surveys import Surveys
-from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.step_values import StepSettings
 
 AGENTS = 24
 
@@ -25,15 +23,14 @@ def groups(stepped_groups):
     return partial(stepped_groups, agents=AGENTS, seed=7, digest=True)
 
 
-async def test_a_name_that_has_asked_hosts_agents_and_so_does_its_successor(server, exp_id):
-    async with Messager(server, exp_id, name="setup") as setup:
-        await setup.engine.transport.steps.begin(StepSettings(seed=7, groups=1))
-        async with Messager(server, exp_id, name="west") as west:
-            with pytest.raises(NoAnswer):
-                await west.ask(1, 9, {}, timeout=WAIT_S)
-            await west.host_agents([1], ["agent-chat"])
-        async with Messager(server, exp_id, name="west") as successor:
-            await successor.host_agents([1], ["agent-chat"])
+async def test_a_name_that_has_asked_hosts_agents_and_so_does_its_successor(groups, messagers):
+    await groups(1)
+    west = await messagers(name="west")
+    with pytest.raises(NoAnswer):
+        await west.ask(1, 999, {}, timeout=WAIT_S)
+    await west.host_agents([777], ["agent-chat"])
+    await west.close()
+    await messagers(name="west", host=[777])
 
 
 async def test_asked_in_one_step_answered_in_the_next_and_read_in_the_one_after(groups):
@@ -116,9 +113,8 @@ async def test_bad_input(groups):
 
 
 @pytest.fixture
-async def user(server, exp_id):
-    async with Messager(server, exp_id) as messager:
-        yield messager
+async def user(messagers):
+    return await messagers()
 
 
 async def live_until(group, done, *, reply=lambda step, message: step.reply(message, {"of": message.id}), anew=()):
@@ -152,8 +148,12 @@ async def lived_through(groups, awaitable, reply):
     return found
 
 
-async def test_the_user_asks_an_agent_of_a_group_in_steps(groups, user):
+async def test_the_user_asks_an_agent_of_a_group_in_steps_and_the_log_has_it_once(
+    groups, user, transports, exp_id, tmp_path
+):
     (group,) = await groups(1)
+    writer = LogWriter(await transports(), Folder(tmp_path / "log"), exp_id)
+    await writer.start()
     asking = asyncio.create_task(user.ask(None, 3, {"n": 1}, subtopic="user-chat", timeout=20))
     replies = iter([{"first": True}, {"second": True}])
     async with asyncio.timeout(WAIT_S):
@@ -165,6 +165,18 @@ async def test_the_user_asks_an_agent_of_a_group_in_steps(groups, user):
     assert (question.from_id, question.payload, question.subtopic) == (None, {"n": 1}, "user-chat")
     assert answer.in_reply_to.startswith("anon-")  # as the receipt of the question says
     assert answer.id == f"{question.step}-0-3"
+    await user.close()
+    await writer.close()
+    log = EventLog.open(tmp_path / "log")
+    thread = log.thread(answer.id)
+    assert thread["message_id"].to_pylist() == [question.id, answer.id]
+    assert thread["fate"].to_pylist() == ["delivered"] * 2
+    assert thread["expects_answer"].to_pylist() == [True, None]
+    assert thread["from_id"].to_pylist() == [None, 3]
+    assert log.query().num_rows == 2
+    for step in (answer.step - 1, answer.step):
+        (closed,) = (await group.engine.transport.steps.closed_step(step)).values()
+        assert log.digest(step) == StepCounts.decode(closed.counts).digest
 
 
 async def test_the_user_asks_many_by_columns_and_answers_come_later(groups, user):
@@ -181,11 +193,11 @@ async def test_the_user_asks_many_by_columns_and_answers_come_later(groups, user
     assert [answers[row].payload["twice"] for row in range(AGENTS)] == list(range(0, 2 * AGENTS, 2))
 
 
-async def test_an_asker_that_has_gone_holds_up_nothing(groups, server, exp_id):
+async def test_an_asker_that_has_gone_holds_up_nothing(groups, user):
     (group,) = await groups(1)
-    async with Messager(server, exp_id) as asker:
-        with pytest.raises(NoAnswer):
-            await asker.ask(None, 3, {}, timeout=1.0)  # its mailbox for answers opens in this time, too
+    with pytest.raises(NoAnswer):
+        await user.ask(None, 3, {}, timeout=1.0)  # its mailbox for answers opens in this time, too
+    await user.close()
     answered = []
     async for step in group.steps(until=4):
         for message in step.messages:
@@ -194,31 +206,6 @@ async def test_an_asker_that_has_gone_holds_up_nothing(groups, server, exp_id):
     assert answered == [1] or answered == [0]
     (closed,) = (await group.engine.transport.steps.closed_step(answered[0])).values()
     assert StepCounts.decode(closed.counts).fates == {"delivered": 1}
-
-
-async def test_the_log_has_questions_from_outside_and_the_answers_once(groups, user, server, exp_id, tmp_path):
-    (group,) = await groups(1)
-    transport = open_transport(server, exp_id, MessagingConfig())
-    await transport.connect()
-    writer = LogWriter(transport, Folder(tmp_path / "log"), exp_id)
-    await writer.start()
-    asking = asyncio.create_task(user.ask(None, 3, {"n": 1}, timeout=20))
-    async with asyncio.timeout(WAIT_S):
-        (question,) = await live_until(group, asking)
-    answer = await asking
-    await user.close()
-    await writer.close()
-    await transport.close()
-    log = EventLog.open(tmp_path / "log")
-    thread = log.thread(answer.id)
-    assert thread["message_id"].to_pylist() == [question.id, answer.id]
-    assert thread["fate"].to_pylist() == ["delivered"] * 2
-    assert thread["expects_answer"].to_pylist() == [True, None]
-    assert thread["from_id"].to_pylist() == [None, 3]
-    assert log.query().num_rows == 2
-    for step in (answer.step - 1, answer.step):
-        (closed,) = (await group.engine.transport.steps.closed_step(step)).values()
-        assert log.digest(step) == StepCounts.decode(closed.counts).digest
 
 
 class Mood(msgspec.Struct):

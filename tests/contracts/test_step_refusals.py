@@ -20,13 +20,11 @@ from ray_messaging import (
     Outgoing,
     PayloadTooLarge,
     StepAborted,
-    StepFailed,
     Steps,
     UnknownName,
     UnknownSender,
 )
 from ray_messaging.cluster.actors.interceptor_host import begin_steps
-from ray_messaging.cluster.run.agent import Society
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.steps import step_loop
 from ray_messaging.steps.step_loop import driven_loop
@@ -285,32 +283,3 @@ async def test_a_resume_with_other_steps_names_the_difference(group, exp_id, oth
         )
     assert "on_existing='reset'" in str(caught.value)
     assert (await store.settings()).seed == 7
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_a_model_that_raises_leaves_the_step_uncommitted(group, asynchronous):
-    calls, fails = [], {"now": True}
-
-    def person(me, inbox):
-        me.send(2, {"n": me.step})
-        calls.append((me.step, me.id, [message.payload["n"] for message in inbox]))
-        if me.step == 1 and me.id == "ann" and fails["now"]:
-            raise ZeroDivisionError("nobody there")
-
-    async def person_async(me, inbox):
-        person(me, inbox)
-
-    async def drive():
-        society = Society("all", person_async if asynchronous else person)
-        async for step in group.steps(until=3):
-            await society.run(step)
-
-    with pytest.raises(
-        StepFailed, match=r"agent 'ann' of group 'all' in step 1, .*ZeroDivisionError: nobody"
-    ) as caught:
-        await drive()
-    assert (caught.value.agent, caught.value.step, caught.value.group) == ("ann", 1, "all")
-    fails["now"] = False
-    await drive()
-    assert [call for call in calls if call[:2] == (1, 2)] == [(1, 2, [0, 0, 0])] * 2
-    assert calls[-2] == (2, 2, [1, 1, 1])

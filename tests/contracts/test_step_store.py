@@ -136,6 +136,14 @@ async def pair(steps, **settings):
     return await member(steps, "a"), await member(steps, "b")
 
 
+async def open_pair(steps, **settings):
+    """Return two groups in step 0."""
+    actors = await pair(steps, **settings)
+    for actor in actors:
+        assert isinstance(await actor.open(0), Opened)
+    return actors
+
+
 async def run(*actors, step):
     """Let groups open and close a step in which they send nothing."""
     for actor in actors:
@@ -174,9 +182,7 @@ async def test_step_0_waits_until_so_many_have_joined(steps):
 
 
 async def test_a_dead_group_leaves_at_once_and_its_open_step_never_was(steps):
-    a, b = await pair(steps)
-    await a.open(0)
-    await b.open(0)
+    a, b = await open_pair(steps)
     await b.send("a@1", b"never")
     await a.close()
     waiting = await a.open(1)
@@ -217,9 +223,7 @@ async def test_news_that_one_messager_knows_already_wake_another(steps, another)
 
 
 async def test_news_bring_the_beginning_of_a_box_with_them(steps, another):
-    a, b = await pair(steps)
-    await a.open(0)
-    await b.open(0)
+    a, b = await open_pair(steps)
     await b.send("a@1", b"one")
     await b.send("a@1", b"two")
     waiting = (await a.close(go_on=True)).following
@@ -250,9 +254,7 @@ async def test_a_wait_for_news_goes_on_when_that_of_another_messager_ends(steps,
 
 
 async def test_a_seal_opens_the_next_step_to_all_that_asked_for_it(steps):
-    a, b = await pair(steps)
-    await a.open(0)
-    await b.open(0)
+    a, b = await open_pair(steps)
     await b.send("a@1", b"x")
     waiting = (await a.close(go_on=True)).following
     assert (waiting.reason, waiting.names) == (Reason.GROUPS, ())
@@ -271,9 +273,7 @@ async def test_a_seal_opens_the_next_step_to_all_that_asked_for_it(steps):
 
 
 async def test_a_paused_step_opens_to_all_that_asked_for_it_at_the_resume(steps):
-    a, b = await pair(steps)
-    await a.open(0)
-    await b.open(0)
+    a, b = await open_pair(steps)
     await steps.pause()
     waiting = (await a.close(go_on=True)).following
     await b.close(go_on=True)
@@ -429,8 +429,7 @@ async def test_who_is_being_waited_for(steps):
 
 
 async def test_a_close_that_counted_is_told_to_a_driver_that_was_overtaken(steps):
-    a, _ = await pair(steps)
-    await a.open(0)
+    a, _ = await open_pair(steps)
     await a.send("b@1", b"x")
     await a.close()
     again = await taken(steps, "a", "a", start=1)
@@ -517,24 +516,16 @@ async def test_results_of_calls_are_there_for_later_attempts_until_the_step_is_c
     assert isinstance(await second.close(go_on=True), Committed)
     assert not await steps.remember("a", second.attempt, 0, {"4:7": b"late"})
     assert await steps.remembered("a", 0) == await steps.remembered("a", 1) == {}
-    assert await steps.remember("a", second.attempt, 1, {"1:7": b"next"})
+    many = {f"1:{agent}": b"%d" % agent for agent in range(600)}  # more than one reply holds
+    assert await steps.remember("a", second.attempt, 1, many)
+    assert await steps.remembered("a", 1) == many
     await steps.leave("a", at_once=True)
     assert await steps.remembered("a", 1) == {}
     assert await steps.remembered("nobody", 0) == {}
 
 
-async def test_more_results_than_one_reply_holds(steps):
-    await steps.begin(StepSettings())
-    actor = await member(steps, "a")
-    await actor.open(0)
-    results = {f"1:{agent}": b"%d" % agent for agent in range(600)}
-    assert await steps.remember("a", actor.attempt, 0, results)
-    assert await steps.remembered("a", 0) == results
-
-
 async def test_a_frame_with_a_gap_before_it_is_not_written(steps):
-    a, _ = await pair(steps)
-    await a.open(0)
+    a, _ = await open_pair(steps)
     one, two = a.write("b@1", b"1"), a.write("b@1", b"2")
     other = a.write("a@1", b"3")
     assert (await a.call(a.request(two, other, one))).fates == [FrameFate.GAP, FrameFate.WRITTEN, FrameFate.GAP]
@@ -552,9 +543,7 @@ async def test_there_is_no_box_but_for_later_steps_within_the_horizon(steps, box
 
 
 async def test_a_full_box_is_too_large_at_once(steps):
-    a, b = await pair(steps, box_rows=10, box_bytes=100)
-    await a.open(0)
-    await b.open(0)
+    a, b = await open_pair(steps, box_rows=10, box_bytes=100)
     assert await a.send("b@1", b"x" * 60, 6) is FrameFate.WRITTEN
     assert await b.send("b@1", b"x", 5) is FrameFate.TOO_LARGE
     b.begin(0)
@@ -569,8 +558,7 @@ async def test_a_full_box_is_too_large_at_once(steps):
 
 
 async def test_rows_that_the_server_lost_close_no_step(steps):
-    a, _ = await pair(steps)
-    await a.open(0)
+    a, _ = await open_pair(steps)
     await a.send("b@1", b"x", 4)
     a.rows = 5
     assert await a.close() == Refused(0, 4)
@@ -581,12 +569,16 @@ async def test_rows_that_the_server_lost_close_no_step(steps):
     assert counted(frames, [cover]) == frames
 
 
-async def test_one_call_writes_and_closes(steps):
-    a, b = await pair(steps)
-    await a.open(0)
-    await b.open(0)
-    assert isinstance(await a.commit(a.write("b@1", b"1", 2), a.write("a@1", b"2"), a.write("b@1", b"3")), Committed)
+@pytest.mark.parametrize("before", [False, True], ids=["", "and what was sent before it"])
+async def test_one_call_writes_and_closes(steps, before):
+    a, b = await open_pair(steps)
+    writes = a.write("b@1", b"1", 2), a.write("a@1", b"2"), a.write("b@1", b"3")
+    if before:
+        assert (await a.call(a.request(*writes[:2]))).fates == [FrameFate.WRITTEN] * 2
+        a.rows = 3
+    assert isinstance(await a.commit(*writes[2 * before :]), Committed)
     assert await steps.covers("b@1") == [Cover("a", 0, a.attempt, 3)]
+    assert await steps.covers("a@1") == [Cover("a", 0, a.attempt, 1)]
     assert (await steps.box_size("b@1"))[:2] == (3, 2)
     assert isinstance(await b.commit(b.write("b@1", b"4"), b.write("b@2", b"5")), Committed)
     assert (await steps.box_size("b@1"))[:2] == (4, 3)
@@ -595,24 +587,8 @@ async def test_one_call_writes_and_closes(steps):
     assert sorted(await steps.covered_boxes(2, 2)) == ["b@2"]
 
 
-async def test_one_call_closes_also_what_was_sent_before_it(steps):
-    a, b = await pair(steps)
-    await a.open(0)
-    await b.open(0)
-    await a.send("b@1", b"1", 2)
-    await a.send("a@1", b"2")
-    assert isinstance(await a.commit(a.write("b@1", b"3")), Committed)
-    assert await steps.covers("b@1") == [Cover("a", 0, a.attempt, 3)]
-    assert await steps.covers("a@1") == [Cover("a", 0, a.attempt, 1)]
-    assert (await steps.box_size("b@1"))[:2] == (3, 2)
-    await b.close()
-    assert await b.inbox(1) == [b"1", b"3"]
-
-
 async def test_what_a_refused_call_wrote_counts_until_the_attempt_is_given_up(steps):
-    a, b = await pair(steps, box_rows=5)
-    await a.open(0)
-    await b.open(0)
+    a, b = await open_pair(steps, box_rows=5)
     await a.send("b@1", b"1")
     a.rows += 1
     assert await a.commit(a.write("b@1", b"2", 3)) == Refused(0, 4)
@@ -627,8 +603,7 @@ async def test_what_a_refused_call_wrote_counts_until_the_attempt_is_given_up(st
 
 
 async def test_a_call_that_cannot_write_all_writes_nothing(steps):
-    a, _ = await pair(steps, box_rows=5)
-    await a.open(0)
+    a, _ = await open_pair(steps, box_rows=5)
     assert await a.commit(a.write("a@1", b"1"), a.write("b@1", b"2", 6)) is None
     assert await steps.read_box("a@1") == []
     assert (await steps.box_size("a@1"))[:2] == (0, 0)
@@ -657,8 +632,7 @@ async def test_a_box_is_read_ahead_while_its_step_waits(steps):
 
 
 async def test_a_box_without_rows_that_counted_is_an_error(steps):
-    a, _ = await pair(steps)
-    await a.open(0)
+    a, _ = await open_pair(steps)
     await a.send("b@1", b"x")
     lost = [Cover("a", 0, a.attempt, 2)]
     with pytest.raises(FrameError, match="'b@1' lacks rows"):
@@ -690,8 +664,7 @@ async def test_notes_and_publications_have_boxes_of_their_own(steps):
 
 
 async def test_verdicts_that_do_not_count_write_nothing(steps, transport, store, exp_id):
-    a, _ = await pair(steps)
-    await a.open(0)
+    a, _ = await open_pair(steps)
     await store.set_interceptor(5)
     write = a.write("b@1", b"x")
     for epoch, status in ((-2, SendStatus.UNJUDGED), (4, SendStatus.STALE_VERDICTS)):
@@ -769,8 +742,11 @@ async def test_a_call_that_writes_to_stepped_and_plain_mailboxes(steps, transpor
 
 
 async def test_the_supervisor_closes_a_step_after_all_groups(steps, another):
-    first, second = await pair(steps, groups=2)
-    supervisor = await member(steps, SUPERVISOR)
+    await steps.begin(StepSettings(groups=2))
+    supervisor, first = await member(steps, SUPERVISOR), await member(steps, "a")
+    waiting = await first.open(0)
+    assert (waiting.reason, waiting.total) == (Reason.MISSING, 1)  # the supervisor is no group
+    second = await member(steps, "b")
     assert isinstance(await supervisor.open(0), Waiting)
     await first.open(0)
     await second.open(0)
@@ -791,15 +767,6 @@ async def test_the_supervisor_closes_a_step_after_all_groups(steps, another):
     await supervisor.close(counts=b"its counts")
     assert await first.inbox(1) == [b"a word"]
     assert (await steps.closed_step(0))[SUPERVISOR].counts == b"its counts"
-
-
-async def test_the_supervisor_is_no_group_that_step_0_waits_for(steps):
-    await steps.begin(StepSettings(groups=2))
-    await member(steps, SUPERVISOR)
-    first = await member(steps, "a")
-    waiting = await first.open(0)
-    assert isinstance(waiting, Waiting)
-    assert (waiting.reason, waiting.total) == (Reason.MISSING, 1)
 
 
 async def test_groups_go_on_when_the_supervisor_leaves(steps):
