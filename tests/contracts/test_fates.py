@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import pickle
-from collections import defaultdict
 
 import numpy as np
 import pandas as pd
@@ -65,41 +64,6 @@ async def test_receipts_and_the_local_log_have_the_fate_of_each_message_of_a_bat
     assert all(row["start_time"] > 1e9 and row["consumption"] >= 0 for row in rows)
     sender.clear_log_list()
     assert sender.get_log_list() == []
-
-
-async def test_every_send_call_keeps_the_order_of_a_pair(messagers):  # noqa: C901 - a way each
-    sender, receiver = await messagers(frame_rows=7), await messagers(host=range(10), frame_rows=7)
-
-    async def one_by_one(agent, numbers):
-        channel = sender.get_agent_chat_channel(agent)
-        for number in numbers:
-            assert await sender.send_message(channel, {"n": number}, from_id=agent)
-
-    async def at_once(agent, numbers):
-        channel = sender.get_agent_chat_channel(agent)
-        waiting = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=agent)) for n in numbers]
-        assert all(await asyncio.gather(*waiting))
-
-    async def many(agent, numbers):
-        made = [Outgoing.to_agent(agent, {"n": number}, from_id=agent) for number in numbers]
-        for low in range(0, len(made), 10):
-            assert (await sender.send_messages(made[low : low + 10])).sent.all()
-
-    async def columns(agent, numbers):
-        for low in range(0, len(numbers), 10):
-            part = numbers[low : low + 10]
-            await sender.send_columns([agent] * len(part), [agent] * len(part), [{"n": n} for n in part])
-
-    async def mixed(agent, numbers):
-        for part, way in zip(np.array_split(numbers, 4), [one_by_one, many, columns, at_once], strict=True):
-            await way(agent, part.tolist())
-
-    ways = [one_by_one, at_once, many, columns, mixed] * 2
-    await asyncio.gather(*(way(agent, range(60)) for agent, way in enumerate(ways)))
-    got = defaultdict(list)
-    for message in await fetch_all(receiver, 600):
-        got[message.from_id].append(message.payload["n"])
-    assert got == {agent: list(range(60)) for agent in range(10)}
 
 
 async def test_two_thousand_agents_await_their_sends(messagers):
@@ -191,7 +155,7 @@ async def test_a_send_that_stops_waiting_for_room_lets_the_next_one_continue(mes
     interceptor = Foreign(lambda *_: gate.wait())
     sender = await messagers(interceptor, outbox_messages=1)
     first = asyncio.create_task(sender.send(1, 1, {"n": 0}))
-    await until(lambda: interceptor.questions)
+    await until(lambda: interceptor.calls)
     second = asyncio.create_task(sender.send(1, 1, {"n": 1}))
     third = asyncio.create_task(sender.send(1, 1, {"n": 2}))
     await asyncio.sleep(0)

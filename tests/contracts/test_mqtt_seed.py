@@ -141,7 +141,7 @@ async def test_set_message_interceptor_applies_from_the_next_send(open_one, exp)
     assert (await sender.send_message(topic, {"n": 2}, "a", "b")).fate == "published"
     sender.set_message_interceptor(None)
     assert (await sender.send_message(topic, {"n": 3}, "a", "b")).fate == "published"
-    assert [json.loads(msg) for _, _, msg in refusing.questions + passing.questions] == [{"n": 1}, {"n": 2}]
+    assert [json.loads(msg) for _, _, msg in refusing.calls + passing.calls] == [{"n": 1}, {"n": 2}]
     assert numbers(await fetch_all(receiver, 2)) == [2, 3]
     with pytest.raises(ConfigError, match="forward"):
         sender.set_message_interceptor(object())
@@ -427,7 +427,7 @@ async def test_send_message_asks_a_foreign_interceptor_as_agentsociety_does(open
     await sender.send_message(topic=topic, payload={"text": "hé"}, from_uuid="1", to_uuid="2")
     await sender.send_message(topic, {}, None, "2")  # the user is not asked about
     await sender.send_message(f"{exp}/plain", {}, "1", None)
-    (asked,) = handle.questions
+    (asked,) = handle.calls
     assert asked[:2] == ("1", "2")
     assert json.loads(asked[2]) == {"text": "hé"}
 

@@ -41,32 +41,24 @@ async def test_other_payloads_have_no_msg(messagers, store, news):
     assert [message.msg for message in await fetch_all(receiver, 6)] == [None] * 6
 
 
-async def test_bulk_sends_take_msgs_among_dicts(messagers):
+async def test_bulk_sends_and_columns_take_msgs_among_dicts(messagers):
     sender, receiver = await messagers(), await messagers(host=[1, 2, 3])
-    one, shared = said("one"), said("to all")
+    one, shared, plain = said("one"), said("to all", "system"), {"plain": True}
     receipts = await sender.send_messages(
         [
             Outgoing.to_agent(1, one, from_id=9),
-            Outgoing(sender.get_agent_chat_channel(2), {"plain": True}, 9),
+            Outgoing(sender.get_agent_chat_channel(2), plain, 9),
             Outgoing.to_agents([1, 2, 3], shared, from_id=9),
         ]
     )
     assert list(receipts.fates) == ["delivered"] * 5
-    found = await fetch_all(receiver, 5)
-    assert [message.to_id for message in found] == [1, 2, 1, 2, 3]
-    assert [message.msg for message in found] == [one, None, shared, shared, shared]
-
-
-async def test_columns_take_msgs(messagers):
-    sender, receiver = await messagers(), await messagers(host=[1, 2, 3])
-    to_ids = np.array([1, 2, 3])
-    rows = [said("one"), {"plain": True}, said("three", "system")]
-    await sender.send_columns([9, 9, 9], to_ids, rows)
-    await sender.send_columns(9, to_ids, rows[0])
-    await sender.send_columns(9, to_ids, (rows[0], rows[0], rows[2]))
-    messages = await fetch_all(receiver, 9)
-    expected = [rows[0], None, rows[2], rows[0], rows[0], rows[0], rows[0], rows[0], rows[2]]
-    assert [message.msg for message in messages] == expected
+    await sender.send_columns([9, 9, 9], np.array([1, 2, 3]), [one, plain, shared])
+    await sender.send_columns(9, [1, 2, 3], one)
+    await sender.send_columns(9, [1, 2, 3], (one, one, shared))
+    found = await fetch_all(receiver, 14)
+    assert [message.to_id for message in found] == [1, 2, 1, 2, 3] + [1, 2, 3] * 3
+    sent = [one, None, shared, shared, shared, one, None, shared, one, one, one, one, one, shared]
+    assert [message.msg for message in found] == sent
 
 
 async def test_agentscope_and_we_read_each_others_msgs(messagers, store):

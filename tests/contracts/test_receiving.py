@@ -5,6 +5,7 @@ import contextlib
 import pickle
 
 import pytest
+from support.batches import batch_to
 from support.contracts import ended, fetch_all, numbers, take_in, until, vanish
 from support.patience import AT_ONCE_S, WAIT_S
 
@@ -18,8 +19,7 @@ from ray_messaging import (
     Outgoing,
     PayloadTooLarge,
 )
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.wire.frames import encode
 
 
@@ -418,19 +418,8 @@ async def test_close_while_a_mailbox_is_full(messagers):
 # -- garbage ----------------------------------------------------------------------------------------------------------
 
 
-def frame(rows=1, *, lines=True, ids=None):
-    return encode(
-        Batch(
-            sender="hand",
-            epoch=1,
-            first=0,
-            from_ids=IdColumn.of([7] * rows),
-            rows=rows,
-            to_ids=ids or IdColumn.of([1] * rows),
-            topics=("agent-chat",),
-            lines=PayloadColumn.of([b'{"n":5}'] * rows) if lines else None,
-        )
-    )
+def frame(rows=1):
+    return encode(batch_to([1] * rows, lines=PayloadColumn.of([b'{"n":5}'] * rows)))
 
 
 @pytest.mark.parametrize(
@@ -441,7 +430,7 @@ def frame(rows=1, *, lines=True, ids=None):
         b"no frame at all",
         frame()[:-1],
         frame() + b"x",
-        frame(lines=False),
+        encode(batch_to([1])),
     ],
     ids=["empty", "short", "text", "truncated", "longer", "no payloads"],
 )

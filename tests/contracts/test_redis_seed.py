@@ -283,9 +283,9 @@ async def test_the_interceptor_gets_agents_messages_as_text(opened):
     assert not (await messager.send_message(chat, {"content": "rude"}, 1, 2)).sent
     assert (await messager.send_message(messager.get_user_chat_channel(2), {"content": "rude"})).sent
     assert (await messager.send_message(messager.get_user_payback_channel(), {"content": "rude"}, 1)).sent
-    said = [(from_id, to_id, json.loads(msg)) for from_id, to_id, msg in asked.questions]
+    said = [(from_id, to_id, json.loads(msg)) for from_id, to_id, msg in asked.calls]
     assert said == [(1, 2, {"content": "hi"}), (1, 2, {"content": "rude"})]
-    assert {type(msg) for _, _, msg in asked.questions} == {str}
+    assert {type(msg) for _, _, msg in asked.calls} == {str}
     assert len(await poll(receiver, 3)) == 3
 
 
@@ -298,7 +298,7 @@ async def test_the_interceptor_given_to_the_constructor_is_replaced(opened):
     messager.set_message_interceptor(message_interceptor=second)
     await messager.send_message(chat, {}, 1, 2)
     assert [row["sent"] for row in messager.get_log_list()] == [False, True]
-    assert (len(first.questions), len(second.questions)) == (1, 1)
+    assert (len(first.calls), len(second.calls)) == (1, 1)
 
 
 # -- channels ---------------------------------------------------------------------------------------------------------

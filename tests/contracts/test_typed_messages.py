@@ -101,9 +101,3 @@ async def test_what_is_no_json_is_a_frame_error(messagers, store, news):
     for kind in KINDS:
         with pytest.raises(FrameError, match="is not JSON"):
             message.to(kind)
-
-
-async def test_the_first_bad_object_of_many_is_named(messagers):
-    sender = await messagers(host=[1])
-    with pytest.raises(InvalidPayload, match="row 1: "):
-        await sender.send_columns(1, [1, 1], [Deal(1.0), Deal(object())])

@@ -1,7 +1,6 @@
 """Helpers of the interceptor's tests: batches, rules that wait, and a store."""
 
 import asyncio
-from inspect import isawaitable
 
 import numpy as np
 
@@ -10,6 +9,7 @@ from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts
 from ray_messaging.wire.frames import encode
+from support.delegation import Method
 from support.patience import WAIT_S
 from support.rules import batch_of
 
@@ -122,17 +122,12 @@ class Held(SlowRule):
         return answer
 
 
-class Foreign:
-    """An actor with AgentSociety's `forward`, which answers by a function, async or not, and records the questions."""
+class Foreign(Method):
+    """An actor with AgentSociety's `forward`, which answers by a function, async or not."""
 
     def __init__(self, answer=lambda from_id, to_id, msg: True):
-        self.answer, self.questions = answer, []
+        super().__init__(answer)
         self.forward = self
-
-    async def remote(self, from_id, to_id, msg):
-        self.questions.append((from_id, to_id, msg))
-        found = self.answer(from_id, to_id, msg)
-        return await found if isawaitable(found) else found
 
 
 class Store:

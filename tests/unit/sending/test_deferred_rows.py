@@ -2,7 +2,6 @@
 
 import asyncio
 
-import numpy as np
 import pytest
 from support.contracts import fetch_all
 from support.patience import WAIT_S
@@ -130,18 +129,3 @@ async def test_a_failed_send_loop_fails_waiting_sends(pair):
             await asyncio.wait_for(task, WAIT_S)
     assert late.cancelled()
     assert sender.stats()["deferred"] == 0
-
-
-async def test_rows_of_other_kinds_of_ids_wait_too(pair):
-    sender, _ = pair
-    judge = sender.engine.accumulator.send_loop.verdict_client
-    sending = asyncio.create_task(sender.send_columns(["ann", 5, "ann", 5], ["bob", 1, "bob", 1], {"n": 0}))
-    batch, answer = await next_of(judge.questions)
-    answer.set_result(BatchVerdict(deferred={0, 1}))
-    _, late = await next_of(judge.waits)
-    assert sender.stats()["deferred"] == 4  # the later two behind the first of their pairs
-    assert len(batch) == 4
-    late.set_result(BatchVerdict(blocked={0: ("r", "why")}))
-    receipts = await asyncio.wait_for(sending, WAIT_S)
-    assert receipts.fates.tolist() == ["blocked", "delivered", "undeliverable", "delivered"]
-    assert np.array_equal(receipts.codes == 3, [True, False, False, False])

@@ -141,14 +141,6 @@ def test_a_later_verdict_replaces_an_earlier_one_except_for_delivered_rows():
     assert in_flight.rewritten == {0: ("editor", b"[0]")}
 
 
-def test_verdicts_on_some_rows_leave_the_others_as_they_are():
-    in_flight = Made(3).in_flight
-    in_flight.apply(judged([0], {1: b"[1]"}, {"old": [1, 2]}))
-    in_flight.apply(judged([2], {0: b"[0]", 1: b"[9]"}, {"new": [0, 1]}), rows(2))
-    assert set(in_flight.stopped) == {0, 2}
-    assert outgoing(in_flight) == [(b"{}", ()), (b"[1]", ("old",)), (b"{}", ())]
-
-
 def test_bytes_go_with_their_rows_and_those_that_are_shared_with_the_last_one():
     pending = RowBatch(None)
     pending.extend(Entry(1, [1, 2, 3], "chat", b"x" * 9), 1.0)
