@@ -19,7 +19,9 @@ def test_a_column_holds_the_given_ids(ids):
     for column in (IdColumn.of(ids), *checked):
         assert column.tolist() == column.to_numpy().tolist() == ids
         assert [column[row] for row in range(len(column))] == ids
-        assert (column.kinds is None) == all(isinstance(agent_id, int) for agent_id in ids)
+        ints = all(isinstance(agent_id, int) for agent_id in ids)
+        assert (column.kinds is None) == ints
+        assert not ints or column.to_numpy().dtype == np.int64
 
 
 @given(MIXED, st.data())
@@ -31,25 +33,14 @@ def test_some_rows_name_no_more_than_they_are(ids, data):
     assert column.take(slice(1, 3)).tolist() == ids[1:3]
     again = part.take(np.arange(len(rows))[::-1])
     assert again.tolist() == [ids[row] for row in reversed(rows)]
-    assert len(part.strings) <= len(rows)
+    used = {agent_id for agent_id in part.tolist() if isinstance(agent_id, str)}
+    assert {*part.strings} == (used if len(rows) < len(column.strings) else {*column.strings})
     assert again.width <= part.width <= column.width
 
 
-@given(st.lists(INT64, max_size=20))
-def test_integer_columns(ids):
-    assert IdColumn.checked(np.array(ids, np.int64)).tolist() == ids
-    assert IdColumn.of(ids).to_numpy().dtype == np.int64
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.uint64, ">i8", object, str])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64, ">i8", object, str])
 def test_every_kind_of_array(dtype):
     assert IdColumn.checked(np.array([1, 2, 3], dtype)).tolist() == [1, 2, 3]
-
-
-@pytest.mark.parametrize("agent_id", [5, "ann", None])
-def test_constants(agent_id):
-    assert IdColumn.constant(agent_id, 3).tolist() == [agent_id] * 3
-    assert IdColumn.constant(agent_id, 0).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -63,28 +54,15 @@ def test_invalid_id_columns_are_refused(bad):
         IdColumn.checked(bad)
 
 
-def test_only_the_names_that_are_used_go_along():
-    column = IdColumn.of([*(f"agent-{n}" for n in range(1000)), None, 5])
-    part = column.take(np.array([999, 3, 1000, 3, 1001]))
-    assert part.tolist() == ["agent-999", "agent-3", None, "agent-3", 5]
-    assert sorted(part.strings) == ["agent-3", "agent-999"]
-    assert column.take(slice(10, 12)).strings == ("agent-10", "agent-11")
-    assert column.take(np.array([1001])).strings == ()
-    assert len(column.strings) == 1000
+@pytest.mark.parametrize("agent_id", [5, "ann", None])
+def test_constants(agent_id):
+    assert IdColumn.constant(agent_id, 3).tolist() == [agent_id] * 3
+    assert IdColumn.constant(agent_id, 0).tolist() == []
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        IdColumn.checked(np.arange(3)),
-        IdColumn.checked([1, 2, 3]),
-        IdColumn.checked(["a", 2]),
-        IdColumn.constant(7, 3),
-        IdColumn.of([1, None]),
-    ],
-    ids=["array", "list", "mixed", "constant", "none"],
-)
-def test_id_columns_are_read_only(column):
+def test_id_columns_are_read_only():
     """A rule in the sender's process cannot change the sent messages."""
-    with pytest.raises(ValueError, match="read-only"):
-        column.values[0] = 9
+    made = [*map(IdColumn.checked, (np.arange(3), [1, 2], ["a", 2])), IdColumn.constant(7, 3), IdColumn.of([1, None])]
+    for column in made:
+        with pytest.raises(ValueError, match="read-only"):
+            column.values[0] = 9

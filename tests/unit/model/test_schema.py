@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.json_types import described
-from ray_messaging.model.schema import Schema, Schemas
+from ray_messaging.model.schema import Schema
 from ray_messaging.model.typed.input import columns
 
 
@@ -162,16 +162,3 @@ class Row(msgspec.Struct, array_like=True):
 def test_a_type_that_senders_cannot_check_is_refused(kind, text):
     with pytest.raises(ConfigError, match=text):
         described(kind)
-
-
-def test_the_version_counts_changes():
-    schemas = Schemas()
-    assert schemas.version == 0
-    schemas.update({"offers": described(Offer)})
-    schemas.update({"offers": described(Offer)})
-    assert schemas.version == 1
-    assert schemas.of("offers") is schemas.of("offers")
-    assert schemas.of("bids") is None
-    schemas.update({})
-    assert schemas.version == 2
-    assert schemas.of("offers") is None

@@ -1,4 +1,4 @@
-"""Series: rows come back as they were collected, aggregates do not depend on the groups, and nothing is rounded."""
+"""Series: aggregates do not depend on the groups, nothing is rounded, and what cannot be kept is refused."""
 
 import math
 from collections import Counter
@@ -16,7 +16,6 @@ from ray_messaging.model.series import UnfitValue, encode_aggregates, encode_row
 from ray_messaging.transports.step_values import Collected, Kind
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)
-COLUMNS = [NUMBERS, st.booleans(), st.text(st.characters(exclude_categories=["Cs"]))]
 
 
 def table_of(parts, step=3):
@@ -58,22 +57,6 @@ def test_counts_are_those_of_python_whatever_the_groups(values):
         assert aggregated(Count("x"), np.array(values), groups) == expected
 
 
-@given(st.data(), st.integers(1, 3))
-def test_rows_come_back_equal_by_agent(data, groups):
-    agents = data.draw(st.lists(st.integers(0, 99) | st.text("ab", max_size=3), min_size=1, unique=True))
-    columns = [data.draw(st.lists(kind, min_size=len(agents), max_size=len(agents))) for kind in COLUMNS]
-    names, rows = ["number", "flag", "text"], dict(zip(agents, zip(*columns, strict=True), strict=True))
-    parts = []
-    for some in dealt(agents, groups):
-        ids = np.array(some, object) if any(isinstance(agent, str) for agent in some) else np.array(some, np.int64)
-        found = [rows[agent] for agent in some]
-        parts.append(encode_rows(ids, {name: [row[at] for row in found] for at, name in enumerate(names)}))
-    found = table_of(parts).to_pylist()
-    ids = [row["agent"] if row.get("agent_name") is None else row["agent_name"] for row in found]
-    assert ids == sorted(agents, key=lambda agent: (isinstance(agent, str), agent))
-    assert [tuple(row[name] for name in names) for row in found] == [rows[agent] for agent in ids]
-
-
 @given(st.data(), st.lists(st.text(max_size=3), min_size=1, max_size=5, unique=True))
 def test_rows_are_split_into_columns_only_if_all_are_floats_by_the_same_keys(data, names):
     numbers = data.draw(st.lists(st.tuples(*[st.floats()] * len(names)), min_size=1, max_size=20))
@@ -112,11 +95,3 @@ def test_what_cannot_be_kept_exactly_is_refused_with_its_place(values, place):
 def test_a_column_has_a_name_of_its_own(name):
     with pytest.raises(UnfitValue, match="name it by a text"):
         encode_rows(np.arange(1), {name: [1]})
-
-
-@pytest.mark.parametrize(
-    ("aggregate", "values"), [(Mean("x"), ["a"]), (Count("x"), [0.5]), (Count("x"), np.array([0.5]))]
-)
-def test_an_aggregate_of_another_kind_says_which_one_fits(aggregate, values):
-    with pytest.raises(UnfitValue, match="needs"):
-        encode_aggregates([aggregate], [values])

@@ -53,14 +53,14 @@ def test_ids_and_columns_are_the_same_whatever_the_groups():
     large = 2**53 + 1
 
     def seen(me, inbox):
-        me.state = {"b": 1, "a": 2} if me.id == large else {"a": 2, "b": 1}
+        me.state = {"b": True, "a": "x"} if me.id == large else {"a": "x", "b": True}
 
     for groups in (1, 3):
-        found = run(
-            seen, agents=["ann", large, large + 2], groups=groups, until=1, collect=lambda me: dict(me.state)
-        ).series
+        agents = ["ann", large, large + 2]
+        found = run(seen, agents=agents, groups=groups, until=1, collect=lambda me: dict(me.state)).series
         assert found.index.to_list() == [(0, large), (0, large + 2), (0, "ann")]
-        assert found.to_dict("list") == {"a": [2] * 3, "b": [1] * 3}
+        assert found.to_dict("list") == {"a": ["x"] * 3, "b": [True] * 3}
+        assert found.b.dtype == bool
 
 
 def test_one_number_may_be_whole_among_many():
@@ -99,6 +99,7 @@ def test_a_value_that_comes_later_was_zero_before():
         (person, lambda me: [me.id], StepFailed, "must return a dict"),
         (person, Mean("side"), StepFailed, r"Count\('side'\)"),
         (person, Count("mood"), StepFailed, "round them"),
+        (crowd, Count("mood"), StepFailed, "round them"),
         (person, Mean("wealth"), StepFailed, "KeyError: 'wealth'"),
         (crowd, lambda group: {"x": 1}, StepFailed, "a value for each of the 20 agents"),
         (crowd, lambda group: {}, StepFailed, "a dict of arrays"),
