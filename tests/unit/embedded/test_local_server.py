@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import redis
-from support.embedded_server import client, wait_ended
+from support.embedded_server import wait_ended
 from support.patience import WAIT_S, wait_for
 from support.servers import find_binary
 
@@ -71,13 +70,6 @@ async def test_its_experiments_have_the_steps_that_it_was_given():
                 step.send(1, 2, {"step": step.number})
         assert heard == [{"step": 0}]
         assert west.engine.steps.seed == 7
-
-
-def test_only_who_knows_its_password_is_let_in():
-    with LocalServer() as server:
-        with client(server._server.start(), password=None) as stranger, pytest.raises(redis.AuthenticationError):
-            stranger.ping()
-        assert Path(server._server.data_dir).stat().st_mode & 0o077 == 0  # its socket is here
 
 
 def test_it_ends_with_its_process_and_not_with_a_forked_one(temporary_root):

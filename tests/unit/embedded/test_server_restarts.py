@@ -87,17 +87,6 @@ def test_a_torn_end_is_cut_off_and_reported(server, caplog):
     assert server.data_dir in caplog.text
 
 
-@pytest.mark.long
-def test_many_restarts_by_one_guard(server):
-    guard = guard_of(server)
-    for _ in range(3):
-        kill(server.pid)
-        assert server.wait(DEADLINE_S)
-        server.restart()
-    assert guard_of(server) == guard
-    assert server.alive
-
-
 # -- the supervisor ---------------------------------------------------------------------------------------------------
 
 
