@@ -147,14 +147,6 @@ def test_a_value_without_a_name_is_refused_with_the_names_and_not_shown(settings
     assert SECRET not in str(caught.value)
 
 
-def test_misspelt_fields_are_named_and_ignored_without_their_values():
-    with pytest.warns(UserWarning, match="has no passwd, pool, and ignores it") as caught:
-        config = RedisConfig(server="x", port=6380, pool=5, passwd=SECRET)
-    assert config == RedisConfig(server="x", port=6380)
-    assert SECRET not in str(caught[0].message)
-    assert caught[0].filename == __file__
-
-
 def test_a_number_of_steps_belongs_to_the_run():
     with pytest.raises(ConfigError, match=r"How many steps run is until= of messaging\.run"):
         Steps(10)

@@ -11,14 +11,10 @@ def pauses(backoff: Backoff, count: int) -> list[float]:
     return [backoff.next_pause() for _ in range(count)]
 
 
-def test_pauses_double_up_to_the_longest():
-    assert pauses(Backoff(RetryPolicy(0.5, 8.0)), 7) == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+def test_pauses_double_up_to_the_longest_until_they_begin_anew():
     assert pauses(Backoff(RetryPolicy(0.3, 1.0)), 4) == [0.3, 0.6, 1.0, 1.0]
-
-
-def test_reset_starts_with_the_first_pause():
     backoff = Backoff(RetryPolicy(0.5, 8.0))
-    pauses(backoff, 3)
+    assert pauses(backoff, 7) == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
     backoff.reset()
     assert pauses(backoff, 2) == [0.5, 1.0]
 

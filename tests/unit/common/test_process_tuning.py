@@ -19,25 +19,21 @@ def _as_before():
     (gc.enable if enabled else gc.disable)()
 
 
-def test_an_untouched_collector_runs_less_often_and_freezes_nothing():
-    gc.set_threshold(700, 10, 10)
+@pytest.mark.parametrize(
+    ("on", "thresholds", "relaxed"),
+    [
+        (True, (700, 10, 10), (50_000, 20, 100)),
+        (True, (5_000, 5, 5), (5_000, 5, 5)),
+        (False, (700, 10, 10), (700, 10, 10)),
+    ],
+    ids=["untouched", "with chosen thresholds", "switched off"],
+)
+def test_only_an_untouched_collector_runs_less_often(on, thresholds, relaxed):
+    gc.set_threshold(*thresholds)
+    (gc.enable if on else gc.disable)()
     frozen = gc.get_freeze_count()
     relax_collector()
-    assert gc.get_threshold() == (50_000, 20, 100)
-    assert gc.get_freeze_count() == frozen
-
-
-def test_chosen_thresholds_stay():
-    gc.set_threshold(5_000, 5, 5)
-    relax_collector()
-    assert gc.get_threshold() == (5_000, 5, 5)
-
-
-def test_a_collector_that_was_switched_off_stays_off():
-    gc.set_threshold(700, 10, 10)
-    gc.disable()
-    relax_collector()
-    assert (gc.isenabled(), gc.get_threshold()) == (False, (700, 10, 10))
+    assert (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()) == (on, relaxed, frozen)
 
 
 FAULTS = """

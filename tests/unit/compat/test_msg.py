@@ -261,19 +261,10 @@ CYCLE.append(CYCLE)
 @pytest.mark.parametrize("field", ["content", "metadata", "name", "url", "id"])
 @pytest.mark.parametrize(
     "value",
-    [
-        b"bytes",
-        {1, 2},
-        object(),
-        datetime(2026, 1, 1, tzinfo=UTC),
-        float("nan"),
-        [float("inf")],
-        {"a": [1j]},
-        {("a", 1): 2},
-        CYCLE,
-    ],
+    [b"bytes", {1, 2}, object(), datetime(2026, 1, 1, tzinfo=UTC), float("nan"), [float("inf")], {"a": [1j]},
+     {("a", 1): 2}, CYCLE],
     ids=["bytes", "set", "object", "time", "nan", "infinity", "complex", "tuple key", "cycle"],
-)
+)  # fmt: skip
 def test_values_that_json_cannot_hold_are_refused(field, value):
     msg = Msg("A", "B", "user")
     setattr(msg, field, value)
@@ -334,11 +325,6 @@ def test_a_model_refuses_a_bad_dict(change, where, what):
         with pytest.raises(ValidationError) as caught:
             refused()
         assert any(where in error["loc"] and what in error["msg"] for error in caught.value.errors())
-
-
-def test_a_model_refuses_a_value_that_is_not_a_dict():
-    with pytest.raises(ValidationError, match="valid dictionary"):
-        Turn(said="A: B")
 
 
 @pytest.mark.parametrize("content", [float("nan"), np.zeros(3), {"a": np.zeros(3)}], ids=["nan", "array", "arrays"])

@@ -23,8 +23,8 @@ class Server:
     async def end_leases(self, over):
         self.ended += over
 
-    def beat(self, name, beat, lease_ms=30_000):
-        self.leases[name] = f"{beat}:{lease_ms}:0"
+    def beat(self, name, beat):
+        self.leases[name] = f"{beat}:30000:0"
 
 
 @pytest.fixture

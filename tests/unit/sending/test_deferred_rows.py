@@ -76,21 +76,6 @@ async def test_a_row_whose_verdict_comes_while_a_later_one_is_judged_goes_first(
     assert {(await task).fate for task in (first, second)} == {"delivered"}
 
 
-async def test_verdicts_that_come_one_by_one_are_asked_for_until_all_are_there(pair):
-    sender, receiver = pair
-    judge = sender.engine.accumulator.send_loop.verdict_client
-    sending = asyncio.create_task(sender.send_columns([5, 6, 7], [1, 1, 1], [{"n": n} for n in range(3)]))
-    _, answer = await next_of(judge.questions)
-    answer.set_result(BatchVerdict(deferred={0, 1, 2}))
-    begin = f"{sender.name}-{sender.engine.frame_sender.epoch}"
-    for left, known, more in [([0, 1, 2], 1, {0, 2}), ([0, 2], 1, {0}), ([0], 0, set())]:
-        batch, late = await next_of(judge.waits)
-        assert [batch.message_id(row) for row in range(len(batch))] == [f"{begin}-{row}" for row in left]
-        late.set_result(BatchVerdict(deferred=more))
-        assert await fetched(receiver, 1) == [left[known]]
-    assert (await sending).counts()["delivered"] == 3
-
-
 async def test_rows_waiting_for_a_removed_interceptor_fail_and_later_ones_pass(pair):
     sender, receiver = pair
     judge = sender.engine.accumulator.send_loop.verdict_client
