@@ -46,13 +46,8 @@ def test_it_is_estimated_as_long_as_one_of_its_seconds_is():
 
 
 def test_bins_fit_the_period():
-    assert [unit_for(seconds)[0] for seconds in (0, 900, 901, 86_400, 10**7)] == [
-        "second",
-        "second",
-        "minute",
-        "hour",
-        "day",
-    ]
+    units = [unit_for(seconds)[0] for seconds in (0, 900, 901, 86_400, 10**7)]
+    assert units == ["second", "second", "minute", "hour", "day"]
 
 
 def test_rules_beyond_the_first_are_drawn_together():

@@ -77,7 +77,7 @@ def test_kept_intersections_decide_as_the_rules_do(heard, edges, changes, most):
         assert kept.size <= max(most, 1) or most == 0
 
 
-def test_each_pair_is_looked_at_once_per_version_of_the_audience_and_of_the_rule():
+async def test_each_pair_is_looked_at_once_per_version_of_the_audience_and_of_the_rule():
     looked = []
 
     class Counting(BlackList):
@@ -90,22 +90,19 @@ def test_each_pair_is_looked_at_once_per_version_of_the_audience_and_of_the_rule
 
             return check._replace(bars=bars)
 
-    async def main():
-        rule = Counting((1, 3))
-        interceptor = Interceptor("town", [rule])
-        said = [(1, [2, 3, 4]), (5, [1, 2])]
-        for first in (0, 10, 20):
-            assert set((await interceptor.judge(broadcasts(said, first=first))).blocked) == {1}
-        assert looked == [5]
-        await interceptor.judge(broadcasts(said, first=30, audience=Audience("friends", 2)))
-        assert looked == [5, 5]
-        await interceptor.change(lambda: rule.add((5, 2)))
-        assert set((await interceptor.judge(broadcasts(said, first=40))).blocked) == {1, 4}
-        assert looked == [5, 5, 5]
-        await interceptor.judge(broadcasts([(7, [1]), *said], first=50))  # only the new sender
-        assert looked == [5, 5, 5, 1]
-
-    asyncio.run(main())
+    rule = Counting((1, 3))
+    interceptor = Interceptor("town", [rule])
+    said = [(1, [2, 3, 4]), (5, [1, 2])]
+    for first in (0, 10, 20):
+        assert set((await interceptor.judge(broadcasts(said, first=first))).blocked) == {1}
+    assert looked == [5]
+    await interceptor.judge(broadcasts(said, first=30, audience=Audience("friends", 2)))
+    assert looked == [5, 5]
+    await interceptor.change(lambda: rule.add((5, 2)))
+    assert set((await interceptor.judge(broadcasts(said, first=40))).blocked) == {1, 4}
+    assert looked == [5, 5, 5]
+    await interceptor.judge(broadcasts([(7, [1]), *said], first=50))  # only the new sender
+    assert looked == [5, 5, 5, 1]
 
 
 def test_the_pairs_of_many_rules_are_kept():
@@ -199,7 +196,7 @@ def test_a_ban_of_a_pair_is_for_broadcasts_too():
     assert dict(ban.state) == {(1, 3): 1, (1, None): 1}
 
 
-def test_a_slow_rule_is_asked_once_about_a_broadcast():
+async def test_a_slow_rule_is_asked_once_about_a_broadcast():
     class Slow(SlowRule):
         asked = 0
 
@@ -208,22 +205,19 @@ def test_a_slow_rule_is_asked_once_about_a_broadcast():
             self.asked += 1
             return block("bad") if message.from_id == 1 else rewrite({"content": "good"})
 
-    async def main():
-        rule = Slow()
-        interceptor = Interceptor("town", [rule, BlackList((1, 2))])
-        batch = broadcasts([(1, [2, 3, 4]), (5, [2, 3])])
-        verdict = await interceptor.judge(batch)
-        assert [*verdict.blocked] == [0]
-        assert verdict.deferred == {1, 2, 3, 4}
-        waiting = batch.take(np.array(sorted(verdict.deferred)))
-        while verdict.deferred:
-            verdict = decode_verdicts(await interceptor.answer(waiting, patient=True)).batch_verdict(4)
-        assert sorted(verdict.blocked) == [0, 1]
-        assert sorted(verdict.rewritten) == [2, 3]
-        assert rule.asked == 2
-        await interceptor.close()
-
-    asyncio.run(main())
+    rule = Slow()
+    interceptor = Interceptor("town", [rule, BlackList((1, 2))])
+    batch = broadcasts([(1, [2, 3, 4]), (5, [2, 3])])
+    verdict = await interceptor.judge(batch)
+    assert [*verdict.blocked] == [0]
+    assert verdict.deferred == {1, 2, 3, 4}
+    waiting = batch.take(np.array(sorted(verdict.deferred)))
+    while verdict.deferred:
+        verdict = decode_verdicts(await interceptor.answer(waiting, patient=True)).batch_verdict(4)
+    assert sorted(verdict.blocked) == [0, 1]
+    assert sorted(verdict.rewritten) == [2, 3]
+    assert rule.asked == 2
+    await interceptor.close()
 
 
 def test_a_slow_rule_cannot_judge_pairs():

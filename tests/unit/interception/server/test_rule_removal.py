@@ -1,6 +1,7 @@
 """Removed rules with waiting messages, and rules that fail or hang in their callbacks."""
 
 import asyncio
+import contextlib
 
 import pytest
 from support.interceptors import Held, Store, answered, batch, waited
@@ -118,12 +119,8 @@ class Leaving(Rule):
 
     async def close(self):
         self.closing.set()
-        while self.hangs:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                if self.error is None:
-                    raise
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.error is not None:
             raise self.error
 
@@ -169,18 +166,12 @@ async def test_an_interceptor_closes_while_the_server_is_away(monkeypatch):
 class Deaf(Held):
     """A rule that ignores cancellation."""
 
-    def __init__(self, name):
-        super().__init__(name)
-        self.end = asyncio.Event()
-
     async def judge(self, message):
         self.seen.append(message.payload)
         self._news.set()
-        while not self.end.is_set():
-            try:
-                await self.end.wait()
-            except asyncio.CancelledError:
-                continue
+        while not self._open.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._open.wait()
         return ALLOW
 
 
@@ -197,7 +188,7 @@ async def test_a_slow_rule_that_swallows_its_cancellation_is_left_behind(monkeyp
     await deaf.called(2)
     async with asyncio.timeout(WAIT_S):
         await interceptor.close()
-    deaf.end.set()
+    deaf.release()
 
 
 async def test_a_rule_that_cannot_go_on_from_its_state_names_itself():

@@ -8,7 +8,7 @@ import pytest
 from support.interceptors import Store, answered, batch
 
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules import ALLOW, BlackList, Rule
+from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.table import Table
 
@@ -74,29 +74,6 @@ def test_a_value_changed_in_place_does_not_prevent_other_writes(caplog):
     assert "'odd' cannot be kept" in caplog.text
 
 
-class Odd(Rule):
-    name = "odd"
-
-    def __init__(self):
-        self.state = Table()
-
-    def check(self, message):
-        if message.from_id == 99:
-            self.state[message.from_id] = object()
-        return ALLOW
-
-
-async def test_a_rule_with_an_unstorable_value_fails_alone():
-    kept = Store()
-    interceptor = Interceptor("x", [Odd(), BlackList([(1, 2)])], epoch=1, store=kept)
-    rule, reason = (await answered(interceptor, batch([{}], pairs=[(99, 2)], sender="bad"))).blocked[0]
-    assert rule == "odd"
-    assert "the rule failed: RuleError: a rule cannot keep <object" in reason
-    assert (await answered(interceptor, batch([{}], sender="good"))).blocked[0][0] == "black_list"
-    await interceptor.change(lambda: interceptor.black_list.add([(3, 4)]))
-    assert kept.tables["black_list"] == {b"[1,2]": b"1", b"[3,4]": b"1"}
-
-
 @dataclass
 class Counting(Rule):
     """A rule that keeps each batch's size; two of these are always equal."""
@@ -112,8 +89,22 @@ class Counting(Rule):
         self.state = Table()
 
 
-async def kept_after(store, change):
-    """Count two, make a change, count one; return the state that a successor finds."""
+def replace_by_rules_that_cannot_be_compared(each):
+    for place, size in (("counting", 3), (0, 3), (0, 4)):
+        each.rules.replace(place, Counting(np.arange(size)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda each: each.rules.replace("counting", Counting()),
+        replace_by_rules_that_cannot_be_compared,
+        Interceptor.new_round,
+    ],
+    ids=["an equal rule", "rules that cannot be compared", "a round"],
+)
+async def test_a_new_table_has_nothing_of_the_one_before(change):
+    store = Store()
     interceptor = Interceptor("x", [Counting()], epoch=1, store=store)
     await answered(interceptor, batch([{}] * 2))
     await interceptor.change(lambda: change(interceptor))
@@ -121,24 +112,4 @@ async def kept_after(store, change):
     await interceptor.stop()
     fresh = Counting()
     await store.successor([fresh]).stop()
-    return dict(fresh.state)
-
-
-async def test_a_rule_replaced_by_an_equal_one_leaves_it_nothing_of_its_state():
-    assert await kept_after(Store(), lambda each: each.rules.replace("counting", Counting())) == {2: 1}
-
-
-async def test_rules_that_cannot_be_compared_are_put_in():
-    def replace(each):
-        each.rules.replace("counting", Counting(np.arange(3)))
-        each.rules.replace("counting", Counting(np.arange(4)))
-
-    assert await kept_after(Store(), replace) == {2: 1}
-    rules = [Counting(np.arange(3))]
-    interceptor = Interceptor("x", rules, epoch=1, store=Store())
-    await interceptor.change(lambda: interceptor.rules.replace(0, Counting(np.arange(3))))
-    await interceptor.stop()
-
-
-async def test_a_round_that_begins_with_a_new_table_is_kept():
-    assert await kept_after(Store(), Interceptor.new_round) == {2: 1}
+    assert dict(fresh.state) == {2: 1}

@@ -1,23 +1,60 @@
 """Spans of messages in one process: their parents and attributes."""
 
 import asyncio
+import contextlib
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from ray_messaging import ConfigError, Messager, Tracing, rules
 from ray_messaging.interception.server.interceptor import Interceptor
 
-ALL = Tracing(sample=1.0)
+
+class Spans:
+    """The spans that have ended."""
+
+    def __init__(self, provider, exporter):
+        self.tracer = provider.get_tracer("the program")
+        self._exporter = exporter
+
+    def all(self):
+        return list(self._exporter.get_finished_spans())
+
+    def of(self, name):
+        return [span for span in self.all() if span.name == name]
+
+    def one(self, name):
+        [found] = self.of(name)
+        return found
+
+    def parent(self, span):
+        """Return the span that is the parent of another one; None: it has none, or it has not ended."""
+        parent = None if span.parent is None else span.parent.span_id
+        return next((each for each in self.all() if each.context.span_id == parent), None)
 
 
-def to(agent):
-    return f"exps:e:agents:{agent}:agent-chat"
+@pytest.fixture
+def spans(monkeypatch):
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    return Spans(provider, exporter)
+
+
+@contextlib.asynccontextmanager
+async def traced(local, sample, interceptor=None):
+    """Open a messager that hosts agents 1 and 2, and traces a share of its batches."""
+    async with Messager(local, "e", interceptor, name="west", tracing=Tracing(sample=sample)) as messager:
+        await messager.host_agents([1, 2], ["agent-chat"])
+        yield messager
 
 
 @pytest.fixture
 async def west(local):
-    async with Messager(local, "e", name="west", tracing=ALL) as messager:
-        await messager.host_agents([1, 2], ["agent-chat"])
+    async with traced(local, 1.0) as messager:
         yield messager
 
 
@@ -38,34 +75,31 @@ async def test_a_message_has_a_span_for_each_stage(spans, west):
 
 
 async def test_no_frame_carries_a_trace_without_a_sample(spans, local):
-    async with Messager(local, "e", name="west", tracing=Tracing(sample=0)) as west:
-        await west.host_agents([1, 2], ["agent-chat"])
+    async with traced(local, 0) as west:
         for n in range(20):
-            await west.send_message(to(2), {"n": n}, 1)
+            await west.send(1, 2, {"n": n})
         [first, *_] = await west.fetch_messages(timeout=30, limit=1)
         assert first._batch.trace is None
     assert spans.all() == []
 
 
 async def test_the_callers_span_is_the_parent_whatever_the_sample(spans, local):
-    async with Messager(local, "e", name="west", tracing=Tracing(sample=0)) as west:
-        await west.host_agents([1, 2], ["agent-chat"])
+    async with traced(local, 0) as west:
         with spans.tracer.start_as_current_span("my work"):
-            await west.send_message(to(2), {}, 1)
+            await west.send(1, 2, {})
             await west.send_columns([1], [2], [{}])
-        await west.send_message(to(2), {}, 1)
+        await west.send(1, 2, {})
     assert {spans.parent(accept).name for accept in spans.of("accept")} == {"my work"}
     assert len(spans.of("accept")) == 2
 
 
 async def test_a_span_that_has_ended_is_no_parent(spans, local):
-    async with Messager(local, "e", name="west", tracing=Tracing(sample=0)) as west:
-        await west.host_agents([1, 2], ["agent-chat"])
+    async with traced(local, 0) as west:
         begin = asyncio.Event()
 
         async def work():
             await begin.wait()
-            await west.send_message(to(2), {}, 1)
+            await west.send(1, 2, {})
 
         with spans.tracer.start_as_current_span("a constructor"):
             task = asyncio.create_task(work())
@@ -75,7 +109,7 @@ async def test_a_span_that_has_ended_is_no_parent(spans, local):
 
 
 async def test_a_fetch_within_a_span_is_linked_to_it(spans, west):
-    await west.send_message(to(2), {}, 1)
+    await west.send(1, 2, {})
     with spans.tracer.start_as_current_span("my task") as task:
         await west.fetch_messages(timeout=30)
     assert [link.context.span_id for link in spans.one("fetch").links] == [task.get_span_context().span_id]
@@ -86,12 +120,12 @@ async def test_what_a_handler_sends_belongs_to_the_trace_of_its_message(spans, w
 
     async def handler(message):
         if message.to_id == 2:
-            await west.send_message(to(1), {"heard": message.payload}, 2)
+            await west.send(2, 1, {"heard": message.payload})
         else:
             handled.set()
 
     serving = asyncio.create_task(west.serve(handler))
-    await west.send_message(to(2), {"say": "hi"}, 1)
+    await west.send(1, 2, {"say": "hi"})
     async with asyncio.timeout(30):
         await handled.wait()
     serving.cancel()
@@ -106,8 +140,7 @@ async def test_what_a_handler_sends_belongs_to_the_trace_of_its_message(spans, w
 
 async def test_blocked_messages_are_counted_in_the_spans(spans, local):
     blocking = Interceptor("e", [rules.BlackList([(1, 2)])])
-    async with Messager(local, "e", blocking, name="west", tracing=ALL) as west:
-        await west.host_agents([1, 2], ["agent-chat"])
+    async with traced(local, 1.0, blocking) as west:
         await west.send_columns([1, 2, 1], [2, 1, 2], [{}] * 3)
     assert spans.one("judge").attributes["ray_messaging.blocked"] == 2
     assert spans.one("write").attributes["ray_messaging.blocked"] == 2
@@ -116,7 +149,7 @@ async def test_blocked_messages_are_counted_in_the_spans(spans, local):
 
 async def test_the_messages_of_a_transaction_are_traced(spans, west):
     async with west.transaction() as tx:
-        tx.send_message(to(2), {}, 1)
+        tx.send_message(west.get_agent_chat_channel(2), {}, 1)
     await west.fetch_messages(timeout=30)
     assert spans.parent(spans.one("fetch")) == spans.one("write")
 
