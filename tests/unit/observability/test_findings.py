@@ -40,9 +40,12 @@ WELL = {
 }
 
 
-def server(settings=None, **info):
+def server(settings=None, options=None, **info):
     facts = ServerFacts("host:1", info=WELL | info, settings=settings or {"appendfsync": "everysec"})
-    return check_server(facts)
+    return check_server(facts, **options or {})
+
+
+NEARLY_FULL = {"maxmemory": "0", "used_memory": str(9 * GIB), "total_system_memory": str(10 * GIB)}
 
 
 def problems(findings):
@@ -62,8 +65,9 @@ def test_replicas_that_are_waited_for_must_be_there(states, level):
 
 
 def test_a_healthy_server_has_no_findings():
-    assert problems(server()) == []
     assert Finding("ok", "server", "Valkey 9.1.2 at host:1") in server()
+    assert problems(server()) == problems(server(maxmemory="0", total_system_memory=str(10 * GIB))) == []
+    assert problems(server({"appendfsync": "no"}, {"embedded": True})) == []  # it may leave the disk to the system
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,7 @@ def test_a_healthy_server_has_no_findings():
         ({"used_memory": str(int(0.96 * GIB))}, None, "critical", "server memory", "raise maxmemory"),
         ({"connected_clients": "8100"}, None, "warning", "server connections", "maxclients"),
         ({"connected_clients": "9600"}, None, "critical", "server connections", "maxclients"),
+        (NEARLY_FULL, None, "warning", "server memory", "maxmemory"),
     ],
 )
 def test_problems_of_a_server_are_found(info, settings, level, what, remedy):
@@ -92,15 +97,10 @@ def test_problems_of_a_server_are_found(info, settings, level, what, remedy):
     assert remedy in next(finding for finding in findings if finding.level != "ok").remedy
 
 
-def test_an_embedded_server_may_leave_the_disk_to_the_system():
-    facts = ServerFacts("h", info=WELL, settings={"appendfsync": "no"})
-    assert problems(check_server(facts, embedded=True)) == []
-
-
-def test_memory_without_a_limit_is_judged_by_the_machine():
-    low = server(maxmemory="0", used_memory=str(9 * GIB), total_system_memory=str(10 * GIB))
-    assert problems(low) == [("warning", "server memory")]
-    assert problems(server(maxmemory="0", total_system_memory=str(10 * GIB))) == []
+def test_eviction_that_was_allowed_is_a_warning():
+    assert problems(server(None, {"allow_eviction": True}, maxmemory_policy="allkeys-lru")) == [
+        ("warning", "server eviction")
+    ]
 
 
 def test_a_slow_server_and_one_that_is_away():
@@ -110,11 +110,6 @@ def test_a_slow_server_and_one_that_is_away():
     refused = check_server(ServerFacts("h", error="NOAUTH", refused=True))
     assert "rights" in refused[0].remedy
     assert away[0].remedy != refused[0].remedy != ""
-
-
-def test_eviction_that_was_allowed_is_a_warning():
-    facts = ServerFacts("h", info=WELL | {"maxmemory_policy": "allkeys-lru"})
-    assert problems(check_server(facts, allow_eviction=True)) == [("warning", "server eviction")]
 
 
 @pytest.mark.parametrize(

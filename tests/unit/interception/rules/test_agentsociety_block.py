@@ -5,7 +5,6 @@ import copy
 import functools
 import json
 import threading
-from abc import ABC, abstractmethod
 from collections import defaultdict
 
 import pytest
@@ -36,7 +35,7 @@ def lock_decorator(function):
     return wrapper
 
 
-class MessageBlockBase(ABC):
+class MessageBlockBase:
     def __init__(self, name=""):
         self._name = name
         self._lock = asyncio.Lock()
@@ -45,11 +44,6 @@ class MessageBlockBase(ABC):
     def name(self):
         return self._name
 
-    @abstractmethod
-    @lock_decorator
-    async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
-        raise NotImplementedError
-
 
 # -- what users write -------------------------------------------------------------------------------------------------
 
@@ -57,12 +51,10 @@ class MessageBlockBase(ABC):
 class RudeBlock(MessageBlockBase):
     """A block that asks a model about rude messages, and bans after the third, as AgentSociety's examples do."""
 
-    def __init__(self, name, limit):
+    def __init__(self, name, limit, *, for_all=False):
         super().__init__(name)
         self.limit = limit
-
-    def ban(self, from_id, to_id):
-        raise NotImplementedError
+        self.for_all = for_all
 
     async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
         if (from_id, to_id) in black_set or (None, to_id) in black_set or (from_id, None) in black_set:
@@ -70,18 +62,8 @@ class RudeBlock(MessageBlockBase):
         if await llm.says_fine(msg):
             return True, ""
         if violation_counts[from_id] >= self.limit - 1:
-            black_set.add(self.ban(from_id, to_id))
+            black_set.add((from_id, None if self.for_all else to_id))
         return False, "rude"
-
-
-class RudeEdges(RudeBlock):
-    def ban(self, from_id, to_id):
-        return (from_id, to_id)
-
-
-class RudePoints(RudeBlock):
-    def ban(self, from_id, to_id):
-        return (from_id, None)
 
 
 class Locked(MessageBlockBase):
@@ -157,7 +139,7 @@ async def judged(rule, *rows):
 
 async def test_a_pardoned_sender_may_write_again():
     context = Context(pairs=[(1, None)])
-    rule = block_in(context, RudePoints("points", 3), llm=Model())
+    rule = block_in(context, RudeBlock("points", 3, for_all=True), llm=Model())
     assert await judged(rule, (1, 2, "hello")) == ["on the black set"]
     context.black_list.remove([(1, None)])
     assert await judged(rule, (1, 2, "hello")) == [True]
@@ -186,8 +168,8 @@ SENT = st.tuples(st.integers(1, 3), st.integers(1, 3), st.sampled_from(["hello",
 @given(st.lists(SENT, max_size=30))
 def test_it_decides_as_agentsociety_does(sent):
     async def compare():
-        theirs = Reference([RudeEdges("edges", 2), RudePoints("points", 4)], Model())
-        ours = Interceptor("e", [Block(RudeEdges("edges", 2), Model()), Block(RudePoints("points", 4), Model())])
+        blocks = [RudeBlock("edges", 2), RudeBlock("points", 4, for_all=True)]
+        theirs, ours = Reference(blocks, Model()), Interceptor("e", [Block(block, Model()) for block in blocks])
         for from_id, to_id, content in sent:
             expected = await theirs.forward(from_id, to_id, json.dumps({"content": content}))
             assert await ours.forward(from_id, to_id, {"content": content}) == expected
@@ -320,7 +302,7 @@ def test_violation_counts_are_the_interceptors():
 
 
 async def test_it_travels():
-    rule = ray.cloudpickle.loads(ray.cloudpickle.dumps(Block(RudeEdges("edges", 2), make_llm=Model)))
+    rule = ray.cloudpickle.loads(ray.cloudpickle.dumps(Block(RudeBlock("edges", 2), make_llm=Model)))
     for _ in range(2):
         rule.context = Context()
         said = await judged(rule, (1, 2, "rude"), (1, 2, "rude"), (1, 2, "hello"))
@@ -328,7 +310,7 @@ async def test_it_travels():
         rule = ray.cloudpickle.loads(ray.cloudpickle.dumps(rule))
     assert rule.context is None
     assert rule.describe() == {
-        "name": "edges", "kind": "Block", "block": "RudeEdges", "timeout_s": 300.0, "on_error": "block",
+        "name": "edges", "kind": "Block", "block": "RudeBlock", "timeout_s": 300.0, "on_error": "block",
     }  # fmt: skip
 
 
@@ -340,14 +322,14 @@ class Sync:
 @pytest.mark.parametrize(
     ("block", "settings", "said"),
     [
-        (RudeEdges, {}, "no block"),
+        (RudeBlock, {}, "no block"),
         (Sync(), {}, "async def forward"),
         (print, {}, "no block"),
-        (RudeEdges("e", 1), {"llm": 1, "make_llm": Model}, "either llm, or make_llm"),
-        (RudeEdges("e", 1), {"make_llm": "gpt"}, "make_llm"),
-        (RudeEdges("e", 1), {"timeout_s": 0}, "timeout_s"),
-        (RudeEdges("e", 1), {"on_error": "no"}, "on_error"),
-        (RudeEdges("e", 1), {"name": ""}, "name"),
+        (RudeBlock("e", 1), {"llm": 1, "make_llm": Model}, "either llm, or make_llm"),
+        (RudeBlock("e", 1), {"make_llm": "gpt"}, "make_llm"),
+        (RudeBlock("e", 1), {"timeout_s": 0}, "timeout_s"),
+        (RudeBlock("e", 1), {"on_error": "no"}, "on_error"),
+        (RudeBlock("e", 1), {"name": ""}, "name"),
     ],
 )
 def test_bad_settings(block, settings, said):

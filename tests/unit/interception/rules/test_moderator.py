@@ -21,12 +21,13 @@ from ray_messaging.interception.server.interceptor import Interceptor
 class Judge:
     """A judge with given answers; it records its questions, and holds answers back until `open` is set."""
 
-    def __init__(self, *answers):
+    def __init__(self, *answers, is_open=True):
         self.answers = list(answers)
         self.asked = []
         self.now = self.most = 0
         self.open = asyncio.Event()
-        self.open.set()
+        if is_open:
+            self.open.set()
         self.came = asyncio.Condition()
 
     async def __call__(self, asked):
@@ -109,8 +110,7 @@ async def test_it_repeats_failed_questions():
 
 
 async def test_an_answer_in_time_is_required():
-    judge = Judge()
-    judge.open.clear()
+    judge = Judge(is_open=False)
     rule = Moderator(judge, timeout_s=0.02)
     assert await rule.judge(message()) == block("the rule failed: TimeoutError: no answer within 0.02 s")
     judge.open.set()
@@ -153,8 +153,7 @@ async def test_cancelling_itself_is_an_error():
 
 
 async def test_so_many_at_a_time():
-    judge = Judge()
-    judge.open.clear()
+    judge = Judge(is_open=False)
     rule = Moderator(judge, concurrency=3)
     judged = [asyncio.ensure_future(rule.judge(message(n))) for n in range(20)]
     await judge.has(3)
@@ -204,8 +203,7 @@ async def test_a_key_that_fails(key):
 
 
 async def test_alike_at_the_same_time_share_a_call():
-    judge = Judge("no")
-    judge.open.clear()
+    judge = Judge("no", is_open=False)
     rule = Moderator(judge)
     judged = [asyncio.ensure_future(rule.judge(message())) for _ in range(10)]
     await judge.has(1)
@@ -219,8 +217,7 @@ async def test_alike_at_the_same_time_share_a_call():
 
 
 async def test_no_cache_shares_nothing():
-    judge = Judge()
-    judge.open.clear()
+    judge = Judge(is_open=False)
     rule = Moderator(judge, cache=0)
     judged = [asyncio.ensure_future(rule.judge(message())) for _ in range(4)]
     await judge.has(4)
@@ -231,8 +228,7 @@ async def test_no_cache_shares_nothing():
 
 
 async def test_closing_gives_up():
-    judge = Judge()
-    judge.open.clear()
+    judge = Judge(is_open=False)
     rule = Moderator(judge)
     judged = [asyncio.ensure_future(rule.judge(message(n))) for n in range(3)]
     await judge.has(3)
@@ -242,8 +238,7 @@ async def test_closing_gives_up():
 
 
 async def test_cancelled_without_a_cache():
-    judge = Judge()
-    judge.open.clear()
+    judge = Judge(is_open=False)
     rule = Moderator(judge, cache=0, concurrency=1)
     judged = asyncio.ensure_future(rule.judge(message()))
     await judge.has(1)
@@ -264,7 +259,11 @@ async def test_in_the_interceptor():
     await interceptor.close()
 
 
-async def _passes(message):
+def plain(asked):
+    return True
+
+
+async def right(asked, more=None):
     return True
 
 
@@ -279,7 +278,7 @@ class _Supervisor:
 
 
 @pytest.mark.parametrize(
-    "rule", [Moderator(_passes), Block(_Block()), Supervisor(_Supervisor())], ids=lambda rule: rule.name
+    "rule", [Moderator(right), Block(_Block()), Supervisor(_Supervisor())], ids=lambda rule: rule.name
 )
 def test_a_copy_of_a_rule_in_force_is_a_rule_of_its_own(rule):
     Interceptor("town", [rule])
@@ -288,14 +287,6 @@ def test_a_copy_of_a_rule_in_force_is_a_rule_of_its_own(rule):
         for own in {"_work", "_calls"} & rule.__dict__.keys():
             assert made.__dict__[own] is not rule.__dict__[own]
         assert made.describe() == rule.describe()
-
-
-def plain(asked):
-    return True
-
-
-async def right(asked, more=None):
-    return True
 
 
 def test_partials_of_async_functions_serve():
