@@ -175,7 +175,8 @@ def begin(kept):
     return Interceptor("x", [BlackList([(7, 8)]), RateLimit(per_round=2)], epoch=1, store=kept)
 
 
-async def test_lost_changes_are_written_with_the_next_change(caplog):
+@pytest.mark.parametrize("noticed", [False, True], ids=["with the next change", "when the loss is noticed"])
+async def test_lost_changes_are_written_once(noticed, caplog):
     kept = Restored()
     first = begin(kept)
     early, late = batch([{}] * 2, pairs=[(1, 2)] * 2, first=0), batch([{}] * 2, pairs=[(1, 2), (3, 2)], first=2)
@@ -183,7 +184,12 @@ async def test_lost_changes_are_written_with_the_next_change(caplog):
     await first.change(lambda: first.black_list.add((5, 6)))
     kept.goes_back()
     with caplog.at_level(logging.ERROR):
+        if noticed:
+            await first.renew()
+            assert kept.tables["black_list"].keys() == {b"[7,8]", b"[5,6]"}
+        saves = len(kept.saves)
         told.append(await answered(first, late))
+    assert [save.whole for save in kept.saves[saves:]] == [not noticed]
     assert "restored from older data" in caplog.text
     assert first.server_behind == 1
     assert kept.tables["black_list"].keys() == {b"[7,8]", b"[5,6]"}
@@ -192,19 +198,6 @@ async def test_lost_changes_are_written_with_the_next_change(caplog):
     assert [found.blocked for found in again] == [found.blocked for found in told]
     assert dict(second.rules.now[1].state) == {1: 2, 3: 1}
     assert "stale" not in kept.answers
-
-
-async def test_lost_changes_are_written_when_the_loss_is_noticed():
-    kept = Restored()
-    first = begin(kept)
-    await first.change(lambda: first.black_list.add((5, 6)))
-    kept.goes_back()
-    await first.renew()
-    assert kept.tables["black_list"].keys() == {b"[7,8]", b"[5,6]"}
-    assert first.server_behind == 1
-    saves = len(kept.saves)
-    await first.change(lambda: first.black_list.add((6, 6)))  # and only once
-    assert not kept.saves[saves].whole
 
 
 async def test_changes_that_could_not_be_rewritten_go_with_the_next_write(monkeypatch):
