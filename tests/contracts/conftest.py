@@ -133,6 +133,12 @@ async def transports(server, exp_id):
 
 
 @pytest.fixture
+async def transport(transports):
+    """Open one."""
+    return await transports()
+
+
+@pytest.fixture
 async def store(server, exp_id):
     """Give direct access to the store of the server under test."""
     opened = RedisStore(server, exp_id)

@@ -11,11 +11,6 @@ FACTS = encode_facts(AudienceFacts(Kind.GRAPH, 3, "aa"))
 OTHER = encode_facts(AudienceFacts(Kind.GRAPH, 4, "bb"))
 
 
-@pytest.fixture
-async def transport(transports):
-    return await transports()
-
-
 async def known(transport):
     directory = Directory(transport.exp_id)
     directory.update(*await transport.load_directory(-1))

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support.contracts import refused
 from support.replicated import until
 from support.servers import HOST, PASSWORD, free_port
 from support.slots import ClusterService, owner_of, raw, slot_of
@@ -24,15 +25,6 @@ def small(tmp_path_factory):
         yield service
 
 
-async def refused(config, exp_id, kind=ConfigError):
-    messager = Messager(config, exp_id)
-    with pytest.raises((ConfigError, ConnectionFailed, ServerRefused)) as caught:
-        await messager.init()
-    await messager.close()
-    assert isinstance(caught.value, kind), repr(caught.value)
-    return str(caught.value)
-
-
 def seeds(*servers):
     return RedisConfig(cluster=[f"{HOST}:{server.config.port}" for server in servers], password=PASSWORD)
 
@@ -51,7 +43,7 @@ async def test_any_node_is_enough_also_a_replica_and_one_that_is_gone_does_not_m
 
 async def test_a_node_as_if_it_were_a_server_on_its_own(small, exp_id):
     for server in small.servers:
-        said = await refused(server.config, exp_id)
+        said = str(await refused(server.config, exp_id, ConfigError))
         assert "primaries of a cluster: give redis+cluster://" in said
     facts = await asyncio.to_thread(ask_server, small.servers[0].config)
     (finding,) = [finding for finding in check_server(facts) if finding.what == "server role"]
@@ -60,28 +52,28 @@ async def test_a_node_as_if_it_were_a_server_on_its_own(small, exp_id):
 
 async def test_a_server_on_its_own_as_if_it_were_a_node(valkey_config, exp_id):
     config = RedisConfig(cluster=[f"{HOST}:{valkey_config.port}"], password=valkey_config.password)
-    said = await refused(config, exp_id)
+    said = str(await refused(config, exp_id, ConfigError))
     assert f"{HOST}:{valkey_config.port} is no node of a cluster" in said
     assert "goes to server= and port= (redis://)" in said
 
 
 async def test_nodes_out_of_reach_and_a_wrong_password(small, exp_id):
     ports = free_port(), free_port()
-    said = await refused(RedisConfig(cluster=[f"{HOST}:{port}" for port in ports]), exp_id, ConnectionFailed)
+    said = str(await refused(RedisConfig(cluster=[f"{HOST}:{port}" for port in ports]), exp_id, ConnectionFailed))
     assert "no node of the cluster can be reached" in said
     assert all(f"{HOST}:{port}" in said for port in ports)
-    said = await refused(small.config.model_copy(update={"password": "no"}), exp_id, ServerRefused)
+    said = str(await refused(small.config.model_copy(update={"password": "no"}), exp_id, ServerRefused))
     assert "set username and password" in said
 
 
 async def test_a_slot_that_no_node_has(tmp_path, exp_id):
     with ClusterService(tmp_path, primaries=1, replicas=0) as service, service.servers[0].client() as client:
         client.execute_command("CLUSTER DELSLOTS", slot_of(exp_id))
-        said = await refused(service.config, exp_id)
+        said = str(await refused(service.config, exp_id, ConfigError))
         assert f"has slot {slot_of(exp_id)}, where this experiment's keys belong: give it to a primary" in said
         # By default a cluster then serves no other slot, either.
         other = next(f"{exp_id}-{n}" for n in range(99) if slot_of(f"{exp_id}-{n}") != slot_of(exp_id))
-        assert "CLUSTERDOWN" in await refused(service.config, other, ConnectionFailed)
+        assert "CLUSTERDOWN" in str(await refused(service.config, other, ConnectionFailed))
         client.config_set("cluster-require-full-coverage", "no")
         until(lambda: b"cluster_state:ok" in raw(client, "CLUSTER INFO"), "a cluster that serves the other slots")
         async with Messager(service.config, other):
@@ -98,7 +90,7 @@ def in_shards(service, shards):
 @pytest.mark.parametrize(("first", "then"), [(3, 1), (1, 3), (3, 6)])
 async def test_another_number_of_shards_is_refused(small, opener, exp_id, first, then):
     await opener(in_shards(small, first), name="b", host=[2])
-    said = await refused(in_shards(small, then), exp_id)
+    said = str(await refused(in_shards(small, then), exp_id, ConfigError))
     assert f"write shards={first}" in said
     assert f"shards={then} was given" in said
     messager = await opener(in_shards(small, first), name="c")

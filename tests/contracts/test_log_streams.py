@@ -57,11 +57,6 @@ async def frames(transport, *streams, **options):
 
 
 @pytest.fixture
-async def transport(transports):
-    return await transports()
-
-
-@pytest.fixture
 async def post(transport):
     return await Post(transport).begin()
 

@@ -425,11 +425,7 @@ def frame(rows=1):
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"",
-        b"RM",
-        b"no frame at all",
-        frame()[:-1],
-        frame() + b"x",
+        *(b"", b"RM", b"no frame at all", frame()[:-1], frame() + b"x"),
         encode(batch_to([1])),
     ],
     ids=["empty", "short", "text", "truncated", "longer", "no payloads"],

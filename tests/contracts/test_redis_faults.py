@@ -4,11 +4,12 @@ import asyncio
 import logging
 import signal
 import time
+from functools import partial
 
 import pytest
 from faults.proxy import Proxy
 from redis.exceptions import ResponseError
-from support.contracts import RedisStore, client_of, fetch_all, full_memory, until
+from support.contracts import RedisStore, client_of, fetch_all, full_memory, refused, until
 from support.patience import AT_ONCE_S, WAIT_S
 
 from ray_messaging import (
@@ -39,6 +40,11 @@ FENCED = b"*1\r\n:3\r\n"  # the send script's answer to a sender with a higher e
 def epoch_of(receipt):
     """Return the epoch under which its sender sent."""
     return int(receipt.message_id.split("-")[-2])
+
+
+async def fenced(store, sender, before):
+    """Return whether the server has a higher epoch of a sender."""
+    return int(await store.client.hget(store.keys.sender(sender.name), "epoch")) > before
 
 
 @pytest.fixture
@@ -166,10 +172,7 @@ async def test_a_call_that_arrives_after_its_unknown_outcome_is_fenced(server, p
     with pytest.raises(OutcomeUnknown, match="may still arrive"):
         await sender.send(None, 1, {"n": 1, "t": "late"})
 
-    async def fenced():
-        return int(await store.client.hget(store.keys.sender(sender.name), "epoch")) > before
-
-    await until(fenced)
+    await until(partial(fenced, store, sender, before))
     proxy.let_go()
     for _ in range(proxy.held):
         assert await asyncio.to_thread(proxy.answers.get, timeout=WAIT_S) == FENCED
@@ -202,10 +205,7 @@ async def test_a_stopped_server_that_continues_writes_nothing_twice(redis_proces
     finally:
         redis_process.process.send_signal(signal.SIGCONT)
 
-    async def fenced():
-        return int(await store.client.hget(store.keys.sender(sender.name), "epoch")) > before
-
-    await until(fenced)
+    await until(partial(fenced, store, sender, before))
     there = len(await store.entries("group"))  # from now on no old call can arrive
     await store.close()
     assert (await sender.send(None, 1, {"n": 2})).fate == "delivered"
@@ -310,15 +310,11 @@ async def is_busy(client):
     return False
 
 
-async def refused(config, exp_id, kind):
-    begin = time.monotonic()
-    with pytest.raises(kind) as caught:
-        async with Messager(config, exp_id):
-            pass
-    assert time.monotonic() - begin < AT_ONCE_S
-    assert isinstance(caught.value, MessagingError)
-    assert isinstance(caught.value, ConnectionError) == issubclass(kind, ConnectionFailed)
-    return caught.value
+async def refused_at_once(config, exp_id, kind):
+    error = await asyncio.wait_for(refused(config, exp_id, kind), AT_ONCE_S)
+    assert isinstance(error, MessagingError)
+    assert isinstance(error, ConnectionError) == issubclass(kind, ConnectionFailed)
+    return error
 
 
 @pytest.mark.parametrize(
@@ -338,7 +334,7 @@ async def test_a_server_that_cannot_be_used_is_refused_at_once(server, exp_id, c
     config = server.model_copy(update={"socket_dir": None} | changes)
     async with client_of(server) as client:
         before = (await client.info("stats"))["total_connections_received"]
-        error = await refused(config, exp_id, kind)
+        error = await refused_at_once(config, exp_id, kind)
         after = (await client.info("stats"))["total_connections_received"]
     assert after - before <= 1  # no retries
     assert isinstance(error, ConnectionFailed)
@@ -377,14 +373,14 @@ async def impostor():
 async def test_a_server_that_never_answers_raises(impostor, exp_id, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.connection.link.CONNECT_TIMEOUT_S", 0.2)
     config = (await impostor(lambda _: None)).model_copy(update={"connect_timeout": 0.2})
-    error = await refused(config, exp_id, ConnectionFailed)
+    error = await refused_at_once(config, exp_id, ConnectionFailed)
     assert "time" in str(error)
 
 
 async def test_a_server_that_is_slow_to_answer_is_asked_again(proxy, exp_id, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.connection.link.CONNECT_TIMEOUT_S", 0.5)
     proxy.hold(b"INFO")
-    await refused(proxy.config.model_copy(update={"connect_timeout": 0.1}), exp_id, ConnectionFailed)
+    await refused_at_once(proxy.config.model_copy(update={"connect_timeout": 0.1}), exp_id, ConnectionFailed)
     proxy.hold(b"INFO")
     async with Messager(proxy.config.model_copy(update={"connect_timeout": 60.0}), exp_id) as messager:
         assert (await messager.send_message("news", {})).fate == "undeliverable"
@@ -430,7 +426,7 @@ def too_old(version):
     ],
 )
 async def test_a_server_that_is_none_of_ours_is_refused(impostor, exp_id, answer, kind, says):
-    assert says in str(await refused(await impostor(answer), exp_id, kind))
+    assert says in str(await refused_at_once(await impostor(answer), exp_id, kind))
 
 
 async def test_a_full_server_admits_a_successor_but_no_new_mailbox(redis_process, opener, exp_id):

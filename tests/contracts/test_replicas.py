@@ -1,13 +1,14 @@
 """Replicas: with `wait_replicas` a call returns only once they have all that it shows; both traps of WAIT."""
 
 import asyncio
+import re
 
 import pytest
-from support.contracts import fetch_all, numbers
+from support.contracts import fetch_all, numbers, refused
 from support.patience import WAIT_S
 from support.replicated import ReplicatedService
 
-from ray_messaging import ConnectionFailed, Messager, MessagingConfig, NotReplicated, OutcomeUnknown
+from ray_messaging import ConnectionFailed, NotReplicated, OutcomeUnknown
 
 ALONE = {"sentinels": 0, "appendonly": "no"}
 
@@ -111,8 +112,6 @@ async def test_other_calls_wait_for_replicas_too(opener, pair):
 
 
 async def test_a_server_without_replicas_is_refused_at_once(valkey_config, exp_id):
-    messager = Messager(valkey_config, exp_id, settings=MessagingConfig(wait_replicas=2))
-    with pytest.raises(NotReplicated, match=r"0 of 2 replicas .* are connected") as caught:
-        await messager.init()
-    assert isinstance(caught.value, ConnectionFailed)
-    await messager.close()
+    error = await refused(valkey_config, exp_id, NotReplicated, wait_replicas=2)
+    assert isinstance(error, ConnectionFailed)
+    assert re.search(r"0 of 2 replicas .* are connected", str(error))

@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
+from support.contracts import refused
 from support.replicated import SERVICE, ReplicatedService
 from support.servers import HOST, free_port
 
-from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
+from ray_messaging import ConfigError, ConnectionFailed, RedisConfig
 from ray_messaging.transports.server_probe import ask_server
 
 
@@ -17,41 +18,31 @@ def lone(tmp_path_factory):
         yield service
 
 
-async def refused(config, exp_id):
-    messager = Messager(config, exp_id)
-    with pytest.raises((ConfigError, ConnectionFailed)) as caught:
-        await messager.init()
-    await messager.close()
-    return caught.value
-
-
 async def test_a_service_that_the_sentinels_do_not_know(lone, exp_id):
-    error = await refused(lone.config.model_copy(update={"service": "city"}), exp_id)
-    assert isinstance(error, ConfigError)
+    error = await refused(lone.config.model_copy(update={"service": "city"}), exp_id, ConfigError)
     assert f"knows no service 'city' (it knows '{SERVICE}')" in str(error)
 
 
 async def test_a_server_in_place_of_a_sentinel(lone, exp_id):
     address = f"{HOST}:{lone.primary.config.port}"
-    error = await refused(RedisConfig(sentinels=[address], service=SERVICE, sentinel_password="x"), exp_id)
-    assert isinstance(error, ConfigError)
+    await refused(RedisConfig(sentinels=[address], service=SERVICE, sentinel_password="x"), exp_id, ConfigError)
     with lone.primary.client() as client:
         password = client.connection_pool.connection_kwargs["password"]
-    error = await refused(RedisConfig(sentinels=[address], service=SERVICE, sentinel_password=password), exp_id)
-    assert isinstance(error, ConfigError)
+    error = await refused(
+        RedisConfig(sentinels=[address], service=SERVICE, sentinel_password=password), exp_id, ConfigError
+    )
     assert f"{address} is no Sentinel" in str(error)
 
 
 async def test_a_sentinel_in_place_of_a_server(lone, exp_id):
-    error = await refused(RedisConfig(server=HOST, port=lone.sentinels[0].port), exp_id)
-    assert isinstance(error, ConfigError)
+    error = await refused(RedisConfig(server=HOST, port=lone.sentinels[0].port), exp_id, ConfigError)
     assert "is a Sentinel, which keeps no data" in str(error)
 
 
 async def test_sentinels_out_of_reach(exp_id):
     ports = free_port(), free_port()
     config = RedisConfig(sentinels=[f"{HOST}:{port}" for port in ports], service=SERVICE)
-    error = await refused(config, exp_id)
+    error = await refused(config, exp_id, ConnectionFailed)
     assert not isinstance(error, ConfigError)
     assert "no Sentinel of service 'town' can be reached" in str(error)
     assert all(f"{HOST}:{port}" in str(error) for port in ports)

@@ -148,11 +148,6 @@ def server(shards_config):
     return shards_config
 
 
-@pytest.fixture
-async def transport(transports):
-    return await transports()
-
-
 ROWS = 48  # so many that each of three shards has some, however their names spread them
 FRAMES = [bytes([65 + n]) * 12 + LONG_TEXT.encode() for n in range(ROWS)]
 

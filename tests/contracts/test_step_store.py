@@ -45,11 +45,6 @@ from ray_messaging.transports.values import (
 
 
 @pytest.fixture
-async def transport(transports):
-    return await transports()
-
-
-@pytest.fixture
 async def another(transports):
     """Open a second transport, as another process would."""
     return await transports()

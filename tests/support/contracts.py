@@ -4,11 +4,12 @@ import asyncio
 from contextlib import asynccontextmanager
 from inspect import isawaitable
 
+import pytest
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from ray_messaging import Messages, Outgoing
+from ray_messaging import Messager, Messages, MessagingConfig, Outgoing
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import ShardsConfig
 from ray_messaging.interception.rules import ALLOW, Rule
@@ -61,6 +62,14 @@ async def until(condition):
     async with asyncio.timeout(WAIT_S):
         while not (await found if isawaitable(found := condition()) else found):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.005)
+
+
+async def refused(config, exp_id, kind, **settings):
+    """Return the error of a messager that cannot be opened."""
+    with pytest.raises(kind) as caught:
+        async with Messager(config, exp_id, settings=MessagingConfig(**settings)):
+            pass
+    return caught.value
 
 
 async def ended(task):
