@@ -3,7 +3,9 @@
 import os
 import select
 import signal
-from contextlib import suppress
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import redis
@@ -39,6 +41,17 @@ def wait_ended(*pids):
                 assert select.select([process], [], [], WAIT_S)[0], f"process {pid} still runs"
             finally:
                 os.close(process)
+
+
+@contextmanager
+def owner(code, *arguments):
+    """Run a process that owns a server; yield it, and the words and numbers of its first line."""
+    command, pipe = [sys.executable, "-c", code, *map(str, arguments)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield process, *(int(word) if word.isdigit() else word for word in process.stdout.readline().split())
+        finally:
+            process.kill()
 
 
 def kill(pid):

@@ -20,7 +20,4 @@ def test_each_shard_has_a_slot_in_another_part_of_all_slots(exp_id, shards):
 def test_the_first_shard_has_the_keys_of_an_experiment_without_shards(exp_id, shards):
     assert key_tags(exp_id, shards)[0] == ""
     assert shard_keys(exp_id, 0, shards).meta == shard_keys(exp_id, 0, 1).meta
-
-
-def test_shards_with_servers_of_their_own_have_the_same_keys():
-    assert shard_keys("town", 2, 1).prefix == "rm:{town}:"
+    assert shard_keys(exp_id, shards, 1).prefix == f"rm:{{{exp_id}}}:"  # a server of its own

@@ -4,25 +4,21 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import redis
-from support.embedded_server import DEADLINE_S, HOST, LOCK_NAME, client, guard_of, kill, wait_ended
+from support.embedded_server import DEADLINE_S, HOST, LOCK_NAME, client, guard_in, guard_of, kill, owner, wait_ended
 from support.patience import AT_ONCE_S, wait_for
 
 from ray_messaging.embedded import guard_client as server_link
 from ray_messaging.embedded import server as server_module
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConfigError, ServerFailed
-
-REPOSITORY = Path(server_module.__file__).parents[2]
 
 OWNER = """
 import os, signal, sys
@@ -114,20 +110,6 @@ def test_the_append_only_file_grows_as_far_as_the_disk_permits(monkeypatch, tmp_
         assert int(connected.config_get("auto-aof-rewrite-min-size")["auto-aof-rewrite-min-size"]) == rewritten_at
 
 
-@contextmanager
-def owner(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
-    """Run a process that owns a server; yield it, the pids of Valkey and of a forked child, the directory."""
-    command = [sys.executable, "-c", OWNER, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
-        try:
-            pid, forked, data_dir = process.stdout.readline().split(maxsplit=2)
-            yield process, int(pid), int(forked), Path(data_dir.strip())
-        finally:
-            process.kill()
-
-
 WRITES = """
 import os, sys, ray_messaging
 from pathlib import Path
@@ -140,8 +122,8 @@ def test_a_command_follows_the_server_where_its_owner_died(end, temporary_root, 
     written = tmp_path / "written"
     mask = os.umask(0o027)
     try:
-        with owner("epilogue", WRITES, str(written), str(temporary_root)) as (process, pid, _, data_dir):
-            guard = int((data_dir / LOCK_NAME).read_text().removeprefix("process "))
+        with owner(OWNER, "epilogue", WRITES, written, temporary_root) as (process, pid, _, data_dir):
+            guard = guard_in(data_dir)
             process.communicate("stop") if end == "stopped" else process.kill()
             wait_ended(pid)
             wait_ended(guard)  # which has become the command
@@ -152,7 +134,7 @@ def test_a_command_follows_the_server_where_its_owner_died(end, temporary_root, 
 
 
 def test_ends_with_its_owner_though_a_forked_child_holds_the_pipe(temporary_root):
-    with owner("fork") as (process, pid, forked, _):
+    with owner(OWNER, "fork") as (process, pid, forked, _):
         try:
             process.kill()
             wait_ended(pid)
@@ -181,12 +163,12 @@ def test_a_killed_guard_takes_the_server_along_and_its_data_wait_for_the_owner(s
 
 
 def test_the_next_start_removes_leftovers_of_guard_and_owner(temporary_root):
-    with owner() as (process, pid, _, data_dir):
+    with owner(OWNER) as (process, pid, _, data_dir):
         process.send_signal(signal.SIGSTOP)  # else it would have time to clean up
-        os.kill(int((data_dir / LOCK_NAME).read_text().removeprefix("process ")), signal.SIGKILL)
+        os.kill(guard_in(data_dir), signal.SIGKILL)
         process.kill()
         wait_ended(pid)
-    assert data_dir.exists()
+    assert Path(data_dir).exists()
     with EmbeddedServer(HOST) as other:
         assert list(temporary_root.iterdir()) == [Path(other.data_dir)]
 

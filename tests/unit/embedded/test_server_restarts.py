@@ -5,13 +5,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, kill, wait_ended
+from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, kill, owner, wait_ended
 from support.patience import wait_for
 
 from ray_messaging.common.backoff import Backoff, RetryPolicy
@@ -152,16 +150,8 @@ def test_the_supervisor_waits_for_its_port(supervisor, caplog, monkeypatch):
 # -- succession ---------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def owner(grace_s: float = 60.0, host_pid: int = 0) -> Iterator[tuple]:
-    command = [sys.executable, "-c", OWNER, NAME, str(grace_s), str(host_pid or os.getpid())]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
-        try:
-            port, password, pid, data_dir = process.stdout.readline().split()
-            yield process, int(port), password, int(pid), Path(data_dir)
-        finally:
-            process.kill()
+def owned(grace_s=60.0, host_pid=0):
+    return owner(OWNER, NAME, grace_s, host_pid or os.getpid())
 
 
 @pytest.fixture
@@ -180,7 +170,7 @@ def successor() -> Iterator[EmbeddedServer]:
     ],
 )
 def test_a_successor_takes_over(successor, dead, temporary_root):
-    with owner() as (process, port, password, pid, data_dir):
+    with owned() as (process, port, password, pid, data_dir):
         config = server_module.RedisConfig(server=HOST, port=port, password=password)
         guard = guard_in(data_dir)
         with client(config) as connected:
@@ -198,34 +188,34 @@ def test_a_successor_takes_over(successor, dead, temporary_root):
     with client(config) as connected:
         assert connected.get("key") == "1"
         assert dead != "owner" or connected.get("after") == "2"
-    assert Path(successor.data_dir) == data_dir
+    assert successor.data_dir == data_dir
     successor.stop()
     assert list(temporary_root.iterdir()) == []
 
 
 def test_sweeping_spares_data_that_a_successor_may_take_over(successor, temporary_root):
-    with owner() as (process, _, _, _, data_dir):
+    with owned() as (process, _, _, _, data_dir):
         kill(process.pid)
         kill(guard_in(data_dir))
     with EmbeddedServer(HOST), EmbeddedServer(HOST):  # they sweep
-        assert data_dir.exists()
+        assert Path(data_dir).exists()
     assert successor.take_over()
 
 
 @pytest.mark.long
 def test_data_without_a_successor_are_removed(temporary_root):
-    with owner() as (process, _, _, _, data_dir):
+    with owned() as (process, _, _, _, data_dir):
         kill(process.pid)
         kill(guard_in(data_dir))
     with EmbeddedServer(HOST):
-        os.utime(data_dir / ".ray_messaging.heir", (1, 1))  # as if it had been seen long ago
+        os.utime(Path(data_dir, ".ray_messaging.heir"), (1, 1))  # as if it had been seen long ago
     with EmbeddedServer(HOST):
-        assert not data_dir.exists()
+        assert not Path(data_dir).exists()
 
 
 @pytest.mark.long
 def test_without_a_successor_nothing_is_left_after_the_grace(temporary_root):
-    with owner(grace_s=0.3) as (process, _, _, pid, data_dir):
+    with owned(grace_s=0.3) as (process, _, _, pid, data_dir):
         guard = guard_in(data_dir)
         kill(process.pid)
         wait_ended(pid)
@@ -235,7 +225,7 @@ def test_without_a_successor_nothing_is_left_after_the_grace(temporary_root):
 
 @pytest.mark.long
 def test_data_that_no_successor_can_take_over_are_removed_at_once(temporary_root):
-    with subprocess.Popen(["sleep", "1000"]) as host, owner(host_pid=host.pid) as (process, _, _, pid, data_dir):
+    with subprocess.Popen(["sleep", "1000"]) as host, owned(host_pid=host.pid) as (process, _, _, pid, data_dir):
         try:
             guard = guard_in(data_dir)
             kill(process.pid)
@@ -249,7 +239,7 @@ def test_data_that_no_successor_can_take_over_are_removed_at_once(temporary_root
 
 @pytest.mark.long
 def test_a_late_successor_gets_an_error(successor):
-    with owner(grace_s=0.01) as (process, _, _, _, data_dir):
+    with owned(grace_s=0.01) as (process, _, _, _, data_dir):
         guard = guard_in(data_dir)
         kill(process.pid)
         wait_ended(guard)
@@ -259,16 +249,16 @@ def test_a_late_successor_gets_an_error(successor):
 
 @pytest.mark.long
 def test_a_live_owner_cannot_be_taken_over(successor, monkeypatch):
-    with owner() as (_, port, password, pid, data_dir):
+    with owned() as (_, port, password, pid, data_dir):
         config = server_module.RedisConfig(server=HOST, port=port, password=password)
         with client(config) as connected:
             monkeypatch.setattr(server_module, "HANDOVER_S", 0.1)
             with pytest.raises(ConfigError, match="another server runs on it") as caught:
                 successor.take_over()
-            assert caught.value.data_dir == str(data_dir)
+            assert caught.value.data_dir == data_dir
             assert connected.ping()
             os.kill(pid, 0)
-        assert not (data_dir / ".ray_messaging.successor").exists()
+        assert not Path(data_dir, ".ray_messaging.successor").exists()
         successor.stop()
         with client(config) as connected:
             assert connected.ping()

@@ -54,13 +54,13 @@ class Gate:
 
 @pytest.fixture
 async def pair(opener, local):
-    """Open a receiver of agents 0 to 9 and a sender whose batches pass a gate."""
+    """Open a sender whose batches pass a gate, and a receiver of agents 0 to 9; return both, and the gate."""
 
     async def open_two(*, is_open=False, mailbox_messages=1_000_000, **settings):
         receiver = await opener(local, host=range(10), mailbox_messages=mailbox_messages)
         sender = await opener(local, **settings)
-        sender.engine.accumulator.send_loop.verdict_client = Gate(is_open=is_open)
-        return sender, receiver
+        gate = sender.engine.accumulator.send_loop.verdict_client = Gate(is_open=is_open)
+        return sender, receiver, gate
 
     return open_two
 
@@ -84,7 +84,7 @@ TINY = [{"outbox_messages": 1}, {"outbox_messages": 3}, {"outbox_bytes": 1}, {"o
 
 @pytest.mark.parametrize("limits", TINY, ids=repr)
 async def test_every_send_call_keeps_its_turn(pair, limits):
-    sender, receiver = await pair(is_open=True, **limits)
+    sender, receiver, _ = await pair(is_open=True, **limits)
     tasks, n = [], 0
     for k in range(150):
         agent = k % 3
@@ -113,8 +113,7 @@ async def test_every_send_call_keeps_its_turn(pair, limits):
 
 @pytest.mark.parametrize("limits", [{"outbox_messages": 1}, {"outbox_bytes": 1}], ids=repr)
 async def test_a_cancelled_send_passes_its_turn_on(pair, limits):
-    sender, receiver = await pair(**limits)
-    gate = sender.engine.accumulator.send_loop.verdict_client
+    sender, receiver, gate = await pair(**limits)
     channel = sender.get_agent_chat_channel(1)
     tasks = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=5)) for n in range(20)]
     await gate.asked.wait()
@@ -134,8 +133,8 @@ async def test_a_cancelled_send_passes_its_turn_on(pair, limits):
 
 
 async def test_a_cancelled_send_takes_no_other_receipt(pair):
-    sender, receiver = await pair()
-    gate, channel = sender.engine.accumulator.send_loop.verdict_client, sender.get_agent_chat_channel(1)
+    sender, receiver, gate = await pair()
+    channel = sender.get_agent_chat_channel(1)
     tasks = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=5)) for n in range(6)]
     await gate.asked.wait()
     for n in (0, 2, 3):
@@ -165,7 +164,7 @@ BAD = [
 
 @pytest.mark.parametrize(("wrong", "error"), BAD, ids=repr)
 async def test_a_message_is_checked_behind_another_one_too(pair, wrong, error):
-    sender, receiver = await pair(is_open=True, payload_bytes=2_500)
+    sender, receiver, _ = await pair(is_open=True, payload_bytes=2_500)
     right = {"channel": sender.get_agent_chat_channel(1), "payload": {"n": 1}, "from_id": 5}
     fine = [right, right | {"to_id": 1}, right | {"from_id": -(2**63)}, right | {"from_id": 2**63 - 1}]
     sends = [sender.send_message(**each) for each in (right, right | wrong, *fine)]
@@ -182,8 +181,8 @@ async def test_a_message_is_checked_behind_another_one_too(pair, wrong, error):
 @pytest.mark.parametrize("bulk_sends", [False, True])
 async def test_the_outbox_keeps_to_its_bytes(pair, monkeypatch, bulk_sends):
     monkeypatch.setattr(bulk, "BATCH_BYTES", 20_000)
-    sender, receiver = await pair(outbox_bytes=50_000)
-    gate, room = sender.engine.accumulator.send_loop.verdict_client, sender.engine.accumulator.capacity
+    sender, receiver, gate = await pair(outbox_bytes=50_000)
+    room = sender.engine.accumulator.capacity
     payloads = [{"t": "x" * 10_000}] * 20
     if bulk_sends:
         frames = frames_of_columns(columns_of(1, [3] * 20, payloads, 2**20), "agent-chat", 1)
@@ -203,7 +202,7 @@ async def test_the_outbox_keeps_to_its_bytes(pair, monkeypatch, bulk_sends):
 
 
 async def test_a_fan_out_is_counted_once_on_the_way_in_and_out(pair):
-    sender, receiver = await pair(is_open=True)
+    sender, receiver, _ = await pair(is_open=True)
     sends = [Outgoing.to_agents(range(10), {"t": "x" * 5000}), Outgoing.to_agent(1, {}), Outgoing.to_agents([1], {})]
     await sender.send_messages(sends)
     assert empty(sender)
@@ -213,8 +212,7 @@ async def test_a_fan_out_is_counted_once_on_the_way_in_and_out(pair):
 async def test_batches_of_large_payloads_are_cut_by_bytes(pair, monkeypatch):
     monkeypatch.setattr(pending_batch, "BATCH_BYTES", 50_000)
     monkeypatch.setattr(bulk, "BATCH_BYTES", 50_000)
-    sender, receiver = await pair()
-    gate = sender.engine.accumulator.send_loop.verdict_client
+    sender, receiver, gate = await pair()
     channel = sender.get_agent_chat_channel(1)
     payload = {"t": "x" * 10_000}
     sends = [asyncio.create_task(sender.send_message(channel, payload)) for _ in range(30)]
@@ -240,7 +238,7 @@ async def test_forty_payloads_of_eight_mib_can_be_judged(opener, local):
 
 
 async def test_the_local_log_keeps_to_its_bytes(pair):
-    sender, _ = await pair(is_open=True, log_list_bytes=50_000)
+    sender, _, _ = await pair(is_open=True, log_list_bytes=50_000)
     for n in range(20):
         await sender.send_message(sender.get_agent_chat_channel(1), {"n": n, "t": "x" * 10_000})
     rows = sender.get_log_list()
@@ -254,7 +252,7 @@ async def test_the_local_log_keeps_to_its_bytes(pair):
 
 
 async def test_the_local_log_counts_what_lone_messages_take_beside_their_payloads(pair):
-    sender, _ = await pair(is_open=True, log_list_bytes=50_000)
+    sender, _, _ = await pair(is_open=True, log_list_bytes=50_000)
     for n in range(100):
         await sender.send_message("news", {"n": n})
     rows = sender.get_log_list()
@@ -288,8 +286,7 @@ WAYS = pytest.mark.parametrize("way", ["columns", "messages", "relay"])
 @WAYS
 @pytest.mark.usefixtures("small_batches")
 async def test_close_waits_for_a_bulk_send_that_was_accepted(pair, way):
-    sender, receiver = await pair(outbox_messages=5)
-    gate = sender.engine.accumulator.send_loop.verdict_client
+    sender, receiver, gate = await pair(outbox_messages=5)
     sending = asyncio.create_task(bulk_send(sender, way, 23))
     await gate.asked.wait()
     closing = asyncio.create_task(sender.close())
@@ -306,7 +303,7 @@ async def test_close_waits_for_a_bulk_send_that_was_accepted(pair, way):
 @WAYS
 @pytest.mark.usefixtures("small_batches")
 async def test_a_full_mailbox_in_the_middle_of_a_bulk_send(pair, way):
-    sender, receiver = await pair(is_open=True, mailbox_messages=8, send_timeout_s=0.1)
+    sender, receiver, _ = await pair(is_open=True, mailbox_messages=8, send_timeout_s=0.1)
     with pytest.raises(MailboxFull) as caught:
         await asyncio.wait_for(bulk_send(sender, way, 20), WAIT_S)
     receipts, ids = caught.value.receipts, caught.value.message_ids
@@ -325,8 +322,8 @@ async def test_a_full_mailbox_in_the_middle_of_a_bulk_send(pair, way):
 @WAYS
 @pytest.mark.usefixtures("small_batches")
 async def test_a_bulk_send_interrupted_half_way_reports_the_known_fate_of_each_row(pair, way):
-    sender, receiver = await pair(is_open=True, outbox_messages=5)
-    before, gate = asyncio.all_tasks(), sender.engine.accumulator.send_loop.verdict_client
+    sender, receiver, gate = await pair(is_open=True, outbox_messages=5)
+    before = asyncio.all_tasks()
     sending = asyncio.create_task(bulk_send(sender, way, 23))
     await settled(lambda: len(gate.batches) == 2)
     gate.opened.clear()
@@ -352,8 +349,7 @@ async def test_a_bulk_send_interrupted_half_way_reports_the_known_fate_of_each_r
 
 @pytest.mark.usefixtures("small_batches")
 async def test_two_interrupted_bulk_sends_have_each_their_own_receipts(pair):
-    sender, _ = await pair(outbox_messages=5)
-    gate = sender.engine.accumulator.send_loop.verdict_client
+    sender, _, gate = await pair(outbox_messages=5)
     first = asyncio.create_task(bulk_send(sender, "columns", 5))
     await gate.asked.wait()
     others = [asyncio.create_task(bulk_send(sender, way, rows)) for way, rows in [("columns", 7), ("messages", 11)]]

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support.contracts import fetch_all
+from support.contracts import fetch_all, numbers
 from support.patience import WAIT_S
 
 from ray_messaging.errors import InterceptorUnavailable
@@ -49,21 +49,16 @@ async def defer_the_first(judge):
 async def pair(opener, local):
     receiver = await opener(local, host=[1, 2])
     sender = await opener(local)
-    sender.engine.accumulator.send_loop.verdict_client = Judge()
-    return sender, receiver
+    judge = sender.engine.accumulator.send_loop.verdict_client = Judge()
+    return sender, receiver, judge
 
 
 def send(sender, n, agent=1):
     return asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(agent), {"n": n}, from_id=5))
 
 
-async def fetched(receiver, count):
-    return [message.payload["n"] for message in await fetch_all(receiver, count)]
-
-
 async def test_a_row_whose_verdict_comes_while_a_later_one_is_judged_goes_first(pair):
-    sender, receiver = pair
-    judge = sender.engine.accumulator.send_loop.verdict_client
+    sender, receiver, judge = pair
     first = send(sender, 0)
     late = await defer_the_first(judge)
     second = send(sender, 1)
@@ -72,13 +67,12 @@ async def test_a_row_whose_verdict_comes_while_a_later_one_is_judged_goes_first(
     for _ in range(5):
         await asyncio.sleep(0)
     answer.set_result(BatchVerdict())
-    assert await fetched(receiver, 2) == [0, 1]
+    assert numbers(await fetch_all(receiver, 2)) == [0, 1]
     assert {(await task).fate for task in (first, second)} == {"delivered"}
 
 
 async def test_rows_waiting_for_a_removed_interceptor_fail_and_later_ones_pass(pair):
-    sender, receiver = pair
-    judge = sender.engine.accumulator.send_loop.verdict_client
+    sender, receiver, judge = pair
     first, second = send(sender, 0), send(sender, 1)
     late = await defer_the_first(judge)
     late.set_exception(InterceptorUnavailable("gone"))
@@ -86,13 +80,12 @@ async def test_rows_waiting_for_a_removed_interceptor_fail_and_later_ones_pass(p
         await asyncio.wait_for(first, WAIT_S)
     assert caught.value.message_ids == [f"{sender.name}-{sender.engine.frame_sender.epoch}-0"]
     assert (await asyncio.wait_for(second, WAIT_S)).fate == "delivered"
-    assert await fetched(receiver, 1) == [1]
+    assert numbers(await fetch_all(receiver, 1)) == [1]
     assert sender.stats()["outbox"] == sender.stats()["deferred"] == 0
 
 
 async def test_an_unexpected_error_of_the_verdict_client_ends_all_waits(pair, caplog):
-    sender, _ = pair
-    judge = sender.engine.accumulator.send_loop.verdict_client
+    sender, _, judge = pair
     first = send(sender, 0)
     late = await defer_the_first(judge)
     late.set_exception(ZeroDivisionError())
@@ -102,8 +95,7 @@ async def test_an_unexpected_error_of_the_verdict_client_ends_all_waits(pair, ca
 
 
 async def test_a_failed_send_loop_fails_waiting_sends(pair):
-    sender, _ = pair
-    judge = sender.engine.accumulator.send_loop.verdict_client
+    sender, _, judge = pair
     first = send(sender, 0)
     late = await defer_the_first(judge)
     second = send(sender, 1, agent=2)

@@ -1,13 +1,9 @@
 """The frame sender: effects of late attempts, and of a server that lost writes, on reported fates."""
 
 import pytest
-from support.contracts import fetch_all
+from support.contracts import fetch_all, numbers
 
 from ray_messaging.transports.values import FrameFate
-
-
-async def fetched(receiver, count):
-    return [message.payload["n"] for message in await fetch_all(receiver, count)]
 
 
 async def nothing_more(receiver):
@@ -55,7 +51,7 @@ async def test_a_late_attempt_that_still_comes_before_the_fence_counts_as_delive
     channel = sender.get_agent_chat_channel(1)
 
     async def make_room():
-        assert await fetched(receiver, 4) == [0, 1, 2, 3]
+        assert numbers(await fetch_all(receiver, 4)) == [0, 1, 2, 3]
         await receiver.ack()
         assert (await late.arrive()).fates == [FrameFate.WRITTEN]
 
@@ -63,7 +59,7 @@ async def test_a_late_attempt_that_still_comes_before_the_fence_counts_as_delive
     assert (await sender.send_message(channel, {"n": 4})).fate == "delivered"
     assert (await sender.send_message(channel, {"n": 5})).fate == "delivered"
     await late.arrive()
-    assert await fetched(receiver, 2) == [4, 5]
+    assert numbers(await fetch_all(receiver, 2)) == [4, 5]
     assert await nothing_more(receiver)
 
 
@@ -74,5 +70,5 @@ async def test_a_late_attempt_refused_for_a_stale_directory_writes_nothing(opene
     assert (await sender.send_message(channel, {"n": 0})).fate == "delivered"  # refused first, as the listener is new
     await late.arrive()
     assert (await sender.send_message(channel, {"n": 1})).fate == "delivered"
-    assert await fetched(receiver, 2) == [0, 1]
+    assert numbers(await fetch_all(receiver, 2)) == [0, 1]
     assert await nothing_more(receiver)

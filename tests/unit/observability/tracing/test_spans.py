@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ray_messaging import ConfigError, Messager, Tracing, rules
+from ray_messaging import ConfigError, MailboxFull, Messager, Tracing, rules
 from ray_messaging.interception.server.interceptor import Interceptor
 
 
@@ -136,6 +136,21 @@ async def test_what_a_handler_sends_belongs_to_the_trace_of_its_message(spans, w
     assert spans.parent(first) is None
     assert spans.parent(second).name == "handle"
     assert spans.parent(second).attributes["messaging.batch.message_count"] == 1
+
+
+async def test_the_span_of_a_handler_has_the_error_of_a_lost_reply(spans, west, monkeypatch):
+    async def reply(*_):
+        raise MailboxFull("no room", mailbox="west")
+
+    async def handler(message):
+        return {}
+
+    monkeypatch.setattr(west, "reply", reply)
+    await west.send(1, 2, {})
+    with pytest.raises(MailboxFull):
+        await asyncio.wait_for(west.serve(handler), 30)
+    [event] = spans.one("handle").events
+    assert event.attributes["exception.type"] == "ray_messaging.errors.MailboxFull"
 
 
 async def test_blocked_messages_are_counted_in_the_spans(spans, local):
