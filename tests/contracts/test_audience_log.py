@@ -20,7 +20,6 @@ from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cli.app import app
 from ray_messaging.interception.rules import BlackList, MaxLength, RateLimit
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.steps.step_account import StepCounts
@@ -42,7 +41,7 @@ class Society(LoggedGroups):
     def __init__(self, server, exp_id, folder):
         super().__init__(server, exp_id, folder)
         self.black_list = BlackList()
-        self.interceptor = Interceptor(exp_id, [self.black_list, MaxLength(100), RateLimit(per_round=100)])
+        self.interceptor = self.judge(self.black_list, MaxLength(100), RateLimit(per_round=100))
         self.fates = Counter()
         self.arrived = Counter()
 
@@ -58,12 +57,11 @@ class Society(LoggedGroups):
             await (await self.messager(self.interceptor, name=name, **options)).host_agents(host, ["agent-chat"])
         return self
 
-    async def close(self):
+    async def __aexit__(self, *_):
         for messager in self.messagers:
             await messager.close()
         await self.log_writer.close()
-        await self.interceptor.close()
-        await super().close()
+        await super().__aexit__()
 
     async def create(self, name, edges):
         await super().create(name, edges)
@@ -106,9 +104,8 @@ def rows_of(table):
 
 @pytest.fixture
 async def opened(server, exp_id, tmp_path):
-    found = Society(server, exp_id, tmp_path / "log")
-    yield found
-    await found.close()
+    async with Society(server, exp_id, tmp_path / "log") as found:
+        yield found
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 import asyncio
 import json
 import uuid
-from collections import defaultdict
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from hashlib import blake2b
 
 import pyarrow.compute as pc
@@ -21,7 +20,6 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.forking import copy_run
 from ray_messaging.eventlog.records import FORMAT, RunRecord, write_run
 from ray_messaging.interception.rules import BlackList
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.transports.step_values import StepSettings
 
 STEPS = 8
@@ -44,7 +42,6 @@ class Town(LoggedGroups):
         self.agents, self.edges, self.count, self.every = town
         self.settings = StepSettings(seed=seed, groups=self.count, digest=True)
         self.states = {}  # {(agent, step): state}
-        self.said = defaultdict(list)  # {(agent, step): agents that are told something at once or later}
 
     async def first(self, transport):
         await transport.steps.begin(self.settings)
@@ -63,17 +60,13 @@ class Town(LoggedGroups):
         transport = await self.transport()
         self.folder.mkdir()
         await (self.first(transport) if fork is None else self.load(transport, *fork))
-        interceptor = Interceptor(self.exp_id, rules)
-        try:
-            writer = await self.writer(checkpoint=self.every)
-            groups = await self.groups(self.count, interceptor, range(self.agents))
-            async with asyncio.timeout(WAIT_S):
-                await asyncio.gather(*map(self.drive, groups))
-                await sealed(transport.steps, STEPS - 1)
-                await writer.close()
-            return EventLog.open(self.folder), await digests_of(transport.steps, STEPS)
-        finally:
-            await interceptor.close()
+        writer = await self.writer(checkpoint=self.every)
+        groups = await self.groups(self.count, self.judge(*rules), range(self.agents))
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.gather(*map(self.drive, groups))
+            await sealed(transport.steps, STEPS - 1)
+            await writer.close()
+        return EventLog.open(self.folder), await digests_of(transport.steps, STEPS)
 
     async def drive(self, messager):
         async with aclosing(messager.steps(until=STEPS)) as steps:
@@ -100,15 +93,6 @@ class Town(LoggedGroups):
             step.broadcast(agent, "friends", payload)
 
 
-@asynccontextmanager
-async def opened(*arguments):
-    town = Town(*arguments)
-    try:
-        yield town
-    finally:
-        await town.close()
-
-
 def cone(log, banned):
     """Return {agent: the first step in which a banned message could have moved it}."""
     since = {}
@@ -120,16 +104,16 @@ def cone(log, banned):
 
 async def moves_its_light_cone(server, folder, town, seed, at):
     name = uuid.uuid4().hex
-    async with opened(server, name, folder / name, town, seed) as parent:
+    async with Town(server, name, folder / name, town, seed) as parent:
         log, digests = await parent.run()
         checkpoints = Folder(str(parent.folder)).checkpoints()
         step = checkpoints[at % (len(checkpoints) - 1)]  # not the last one, after which there is no step
         edge = parent.edges[0]
-        async with opened(server, f"{name}-twin", folder / f"{name}-twin", town, seed) as twin:
+        async with Town(server, f"{name}-twin", folder / f"{name}-twin", town, seed) as twin:
             assert (await twin.run(fork=(parent, step)))[1] == digests
             assert twin.states.items() <= parent.states.items()
         rules = [BlackList([edge], name="ban")]
-        async with opened(server, f"{name}-ban", folder / f"{name}-ban", town, seed) as ban:
+        async with Town(server, f"{name}-ban", folder / f"{name}-ban", town, seed) as ban:
             other, changed = await ban.run(rules, fork=(parent, step))
         table = log.query(from_id=edge[0], to_id=edge[1])
         to_be_banned = table.filter(pc.greater(table["step"], step))["message_id"].to_pylist()

@@ -12,7 +12,6 @@ from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, agree, hears
 from ray_messaging import AlreadyExists, MoveFailed, UnknownName
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.interception.rules import BlackList
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.transports.step_values import StepSettings, WaitFor
 
 GROUPS = 3
@@ -160,11 +159,15 @@ async def test_agents_that_were_removed_are_in_no_later_step(opened):
 async def test_broadcasts_reach_hearers_that_have_moved_since(server, exp_id, tmp_path, ruled):
     pairs = [(a, b) for a in range(AGENTS) for b in range(AGENTS) if (a * 7 + b) % 5 == 0 and a != b]
     barred = {pair for pair in pairs if sum(pair) % 3 == 0} if ruled else set()
-    rules = Interceptor(exp_id, [BlackList(pairs=sorted(barred))]) if ruled else None
-    society = LoggedGroups(server, exp_id, tmp_path)
-    await (await society.transport()).steps.begin(StepSettings(groups=GROUPS, digest=True))
-    await society.create("friends", build_edges([np.array(pairs)]))
-    first, second, third = await society.groups(GROUPS, rules)
+    async with LoggedGroups(server, exp_id, tmp_path) as society:
+        await (await society.transport()).steps.begin(StepSettings(groups=GROUPS, digest=True))
+        await society.create("friends", build_edges([np.array(pairs)]))
+        groups = await society.groups(GROUPS, society.judge(BlackList(pairs=sorted(barred))) if ruled else None)
+        await hears_its_friends(*groups, pairs, barred)
+
+
+async def hears_its_friends(first, second, third, pairs, barred):
+    """Fail unless all agents hear all broadcasts of their friends, but for pairs that are barred."""
     heard, read = {}, {}
 
     async def speak(messager):
@@ -188,4 +191,3 @@ async def test_broadcasts_reach_hearers_that_have_moved_since(server, exp_id, tm
         assert count == len(friends) * times
         assert read[step, agent] == sorted(friends * int(step >= 3)) + friends * int(step >= 1)
     assert len(heard) == AGENTS * STEPS
-    await society.close()

@@ -3,15 +3,18 @@
 import functools
 import itertools
 import random
+from contextlib import ExitStack
 
 import pytest
 from faults.proxy import Proxy
 from support.rumour import Rumour, college_edges, small_world
 from support.rumour_groups import Moves, RumourGroups, proves
-from support.servers import RedisProcess
 from support.step_faults import Chaos, FailAt, Repeat
 
+from ray_messaging.config import ShardsConfig
+
 SMALL = Rumour(small_world(24), steps=4, chance=110)
+LONGER = Rumour(small_world(24), steps=16, chance=110)
 RING = Rumour(small_world(640), chance=60)
 
 
@@ -83,19 +86,35 @@ async def test_any_call_fails_kills_comes_twice_or_late(run_small, senders):
     assert deaths >= 3
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("side", ["request", "reply"])
-@pytest.mark.parametrize("killed", [False, True], ids=["its connection is cut", "the server is killed"])
-async def test_the_nth_piece_on_the_wire_is_lost(redis_process, exp_id, side, killed):
-    def restart():
-        redis_process.kill()
-        redis_process.start()
+def restart(process):
+    process.kill()
+    process.start()
 
-    lost = [True]
-    with Proxy(redis_process.config) as proxy:
+
+def spread(configs):
+    """Return the config of one server, or of three."""
+    return configs[0] if len(configs) == 1 else ShardsConfig(servers=tuple(configs), body_bytes=64)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("count", "side", "killed"),
+    [
+        *((1, side, killed) for side in ("request", "reply") for killed in (False, True)),
+        (3, "reply", False),
+        (3, "request", True),
+    ],
+)
+async def test_the_nth_piece_on_the_wire_is_lost(processes, exp_id, count, side, killed):
+    """Its connection is cut, or the server is killed: the only one, or one that has bodies alone."""
+    rumour, lost = (SMALL, LONGER)[count > 1], [True]
+    victim = processes[count // 2]
+    with Proxy(victim.config) as proxy:
+        config = spread([proxy.config if each is victim else each.config for each in processes[:count]])
         for nth in itertools.count(1, 6):  # each one takes six times as long
-            groups = RumourGroups(proxy.config, f"{exp_id}-{nth}", SMALL, 2, senders=killed)
-            lose = functools.partial(proxy.lose, nth, up=side == "request", then=restart if killed else None)
+            groups = RumourGroups(config, f"{exp_id}-{nth}", rumour, 2, senders=killed)
+            then = functools.partial(restart, victim) if killed else None
+            lose = functools.partial(proxy.lose, nth, up=side == "request", then=then)
             await proves(groups, begins=lose, ends=lambda: lost.append(proxy.spare()))
             if not lost[-1]:
                 break
@@ -110,38 +129,33 @@ async def test_a_rumour_while_replies_are_cut(redis_process, exp_id):
         assert proxy.cuts >= 10
 
 
-# -- agents that move -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("count", "victims", "dying", "senders"),
+    [
+        pytest.param(3, (1,), False, True, id="one with bodies alone"),
+        pytest.param(3, (0, 1, 2), True, True, id="any of three, and processes, agents move", marks=pytest.mark.long),
+        pytest.param(1, (0,), True, False, id="the only one, and processes, agents move", marks=pytest.mark.long),
+        pytest.param(1, (0,), True, True, id="the only one, senders", marks=pytest.mark.long),
+    ],
+)
+async def test_servers_are_killed_at_random(processes, exp_id, count, victims, dying, senders):
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(each.config, seed=n)) for n, each in enumerate(processes[:count])]
 
+        def begins():
+            for victim in victims:
+                pieces = 8 if victim else 60 * len(victims)  # to the primary many more go
+                proxies[victim].lose_some(pieces, functools.partial(restart, processes[victim]))
 
-@pytest.fixture
-def killed_at_random(tmp_path):
-    """Return a function that runs groups on a Valkey that is killed at one of so many pieces on the wire, and moves.
+        def ends():
+            for proxy in proxies:
+                proxy.spare()
 
-    It returns how often the server was killed, and how many agents moved.
-    """
-    server = RedisProcess(tmp_path, binary="valkey").start()
-
-    def restart():
-        server.kill()
-        server.start()
-
-    async def run(exp_id, rumour, count, moves, pieces, **settings):
-        with Proxy(server.config, seed=moves.chance.random()) as proxy:
-            groups = RumourGroups(proxy.config, exp_id, rumour, count, **settings)
-            begins = functools.partial(proxy.lose_some, pieces, restart)
-            await proves(groups, begins=begins, ends=proxy.spare, moves=moves, within_s=500)
-        return proxy.cuts, groups.moved
-
-    yield run
-    server.kill()
-
-
-@pytest.mark.long
-@MODES
-async def test_agents_move_while_processes_and_the_server_are_killed(killed_at_random, exp_id, senders):
-    rumour = Rumour(small_world(120), steps=40, chance=60)
-    for seed in range(2):
-        faults, moves = Chaos(seed, 0.02), Moves(random.Random(seed), count=10, rest_s=0.005)
-        kills, moved = await killed_at_random(f"{exp_id}-{seed}", rumour, 3, moves, 60, senders=senders, faults=faults)
-        assert kills >= 3
-        assert moved >= 60
+        rumour = Rumour(small_world(120), steps=40 if count == 1 else 24, chance=60)
+        faults = Chaos(7, 0.02) if dying else None
+        moves = Moves(random.Random(7), count=10, rest_s=0.005) if dying else None
+        config = spread([proxy.config for proxy in proxies])
+        groups = RumourGroups(config, exp_id, rumour, 3, senders=senders, faults=faults)
+        await proves(groups, begins=begins, ends=ends, moves=moves, within_s=300)
+        assert min(proxies[victim].cuts for victim in victims) >= 3 // count
+        assert groups.moved >= 60 * dying

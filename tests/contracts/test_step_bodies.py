@@ -1,19 +1,14 @@
 """Steps on three servers: the primary has all but bodies of large frames."""
 
 import asyncio
-import functools
-import itertools
-import random
 import threading
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 
 import pytest
-from faults.proxy import Proxy
 from support.contracts import WAIT_S, client_of
 from support.rumour import Rumour, small_world
-from support.rumour_groups import Moves, RumourGroups, proves
+from support.rumour_groups import RumourGroups, proves
 from support.slots import ClusterService
-from support.step_faults import Chaos
 
 from ray_messaging import (
     BodyLost,
@@ -34,7 +29,6 @@ from ray_messaging.transports.experiment_store import Claim, StateWrite
 from ray_messaging.transports.step_values import Closing, Driver, Opened, StepSettings, StepTag
 from ray_messaging.transports.values import FrameFate, FrameWrite, SendRequest
 
-LONGER = Rumour(small_world(24), steps=16, chance=110)
 RING = Rumour(small_world(640), chance=60)
 LONG_TEXT = "x" * 3_000
 
@@ -52,65 +46,10 @@ async def bodies_of(config, exp_id):
 @pytest.mark.parametrize("home", [0, 1, 2, None])
 async def test_a_shard_of_the_senders_node_takes_its_bodies(shards_config, exp_id, home):
     config = shards_config.model_copy(update={"home": home})
-    await proves(RumourGroups(config, exp_id, LONGER, 2))
+    await proves(RumourGroups(config, exp_id, RING, 2))
     primary, *others = await bodies_of(shards_config, exp_id)
     assert primary == 0
     assert [count > 0 for count in others] == [home in (shard, None) for shard in (1, 2)]
-
-
-# -- servers that are killed ------------------------------------------------------------------------------------------
-
-
-def restart(process):
-    process.kill()
-    process.start()
-
-
-@pytest.mark.parametrize(
-    ("victims", "dying"),
-    [
-        pytest.param((1,), False, id="another server"),
-        pytest.param((0, 1, 2), True, id="any server, and processes, agents move", marks=pytest.mark.long),
-    ],
-)
-async def test_servers_are_killed_at_random(processes, exp_id, victims, dying):
-    rumour = Rumour(small_world(120), steps=24, chance=60)
-    with ExitStack() as stack:
-        proxies = [stack.enter_context(Proxy(process.config, seed=n)) for n, process in enumerate(processes)]
-        config = ShardsConfig(servers=tuple(proxy.config for proxy in proxies), body_bytes=64)
-
-        def begins():
-            for victim in victims:
-                pieces = 8 if victim else 60 * len(victims)  # to the primary many more go
-                proxies[victim].lose_some(pieces, functools.partial(restart, processes[victim]))
-
-        faults = Chaos(7, 0.02) if dying else None
-        moves = Moves(random.Random(7), count=10, rest_s=0.005) if dying else None
-        groups = RumourGroups(config, exp_id, rumour, 3, senders=True, faults=faults)
-        ends = [proxy.spare for proxy in proxies]
-        await proves(groups, begins=begins, ends=lambda: [end() for end in ends], moves=moves, within_s=300)
-        assert all(proxies[victim].cuts for victim in victims)
-        assert groups.moved >= 60 * dying
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("side", "killed"),
-    [pytest.param("reply", False, id="a reply is cut"), pytest.param("request", True, id="it is killed")],
-)
-async def test_the_nth_piece_to_a_server_of_bodies_is_lost(processes, exp_id, side, killed):
-    lost = [True]
-    with Proxy(processes[1].config) as proxy:
-        servers = (processes[0].config, proxy.config, processes[2].config)
-        config = ShardsConfig(servers=servers, body_bytes=64)
-        for nth in itertools.count(1, 6):
-            groups = RumourGroups(config, f"{exp_id}-{nth}", LONGER, 2)
-            then = functools.partial(restart, processes[1]) if killed else None
-            lose = functools.partial(proxy.lose, nth, up=side == "request", then=then)
-            await proves(groups, begins=lose, ends=lambda: lost.append(proxy.spare()))
-            if not lost[-1]:
-                break
-    assert nth > 12
 
 
 @pytest.mark.long

@@ -13,13 +13,8 @@ from support.step_society import AGENTS, SEED, LoggedGroups, sealed
 
 from ray_messaging import EventLog
 from ray_messaging.audiences.building import build_edges
-from ray_messaging.common.task_health import end
 from ray_messaging.interception.rules import Added, BlackList, StepRule, StepVerdicts, rewrite
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.step_judge import RuleReviewer
-from ray_messaging.interception.verdicts import FOREIGN
-from ray_messaging.steps.supervisor import Supervisor
-from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
+from ray_messaging.transports.step_values import StepSettings
 
 UNTIL, NOBODY = 7, 10**6
 
@@ -39,26 +34,17 @@ class Run(LoggedGroups):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.hands, self.sent = {}, {}
-        self.judging = None
 
-    async def close(self):
-        if self.judging is not None:
-            await end(self.judging)
-        await super().close()
-
-    async def run(self, interceptor, act, agents=range(AGENTS), *, until=UNTIL, judged=False):
+    async def run(self, interceptor, act, *, until=UNTIL, judged=False):
         self.act, self.until = act, until
         transport = await self.transport()
         settings = StepSettings(seed=SEED, groups=2, lag=4)
         await transport.steps.begin(settings)
         if judged:
-            await transport.steps.join(SUPERVISOR)
-            reviewer = RuleReviewer(interceptor, settings.horizon)
-            supervisor = Supervisor(transport, transport.steps, settings, reviewer, FOREIGN)
-            self.judging = asyncio.create_task(supervisor.run())
-        await self.create("friends", build_edges([np.random.default_rng(1).choice(agents, (300, 2))]))
+            await self.supervise(interceptor, settings)
+        await self.create("friends", build_edges([np.random.default_rng(1).choice(AGENTS, (300, 2))]))
         writer = await self.writer()
-        groups = await self.groups(2, interceptor, agents)
+        groups = await self.groups(2, interceptor)
         user = await self.messager(interceptor, name="outside")
         await user.send_message(user.get_agent_chat_channel(3), {"outside": 1}, to_id=3)
         await user.send_message(user.get_agent_chat_channel(3), {"outside": 2}, to_id=3)
@@ -91,9 +77,8 @@ class Run(LoggedGroups):
 
 @pytest.fixture
 async def run(server, exp_id, tmp_path):
-    found = Run(server, exp_id, tmp_path / "log")
-    yield found
-    await found.close()
+    async with Run(server, exp_id, tmp_path / "log") as found:
+        yield found
 
 
 def anything(step, agent, payload):
@@ -112,13 +97,10 @@ def anything_and_broadcasts(step, agent, payload):
 
 
 @pytest.mark.parametrize("judged", [False, True])  # a rule that sees whole steps goes without broadcasts
-async def test_both_are_what_the_agents_had_in_hand(run, exp_id, judged):
+async def test_both_are_what_the_agents_had_in_hand(run, judged):
     banned = [(a, b) for a in range(AGENTS) for b in range(12) if (a * b) % 5 == 1]
-    interceptor = Interceptor(exp_id, [BlackList(banned), *([Warden()] if judged else [])])
-    try:
-        log = await run.run(interceptor, anything if judged else anything_and_broadcasts, judged=judged)
-    finally:
-        await interceptor.close()
+    interceptor = run.judge(BlackList(banned), *([Warden()] if judged else []))
+    log = await run.run(interceptor, anything if judged else anything_and_broadcasts, judged=judged)
     assert {"delivered", "blocked", "undeliverable"} <= {*log.count(by="fate")["fate"].to_pylist()}
     assert any(log.query()["pairs"].to_pylist()) != judged
     assert bool(len(log.query(rule="warden"))) == judged

@@ -17,7 +17,6 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.questions import answer
 from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule, block, rewrite
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.calls import MODEL, CallRecord, encode_calls
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.model.series import encode_rows
@@ -30,9 +29,8 @@ ORDER = [("step", "ascending"), ("agent", "ascending")]
 
 @pytest.fixture
 async def society(server, exp_id, tmp_path):
-    found = Society(server, exp_id, tmp_path / "log")
-    yield found
-    await found.close()
+    async with Society(server, exp_id, tmp_path / "log") as found:
+        yield found
 
 
 class Society(LoggedGroups):
@@ -199,9 +197,8 @@ async def hear_the_user(society, count, words):
 async def test_messages_from_outside_are_in_the_digest_of_their_step_on_every_layout(server, exp_id, tmp_path):
     found = []
     for run, (count, words) in enumerate([(1, ["a", "b"]), (3, ["a", "b"]), (2, ["a", "c"])]):
-        society = Society(server, f"{exp_id}-{run}", tmp_path / f"log{run}")
-        found.append(await hear_the_user(society, count, words))
-        await society.close()
+        async with Society(server, f"{exp_id}-{run}", tmp_path / f"log{run}") as society:
+            found.append(await hear_the_user(society, count, words))
     (first, logged), (second, again), (other, _) = found
     assert first == logged == second == again
     assert first[:2] == sequential()[1][:2]
@@ -235,7 +232,7 @@ class Calm(Rule):
 async def test_blocked_rewritten_and_undeliverable_messages_have_their_fates_and_reasons(society):
     store = await society.begin(digest=True)
     writer = await society.writer()
-    (group,) = await society.groups(1, Interceptor(society.exp_id, [BlackList([(1, 2)]), Calm()]))
+    (group,) = await society.groups(1, society.judge(BlackList([(1, 2)]), Calm()))
     async with asyncio.timeout(WAIT_S):
         async for step in group.steps(until=2):
             if step.number == 0:
@@ -275,7 +272,7 @@ async def test_messages_from_outside_that_a_rule_judged_are_logged_with_their_st
     store = await society.begin(digest=True)
     writer = await society.writer()
     (group,) = await society.groups(1)
-    user = await society.messager(Interceptor(society.exp_id, [Mute(), Calm()]))
+    user = await society.messager(society.judge(Mute(), Calm()))
     await within(live(group, until=3))
     receipts = await user.send_columns([None] * 3, [2, 3, 4], [{"word": "no"}, {"word": "HEY"}, {"word": "yes"}])
     assert receipts.fates.tolist() == ["blocked", "delivered", "delivered"]
@@ -296,19 +293,18 @@ async def test_messages_from_outside_that_a_rule_judged_are_logged_with_their_st
 
 async def test_two_logs_differ_first_where_an_agent_sent_something_else(valkey_config, exp_id, tmp_path):
     async def log_of(name, changed=None):
-        run = Society(valkey_config, f"{exp_id}-{name}", tmp_path / name)
-        await run.begin()
-        writer = await run.writer()
-        (group,) = await run.groups(1)
-        async for step in group.steps(until=4):
-            for agent in range(4):
-                word = {"word": f"{agent} in {step.number}"}
-                if (step.number, agent) != changed:
-                    step.send(agent, 9 - agent, word)
-                elif name == "other":
-                    step.send(agent, 9 - agent, {"word": "else"})
-        await within(writer.close())
-        await run.close()
+        async with Society(valkey_config, f"{exp_id}-{name}", tmp_path / name) as run:
+            await run.begin()
+            writer = await run.writer()
+            (group,) = await run.groups(1)
+            async for step in group.steps(until=4):
+                for agent in range(4):
+                    word = {"word": f"{agent} in {step.number}"}
+                    if (step.number, agent) != changed:
+                        step.send(agent, 9 - agent, word)
+                    elif name == "other":
+                        step.send(agent, 9 - agent, {"word": "else"})
+            await within(writer.close())
         return EventLog.open(run.folder)
 
     log, same = await log_of("log"), await log_of("same")

@@ -3,7 +3,8 @@
 import asyncio
 import json
 from collections import Counter
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
+from itertools import count
 from random import Random
 
 import pytest
@@ -11,7 +12,6 @@ from support.contracts import until
 from support.step_society import AGENTS, FRIENDS, SEED, LoggedGroups, digests_of, sealed
 
 from ray_messaging import ConfigError, EventLog, Messager, StepAborted
-from ray_messaging.common.task_health import end
 from ray_messaging.compat.supervisor import Message, MessageKind, SupervisorBase
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import (
@@ -27,9 +27,6 @@ from ray_messaging.interception.rules import (
     rewrite,
 )
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.step_judge import RuleReviewer
-from ray_messaging.interception.verdicts import FOREIGN
-from ray_messaging.steps import supervisor as supervision
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
 
@@ -39,21 +36,19 @@ STEPS = 4
 @pytest.fixture
 async def societies(server, exp_id, tmp_path):
     """Make societies, each in an experiment of its own."""
-    made = []
+    names = (f"{exp_id}-{number}" for number in count())
+    async with AsyncExitStack() as stack:
 
-    def make(kind=Society):
-        name = f"{exp_id}-{len(made)}"
-        made.append(kind(server, name, tmp_path / name))
-        return made[-1]
+        async def make(kind=Society):
+            name = next(names)
+            return await stack.enter_async_context(kind(server, name, tmp_path / name))
 
-    yield make
-    for each in made:
-        await each.close()
+        yield make
 
 
 @pytest.fixture
-def society(societies):
-    return societies()
+async def society(societies):
+    return await societies()
 
 
 class Society(LoggedGroups):
@@ -61,21 +56,15 @@ class Society(LoggedGroups):
 
     def __init__(self, server, exp_id, folder):
         super().__init__(server, exp_id, folder)
-        self.tasks = []
-        self.interceptor = self.store = None
         self.heard = {}
 
     async def begin(self, *rules, groups=2, **settings):
         """Begin an experiment with rules, their supervisor, a log and groups; return the groups."""
         settings = StepSettings(seed=SEED, groups=groups, digest=True, **settings)
-        transport = await self.transport()
-        self.store = transport.steps
+        self.store = (await self.transport()).steps
         await self.store.begin(settings)
-        self.interceptor = Interceptor(self.exp_id, rules)
-        await self.store.join(SUPERVISOR)
-        reviewer = RuleReviewer(self.interceptor, settings.horizon)
-        self.supervisor = supervision.Supervisor(transport, self.store, settings, reviewer, FOREIGN)
-        self.tasks.append(asyncio.create_task(self.supervisor.run()))
+        self.interceptor = self.judge(*rules)
+        self.supervisor = await self.supervise(self.interceptor, settings)
         self.log = await self.writer()
         return await self.groups(groups, self.interceptor)
 
@@ -109,13 +98,6 @@ class Society(LoggedGroups):
             for each in (await self.store.closed_step(step)).values():
                 found.update(StepCounts.decode(each.counts).fates)
         return +found
-
-    async def close(self):
-        for task in self.tasks:
-            await end(task)
-        await super().close()
-        if self.interceptor is not None:
-            await self.interceptor.close()
 
 
 class Censor(StepRule):
@@ -162,7 +144,7 @@ def expected(until=STEPS):
 async def test_groups_digests_fates_and_log_follow_the_rule(societies):
     digests = {}
     for groups in (1, 4):
-        society = societies()
+        society = await societies()
         await society.run(await society.begin(Censor(), groups=groups))
         assert society.heard == expected()
         log, digests[groups] = await society.logged()
@@ -218,7 +200,7 @@ class MixedSociety(Society):
 async def test_the_first_messages_of_a_sender_pass_whatever_their_kind_and_groups(societies):
     found = []
     for groups in (1, 3):
-        society = societies(MixedSociety)
+        society = await societies(MixedSociety)
         await society.run(await society.begin(RateLimit(per_round=3), groups=groups))
         log, counted = await society.logged()
         found.append((society.heard, counted))

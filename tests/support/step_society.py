@@ -1,5 +1,6 @@
 """A society in steps whose result depends on the order of every message, and the same in one loop without messaging."""
 
+import asyncio
 import json
 from contextlib import aclosing
 from hashlib import blake2b
@@ -10,9 +11,13 @@ from ray_messaging import Messager
 from ray_messaging.audiences.files import version_folder, write_edges
 from ray_messaging.audiences.records import AudienceFacts, Audiences, Kind, encode_facts
 from ray_messaging.audiences.source import LocalFolder
+from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.step_judge import RuleReviewer
+from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.digests import DigestRow, step_digest, sum_of
@@ -21,7 +26,9 @@ from ray_messaging.steps.random_numbers import agent_generator
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.step_sends import StepSends
+from ray_messaging.steps.supervisor import Supervisor
 from ray_messaging.transports.backend import open_transport
+from ray_messaging.transports.step_values import SUPERVISOR
 from support.patience import WAIT_S
 
 AGENTS, STEPS, SEED = 60, 8, 7
@@ -151,7 +158,16 @@ class LoggedGroups:
 
     def __init__(self, server, exp_id, folder):
         self.server, self.exp_id, self.folder = server, exp_id, folder
-        self.messagers, self.transports = [], []
+        self.messagers, self.transports, self.interceptors, self.tasks = [], [], [], []
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        for task in self.tasks:
+            await end(task)
+        for opened in (*self.messagers, *self.transports, *self.interceptors):
+            await opened.close()
 
     async def transport(self):
         self.transports.append(open_transport(self.server, self.exp_id, MessagingConfig()))
@@ -176,12 +192,22 @@ class LoggedGroups:
             await group.host_agents(agents[number::count], ["agent-chat", "user-chat"])
         return found
 
+    def judge(self, *rules):
+        """Return an interceptor with rules."""
+        self.interceptors.append(Interceptor(self.exp_id, rules))
+        return self.interceptors[-1]
+
+    async def supervise(self, interceptor, settings):
+        """Let an interceptor's rules judge whole steps; return their supervisor."""
+        transport = await self.transport()
+        await transport.steps.join(SUPERVISOR)
+        reviewer = RuleReviewer(interceptor, settings.horizon)
+        supervisor = Supervisor(transport, transport.steps, settings, reviewer, FOREIGN)
+        self.tasks.append(asyncio.create_task(supervisor.run()))
+        return supervisor
+
     async def create(self, name, edges, version=1):
         """Make a version of an audience."""
         write_edges(version_folder(self.folder / "audiences", name, version), edges)
         facts = AudienceFacts(Kind.GRAPH, edges.pairs, edges.digest.hex())
         assert await self.transports[0].set_audience(name, version, encode_facts(facts)) is not None
-
-    async def close(self):
-        for opened in (*self.messagers, *self.transports):
-            await opened.close()
