@@ -22,7 +22,6 @@ ASK_REDIS = {
     "test_clock_steps.py",
     "test_columns.py",
     "test_delivery_leases.py",
-    "test_full_mailboxes.py",
     "test_inboxes.py",
     "test_keys_left_behind.py",
     "test_large_frames.py",

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 from faults.proxy import Proxy
-from support.contracts import client_of, fetch_all
+from support.contracts import client_of, fetch_all, until
 from support.servers import RedisProcess
 
 from ray_messaging import Closed, Fenced, MailboxFull, OutcomeUnknown
@@ -249,6 +249,27 @@ async def test_a_full_mailbox_keeps_nothing_from_the_others(server, client, open
         if await transactions(client) == before + 1:
             return
     raise AssertionError("large frames are no longer written in a transaction")
+
+
+async def test_a_large_frame_is_not_sent_again_and_again_to_a_mailbox_that_is_full(server, client, opener):
+    sender, receiver = await opener(server), await opener(server, host=[1], mailbox_messages=2 * ROWS)
+    await send(sender, 0)
+    await send(sender, 1)
+
+    async def asked():
+        return (await client.info("commandstats")).get("cmdstat_hmget", {}).get("calls", 0)
+
+    async def asked_often():
+        return await asked() > begun + 15
+
+    waiting = asyncio.create_task(send(sender, 2))
+    await until(lambda: sender.stats()["outbox"] == ROWS)
+    came, begun = (await client.info("stats"))["total_net_input_bytes"], await asked()
+    await until(asked_often)
+    assert (await client.info("stats"))["total_net_input_bytes"] - came < 3 * ROWS * len(TEXT)
+    assert not waiting.done()
+    assert await received(receiver, 3) == [0, 1, 2]
+    assert (await waiting).sent.all()
 
 
 async def test_a_large_frame_whose_reply_was_lost_is_not_said_to_be_unsent(server, opener):

@@ -306,6 +306,16 @@ async def test_a_full_mailbox_makes_senders_wait_until_it_is_drained(messagers, 
 
 
 @LARGE
+async def test_sends_do_not_wait_for_a_removed_mailbox(messagers, text):
+    sender, receiver = await messagers(), await messagers(host=[1], mailbox_messages=4)
+    await send(sender, *range(4), text=text)
+    waiting = asyncio.create_task(sender.send(0, 1, {"n": 4, "text": text}))
+    await until(lambda: sender.stats()["outbox"] == 1)
+    await receiver.close()
+    assert (await asyncio.wait_for(waiting, AT_ONCE_S)).fate == "undeliverable"
+
+
+@LARGE
 async def test_sends_to_a_mailbox_that_stays_full_raise(messagers, text):
     sender, receiver = await messagers(send_timeout_s=0.5), await messagers(host=[1], mailbox_messages=8)
     first = await send(sender, *range(8))

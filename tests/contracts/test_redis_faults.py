@@ -294,11 +294,7 @@ async def test_messagers_continue_after_a_server_was_busy(server, opener, store,
         await other.aclose()
     assert (await asyncio.wait_for(sending, WAIT_S)).fate == "delivered"
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [1]
-
-    async def heard():
-        return await store.publish(channel, b'{"n":2}') == 1
-
-    await until(heard)
+    await store.heard_by(1, channel, b'{"n":2}')
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [2]
 
 
@@ -392,11 +388,7 @@ async def test_a_link_that_is_closed_while_it_asks_again_stays_closed(proxy, mon
     proxy.hold(b"*")  # the first request of all
     link = RedisLink(proxy.config.model_copy(update={"connect_timeout": 60.0}), 30.0)
     connecting = asyncio.create_task(link.connect())
-
-    async def held():
-        return proxy.held == 1
-
-    await until(held)
+    await until(lambda: proxy.held == 1)
     await link.close()
     with pytest.raises(Closed):
         await connecting

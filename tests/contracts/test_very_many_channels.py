@@ -1,7 +1,7 @@
 """A messager with very many channels receives those of all agents by one pattern, without visible difference."""
 
 import pytest
-from support.contracts import client_of, fetch_all, until
+from support.contracts import client_of, fetch_all
 
 from ray_messaging import Messager, ServerRefused
 from ray_messaging.addressing.channels import Keys, all_agents
@@ -90,11 +90,7 @@ async def test_the_wide_pattern_is_restored_after_a_cut(opener, server, store, e
     one = await town(opener, server)
     client, channel = client_of(server, Keys(exp_id)), one.get_user_chat_channel(7)
     await client.client_kill_filter(_type="pubsub")
-
-    async def heard():
-        return await store.publish(channel, b"{}") == 1
-
-    await until(heard)
+    await store.heard_by(1, channel)
     await client.aclose()
     assert (await fetch_all(one, 1))[0].channel == channel
     assert one.engine.transport._ingress.cuts == 1

@@ -115,6 +115,12 @@ class RedisStore:
     async def publish(self, channel, data):
         return await self.client.publish(channel, data)
 
+    async def heard_by(self, count, channel, data=b"{}"):
+        """Publish until so many subscriptions hear it."""
+        async with asyncio.timeout(WAIT_S):
+            while await self.publish(channel, data) != count:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.005)
+
     async def subscribe(self, *channels, globs=()):
         listener = self.client.pubsub(ignore_subscribe_messages=False)
         self.listeners.append(listener)
