@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 from faults.proxy import Proxy
 from redis.exceptions import ResponseError
+from support.answering import HOST, answering
 from support.contracts import RedisStore, client_of, fetch_all, full_memory, refused, until
 from support.patience import AT_ONCE_S, WAIT_S
 
@@ -340,36 +341,11 @@ async def test_a_server_that_cannot_be_used_is_refused_at_once(server, exp_id, c
     assert "wrong" not in str(error)
 
 
-@pytest.fixture
-async def impostor():
-    """Serve answers that a test chooses."""
-    made = []
-
-    async def start(answer):
-        async def serve(reader, writer):
-            try:
-                while data := await reader.read(65536):
-                    reply = answer(data)
-                    if reply is not None:
-                        writer.write(reply)
-            except OSError:
-                pass
-            writer.transport.abort()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        made.append(server)
-        return RedisConfig(server="127.0.0.1", port=server.sockets[0].getsockname()[1])
-
-    yield start
-    for server in made:
-        server.close()
-        await server.wait_closed()
-
-
-async def test_a_server_that_never_answers_raises(impostor, exp_id, monkeypatch):
+async def test_a_server_that_never_answers_raises(exp_id, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.connection.link.CONNECT_TIMEOUT_S", 0.2)
-    config = (await impostor(lambda _: None)).model_copy(update={"connect_timeout": 0.2})
-    error = await refused_at_once(config, exp_id, ConnectionFailed)
+    async with answering(lambda _: None) as [port]:
+        config = RedisConfig(server=HOST, port=port, connect_timeout=0.2)
+        error = await refused_at_once(config, exp_id, ConnectionFailed)
     assert "time" in str(error)
 
 
@@ -417,8 +393,9 @@ def too_old(version):
         pytest.param(too_old(""), ConfigError, "7.0", id="of no version"),
     ],
 )
-async def test_a_server_that_is_none_of_ours_is_refused(impostor, exp_id, answer, kind, says):
-    assert says in str(await refused_at_once(await impostor(answer), exp_id, kind))
+async def test_a_server_that_is_none_of_ours_is_refused(exp_id, answer, kind, says):
+    async with answering(answer) as [port]:
+        assert says in str(await refused_at_once(RedisConfig(server=HOST, port=port), exp_id, kind))
 
 
 async def test_a_full_server_admits_a_successor_but_no_new_mailbox(redis_process, opener, exp_id):

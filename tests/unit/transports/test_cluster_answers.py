@@ -1,16 +1,18 @@
 """Which node counts as the owner of a slot, where the nodes of a cluster say different things."""
 
-import asyncio
-from contextlib import AsyncExitStack
+from contextlib import asynccontextmanager
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from redis.crc import key_slot
+from support.answering import HOST, answering, oks
 
 from ray_messaging.config import RedisConfig
 from ray_messaging.transports.connection.cluster import ClusterNodes
 from ray_messaging.transports.connection.discovery import NoPrimaryError, WrongSettingsError
 
-HOST, HOME = "127.0.0.1", "rm:{town}:"
+HOME = "rm:{town}:"
 SLOT = key_slot(HOME.encode())
 OURS, REST = f"{SLOT}-{SLOT}", f"{SLOT + 1}-16383"
 
@@ -19,45 +21,27 @@ def node(name, port, epoch, slots="", *, flags="master", host=HOST, primary="-")
     return f"{name} {host}:{port}@1,, {flags} {primary} 0 0 {epoch} connected {slots}".rstrip()
 
 
-class Nodes:
-    """Fake nodes, each with a view of its own (None: it does not answer); views are filled in when ports are known."""
+@asynccontextmanager
+async def serving(*views):
+    """Serve nodes, each with a view of its own, a function of all ports (None: it does not answer)."""
+    nodes = SimpleNamespace(views=[*views], asked=[0] * len(views), ports=[])
 
-    def __init__(self, *views):
-        self._views = views
-        self.asked = [0] * len(views)
+    def answer(at, data):
+        if b"NODES" not in data:
+            return oks(data)
+        nodes.asked[at] += 1
+        if nodes.views[at] is None:
+            return None
+        text = "\n".join(nodes.views[at](nodes.ports)).encode()
+        return b"$%d\r\n%b\r\n*0\r\n" % (len(text), text)  # and no slots
 
-    async def __aenter__(self):
-        self._stack = AsyncExitStack()
-        self.ports = []
-        for at in range(len(self._views)):
-            server = await asyncio.start_server(self._answering(at), HOST, 0)
-            await self._stack.enter_async_context(server)
-            self.ports.append(server.sockets[0].getsockname()[1])
-        return self
+    async with answering(*(partial(answer, at) for at in range(len(views)))) as ports:
+        nodes.ports += ports
+        yield nodes
 
-    async def __aexit__(self, *_):
-        await self._stack.aclose()
 
-    def _answering(self, at):
-        async def serve(reader, writer):
-            try:
-                while data := await reader.read(1000):
-                    if b"NODES" not in data:
-                        writer.write(b"+OK\r\n" * data.count(b"*"))
-                        continue
-                    self.asked[at] += 1
-                    if self._views[at] is not None:
-                        text = "\n".join(self._views[at](self.ports))
-                        slots = b"*0\r\n"
-                        writer.write(b"$%d\r\n%b\r\n%b" % (len(text), text.encode(), slots))
-            finally:
-                writer.close()
-
-        return serve
-
-    def discovery(self, *seeds):
-        ports = [self.ports[seed] for seed in seeds] if seeds else self.ports
-        return ClusterNodes(RedisConfig(cluster=[f"{HOST}:{port}" for port in ports]), HOME)
+async def owner_told_by(ports):
+    return await ClusterNodes(RedisConfig(cluster=[f"{HOST}:{port}" for port in ports]), HOME).primary()
 
 
 def view(myself, *nodes):
@@ -72,36 +56,45 @@ def view(myself, *nodes):
     return fill
 
 
-async def test_the_highest_epoch_counts_although_a_cut_off_owner_still_claims_the_slot():
-    old = view("a", ("a", 0, 1, OURS), ("b", 1, 2, REST))
-    new = [view(name, ("a", 0, 1, ""), ("b", 1, 7, OURS)) for name in "bc"]
-    async with Nodes(old, *new) as nodes:
-        assert await nodes.discovery().primary() == (HOST, nodes.ports[1])
-
-
-async def test_a_node_that_disclaims_the_slot_is_not_its_owner_whatever_others_have_heard():
-    stale = view("c", ("a", 0, 9, OURS), ("b", 1, 8, ""))
-    moved = [view(name, ("a", 0, 9, REST), ("b", 1, 8, OURS)) for name in "ab"]
-    async with Nodes(*moved, stale) as nodes:
-        assert await nodes.discovery().primary() == (HOST, nodes.ports[1])
+@pytest.mark.parametrize(
+    "views",
+    [
+        pytest.param(
+            [
+                view("a", ("a", 0, 1, OURS), ("b", 1, 2, REST)),
+                *(view(name, ("a", 0, 1, ""), ("b", 1, 7, OURS)) for name in "bc"),
+            ],
+            id="the highest epoch, although a cut off owner still claims the slot",
+        ),
+        pytest.param(
+            [
+                *(view(name, ("a", 0, 9, REST), ("b", 1, 8, OURS)) for name in "ab"),
+                view("c", ("a", 0, 9, OURS), ("b", 1, 8, "")),
+            ],
+            id="none that disclaims the slot, whatever others have heard",
+        ),
+    ],
+)
+async def test_the_owner_that_counts(views):
+    async with serving(*views) as nodes:
+        assert await owner_told_by(nodes.ports) == (HOST, nodes.ports[1])
 
 
 async def test_nodes_that_do_not_agree_yet_name_none():
-    async with Nodes(
-        view("a", ("a", 0, 1, REST), ("b", 1, 2, OURS)), view("b", ("a", 0, 1, OURS), ("b", 1, 2, ""))
-    ) as all_:
+    views = view("a", ("a", 0, 1, REST), ("b", 1, 2, OURS)), view("b", ("a", 0, 1, OURS), ("b", 1, 2, ""))
+    async with serving(*views) as nodes:
         with pytest.raises(NoPrimaryError, match="is changing its owner") as caught:
-            await all_.discovery().primary()
+            await owner_told_by(nodes.ports)
         assert not isinstance(caught.value, WrongSettingsError)
 
 
 async def test_named_nodes_are_asked_when_the_seeds_are_gone():
     whole = [view(name, ("a", 0, 1, REST), ("b", 1, 2, OURS)) for name in "ab"]
-    async with Nodes(*whole) as nodes:
-        discovery = nodes.discovery(0)
+    async with serving(*whole) as nodes:
+        discovery = ClusterNodes(RedisConfig(cluster=[f"{HOST}:{nodes.ports[0]}"]), HOME)
         assert await discovery.primary() == (HOST, nodes.ports[1])
         assert nodes.asked == [1, 0]
-        nodes._views = (None, whole[1])
+        nodes.views[0] = None
         assert await discovery.primary() == (HOST, nodes.ports[1])
 
 
@@ -109,9 +102,9 @@ async def test_an_owner_that_is_down_is_not_named():
     def down(ports):
         return [node("a", ports[0], 1, flags="myself,master"), node("b", 7, 2, OURS, flags="master,fail")]
 
-    async with Nodes(down) as nodes:
+    async with serving(down) as nodes:
         with pytest.raises(NoPrimaryError, match=rf"slot {SLOT}, {HOST}:7, is down, and no replica has"):
-            await nodes.discovery().primary()
+            await owner_told_by(nodes.ports)
 
 
 async def test_a_slot_on_its_way_is_still_its_owners_and_a_slot_of_nobody_is_named():
@@ -119,15 +112,15 @@ async def test_a_slot_on_its_way_is_still_its_owners_and_a_slot_of_nobody_is_nam
         leaving = f"{SLOT} [{SLOT}->-b]"
         return [node("a", ports[0], 1, leaving, flags="myself,master"), node("b", 7, 2, f"[{SLOT}-<-a]")]
 
-    async with Nodes(moving) as nodes:
-        assert await nodes.discovery().primary() == (HOST, nodes.ports[0])
-    async with Nodes(view("a", ("a", 0, 1, REST))) as nodes:
+    async with serving(moving) as nodes:
+        assert await owner_told_by(nodes.ports) == (HOST, nodes.ports[0])
+    async with serving(view("a", ("a", 0, 1, REST))) as nodes:
         with pytest.raises(WrongSettingsError, match=rf"has slot {SLOT}, .*redis-cli --cluster fix"):
-            await nodes.discovery().primary()
+            await owner_told_by(nodes.ports)
 
 
 @pytest.mark.long
 async def test_silent_nodes_are_listed():
-    async with Nodes(None, None) as nodes:
+    async with serving(None, None) as nodes:
         with pytest.raises(NoPrimaryError, match=r"can be reached .*no \w+ in time.*no \w+ in time"):
-            await nodes.discovery().primary()
+            await owner_told_by(nodes.ports)

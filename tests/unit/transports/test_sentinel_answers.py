@@ -2,15 +2,15 @@
 
 import asyncio
 import gc
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import pytest
+from support.answering import HOST, answering, oks
 
 from ray_messaging.config import RedisConfig
 from ray_messaging.transports.connection.discovery import NoPrimaryError
 from ray_messaging.transports.connection.sentinels import Sentinels
-
-HOST = "127.0.0.1"
 
 
 def reply(port, epoch, flags="master"):
@@ -24,12 +24,11 @@ def reply(port, epoch, flags="master"):
 @asynccontextmanager
 async def answering_sentinels(*replies, connections=None):
     """Give the questioner of Sentinels that answer this (None: nothing), and have their connections in a set."""
-    async with AsyncExitStack() as stack:
-        ports = []
-        for text in replies:
-            server = await asyncio.start_server(answering(text, set() if connections is None else connections), HOST, 0)
-            await stack.enter_async_context(server)
-            ports.append(server.sockets[0].getsockname()[1])
+
+    def answer(text, data):
+        return text if b"MASTERS" in data.upper() else oks(data)
+
+    async with answering(*(partial(answer, text) for text in replies), connections=connections) as ports:
         yield Sentinels(RedisConfig(sentinels=[f"{HOST}:{port}" for port in ports], service="town"))
 
 
@@ -37,24 +36,6 @@ async def named(*replies):
     """Return the primary that counts where Sentinels answer this (None: nothing)."""
     async with answering_sentinels(*replies) as sentinels:
         return await sentinels.primary()
-
-
-def answering(text, connections):
-    async def serve(reader, writer):
-        connections.add(writer)
-        try:
-            while data := await reader.read(1000):
-                if b"MASTERS" in data.upper():
-                    if text is None:
-                        continue
-                    writer.write(text)
-                else:
-                    writer.write(b"+OK\r\n" * data.count(b"*"))
-        finally:
-            connections.discard(writer)
-            writer.close()
-
-    return serve
 
 
 @pytest.mark.parametrize(
