@@ -61,3 +61,13 @@ def follow(changes, kept):
             kept.pop(field, None)
         kept.update(changes.put)
     return kept
+
+
+class AskingBlock:
+    """A block of AgentSociety's that asks a moderator's function."""
+
+    def __init__(self, function):
+        self.function = function
+
+    async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
+        return await self.function(msg)

@@ -18,7 +18,6 @@ from ray_messaging.interception.rules.agentsociety import BlackSet, Block, Viola
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import ALLOW
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.watchdog import Watch
 from ray_messaging.message import Message
 
 # -- what AgentSociety gives its users: a base class with a lock, a decorator that takes it and writes its arguments ---
@@ -109,19 +108,10 @@ def message(from_id=1, to_id=2, content="hello"):
     return message_of(content, from_id, to_id)
 
 
-class Context:
-    def __init__(self, pairs=(), violations=None):
-        self.violations = dict(violations or {})
-        self.black_list = BlackList(pairs)
-        self.watch = Watch()
-
-    def rule_failed(self, rule, error, messages):
-        """Count nothing."""
-
-
-def block_in(context, block, **settings):
+def block_in(block, pairs=(), **settings):
+    """Put a block into an interceptor with a black list."""
     rule = Block(block, **settings)
-    rule.context = context
+    Interceptor("e", [BlackList(pairs), rule])
     return rule
 
 
@@ -138,10 +128,9 @@ async def judged(rule, *rows):
 
 
 async def test_a_pardoned_sender_may_write_again():
-    context = Context(pairs=[(1, None)])
-    rule = block_in(context, RudeBlock("points", 3, for_all=True), llm=Model())
+    rule = block_in(RudeBlock("points", 3, for_all=True), [(1, None)], llm=Model())
     assert await judged(rule, (1, 2, "hello")) == ["on the black set"]
-    context.black_list.remove([(1, None)])
+    rule.context.black_list.remove([(1, None)])
     assert await judged(rule, (1, 2, "hello")) == [True]
 
 
@@ -181,7 +170,7 @@ def test_it_decides_as_agentsociety_does(sent):
 
 
 async def test_one_at_a_time_in_order():
-    rule = block_in(Context(), Locked())
+    rule = block_in(Locked())
     said = await judged(rule, *[(n, n + 1, "") for n in range(40)])
     assert said == [f"number {n}" if n % 10 == 0 else True for n in range(1, 41)]
     assert rule.name == "locked", "a block without a name has its class's"
@@ -189,7 +178,7 @@ async def test_one_at_a_time_in_order():
 
 async def test_msg_is_what_agentsociety_gives():
     told = []
-    rule = block_in(Context(), Once(lambda msg, counts, pairs: (told.append(msg) or True, "")))
+    rule = block_in(Once(lambda msg, counts, pairs: (told.append(msg) or True, "")))
     payload = {"type": "chat", "content": "grüße 你好", "n": [1, 2.5, None, True]}
     assert await rule.judge(Message("e", batch_of([(1, 2)], payloads=[payload]), 0)) is ALLOW
     assert told == [json.dumps(payload, default=str)]
@@ -197,7 +186,7 @@ async def test_msg_is_what_agentsociety_gives():
 
 @pytest.mark.parametrize("ids", [(None, 2), (1, None), (None, None)])
 async def test_the_user_is_not_asked_about(ids):
-    rule = block_in(Context(), Once(lambda *_: (False, "no")))
+    rule = block_in(Once(lambda *_: (False, "no")))
     assert rule.at_once(message(*ids)) is ALLOW
     assert await rule.judge(message(*ids)) is ALLOW
     assert rule.at_once(message()) is None
@@ -216,18 +205,18 @@ async def test_the_user_is_not_asked_about(ids):
     ],
 )
 async def test_its_answers(answer, reason):
-    rule = block_in(Context(), Once(lambda *_: answer))
+    rule = block_in(Once(lambda *_: answer))
     assert (await rule.judge(message())).reason == reason
-    assert await block_in(Context(), Once(lambda *_: True)).judge(message()) is ALLOW
+    assert await block_in(Once(lambda *_: True)).judge(message()) is ALLOW
 
 
 async def test_a_block_that_raises():
     def bad(msg, counts, pairs):
         pairs.add(7)
 
-    verdict = await block_in(Context(), Once(bad)).judge(message())
+    verdict = await block_in(Once(bad)).judge(message())
     assert verdict.reason.startswith("the rule failed: RuleError: 7 is no pair")
-    assert await block_in(Context(), Once(bad), on_error="allow").judge(message()) is ALLOW
+    assert await block_in(Once(bad), on_error="allow").judge(message()) is ALLOW
     assert "stands in no interceptor" in (await Block(Once(bad)).judge(message())).reason
 
 
@@ -241,13 +230,13 @@ async def test_a_hanging_block_delays_the_next_only_for_its_timeout():
                 await asyncio.Event().wait()
             return True, ""
 
-    rule = block_in(Context(), Hanging(), timeout_s=0.02)
+    rule = block_in(Hanging(), timeout_s=0.02)
     assert await judged(rule, (1, 2), (1, 2)) == ["the rule failed: TimeoutError: no answer within 0.02 s", True]
     await rule.close()
 
 
 def test_the_black_set_is_the_black_list_and_nothing_else():
-    context = Context([(1, 2)])
+    context = Interceptor("e", [BlackList([(1, 2)])])
     pairs = BlackSet(context)
     pairs.add((3, None))
     pairs.update([(4, 4)], {(5, 5)})
@@ -275,7 +264,7 @@ def test_the_black_set_is_the_black_list_and_nothing_else():
 
 def test_black_sets_lose_many_pairs_in_one_change():
     many = {(agent, agent + 1) for agent in range(20_000)}
-    context = Context(many)
+    context = Interceptor("e", [BlackList(many)])
     pairs, same = BlackSet(context), BlackSet(context)
     changes = []
     remove = context.black_list.remove
@@ -291,7 +280,8 @@ def test_black_sets_lose_many_pairs_in_one_change():
 
 
 def test_violation_counts_are_the_interceptors():
-    context = Context(violations={1: 2})
+    context = Interceptor("e")
+    context.violations[1] = 2
     counts = ViolationCounts(context)
     assert (counts[1], counts[7], counts.get(7), 7 in counts, len(counts)) == (2, 0, 0, False, 1)
     counts[7] += 1
@@ -304,7 +294,7 @@ def test_violation_counts_are_the_interceptors():
 async def test_it_travels():
     rule = ray.cloudpickle.loads(ray.cloudpickle.dumps(Block(RudeBlock("edges", 2), make_llm=Model)))
     for _ in range(2):
-        rule.context = Context()
+        Interceptor("e", [rule])
         said = await judged(rule, (1, 2, "rude"), (1, 2, "rude"), (1, 2, "hello"))
         assert said == ["rude", "rude", "on the black set"]
         rule = ray.cloudpickle.loads(ray.cloudpickle.dumps(rule))

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import ray.cloudpickle
+from support.rules import AskingBlock
 from support.rules import message_of as message
 
 from ray_messaging.errors import RuleError
@@ -267,18 +268,13 @@ async def right(asked, more=None):
     return True
 
 
-class _Block:
-    async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
-        return True, ""
-
-
 class _Supervisor:
     async def forward(self, current_round_messages):
         return {}, []
 
 
 @pytest.mark.parametrize(
-    "rule", [Moderator(right), Block(_Block()), Supervisor(_Supervisor())], ids=lambda rule: rule.name
+    "rule", [Moderator(right), Block(AskingBlock(right)), Supervisor(_Supervisor())], ids=lambda rule: rule.name
 )
 def test_a_copy_of_a_rule_in_force_is_a_rule_of_its_own(rule):
     Interceptor("town", [rule])

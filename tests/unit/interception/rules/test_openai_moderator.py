@@ -24,7 +24,6 @@ class Endpoint:
     def __init__(self, answer):
         self.answer = answer
         self.requests, self.keys = [], []
-        self.came = asyncio.Event()
         self.serving = set()
 
     async def __aenter__(self):
@@ -49,7 +48,6 @@ class Endpoint:
                 assert head[0].startswith("post /v1/chat/completions"), head[0]
                 self.requests.append(body)
                 self.keys.append(headers["authorization"])
-                self.came.set()
                 status, answer = self.answer(body)
                 if answer is None:
                     await asyncio.Event().wait()

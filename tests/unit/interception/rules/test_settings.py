@@ -100,8 +100,6 @@ class Rounds(Rule):
 
 @pytest.mark.parametrize("rule", [StepRule(), RoundQuota(contacts=3), RateLimit(per_round=2), Rounds()])
 def test_a_rule_that_acts_between_steps_forces_all_groups_to_wait(rule):
-    assert forces_all([BlackList(), rule])
-
-
-def test_other_rules_do_not():
-    assert not forces_all([BlackList(), RateLimit(per_second=2)])
+    others = [BlackList(), RateLimit(per_second=2)]
+    assert not forces_all(others)
+    assert forces_all([*others, rule])

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 from support.interceptors import Held, answered, batch, judged, waited, whole
+from support.rules import AskingBlock
 
 from ray_messaging.interception.rules import (
     ALLOW,
@@ -62,16 +63,6 @@ async def exits(_):
     raise SystemExit(3)
 
 
-class Asks:
-    """A block of AgentSociety's that asks a function."""
-
-    def __init__(self, function):
-        self.function = function
-
-    async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
-        return await self.function(msg)
-
-
 def slow(**settings):
     return Held("slow", settings.pop("answer", ValueError("no")), is_open=True, **settings)
 
@@ -106,8 +97,8 @@ WAYS = {
     "a slow rule that is too late": late,
     "a moderator": lambda: Moderator(fails_at_once, cache=0),
     "a moderator that would end the process": lambda: Moderator(exits),
-    "a block of AgentSociety": lambda: Block(Asks(fails_at_once)),
-    "a block that would end the process": lambda: Block(Asks(exits)),
+    "a block of AgentSociety": lambda: Block(AskingBlock(fails_at_once)),
+    "a block that would end the process": lambda: Block(AskingBlock(exits)),
     "a ban's check": lambda: SenderBan(Odd()),
     "a ban's check of whole batches": lambda: EdgeBan(whole("whole", ValueError("no"))),
     "a pattern's field": lambda: Pattern(["a"], [r"(a|aa)+$"], time_limit_s=1e-9),

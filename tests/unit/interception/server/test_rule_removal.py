@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+from functools import partial
 
 import pytest
 from support.interceptors import Held, Store, answered, batch, waited
 from support.patience import WAIT_S
+from support.rules import AskingBlock
 
 from ray_messaging.errors import Closed, ConnectionFailed, RuleError
 from ray_messaging.interception.rules import ALLOW, Block, Moderator, RateLimit, Rule
@@ -18,15 +20,10 @@ from ray_messaging.wire.frames import encode
 
 
 class Asked:
-    """A block of AgentSociety's, and a moderator's function, that answers when the test says so."""
+    """A moderator's function that answers when the test says so."""
 
     def __init__(self):
         self.called, self.go = asyncio.Event(), asyncio.Event()
-
-    async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
-        self.called.set()
-        await self.go.wait()
-        return True, ""
 
     async def __call__(self, message):
         self.called.set()
@@ -34,11 +31,15 @@ class Asked:
         return True
 
 
-@pytest.mark.parametrize("kind", [Block, Moderator])
+@pytest.mark.parametrize(
+    "kind",
+    [lambda asked: Block(AskingBlock(asked), name="slow"), partial(Moderator, name="slow")],
+    ids=["block", "moderator"],
+)
 @pytest.mark.parametrize("replaced", [False, True])
 async def test_a_removed_rule_judges_its_waiting_messages(kind, replaced):
     asked = Asked()
-    rule = kind(asked, name="slow")
+    rule = kind(asked)
     closed = asyncio.Event()
     close = rule.close
 
@@ -52,7 +53,7 @@ async def test_a_removed_rule_judges_its_waiting_messages(kind, replaced):
     assert (await answered(interceptor, messages)).deferred == {0, 1}
     await asyncio.wait_for(asked.called.wait(), WAIT_S)
     if replaced:
-        await interceptor.change(lambda: interceptor.rules.replace("slow", kind(Asked(), name="slow")))
+        await interceptor.change(lambda: interceptor.rules.replace("slow", kind(Asked())))
     else:
         await interceptor.change(lambda: interceptor.rules.pop("slow"))
     assert not closed.is_set()
