@@ -27,7 +27,7 @@ class Clock:
 
 @given(PAIRS, RATES, ROUNDS, st.lists(st.integers(0, 20), max_size=4))
 def test_rates_by_hand_at_once_and_one_by_one(pairs, per_second, per_round, pauses):
-    """All times and tokens are quarters, so that nothing is rounded."""
+    """Times and rates are such that the reference rounds nothing."""
     if per_second is None and per_round is None:
         per_second = 1
     clock = Clock()

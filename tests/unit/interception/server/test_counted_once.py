@@ -21,8 +21,9 @@ from ray_messaging.wire.frames import encode
 class Counting(Rule):
     """A rule that counts each agent's messages, and blocks the third one."""
 
-    def __init__(self, name="counting"):
-        self.name = name
+    name = "counting"
+
+    def __init__(self):
         self.state = Table()
 
     def check(self, message):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 import pytest
+from support.contracts import Only
 from support.interceptors import Held, answered, batch, judged, waited, whole
 from support.rules import AskingBlock
 
@@ -117,28 +118,19 @@ async def test_a_rule_that_fails_is_counted_by_message_whichever_way_it_fails(wa
     await interceptor.close()
 
 
-class OnOne(Rule):
-    """Fail on the second message of a batch, or answer nonsense."""
-
-    needs_payload = True
-
-    def __init__(self, error):
-        self.error = error
-
-    def check(self, message):
-        if message.payload["text"] != "1":
-            return ALLOW
-        if isinstance(self.error, BaseException):
-            raise self.error
-        return self.error
-
-
 @pytest.mark.parametrize("wrap", [lambda rule: rule, SenderBan], ids=["check", "a ban's check"])
 @pytest.mark.parametrize(
     "error", [ValueError("odd"), SystemExit(3), asyncio.CancelledError(), RecursionError(), None, "no"], ids=repr
 )
 async def test_a_check_that_fails_on_one_message_blocks_that_one(wrap, error):
-    rule = wrap(OnOne(error))
+    def fails_on_one(message):
+        if message.from_id != 1:
+            return ALLOW
+        if isinstance(error, BaseException):
+            raise error
+        return error
+
+    rule = wrap(Only(fails_on_one))
     interceptor = Interceptor("x", [rule])
     asked = batch([{"text": str(n)} for n in range(4)], pairs=[(n, 9) for n in range(4)])
     assert set((await answered(interceptor, asked)).blocked) == {1}

@@ -15,7 +15,6 @@ from ray_messaging.interception.server import interceptor as farewell
 from ray_messaging.interception.server import slow_rule_runner as deferral
 from ray_messaging.interception.server import state_writer as store
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.table import Table
 from ray_messaging.wire.frames import encode
 
 
@@ -65,30 +64,18 @@ async def test_a_removed_rule_judges_its_waiting_messages(kind, replaced):
 
 
 async def test_a_removed_rule_behind_a_waiting_one_stays_until_then():
-    class Looking(Rule):
-        name = "looking"
-        saw = None
-        closed = False
-
-        def check(self, message):
-            self.saw = self.context.violations
-            return ALLOW
-
-        async def close(self):
-            self.closed = True
-
-    slow, late = Held("slow"), Looking()
+    slow, late = Held("slow"), Leaving("late")
     interceptor = Interceptor("x", [slow, late])
     messages = batch([{"n": 1}])
     await answered(interceptor, messages)
     await slow.called(1)
-    await interceptor.change(lambda: interceptor.rules.pop("looking"))
-    assert not late.closed
+    await interceptor.change(lambda: interceptor.rules.pop("late"))
+    assert not late.closing.is_set()
     slow.release()
     assert (await waited(interceptor, messages, [0])).blocked == {}
     assert late.saw is interceptor.violations
     await interceptor.close()
-    assert late.closed
+    assert late.closing.is_set()
     assert late.context is None
 
 
@@ -108,9 +95,11 @@ class Leaving(Rule):
         self.error = error
         self.hangs = hangs
         self.rounds = 0
+        self.saw = None
         self.closing = asyncio.Event()
 
     def check_batch(self, batch, exp_id):
+        self.saw = self.context.violations
         return {}
 
     def new_round(self):
@@ -193,14 +182,7 @@ async def test_a_slow_rule_that_swallows_its_cancellation_is_left_behind(monkeyp
 
 
 async def test_a_rule_that_cannot_go_on_from_its_state_names_itself():
-    class Lost(Rule):
-        name = "lost"
-
-        def __init__(self):
-            self.state = Table()
-
-        def restored(self):
-            raise KeyError("gone")
-
+    lost = RateLimit(per_round=1, name="lost")
+    lost.restored = lambda: {}["gone"]
     with pytest.raises(RuleError, match="rule 'lost' cannot go on"):
-        Interceptor("x", [Lost()]).load({"lost": {b"1": b"1"}}, {}, merge=False)
+        Interceptor("x", [lost]).load({"lost": {b"1": b"1"}}, {}, merge=False)
