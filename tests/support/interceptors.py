@@ -9,6 +9,7 @@ from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts
 from ray_messaging.wire.frames import encode
+from support.contracts import Whole
 from support.delegation import Method
 from support.patience import WAIT_S
 from support.rules import batch_of
@@ -47,19 +48,16 @@ async def judged(rules, rows):
     return found
 
 
-class Whole(Rule):
-    needs_payload = True
-
-    def check_batch(self, batch, exp_id):
-        if isinstance(self.answer, BaseException):
-            raise self.answer
-        return self.answer
-
-
 def whole(name, answer, on_error="block"):
     """Make a rule that gives one answer on any batch, or raises it."""
-    rule = Whole()
-    rule.name, rule.answer, rule.on_error = name, answer, on_error
+
+    def judge(_batch):
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    rule = Whole(judge, name, on_error)
+    rule.needs_payload = True
     return rule
 
 

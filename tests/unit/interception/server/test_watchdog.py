@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import logging
 import subprocess
 import sys
@@ -10,9 +9,11 @@ import threading
 import time
 
 import pytest
+from support.contracts import Only, Whole
 from support.interceptors import Held, answered, batch, waited, whole
+from support.rules import AskingBlock
 
-from ray_messaging.interception.rules import ALLOW, Block, Moderator, Rule, SlowRule, label
+from ray_messaging.interception.rules import ALLOW, Block, Moderator, SlowRule, label
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.watchdog import Stuck, Watch, Watchdog
 
@@ -24,24 +25,15 @@ def spin():
         pass
 
 
-class Hanging(Rule):
-    def __init__(self, name="hanging", on_error="block"):
-        self.name = name
-        self.on_error = on_error
-
-    def check_batch(self, batch, exp_id):
-        spin()
+def hanging(on_error="block"):
+    return Whole(lambda _: spin(), "hanging", on_error)
 
 
-class HangingOnOne(Rule):
+def stubborn(_):
     """Hang in the code of one message, and swallow all exceptions there."""
-
-    name = "stubborn"
-
-    def check(self, message):
-        while True:
-            with contextlib.suppress(Exception):
-                spin()
+    while True:
+        with contextlib.suppress(Exception):
+            spin()
 
 
 class HangingSlow(SlowRule):
@@ -82,7 +74,7 @@ def watched():
     assert not [thread for thread in threading.enumerate() if "watchdog" in thread.name]
 
 
-@pytest.mark.parametrize("rule", [Hanging(), HangingOnOne()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [hanging(), Only(stubborn, "stubborn")], ids=lambda rule: rule.name)
 async def test_a_rule_that_hangs_is_interrupted(watched, rule, caplog):
     interceptor = watched(Interceptor("x", [whole("first", {}), rule, whole("last", {0: label("late")})]))
     for first in (0, 2):
@@ -101,7 +93,7 @@ async def test_a_rule_that_hangs_is_interrupted(watched, rule, caplog):
 
 
 async def test_a_rule_that_may_fail_is_passed_by(watched):
-    interceptor = watched(Interceptor("x", [Hanging(on_error="allow"), whole("last", {0: label("late")})]))
+    interceptor = watched(Interceptor("x", [hanging("allow"), whole("last", {0: label("late")})]))
     found = await answered(interceptor, batch([{}]))
     assert (found.blocked, found.labels) == ({}, {"late": {0}})
 
@@ -118,19 +110,17 @@ async def test_a_slow_rule_that_hangs_in_its_own_code(watched, where):
     assert getattr(rule, "ended", False) == (where in {"after", "nowhere"})
 
 
-class Spinning:
-    """A block of AgentSociety's, and a moderator's function, that never lets go of the loop."""
-
-    async def __call__(self, message):
-        spin()
-
-    async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
-        spin()
+async def spins(_):
+    """Never let go of the loop."""
+    spin()
 
 
-@pytest.mark.parametrize("kind", [Moderator, functools.partial(Moderator, cache=0), Block])
-async def test_a_call_that_never_lets_go_of_the_loop_is_interrupted(watched, kind):
-    rule = kind(Spinning())
+@pytest.mark.parametrize(
+    "rule",
+    [Moderator(spins), Moderator(spins, cache=0), Block(AskingBlock(spins))],
+    ids=["moderator", "without cache", "block"],
+)
+async def test_a_call_that_never_lets_go_of_the_loop_is_interrupted(watched, rule):
     interceptor = watched(Interceptor("x", [rule]))
     assert "was interrupted" in (await waited(interceptor, batch([{}]))).blocked[0][1]
     assert interceptor.failures.of(rule)["failures"] == 1
