@@ -7,8 +7,9 @@ import json
 import pytest
 from support.patience import WAIT_S
 from support.step_faults import Chaos, FailAt, FaultyStore, Killed, Process, Repeat
+from support.step_society import LoggedGroups
 
-from ray_messaging import AlreadyExists, Messager, StepAborted
+from ray_messaging import AlreadyExists, StepAborted
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.step_values import Driver, StepSettings
 
@@ -22,26 +23,18 @@ HEARD = {
 }
 HEARD["stays"].insert(0, [0])
 FATES = {"delivered": 2, "undeliverable": 1}
-
-
 SHORT = {"valkey"}  # the others have a quarter of the calls
 
 
-class Town:
+class Town(LoggedGroups):
     """Two groups from the start, one of which ends early, and a third one that comes later."""
 
     def __init__(self, server, exp_id, faults=None):
-        self.server, self.exp_id, self.faults = server, exp_id, faults
-        self.opened, self.joined, self.fates = [], asyncio.Event(), {}
-
-    async def connect(self, name):
-        messager = Messager(self.server, self.exp_id, name=name)
-        self.opened.append(messager)
-        await messager.init()
-        return messager
+        super().__init__(server, exp_id)
+        self.faults, self.joined = faults, asyncio.Event()
 
     async def open(self, name):
-        messager, process = await self.connect(name), Process()
+        messager, process = await self.messager(name=name), Process()
         await messager.host_agents([AGENTS[name]], ["agent-chat"])
         transport = messager.engine.transport
         if self.faults is not None:
@@ -77,21 +70,16 @@ class Town:
 
     async def run(self):
         """Run all groups to their ends; return what each heard, and the fates of what it sent in each step."""
-        store = (await self.connect("setup")).engine.transport.steps
+        store = (await self.transport()).steps
         await store.begin(StepSettings(groups=2))
-        try:
-            async with asyncio.timeout(WAIT_S):
-                await asyncio.gather(self.live("stays"), self.live("goes"), self.come())
-            if self.faults is not None:
-                self.faults.end()
-                self.faults = None
-            heard = {name: json.loads(await self.state(name)) for name in ENDS}
-            closed = [await store.closed_step(step) for step in range(7)]
-            fates = [StepCounts.decode(each.counts).fates for groups in closed for each in groups.values()]
-            return heard, fates
-        finally:
-            for messager in reversed(self.opened):
-                await messager.close()
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.gather(self.live("stays"), self.live("goes"), self.come())
+        if self.faults is not None:
+            self.faults.end()
+            self.faults = None
+        heard = {name: json.loads(await self.state(name)) for name in ENDS}
+        closed = [await store.closed_step(step) for step in range(7)]
+        return heard, [StepCounts.decode(each.counts).fates for groups in closed for each in groups.values()]
 
     async def state(self, name):
         messager, _ = await self.open(name)
@@ -102,7 +90,8 @@ class Town:
 
 
 async def proves(town):
-    heard, fates = await town.run()
+    async with town:
+        heard, fates = await town.run()
     assert heard == HEARD
     assert fates == [FATES] * (7 + 3 + 4)
 

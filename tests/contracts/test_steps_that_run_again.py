@@ -166,7 +166,7 @@ async def test_what_a_rule_says_of_a_step_that_is_not_closed_is_not_counted(town
     cut = iter([False, True])
 
     async with found:
-        store, close = found.store, found.store.close
+        store, close = found.supervisor._store, found.supervisor._store.close
 
         async def closing(*args, **more):
             if next(cut, False):

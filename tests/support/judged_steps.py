@@ -6,27 +6,21 @@ from collections import Counter
 from contextlib import aclosing, suppress
 from types import SimpleNamespace
 
-from ray_messaging import AlreadyExists, Messager, StepAborted
+from ray_messaging import AlreadyExists, StepAborted
 from ray_messaging.cluster import rule_store
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.actors.rule_editor import RuleRequest
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import InterceptorSpec
-from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig, Steps
 from ray_messaging.errors import ConnectionFailed, TransitError
 from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, StepRule, StepVerdicts, Table, block, label, rewrite
 from ray_messaging.interception.rules.rule import forces_all
 from ray_messaging.interception.server import state_writer
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.step_judge import RuleReviewer
-from ray_messaging.interception.verdicts import FOREIGN
-from ray_messaging.steps.supervisor import Supervisor
-from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
+from ray_messaging.transports.step_values import StepSettings
 from support.delegation import Method
 from support.step_faults import FaultyStore, Killed, Process
-from support.step_society import digests_of, sealed
+from support.step_society import LoggedGroups, digests_of, sealed
 
 WAIT_S = 20.0
 _AGAIN = (StepAborted, TransitError, AlreadyExists)
@@ -79,7 +73,7 @@ class Deaths:
         raise Killed(f"{where} failed")
 
 
-class Town:
+class Town(LoggedGroups):
     """Groups of agents in steps, each driven by processes that may die, under the rules of an interceptor.
 
     `lane`: the interceptor has a process of its own, which may die, too; else it is in this one. `say(step, agent,
@@ -88,13 +82,13 @@ class Town:
     """
 
     def __init__(self, server, exp_id, rules, say, *, lane, groups=2, agents=4, steps=4, changes=(), deaths=None):
-        self.server, self.exp_id, self.make_rules, self.say = server, exp_id, rules, say
-        self.lane, self.groups, self.agents, self.steps = lane, groups, agents, steps
+        super().__init__(server, exp_id)
+        self.make_rules, self.say = rules, say
+        self.lane, self.count, self.agents, self.steps = lane, groups, agents, steps
         self.changes, self.deaths = changes, deaths or Deaths()
         self.settings = MessagingConfig(interceptor_timeout_s=30.0)
         self.said, self.blocked, self.attempts = {}, {}, Counter()
         self.host = self.interceptor = None
-        self.opened, self.tasks = [], []
         self.restarts = 0
         self.alive = asyncio.Event()  # the interceptor
 
@@ -104,7 +98,7 @@ class Town:
         if self.lane:
             self.spec = InterceptorSpec(
                 self.exp_id, "run", self.settings, rules=tuple(map(pickled, self.make_rules())), on_existing="error",
-                steps=Steps(groups=self.groups, digest=True),
+                steps=Steps(groups=self.count, digest=True),
             )  # fmt: skip
             await self._begin()
             for at_step, change, which, rule in self.changes:
@@ -116,19 +110,11 @@ class Town:
         return self
 
     async def _begin_here(self):
-        rules = self.make_rules()
-        self.interceptor = Interceptor(self.exp_id, rules)
-        transport = open_transport(self.server, self.exp_id, self.settings)
-        await transport.connect()
-        self.opened.append(transport)
-        settings = StepSettings(groups=self.groups, digest=True)
-        self.store = transport.steps
-        await transport.steps.begin(settings)
+        rules, settings = self.make_rules(), StepSettings(groups=self.count, digest=True)
+        self.interceptor = self.judge(*rules)
+        await (await self.transport()).steps.begin(settings)
         if forces_all(rules):
-            await transport.steps.join(SUPERVISOR)
-            reviewer = RuleReviewer(self.interceptor, settings.horizon)
-            supervisor = Supervisor(transport, transport.steps, settings, reviewer, FOREIGN)
-            self.tasks.append(asyncio.create_task(supervisor.run()))
+            self.supervisor = await self.supervise(self.interceptor, settings)
 
     async def _begin(self):
         process = Process("interceptor")
@@ -181,10 +167,8 @@ class Town:
 
     async def _open(self, number):
         process = Process(f"group{number}")
-        messager = Messager(self.server, self.exp_id, self.handle, name=process.name, settings=self.settings)
-        self.opened.append(messager)
-        await messager.init()
-        await messager.host_agents(range(number, self.agents, self.groups), ["agent-chat"])
+        messager = await self.messager(self.handle, name=process.name, settings=self.settings)
+        await messager.host_agents(range(number, self.agents, self.count), ["agent-chat"])
         transport = messager.engine.transport
         transport.steps = FaultyStore(transport.steps, process, self.deaths)
         return messager, process
@@ -197,7 +181,7 @@ class Town:
                 async with aclosing(messager.steps(until=self.steps)) as steps:
                     async for step in steps:
                         self.attempts[number, step.number] += 1
-                        for agent in range(number, self.agents, self.groups):
+                        for agent in range(number, self.agents, self.count):
                             words = self.say(step.number, agent, self.attempts[number, step.number])
                             self.said[step.number, agent] = words
                             place = step.places.place(agent)
@@ -211,14 +195,11 @@ class Town:
     async def run(self):
         """Run all steps; return the digests, the violations and the tables of all rules."""
         async with asyncio.timeout(WAIT_S):
-            opened = [(number, *await self._open(number)) for number in range(self.groups)]
+            opened = [(number, *await self._open(number)) for number in range(self.count)]
             self.deaths.begun = True
             await asyncio.gather(*(self._live(*each) for each in opened))
             self.deaths.left, self.deaths.at = 0, set()
-            transport = open_transport(self.server, self.exp_id, self.settings)
-            self.opened.append(transport)
-            await transport.connect()
-            store = transport.steps
+            store = (await self.transport()).steps
             await sealed(store, self.steps - 1)
             digests = [each.hex() for each in await digests_of(store, self.steps)]
             interceptor = await self._settled()
@@ -236,14 +217,9 @@ class Town:
         return interceptor
 
     async def __aexit__(self, *_):
-        for task in self.tasks:
-            await end(task)
-        for opened in reversed(self.opened):
-            await opened.close()
+        await super().__aexit__()
         if self.host is not None:
             await self.host.abandon()
-        if self.interceptor is not None:
-            await self.interceptor.close()
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------

@@ -6,13 +6,13 @@ import json
 import random
 from dataclasses import dataclass
 
-from ray_messaging import AlreadyExists, Messager, StepAborted, UnknownName
+from ray_messaging import AlreadyExists, StepAborted, UnknownName
 from ray_messaging.errors import TransitError
 from ray_messaging.steps.step_loop import step_loop
 from ray_messaging.transports.step_values import StepSettings, WaitFor
 from support.rumour import live_step, sequential
 from support.step_faults import FaultyStore, Process
-from support.step_society import digests_of
+from support.step_society import LoggedGroups, digests_of
 
 _FAILED = (StepAborted, TransitError, AlreadyExists)
 
@@ -26,46 +26,31 @@ class Moves:
     rest_s: float = 0.02
 
 
-class RumourGroups:
+class RumourGroups(LoggedGroups):
     """Groups of a rumour.
 
-    Args: `faults` come between the groups and their step store; `interceptor` gives each its rules, and `messaging`
-        the settings of their messagers.
+    Args: `faults` come between the groups and their step store; `messaging` are the settings of their messagers.
     """
 
-    def __init__(
-        self, server, exp_id, rumour, count, *, senders=False, faults=None, interceptor=None, messaging=None, **settings
-    ):
-        self.server, self.exp_id, self.rumour, self.faults = server, exp_id, rumour, faults
-        self.interceptor, self.messaging = interceptor, messaging
+    def __init__(self, server, exp_id, rumour, count, *, senders=False, faults=None, messaging=None):
+        super().__init__(server, exp_id)
+        self.rumour, self.faults, self.messaging = rumour, faults, messaging
         self.parts = {f"group{n}": part for n, part in enumerate(rumour.parts(count, senders=senders))}
         wait_for = WaitFor.SENDERS if senders else WaitFor.ALL
-        self.settings = StepSettings(groups=count, digest=True, wait_for=wait_for, **settings)
-        self.opened = []
+        self.settings = StepSettings(groups=count, digest=True, wait_for=wait_for)
         self.now = {}  # the messager of each group
         self.moved = 0  # agents, from one group to another
 
     async def __aenter__(self):
-        first = await self._connect("setup")
-        self.store = first.engine.transport.steps
+        self.store = (await self.transport()).steps
         await self.store.begin(self.settings)
         senders = self.settings.wait_for == WaitFor.SENDERS
         await self.store.declare(self.rumour.hears(self.parts) if senders else dict.fromkeys(self.parts))
         return self
 
-    async def __aexit__(self, *_):
-        for messager in reversed(self.opened):
-            await messager.close()
-
-    async def _connect(self, name):
-        messager = Messager(self.server, self.exp_id, self.interceptor, name=name, settings=self.messaging)
-        self.opened.append(messager)
-        await messager.init()
-        return messager
-
     async def open(self, name):
         """Open a process of a group; return its messager, and the process as faults know it."""
-        messager, process = await self._connect(name), Process()
+        messager, process = await self.messager(name=name, settings=self.messaging), Process()
         try:
             await messager.host_agents(self.parts[name], ["agent-chat"])
         except AlreadyExists:  # some have moved: the directory knows which ones are here

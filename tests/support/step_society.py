@@ -156,7 +156,7 @@ async def digests_of(store, until=STEPS):
 class LoggedGroups:
     """Groups in steps, which share the agents round robin, the writers of their log, and audiences in its folder."""
 
-    def __init__(self, server, exp_id, folder):
+    def __init__(self, server, exp_id, folder=None):
         self.server, self.exp_id, self.folder = server, exp_id, folder
         self.messagers, self.transports, self.interceptors, self.tasks = [], [], [], []
 
@@ -166,13 +166,14 @@ class LoggedGroups:
     async def __aexit__(self, *_):
         for task in self.tasks:
             await end(task)
-        for opened in (*self.messagers, *self.transports, *self.interceptors):
+        for opened in (*reversed(self.messagers), *self.transports, *self.interceptors):
             await opened.close()
 
     async def transport(self):
-        self.transports.append(open_transport(self.server, self.exp_id, MessagingConfig()))
-        await self.transports[-1].connect()
-        return self.transports[-1]
+        transport = open_transport(self.server, self.exp_id, MessagingConfig())
+        self.transports.append(transport)
+        await transport.connect()
+        return transport
 
     async def writer(self, **settings):
         transport, settings = await self.transport(), {"segment_age_s": 1e9} | settings
@@ -181,9 +182,10 @@ class LoggedGroups:
         return writer
 
     async def messager(self, interceptor=None, **settings):
-        self.messagers.append(Messager(self.server, self.exp_id, interceptor, **settings))
-        await self.messagers[-1].init()
-        return self.messagers[-1]
+        messager = Messager(self.server, self.exp_id, interceptor, **settings)
+        self.messagers.append(messager)
+        await messager.init()
+        return messager
 
     async def groups(self, count, interceptor=None, agents=range(AGENTS)):
         source = LocalFolder(self.folder / "audiences")
