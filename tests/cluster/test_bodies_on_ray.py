@@ -12,12 +12,12 @@ from ray_messaging.errors import AlreadyExists, ConfigError, ServerFailed, Unkno
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
-def limits_of(servers):
-    """Return the memory that each server may fill."""
+def each_server(messaging, ask):
+    """Return the answer of each server's client."""
     found = []
-    for server in servers:
+    for server in messaging.redis.servers:
         with redis.Redis(server.server, server.port, password=server.password) as client:
-            found.append(client.info("memory")["maxmemory"])
+            found.append(ask(client))
     return found
 
 
@@ -97,22 +97,10 @@ def model(by_value):
     return narrator
 
 
-def commands_on(messaging, name):
-    """Return how often each server has run a command."""
-    found = []
-    for server in messaging.redis.servers:
-        with redis.Redis(server.server, server.port, password=server.password) as client:
-            found.append(client.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"])
-    return found
-
-
 def steps_with_bodies(messaging):
     """Return the steps with large frames on some server."""
-    found = set()
-    for server in messaging.redis.servers:
-        with redis.Redis(server.server, server.port, password=server.password) as client:
-            found |= {int(key.rpartition(b":")[2]) for key in client.scan_iter("*:bodies:*", count=1000)}
-    return found
+    keys = each_server(messaging, lambda client: [*client.scan_iter("*:bodies:*", count=1000)])
+    return {int(key.rpartition(b":")[2]) for found in keys for key in found}
 
 
 def told(messaging, model, steps=6):
@@ -132,9 +120,11 @@ def test_a_run_gives_on_three_servers_what_it_gives_on_one(exp_id, model, tmp_pa
         servers = messaging.redis.servers
         assert len({server.port for server in servers}) == 3
         assert all(server.password not in repr(messaging.redis) for server in servers)
-        assert memory_bytes() // 3 < sum(limits_of(servers)) <= memory_bytes() // 2
+        limits = each_server(messaging, lambda client: client.info("memory")["maxmemory"])
+        assert memory_bytes() // 3 < sum(limits) <= memory_bytes() // 2
         assert told(messaging, model) == wanted
-        assert min(commands_on(messaging, "sadd")[1:]) > 0
+        listed = each_server(messaging, lambda client: client.info("commandstats").get("cmdstat_sadd"))
+        assert all(listed[1:])
         found = [str(finding) for finding in messaging.health().findings]
         for shard in range(3):
             assert any(f"shard {shard}: server: Valkey" in finding for finding in found)

@@ -4,6 +4,7 @@ import importlib
 import re
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,28 +14,23 @@ import ray
 from ray_messaging import EventLog, Messaging, columns, rules
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-RUMOUR = EXAMPLES / "rumour.py"
 
 
-def run(program, *arguments, monkeypatch, capsys):
-    """Run an example, and return its output."""
-    monkeypatch.setattr(sys, "argv", [program, *arguments])
-    runpy.run_path(str(EXAMPLES / program), run_name="__main__")
-    return printed_by_it(capsys)
+@pytest.fixture
+def run(ray_cluster, monkeypatch, capsys):
+    """Return a function that runs an example; it returns the output without what Ray's node writes if it is busy."""
 
+    def run(program, *arguments):
+        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        runpy.run_path(str(EXAMPLES / program), run_name="__main__")
+        return "".join(line for line in capsys.readouterr().out.splitlines(keepends=True) if "(raylet)" not in line)
 
-def printed_by_it(capsys):
-    """Return the output without the lines that Ray's node writes on a busy machine."""
-    return "".join(line for line in capsys.readouterr().out.splitlines(keepends=True) if "(raylet)" not in line)
+    return run
 
 
 @pytest.mark.long
-def test_a_rumour_spreads_and_gives_the_same_table_for_each_number_of_groups(ray_cluster, capsys, monkeypatch):
-    tables = []
-    for groups in ("1", "3"):
-        monkeypatch.setattr(sys, "argv", [str(RUMOUR), "--generated", "--steps", "6", "--groups", groups])
-        runpy.run_path(str(RUMOUR), run_name="__main__")
-        tables.append(printed_by_it(capsys))
+def test_a_rumour_spreads_and_gives_the_same_table_for_each_number_of_groups(run):
+    tables = [run("rumour.py", "--generated", "--steps", "6", "--groups", groups) for groups in ("1", "3")]
     known = [int(count.replace(",", "")) for count in re.findall(r"^ +\d+ +([\d,]+)", tables[0], re.MULTILINE)]
     assert tables[1] == tables[0]
     assert known[0] == 1
@@ -44,10 +40,8 @@ def test_a_rumour_spreads_and_gives_the_same_table_for_each_number_of_groups(ray
 
 
 @pytest.mark.long
-def test_a_town_agrees_on_a_place_and_goes_on_behind_its_last_call(ray_cluster, tmp_path, capsys, monkeypatch):
-    def town(*given):
-        return run("town.py", "--agents", "24", *given, capsys=capsys, monkeypatch=monkeypatch)
-
+def test_a_town_agrees_on_a_place_and_goes_on_behind_its_last_call(run, tmp_path):
+    town = partial(run, "town.py", "--agents", "24")
     first, *table = town().splitlines()
     evenings = [list(map(int, line.split())) for line in table[2:]]
     assert first == "asking a fake model, which counts words"
@@ -62,8 +56,8 @@ def test_a_town_agrees_on_a_place_and_goes_on_behind_its_last_call(ray_cluster, 
 
 
 @pytest.mark.long
-def test_a_survey_reminds_those_that_answered_wrongly(ray_cluster, capsys, monkeypatch):
-    printed = run("survey.py", "--agents", "200", capsys=capsys, monkeypatch=monkeypatch)
+def test_a_survey_reminds_those_that_answered_wrongly(run):
+    printed = run("survey.py", "--agents", "200")
     lines = printed.splitlines()
     assert lines[0] == "Survey('moods', 190 answered, 10 invalid)"
     assert lines[1].startswith("agent ")
@@ -73,8 +67,8 @@ def test_a_survey_reminds_those_that_answered_wrongly(ray_cluster, capsys, monke
 
 
 @pytest.mark.long
-def test_followers_agree(ray_cluster, capsys, monkeypatch):
-    printed = run("followers.py", "--generated", "--steps", "6", capsys=capsys, monkeypatch=monkeypatch)
+def test_followers_agree(run):
+    printed = run("followers.py", "--generated", "--steps", "6")
     counts = re.findall(r"([\d,]+) (?:broadcasts|messages)", printed)
     broadcasts, messages = (int(count.replace(",", "")) for count in counts)
     assert broadcasts == 6 * 1000
@@ -84,9 +78,9 @@ def test_followers_agree(ray_cluster, capsys, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_rule_in_the_middle_of_a_run_changes_it_from_its_step_on(ray_cluster, tmp_path, capsys, monkeypatch):
+def test_a_rule_in_the_middle_of_a_run_changes_it_from_its_step_on(run, tmp_path):
     given = ("--agents", "60", "--steps", "6", "--at", "3", "--folder", str(tmp_path))
-    printed = run("moderation.py", *given, capsys=capsys, monkeypatch=monkeypatch)
+    printed = run("moderation.py", *given)
     table = [tuple(map(int, line.split())) for line in printed.splitlines()[1:7]]
     assert [free == moderated for _, free, moderated in table[:3]] == [True] * 3
     assert [moderated for _, _, moderated in table[3:]] == [0] * 3
@@ -95,8 +89,8 @@ def test_a_rule_in_the_middle_of_a_run_changes_it_from_its_step_on(ray_cluster, 
 
 
 @pytest.mark.long
-def test_birds_flock(ray_cluster, capsys, monkeypatch):
-    printed = run("flocking.py", "--steps", "10", capsys=capsys, monkeypatch=monkeypatch)
+def test_birds_flock(run):
+    printed = run("flocking.py", "--steps", "10")
     orders = [float(order) for order in re.findall(r"order ([\d.]+)", printed)]
     assert len(orders) == 2
     assert orders[1] > orders[0]
@@ -104,9 +98,9 @@ def test_birds_flock(ray_cluster, capsys, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")  # Ray Tune's and Ray Data's own
-def test_each_trial_of_a_sweep_is_an_experiment(ray_cluster, tmp_path, capsys, monkeypatch):
+def test_each_trial_of_a_sweep_is_an_experiment(run, tmp_path):
     given = ("--chances", "0", "1", "--steps", "4", "--folder", str(tmp_path))
-    printed = run("sweep.py", *given, capsys=capsys, monkeypatch=monkeypatch)
+    printed = run("sweep.py", *given)
     table = [
         line.replace(",", "").split() for line in printed.partition("chance   know it   messages\n")[2].splitlines()
     ]
@@ -119,7 +113,7 @@ def test_each_trial_of_a_sweep_is_an_experiment(ray_cluster, tmp_path, capsys, m
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
-def test_ray_data_reads_a_log_of_several_files(ray_cluster, tmp_path, capsys, monkeypatch):
+def test_ray_data_reads_a_log_of_several_files(run, tmp_path):
     folder = tmp_path / "log"
     for turn, silent in enumerate((3, 4)):  # each start begins a file, with names that the other one lacks
         with Messaging.start(
@@ -129,14 +123,14 @@ def test_ray_data_reads_a_log_of_several_files(ray_cluster, tmp_path, capsys, mo
             west.send_columns(list(range(10)), [9] * 10, {"text": f"Hello turn-{turn}"})
             west.send_columns([0, 1], [9, 9], columns(price=np.array([1.5, 2.5])))
     assert len(list(folder.glob("*.parquet"))) > 2
-    lines = run("log_data.py", str(folder), capsys=capsys, monkeypatch=monkeypatch).splitlines()
+    lines = run("log_data.py", str(folder)).splitlines()
     assert lines[:3] == ["24 rows", "      22  delivered", "       2  blocked, black_list"]
     assert lines[3:] == ["      20  hello", "      10  turn-0", "      10  turn-1"]
 
 
 @pytest.mark.long
-def test_a_what_if_asks_only_what_is_new(ray_cluster, capsys, monkeypatch):
-    lines = run("counterfactual.py", "--agents", "30", monkeypatch=monkeypatch, capsys=capsys).splitlines()
+def test_a_what_if_asks_only_what_is_new(run):
+    lines = run("counterfactual.py", "--agents", "30").splitlines()
     saved, paid = map(int, re.findall(r"\d+", lines[2]))
     assert saved > 0
     assert paid > 0
@@ -145,11 +139,11 @@ def test_a_what_if_asks_only_what_is_new(ray_cluster, capsys, monkeypatch):
 
 
 @pytest.mark.long
-def test_an_audit_shows_no_change_where_nothing_is_changed(ray_cluster, capsys, monkeypatch):
+def test_an_audit_shows_no_change_where_nothing_is_changed(run, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     ray.cloudpickle.register_pickle_by_value(importlib.import_module("counterfactual"))
     monkeypatch.setattr("ray.init", lambda **_: None)  # the session's Ray
-    lines = run("audit.py", "--agents", "12", "--seeds", "2", monkeypatch=monkeypatch, capsys=capsys).splitlines()
+    lines = run("audit.py", "--agents", "12", "--seeds", "2").splitlines()
     table = {line[:18].strip(): [float(value) for value in line[18:].split()] for line in lines[2:]}
     assert table["none"][0] == table["none"][3] == 0
     assert table["none"][2] > 0

@@ -2,14 +2,14 @@
 
 import os
 import signal
-import sys
-from subprocess import run
 
 import pytest
 from support.cluster import wait_for
 from support.own_driver import Driver
+from typer.testing import CliRunner
 
 from ray_messaging import EventLog
+from ray_messaging.cli import app
 
 pytestmark = pytest.mark.long
 
@@ -36,22 +36,13 @@ def driver_of(home, body):
     return driver
 
 
-def log(home, command):
-    return run(
-        [sys.executable, "-m", "ray_messaging.cli", "log", command, home / "logs" / "town"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def assert_complete(home):
     found = EventLog.open(home / "logs" / "town")
     assert found.unended is None
     assert found.balance().fates["delivered"] == len(found.query()) == 100
     assert [start["killed"] for start in found.run["starts"]] == [True]
     assert [path.name for path in (home / "logs").iterdir()] == ["town"]
-    assert log(home, "stats").returncode == 0
+    assert CliRunner().invoke(app, ["log", "stats", str(home / "logs" / "town")]).exit_code == 0
 
 
 @pytest.mark.parametrize("end", ["killed", "killed with its process group", "returned without a shutdown"])

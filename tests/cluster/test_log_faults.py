@@ -2,30 +2,24 @@
 
 import logging
 import uuid
-from collections import Counter
 
 import pytest
-from support.cluster import (
-    PATIENCE_S,
-    kill,
-    new_handle,
-    numbered,
-    numbers,
-    wait_for,
-)
-from support.patience import Busy
+from faults.checker import check
+from faults.ray_support import a_town
+from faults.ray_traffic import rows_of, traffic_in
+from support.cluster import PATIENCE_S, kill, numbered, wait_for
 
 from ray_messaging import Messaging, MessagingConfig, rules
 from ray_messaging.errors import LogError, MailboxFull, Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 ROWS = 5_000
 
 
 @pytest.fixture
-def start(ray_cluster, tmp_path):
+def start(tmp_path):
     """Return a function that starts an experiment with a log and one group of ten; agent 0 may write to nobody."""
     started = []
 
@@ -45,26 +39,6 @@ def start(ray_cluster, tmp_path):
         messaging.shutdown()
 
 
-class Traffic(Busy):
-    """Send, fetch arrivals, and record each message's receipt."""
-
-    def __init__(self, group):
-        super().__init__()
-        self.group = group
-        self.receipts, self.arrived = {}, []
-
-    def work(self):
-        handle = new_handle(self.group)
-        while not self.enough.is_set():
-            n = len(self.receipts)
-            payloads = numbered(40, n)
-            receipts = handle.send_columns([0, 1, 2, 3] * 10, [4, 5] * 20, payloads)
-            self.receipts |= {receipt.message_id: receipt.fate for receipt in receipts}
-            self.arrived += numbers(handle.fetch_messages())
-        self.arrived += numbers(handle.fetch_messages())
-        handle.ack()
-
-
 def logged_fates(log):
     table = log.query()
     found = dict(zip(table["message_id"].to_pylist(), table["fate"].to_pylist(), strict=True))
@@ -72,28 +46,22 @@ def logged_fates(log):
     return found
 
 
-def test_the_log_has_each_message_once_over_deaths_of_its_process(start, tmp_path):
+def test_the_log_has_each_message_once_over_deaths_of_its_process(tmp_path):
     # A file for each 500 rows, or senders would wait for room until it is old enough to be written.
-    messaging, group = start(mailbox_messages=1_000, send_timeout_s=PATIENCE_S)
-    traffic = Traffic(group)
-    traffic.start()
-    try:
-        for _ in range(5):  # a life that ends before its first file leaves none, and a file may hold 1,300 rows
-            seen = len(traffic.receipts)
-            wait_for(lambda seen=seen: len(traffic.receipts) > seen + 1_000, "traffic")
-            kill(messaging.log_actor)
-    finally:
-        traffic.enough.set()
-    traffic.stop()
-    assert Counter(traffic.receipts.values()).keys() == {"delivered", "blocked"}
-    assert logged_fates(messaging.log) == traffic.receipts
-    assert messaging.log.balance().sends == len(traffic.receipts)
-    assert messaging.stats()["log"]["segments"] > 3
-    assert traffic.arrived == [n for n in range(len(traffic.receipts)) if n % 4]
-    messaging.shutdown()
+    settings = {"mailbox_messages": 1_000, "send_timeout_s": PATIENCE_S}
+    with a_town(rules.BlackList([(2, 12)]), log_dir=tmp_path / "log", **settings) as town:
+        with traffic_in(town, tmp_path) as traffic:
+            for _ in range(5):  # a life that ends before its first file leaves none, and a file may hold 1,300 rows
+                traffic.goes_on(400)
+                kill(town.messaging.log_actor)
+        account = traffic.account()
+        assert account.flaws == {}, str(account)
+        assert account.sent == account.acknowledged + account.blocked > account.blocked > 0
+        assert town.messaging.log.balance().sends == account.sent
+        assert town.messaging.stats()["log"]["segments"] > 3
     log = EventLog.open(tmp_path / "log")
-    assert logged_fates(log) == traffic.receipts
-    assert log.balance().rows == len(traffic.receipts)
+    assert check(*traffic.files, rows_of(log)).flaws == {}
+    assert log.balance().rows == account.sent
 
 
 def test_messages_wait_while_the_log_cannot_be_written(start, tmp_path):

@@ -24,6 +24,7 @@ sys.stdin.read()
 
 DRIVER = """
 import asyncio, queue, sys, tempfile
+import pytest
 import ray
 
 from ray_messaging import Messaging, Outgoing, rules
@@ -32,18 +33,10 @@ from ray_messaging.errors import AlreadyExists, Closed
 ray.init(f"ray://127.0.0.1:{sys.argv[1]}", logging_level="ERROR")
 messaging = Messaging.start("client", rules=[rules.BlackList([(1, 3)])], log_dir=tempfile.mkdtemp())
 west, east = messaging.create_groups({"west": [1, 2], "east": [3, 4]}).values()
-try:
-    messaging.create_group("west", [9])
-except AlreadyExists as error:
-    assert error.value == "west"
-else:
-    raise AssertionError("two groups of one name")
-try:
-    messaging.create_group("north", [4])
-except AlreadyExists as error:
-    assert error.value == 4
-else:
-    raise AssertionError("two groups of one agent")
+for name, agent, taken in (("west", 9, "west"), ("north", 4, 4)):
+    with pytest.raises(AlreadyExists) as caught:
+        messaging.create_group(name, [agent])
+    assert caught.value.value == taken
 
 assert west.send(1, 4, {"n": 0}).fate == "delivered"
 assert west.send_messages([Outgoing.to_agent(4, {"n": 1}, 1)]).counts()["delivered"] == 1
@@ -83,10 +76,9 @@ assert ray.get(send.remote(west)) == "delivered"
 messaging.remove_group("west")
 messaging.shutdown()
 assert not [name for name in ray.util.list_named_actors(all_namespaces=True) if "client/" in name["name"]]
-try:
+with pytest.raises(Closed):
     messaging.create_group("late", [7])
-except Closed:
-    print("all is well")
+print("all is well")
 """
 
 

@@ -1,10 +1,9 @@
 """The README's ten lines run as printed: on one node, and on two."""
 
 import ast
-import subprocess
-import sys
 
 import pytest
+from support.cluster import run_apart
 from support.doc_pages import blocks, run_block
 from support.own_driver import Driver
 
@@ -57,13 +56,6 @@ def printed(output):
     return [ast.literal_eval(line) for line in output.splitlines() if line.startswith("[[")]
 
 
-def run(script):
-    """Run a script in a process of its own; return its output, line by line."""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return printed(done.stdout)
-
-
 def test_the_examples_have_ten_lines(examples):
     for example in examples[:2]:
         lines = [line for line in example.text.splitlines() if line and not line.startswith(("import", "from"))]
@@ -97,4 +89,4 @@ def test_ray_warns_of_nothing_that_the_model_in_steps_does(examples, home):
 
 @pytest.mark.long
 def test_the_example_runs_on_two_nodes(ten_lines):
-    assert run(TWO_NODES + ten_lines.text + PLACED) == [EXPECTED, EXPECTED]
+    assert printed(run_apart("-c", TWO_NODES + ten_lines.text + PLACED)) == [EXPECTED, EXPECTED]

@@ -1,10 +1,11 @@
 """Two Ray clusters on one server with one experiment: the old one cannot bypass the new one's rules."""
 
 import pytest
-from support.other_cluster import OtherCluster, Told, texts_of
+from support.other_cluster import OtherCluster, texts_of
 
-from ray_messaging import EventLog
+from ray_messaging import AlreadyExists, EventLog
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.errors import MessagingError
 
 pytestmark = pytest.mark.long
 
@@ -22,8 +23,7 @@ def clusters():
 
 @pytest.fixture
 def redis(clocked_server):
-    config = clocked_server.config
-    return {"server": config.server, "port": config.port, "password": config.password}
+    return clocked_server.config
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def old_and_new(clusters, redis):
 
 
 def refused(call, *args):
-    with pytest.raises(Told, match=OVER):
+    with pytest.raises(MessagingError, match=OVER):
         call(*args)
 
 
@@ -86,7 +86,7 @@ def test_a_second_cluster_is_refused_and_a_reset_ends_the_first(old_and_new, red
     old.group("west", [1])
     old.group("east", [2])
     for on_existing in ("error", "resume"):
-        with pytest.raises(Told, match=r"AlreadyExists.*runs already.*another Ray cluster.*reset"):
+        with pytest.raises(AlreadyExists, match=r"runs already.*another Ray cluster.*reset"):
             new.start(exp_id, redis, on_existing=on_existing)
     assert old.send("west", 1, 2, ["first"]) == ["delivered"]
     new.start(exp_id, redis, banned=[(1, 3)], on_existing="reset", log_dir=str(tmp_path / "log"))

@@ -118,7 +118,7 @@ class EmptyGroups:
 
 
 def run_apart(*arguments):
-    """Run Python in a process of its own, with a cluster of its own; return what it printed."""
+    """Run Python in a process of its own; return what it printed."""
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *arguments],

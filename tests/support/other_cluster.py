@@ -2,55 +2,28 @@
 
 import asyncio
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
-import traceback
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 
 class OtherCluster:
-    """A driver with a Ray cluster of its own, and the methods of `Driver`.
-
-    An error of a call is raised here as a `Told`, with the error's class and text.
-    """
+    """A driver with a Ray cluster of its own, and the methods of `Driver`; errors are raised here."""
 
     def __init__(self):
         # A short path: Ray puts sockets below it.
         self._folder = tempfile.TemporaryDirectory(prefix="ray_", ignore_cleanup_errors=True)
-        tests = Path(__file__).parents[1]
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_ADDRESS", "PYTEST"))}
-        env |= {"RAY_TMPDIR": self._folder.name, "PYTHONPATH": f"{tests.parent}:{tests}"}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-        )
-        assert self._process.stdout.readline() == "ready\n", "no second Ray cluster could be started"
+        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin, (self._folder.name,))
 
     def __getattr__(self, name):
-        def call(*args, **options):
-            print(json.dumps([name, args, options]), file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-            assert line, f"the other cluster's driver ended at {name}"
-            value, error = json.loads(line)
-            if error is not None:
-                raise Told(*error)
-            return value
-
-        return call
+        return lambda *args, **options: self._process.submit(_call, name, args, options).result()
 
     def close(self):
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        self._process.submit(_end).result()
+        self._process.shutdown()
         self._folder.cleanup()
-
-
-class Told(Exception):
-    """An error of the other driver: the name of its class, and its text."""
-
-    def __init__(self, kind, text):
-        super().__init__(f"{kind}: {text}")
 
 
 class Driver:
@@ -60,12 +33,12 @@ class Driver:
         self.messaging, self.groups = None, {}
 
     def start(self, exp_id, redis, *, banned=(), on_existing="error", log_dir=None):
-        from ray_messaging import Messaging, MessagingConfig, RedisConfig, rules
+        from ray_messaging import Messaging, MessagingConfig, rules
 
         self.messaging = Messaging.start(
             exp_id,
-            redis=RedisConfig(**redis),
-            rules=[rules.BlackList([tuple(pair) for pair in banned])],
+            redis=redis,
+            rules=[rules.BlackList(banned)],
             on_existing=on_existing,
             log_dir=log_dir,
             settings=MessagingConfig(send_timeout_s=5, interceptor_timeout_s=5, strict_senders=False),
@@ -130,27 +103,27 @@ def texts_of(log):
     return [json.loads(payload)["text"] for payload in log.query().column("payload").to_pylist()]
 
 
-def main():
-    import ray
+# -- in the other process ----------------------------------------------------------------------------------------------
 
+_driver = Driver()
+
+
+def _begin(folder):
+    for name in [name for name in os.environ if name.startswith(("RAY_ADDRESS", "PYTEST"))]:
+        del os.environ[name]
+    tests = Path(__file__).parents[1]
+    os.environ |= {"RAY_TMPDIR": folder, "PYTHONPATH": f"{tests.parent}:{tests}"}
     from support.bare_ray import start_ray
 
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # the output of other code
     start_ray(num_cpus=1, object_store_memory=80 * 2**20)
-    driver = Driver()
-    print("ready", file=out, flush=True)
-    for line in sys.stdin:
-        name, args, options = json.loads(line)
-        try:
-            told = getattr(driver, name)(*args, **options), None
-        except Exception as error:  # noqa: BLE001 - raised in the test
-            traceback.print_exc()
-            told = None, (type(error).__name__, str(error))
-        print(json.dumps(told), file=out, flush=True)
-    driver.shutdown()
+
+
+def _call(name, args, options):
+    return getattr(_driver, name)(*args, **options)
+
+
+def _end():
+    import ray
+
+    _driver.shutdown()
     ray.shutdown()
-
-
-if __name__ == "__main__":
-    main()

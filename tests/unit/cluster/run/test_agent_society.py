@@ -251,34 +251,26 @@ async def test_a_model_that_blocks_its_event_loop_is_told_once_and_does_not_bloc
     assert "in step 0" in warning
 
 
+LOOKS = "in collect=, which only looks: do so in the model's function"
+
+
 @pytest.mark.parametrize(
-    ("start", "text"),
+    ("what", "function", "text"),
     [
-        (lambda me: 1 / 0, "ZeroDivisionError"),
-        (lambda me: None, "start must return a dict, not NoneType"),
-        (lambda me: me.send(1, {}), "cannot send at its start"),
+        ("start", lambda me: 1 / 0, "ZeroDivisionError"),
+        ("start", lambda me: None, "start must return a dict, not NoneType"),
+        ("start", lambda me: me.send(1, {}), "cannot send at its start"),
+        ("collect", lambda me: me.send(1, {}) or {"n": 1}, LOOKS),
+        ("collect", lambda me: me.ask(1, {}) or {"n": 1}, LOOKS),
+        ("collect", lambda me: me.broadcast("all", {}) or {"n": 1}, LOOKS),
+        ("collect", lambda me: me.move("west") or {"n": 1}, LOOKS),
     ],
 )
-async def test_a_start_that_fails_is_named(start, text):
-    found = await failure(plain, start=start)
-    assert str(found).startswith("start failed for agent 0 of group 'east' in step 0, which is not committed: ")
+async def test_a_start_that_fails_and_a_collect_that_does_more_than_look_are_named(what, function, text):
+    found = await failure(plain, **({"start": function} if what == "start" else {"collector": Collector(function, 1)}))
+    assert str(found).startswith(f"{what} failed for agent 0 of group 'east' in step 0, which is not committed: ")
     assert text in str(found)
     assert (found.agent, found.step, found.group) == (0, 0, "east")
-
-
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda me: me.send(1, {}),
-        lambda me: me.ask(1, {}),
-        lambda me: me.broadcast("all", {}),
-        lambda me: me.move("west"),
-    ],
-)
-async def test_what_collects_only_looks(act):
-    found = await failure(plain, collector=Collector(lambda me: act(me) or {"n": 1}, 1))
-    assert str(found).startswith("collect failed for agent 0 of group 'east' in step 0, which is not committed: ")
-    assert "in collect=, which only looks: do so in the model's function" in str(found)
 
 
 @pytest.mark.parametrize(
