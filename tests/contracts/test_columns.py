@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from support.contracts import WAIT_S, fetch_batch
+from support.contracts import WAIT_S, Only, fetch_batch
 from support.frames import frames_of_columns
 
 from ray_messaging import InvalidColumns, InvalidPayload, PayloadTooLarge, columns
@@ -149,19 +149,6 @@ class Expensive(Rule):
         return {int(row): block("expensive") for row in np.flatnonzero(batch.column("price") > 2)}
 
 
-class Haggle(Rule):
-    """A rule that rewrites payloads."""
-
-    needs_payload = True
-
-    def __init__(self, change):
-        self.change = change
-
-    def check(self, message):
-        found = message.payload
-        return ALLOW if found["text"] != "buy" else rewrite(found | self.change)
-
-
 async def test_a_rule_reads_a_column_as_an_array(messagers):
     rule = Expensive()
     west = await messagers(Interceptor("x", [BlackList([(2, None)]), rule]), name="west", host=[1, 2, 3])
@@ -191,7 +178,8 @@ async def test_rules_on_text_see_lines(messagers):
     ("change", "fates"), [({"price": 2}, "ddd"), ({"price": "two"}, "bdd"), ({"more": 1}, "bdd")], ids=str
 )
 async def test_a_rewrite_fits_the_columns_or_is_a_failure_of_the_rule(messagers, change, fates):
-    west = await messagers(Interceptor("x", [Haggle(change)]), name="west")
+    haggle = Only(lambda m: rewrite(m.payload | change) if m.payload["text"] == "buy" else ALLOW, needs_payload=True)
+    west = await messagers(Interceptor("x", [haggle]), name="west")
     east = await messagers(name="east", host=[11, 12])
     receipts = await west.send_columns([1, 2, 3], TO, OFFERS)
     assert "".join(fate[0] for fate in receipts.fates) == fates

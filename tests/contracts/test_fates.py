@@ -52,14 +52,12 @@ async def test_receipts_and_the_local_log_have_the_fate_of_each_message_of_a_bat
     assert (frame["fate"].tolist(), frame["message_id"].tolist()) == (fates, receipts.message_ids)
     assert frame["rule"].dropna().to_dict() == {1: "black_list"}
     rows = sender.get_log_list()
-    assert [row["fate"] for row in rows] == fates
-    assert [row["sent"] for row in rows] == receipts.sent.tolist()
-    assert [row["payload"]["n"] for row in rows] == [1, 1, 1, 2, 3]
-    assert [row["from_id"] for row in rows] == [1, 1, 1, "ann", None]
-    assert [row["to_id"] for row in rows] == [2, 13, "x", None, 2]
+    told = [(row["fate"], row["sent"], row["message_id"]) for row in rows]
+    assert told == [*zip(fates, receipts.sent.tolist(), receipts.message_ids, strict=True)]
+    said = [(row["payload"]["n"], row["from_id"], row["to_id"]) for row in rows]
+    assert said == [(1, 1, 2), (1, 1, 13), (1, 1, "x"), (2, "ann", None), (3, None, 2)]
     assert rows[1]["rule"] == "black_list"
     assert "may not write" in rows[1]["reason"]
-    assert [row["message_id"] for row in rows] == receipts.message_ids
     assert rows[3]["channel"] == "elsewhere"
     assert all(row["start_time"] > 1e9 and row["consumption"] >= 0 for row in rows)
     sender.clear_log_list()
@@ -200,14 +198,10 @@ async def test_a_message_looks_like_redis_pys_dict(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     await sender.send_message(sender.get_agent_chat_channel(1), {"a": [1, None]}, from_id=3)
     (message,) = await fetch_all(receiver, 1)
-    assert dict(message) == {
-        "type": "message",
-        "pattern": None,
-        "channel": message.channel.encode(),
-        "data": b'{"a":[1,null]}',
-    }
-    assert message.get("nothing", 7) == 7
+    channel, data = message.channel.encode(), b'{"a":[1,null]}'
+    assert dict(message) == {"type": "message", "pattern": None, "channel": channel, "data": data}
     assert message.get("data") == message.data
+    assert message.get("nothing", 7) == 7
     assert "data" in message
     assert "nothing" not in message
     assert set(message.keys()) == set(message)

@@ -70,14 +70,11 @@ async def test_max_length_asks_for_payloads(messagers):
 async def test_a_rule_sees_the_message(messagers):
     seen = []
 
-    class Look(Rule):
-        needs_payload = True
+    def look(message):
+        seen.append((message.channel, message.payload, message.from_id, message.to_id, message.step, message.id))
+        return ALLOW
 
-        def check(self, message):
-            seen.append((message.channel, message.payload, message.from_id, message.to_id, message.step, message.id))
-            return ALLOW
-
-    sender = await messagers(Interceptor("x", [Look()]))
+    sender = await messagers(Interceptor("x", [Only(look, needs_payload=True)]))
     sender.step = 3
     receipt = await sender.send_message(sender.get_user_chat_channel(5), {"n": 1}, from_id="ann")
     assert seen == [("exps:x:agents:5:user-chat", {"n": 1}, "ann", 5, 3, receipt.message_id)]
@@ -230,20 +227,13 @@ async def test_a_users_own_interceptor_replaces_the_experiments_one(messagers, s
     assert await send(sender, [(5, 1), (6, 1)]) == "db"
 
 
-class Loud(Rule):
-    """A rule that puts agents' texts in capitals, and blocks the user's messages."""
-
-    needs_payload = True
-    name = "loud"
-
-    def check(self, message):
-        if message.from_id is None:
-            return block("hush")
-        return rewrite({"text": message.payload["text"].upper()})
+def loud(message):
+    """Put agents' texts in capitals, and block the user's messages."""
+    return block("hush") if message.from_id is None else rewrite({"text": message.payload["text"].upper()})
 
 
 async def test_a_rewritten_broadcast_still_shares_one_payload(messagers):
-    interceptor = Interceptor("x", [Loud()])
+    interceptor = Interceptor("x", [Only(loud, needs_payload=True)])
     sizes = []
     judge = interceptor.judge
 
@@ -276,7 +266,7 @@ async def test_a_rewritten_broadcast_still_shares_one_payload(messagers):
 
 async def test_rewritten_messages_without_a_mailbox_are_published_correctly(messagers, monkeypatch):
     monkeypatch.setattr(frame_router, "_UNOWNED_BYTES", 10_000)
-    sender = await messagers(Interceptor("x", [Loud()]))
+    sender = await messagers(Interceptor("x", [Only(loud, needs_payload=True)]))
     transport = sender.engine.transport
     epoch = await transport.log.register(Limits(1_000_000, 2**28, 0.0, leased=False))
     await sender.engine.frame_sender.reload()

@@ -113,9 +113,7 @@ async def test_rules_read_and_rewrite_msgs(messagers):
         msg.content = msg.content.upper()
         return rewrite(msg)
 
-    rule = Only(judge)
-    rule.needs_payload = True
-    sender, receiver = await messagers(Interceptor("x", [rule])), await messagers(host=[1])
+    sender, receiver = await messagers(Interceptor("x", [Only(judge, needs_payload=True)])), await messagers(host=[1])
     msgs = [said("one"), said("two", "system")]
     receipts = await sender.send_columns(9, [1, 1, 1], [*msgs, {"plain": True}])
     assert list(receipts.fates) == ["delivered", "blocked", "delivered"]

@@ -246,16 +246,11 @@ async def test_the_log_list_has_agentsocietys_keys_and_types(opened, exp_id):
     assert [list(row)[: len(SEED_KEYS)] for row in rows] == [SEED_KEYS] * 3
     first = rows[0]
     assert (first["channel"], first["payload"]) == (channel_of(exp_id, 1, "agent-chat"), {"content": "hi"})
-    assert [(row["from_id"], row["to_id"], row["sent"]) for row in rows] == [
-        (3, 1, True),
-        (3, 2, False),
-        (None,) * 2 + (True,),
-    ]
-    assert [(type(row["start_time"]), type(row["consumption"]), type(row["sent"])) for row in rows] == [
-        (float, float, bool)
-    ] * 3
+    told = [(row["from_id"], row["to_id"], row["sent"]) for row in rows]
+    assert told == [(3, 1, True), (3, 2, False), (None, None, True)]
+    kinds = {(type(row["start_time"]), type(row["consumption"]), type(row["sent"])) for row in rows}
+    assert kinds == {(float, float, bool)}
     assert all(before <= row["start_time"] <= time.time() and 0 <= row["consumption"] < WAIT_S for row in rows)
-    assert sum(1 for row in rows if not row["sent"]) == 1
 
 
 async def test_the_log_list_is_cleared(opened):

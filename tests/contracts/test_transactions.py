@@ -327,8 +327,7 @@ async def test_a_lagging_log_refuses_the_whole_transaction(bank, shop):
 
 
 async def test_the_log_has_a_transaction_once(messagers, shop, store):
-    rewriting = Only(lambda message: rewrite({"n": "even"}) if message.payload["n"] == "odd" else ALLOW)
-    rewriting.needs_payload = True
+    rewriting = Only(lambda m: rewrite({"n": "even"}) if m.payload["n"] == "odd" else ALLOW, needs_payload=True)
     interceptor = Interceptor("x", [BlackList([(13, None)]), rewriting], epoch=1)
     bank = await messagers(interceptor, name="bank", host=[1], send_timeout_s=0.3)
     await store.set_interceptor(1)

@@ -235,10 +235,11 @@ def client_of(config, keys=None):
 class Only(Rule):
     """A rule that blocks by a function, which may raise or answer nonsense."""
 
-    def __init__(self, judge, name="only", on_error="block"):
+    def __init__(self, judge, name="only", on_error="block", *, needs_payload=False):
         self.judge = judge
         self.name = name
         self.on_error = on_error
+        self.needs_payload = needs_payload
         self.asked = []
 
     def check(self, message):
