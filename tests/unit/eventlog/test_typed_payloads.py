@@ -67,8 +67,17 @@ def traffic(society):
     return Traffic(society)
 
 
-def read(where):
-    return EventLog.open(where)
+@pytest.fixture
+def logged(writers, tmp_path):
+    """Return a function that has a running writer log what something sends, and returns the log."""
+
+    async def logged(sending, **settings):
+        writer = await writers(**settings)
+        await sending
+        await writer.close()
+        return EventLog.open(tmp_path / "log")
+
+    return logged
 
 
 def payloads_of(table):
@@ -78,10 +87,8 @@ def payloads_of(table):
 # -- one set of columns ---------------------------------------------------------------------------------------------
 
 
-async def test_columns_are_stored_with_their_types_and_without_json(traffic, writers, tmp_path):
-    writer = await writers()
-    await traffic.send("offers", offers(100))
-    await writer.close()
+async def test_columns_are_stored_with_their_types_and_without_json(traffic, logged, tmp_path):
+    log = await logged(traffic.send("offers", offers(100)))
     (file,) = (tmp_path / "log").glob("*.parquet")
     table = pq.read_table(file)
     assert "payload" not in table.column_names
@@ -94,7 +101,6 @@ async def test_columns_are_stored_with_their_types_and_without_json(traffic, wri
         "at": pa.list_(pa.float32(), 2),
     }
     assert "rule" not in table.column_names  # no row has one
-    log = read(tmp_path / "log")
     assert len(log.query(rule="none", in_reply_to="s-1-1")) == 0
     assert len(log.query(rule=None, step=None)) == 100
     found = log.query()
@@ -106,11 +112,8 @@ async def test_columns_are_stored_with_their_types_and_without_json(traffic, wri
     assert frame["payload.n"].dtype == np.int32
 
 
-async def test_texts_are_what_the_recipient_reads(traffic, writers, tmp_path):
-    writer = await writers()
-    await traffic.send("offers", offers(4))
-    await writer.close()
-    log = read(tmp_path / "log")
+async def test_texts_are_what_the_recipient_reads(traffic, logged):
+    log = await logged(traffic.send("offers", offers(4)))
     assert payloads_of(log.query(text=True)) == traffic.sent
     assert "payload.price" not in log.query(text=True).column_names
     assert [row.payload for row in log.tail(after=-1)] == traffic.sent
@@ -130,8 +133,8 @@ async def test_running_writers_answer_as_their_files_do(traffic, writers, tmp_pa
     assert payloads_of(running) == traffic.sent
     typed = answer(View(writer.folder, segments, live), "query", {})
     await writer.close()
-    assert read(tmp_path / "log").query(text=True).equals(running)
-    assert read(tmp_path / "log").query().equals(typed)
+    assert EventLog.open(tmp_path / "log").query(text=True).equals(running)
+    assert EventLog.open(tmp_path / "log").query().equals(typed)
 
 
 # -- channels --------------------------------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ async def test_channels_of_agents_are_composed_by_readers(traffic, writers, tmp_
     (file,) = (tmp_path / "log").glob("*.parquet")
     assert "channel" not in pq.read_schema(file).names
     assert pq.read_metadata(file).metadata[b"channel_head"] == head.encode()
-    log = read(tmp_path / "log")
+    log = EventLog.open(tmp_path / "log")
     assert running["channel"].to_pylist() == log.query()["channel"].to_pylist() == channels
     assert log.query(channel=channels[1:3])["to_id"].to_pylist() == log.query()["to_id"].to_pylist()[1:3]
     assert log.query(channel=f"{head}5:none").num_rows == 0
@@ -170,7 +173,11 @@ async def test_plain_channels_are_stored(traffic, writers, tmp_path):
     await traffic.send("agent-chat", [{"hello": 1}])
     await writer.close()
     own = f"exps:{traffic.society.exp_id}:agents:0"
-    assert read(tmp_path / "log").query()["channel"].to_pylist() == ["news", f"{own}:offers", f"{own}:agent-chat"]
+    assert EventLog.open(tmp_path / "log").query()["channel"].to_pylist() == [
+        "news",
+        f"{own}:offers",
+        f"{own}:agent-chat",
+    ]
 
 
 # -- several sets of columns ----------------------------------------------------------------------------------------
@@ -183,7 +190,7 @@ async def test_rows_keep_their_order_whatever_their_columns(traffic, writers, tm
         await traffic.mixed(2)
         await writer.caught_up()
     await writer.close()
-    log = read(tmp_path / "log")
+    log = EventLog.open(tmp_path / "log")
     found = log.query(text=True)
     assert payloads_of(found) == traffic.sent
     assert found["subtopic"].to_pylist() == traffic.topics
@@ -198,14 +205,11 @@ async def test_rows_keep_their_order_whatever_their_columns(traffic, writers, tm
     log.balance()
 
 
-async def test_a_name_has_another_type_under_another_subtopic(traffic, writers, tmp_path):
-    writer = await writers()
-    await traffic.mixed(3)
-    await writer.close()
+async def test_a_name_has_another_type_under_another_subtopic(traffic, logged, tmp_path):
+    log = await logged(traffic.mixed(3))
     files = {path.name: pq.read_schema(path) for path in (tmp_path / "log").glob("*.parquet")}
     kinds = {str(schema.field("payload.price").type) for schema in files.values() if "payload.price" in schema.names}
     assert kinds == {"double", "large_string"}
-    log = read(tmp_path / "log")
     assert log.query(subtopic="offers")["payload.price"].type == pa.float64()
     assert log.query(subtopic="bids")["payload.price"].type == pa.large_string()
     both = log.query()
@@ -216,11 +220,8 @@ async def test_a_name_has_another_type_under_another_subtopic(traffic, writers, 
     assert (frame["payload.price"].dtype, frame["payload.price"].isna().sum()) == (np.float64, 3)
 
 
-async def test_texts_are_searched_up_to_a_limit_and_behind_a_position(traffic, writers, tmp_path):
-    writer = await writers(segment_rows=12)
-    await traffic.mixed(6)
-    await writer.close()
-    log = read(tmp_path / "log")
+async def test_texts_are_searched_up_to_a_limit_and_behind_a_position(traffic, logged):
+    log = await logged(traffic.mixed(6), segment_rows=12)
     found = [place for place, payload in enumerate(traffic.sent) if "none" in json.dumps(payload)]
     assert len(found) == 6
     assert log.count(contains="none")["count"].to_pylist() == [6]
@@ -237,7 +238,7 @@ async def test_very_many_sets_of_columns_make_several_segments(traffic, writers,
         await writer.caught_up()
     await writer.close()
     assert [len(segment.files) for segment in Folder(tmp_path / "log").segments()] == [32, 32, 6]
-    assert payloads_of(read(tmp_path / "log").query(text=True)) == traffic.sent
+    assert payloads_of(EventLog.open(tmp_path / "log").query(text=True)) == traffic.sent
 
 
 # -- crashes ----------------------------------------------------------------------------------------------------------
@@ -266,20 +267,17 @@ async def test_a_crash_neither_doubles_nor_drops_a_row(traffic, writers, tmp_pat
     writer = await writers(segment_rows=8)
     await traffic.mixed(1)
     await writer.close()
-    log = read(tmp_path / "log")
+    log = EventLog.open(tmp_path / "log")
     assert payloads_of(log.query(text=True)) == traffic.sent
     assert log.query()["message_id"].to_pylist() == traffic.society.written
     used = {path for segment in Folder(tmp_path / "log").segments() for path in segment.files}
     assert {str(path) for path in (tmp_path / "log").glob("*.parquet")} == used
 
 
-async def test_all_files_of_a_segment_count_are_needed_and_are_erased(traffic, writers, tmp_path):
-    writer = await writers()
-    await traffic.mixed(2)
-    await writer.close()
+async def test_all_files_of_a_segment_count_are_needed_and_are_erased(traffic, logged, tmp_path):
+    log = await logged(traffic.mixed(2))
     sizes = [path.stat().st_size for path in (tmp_path / "log").glob("*.parquet")]
     assert len(sizes) == 3
-    log = read(tmp_path / "log")
     assert log.stats()["bytes"] == sum(sizes)
     (segment,) = Folder(tmp_path / "log").segments()
     (tmp_path / "log" / segment.others[0].rpartition("/")[2]).unlink()
@@ -293,16 +291,12 @@ async def test_all_files_of_a_segment_count_are_needed_and_are_erased(traffic, w
 # -- exports ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def log(traffic, writers, tmp_path):
-    writer = await writers(segment_rows=7)
-    await traffic.mixed(4)
-    await traffic.send("places", columns(at=np.ones((2, 2), np.float32)))
-    await writer.close()
-    return read(tmp_path / "log")
+async def test_exports_have_all_columns_on_every_page(traffic, logged, tmp_path, monkeypatch):
+    async def send():
+        await traffic.mixed(4)
+        await traffic.send("places", columns(at=np.ones((2, 2), np.float32)))
 
-
-async def test_exports_have_all_columns_on_every_page(traffic, log, tmp_path, monkeypatch):
+    log = await logged(send(), segment_rows=7)
     monkeypatch.setattr("ray_messaging.eventlog.reading.paging.pages.__defaults__", (3,))
     rows = len(traffic.sent)
     assert log.export(tmp_path / "all.parquet") == rows

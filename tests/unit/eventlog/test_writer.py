@@ -105,22 +105,17 @@ async def test_new_rows_wake_waiting_readers(society, writers):
     assert not await writer.wait_beyond(2, 0.01)
 
 
-async def test_a_query_does_not_wait_for_more_messages(society, writers, monkeypatch):
+async def test_lone_messages_gather_and_a_query_does_not_wait_for_more(society, writers, monkeypatch):
     monkeypatch.setattr("ray_messaging.eventlog.writing.writer._GATHER_S", 100 * WAIT_S)
     writer = await writers()
     for _ in range(3):
         await society.send("a", 1)
+        assert await writer.wait_beyond(0, WAIT_S)
+        assert writer.rows == 1
+    for _ in range(3):
+        await society.send("a", 1)
         await within(writer.caught_up())
     assert seen(writer) == society.written
-
-
-async def test_lone_messages_gather(society, writers, monkeypatch):
-    monkeypatch.setattr("ray_messaging.eventlog.writing.writer._GATHER_S", 100 * WAIT_S)
-    writer = await writers()
-    for count in range(1, 4):
-        await society.send("a", 1)
-        assert await writer.wait_beyond(0, WAIT_S)
-        assert (count, writer.rows) == (count, 1)
 
 
 # -- segments ---------------------------------------------------------------------------------------------------------
