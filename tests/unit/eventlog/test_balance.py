@@ -56,6 +56,7 @@ def test_equal_texts_and_only_those_have_equal_hashes(texts, start, form):
     found = hashes(pa.array(texts, form).slice(start)).tolist()
     chunks = pa.chunked_array([texts[start : start + 2], [], texts[start + 2 :]], pa.string())
     assert hashes(chunks).tolist() == found
+    assert hashes(chunks.slice(0, 0)).tolist() == hashes(pa.chunked_array([], pa.string())).tolist() == []
     known = dict(zip(texts[start:], found, strict=True))
     assert [known[text] for text in texts[start:]] == found
     filled = [text for text in known if text]
