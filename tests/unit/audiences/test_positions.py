@@ -27,9 +27,13 @@ def near(points, radius):
     return {(a, b) for a, b in np.argwhere(squares <= radius * radius).tolist() if a != b}
 
 
-def pairs_of(edges):
+def listed(edges):
     rows, hearers = edges.expand(edges.senders.column)
-    return {*zip(edges.senders.ints[rows].tolist(), hearers.tolist(), strict=True)}
+    return np.stack((edges.senders.ints[rows], hearers.values), axis=1)
+
+
+def pairs_of(edges):
+    return {*map(tuple, listed(edges).tolist())}
 
 
 @st.composite
@@ -48,10 +52,7 @@ def crowds(draw):
 @given(crowds())
 def test_agents_within_the_radius_are_pairs(crowd):
     points, radius = crowd
-    edges = placed(points, radius).edges()
-    rows, hearers = edges.expand(edges.senders.column)
-    found = [*zip(edges.senders.ints[rows].tolist(), hearers.tolist(), strict=True)]
-    assert found == sorted(near(points, radius))
+    assert [*map(tuple, listed(placed(points, radius).edges()).tolist())] == sorted(near(points, radius))
 
 
 @pytest.mark.parametrize("dimensions", [2, 3])
@@ -59,12 +60,10 @@ def test_agents_within_the_radius_are_pairs(crowd):
 def test_the_pairs_of_many_agents_are_those_of_a_tree(dimensions, spread):
     numbers = np.random.default_rng(dimensions)
     points = np.concatenate([numbers.random((9000, dimensions)) * spread, numbers.normal(size=(1000, dimensions))])
-    edges = placed(points, 0.5).edges()
     pairs = cKDTree(points).query_pairs(0.5, output_type="ndarray")
     wanted = np.concatenate([pairs, pairs[:, ::-1]])
     wanted = wanted[np.lexsort(wanted.T[::-1])]
-    rows, hearers = edges.expand(edges.senders.column)
-    np.testing.assert_array_equal(np.stack((edges.senders.ints[rows], hearers.values), axis=1), wanted)
+    np.testing.assert_array_equal(listed(placed(points, 0.5).edges()), wanted)
 
 
 def test_positions_move_and_are_kept_in_files(tmp_path):

@@ -125,8 +125,7 @@ def test_a_command_follows_the_server_where_its_owner_died(end, temporary_root, 
         with owner(OWNER, "epilogue", WRITES, written, temporary_root) as (process, pid, _, data_dir):
             guard = guard_in(data_dir)
             process.communicate("stop") if end == "stopped" else process.kill()
-            wait_ended(pid)
-            wait_ended(guard)  # which has become the command
+            wait_ended(pid, guard)  # which has become the command
     finally:
         os.umask(mask)
     assert (written.read_text() if written.exists() else None) == (None if end == "stopped" else "True 27")
@@ -307,7 +306,9 @@ def test_a_child_that_rewrites_the_aof_goes_with_the_server(server, temporary_ro
     wait_ended(int(children[0]))
     server.stop()
     wait_ended(guard)
-    assert list(temporary_root.iterdir()) == []
+    assert (server.alive, server.pid, server.data_dir, [*temporary_root.iterdir()]) == (False, None, None, [])
+    with client(server.start()) as connected:
+        assert connected.ping()
 
 
 @pytest.fixture

@@ -183,8 +183,7 @@ def test_a_successor_takes_over(successor, dead, temporary_root):
             else:
                 connected.set("after", 2)  # it serves on, for those who live
     assert successor.take_over() == config.model_copy(update={"connect_timeout": EMBEDDED_CONNECT_S})
-    wait_ended(guard)
-    wait_ended(pid)
+    wait_ended(guard, pid)
     with client(config) as connected:
         assert connected.get("key") == "1"
         assert dead != "owner" or connected.get("after") == "2"
@@ -214,13 +213,14 @@ def test_data_without_a_successor_are_removed(temporary_root):
 
 
 @pytest.mark.long
-def test_without_a_successor_nothing_is_left_after_the_grace(temporary_root):
+def test_without_a_successor_nothing_is_left_after_the_grace_and_a_late_one_gets_an_error(successor, temporary_root):
     with owned(grace_s=0.3) as (process, _, _, pid, data_dir):
         guard = guard_in(data_dir)
         kill(process.pid)
-        wait_ended(pid)
-        wait_ended(guard)
+        wait_ended(pid, guard)
     assert list(temporary_root.iterdir()) == []
+    with pytest.raises(ServerFailed, match="its data are gone"):
+        successor.take_over()
 
 
 @pytest.mark.long
@@ -232,19 +232,8 @@ def test_data_that_no_successor_can_take_over_are_removed_at_once(temporary_root
             assert temporary_root.joinpath(data_dir).exists()
         finally:
             host.kill()
-        wait_ended(pid)
-        wait_ended(guard)
+        wait_ended(pid, guard)
     assert list(temporary_root.iterdir()) == []
-
-
-@pytest.mark.long
-def test_a_late_successor_gets_an_error(successor):
-    with owned(grace_s=0.01) as (process, _, _, _, data_dir):
-        guard = guard_in(data_dir)
-        kill(process.pid)
-        wait_ended(guard)
-    with pytest.raises(ServerFailed, match="its data are gone"):
-        successor.take_over()
 
 
 @pytest.mark.long

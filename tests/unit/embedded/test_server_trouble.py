@@ -95,8 +95,7 @@ def test_a_stopped_guard_leaves_nothing(server, temporary_root, monkeypatch):
     pid, guard = server.pid, guard_of(server)
     os.kill(guard, signal.SIGSTOP)
     server.stop()
-    wait_ended(guard)
-    wait_ended(pid)
+    wait_ended(guard, pid)
     assert list(temporary_root.iterdir()) == []
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from support.traffic import plan_of, traffic_of
 
-from ray_messaging.replay.plan import Plan, assign_groups, digests, due_times
+from ray_messaging.replay.plan import Plan, assign_groups, due_times
 
 ROWS = [(1, 2), (2, 1), ("ann", 1), (1, "ann"), (1, 2)]
 GROUPS = {1: 0, 2: 1, "ann": 1}
@@ -18,10 +18,3 @@ def test_due_times_never_run_backwards():
     assert due_times(np.array([100.0, 104.0, 102.0, 110.0]), 2).tolist() == [0, 2, 2, 5]
     plan = plan_of([(1, 2, 10), (2, 1, 20), (1, 2, 30)], {1: 0, 2: 1}, speed=10)
     assert [share.due.tolist() for share in plan.shares()] == [[0, 2], [1]]
-
-
-def test_digests_tell_texts_apart():
-    found = digests(["a", "b", "a", ""])
-    assert found.dtype == np.uint64
-    assert found[0] == found[2]
-    assert len(set(found.tolist())) == 3
