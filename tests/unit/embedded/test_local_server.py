@@ -3,12 +3,10 @@
 import asyncio
 import gc
 import importlib.metadata
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.embedded_server import wait_ended
+from support.embedded_server import owner, wait_ended
 from support.patience import WAIT_S, wait_for
 from support.servers import find_binary
 
@@ -73,12 +71,10 @@ async def test_its_experiments_have_the_steps_that_it_was_given():
 
 
 def test_it_ends_with_its_process_and_not_with_a_forked_one(temporary_root):
-    command = [sys.executable, "-c", OWNER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        pid, alive = process.stdout.readline().split()
+    with owner(OWNER) as (process, pid, alive):
         assert alive == "True"
         process.stdin.close()
-        wait_ended(int(pid))
+        wait_ended(pid)
     wait_for(lambda: not list(temporary_root.iterdir()))
 
 

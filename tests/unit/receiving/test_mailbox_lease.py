@@ -9,37 +9,16 @@ from ray_messaging.transports.values import Held
 
 
 class Server:
-    """A server's leases, and a clock for their watcher."""
+    """A server with a lease."""
 
-    def __init__(self, monkeypatch):
-        self.leases = {}
-        self.ended = []
-        self.now = 100.0
-        monkeypatch.setattr(leases, "monotonic", lambda: self.now)
+    def __init__(self, name):
+        self.kept, self.ended = {name: "1:30000:0"}, []
 
-    async def leases_of(self, _mailboxes):
-        return dict(self.leases)
+    async def leases(self, _mailboxes):
+        return dict(self.kept)
 
     async def end_leases(self, over):
         self.ended += over
-
-    def beat(self, name, beat):
-        self.leases[name] = f"{beat}:30000:0"
-
-
-@pytest.fixture
-def server(monkeypatch):
-    return Server(monkeypatch)
-
-
-class Transport:
-    def __init__(self, server):
-        self.leases, self.end_leases = server.leases_of, server.end_leases
-
-
-@pytest.fixture
-def watch(server):
-    return LeaseWatch(Transport(server), "me")
 
 
 @pytest.mark.parametrize(
@@ -53,23 +32,24 @@ def watch(server):
         pytest.param("me", (0, 10, 10, 10, 10), [], id="its own"),
     ],
 )
-async def test_a_lease_that_stays_as_it_is_for_as_long_as_it_lasts_is_over(server, watch, name, looks, over):
-    server.beat(name, 1)
-    for passed in looks:
-        if passed == "beat":
-            server.beat(name, 2)
+async def test_a_lease_that_stays_as_it_is_for_as_long_as_it_lasts_is_over(monkeypatch, name, looks, over):
+    server, passed = Server(name), [100.0]
+    watch = LeaseWatch(server, "me")
+    monkeypatch.setattr(leases, "monotonic", lambda: sum(passed))
+    for look in looks:
+        if look == "beat":
+            server.kept[name] = "2:30000:0"
         else:
-            server.now += passed
+            passed.append(look)
             await watch.look()
     assert server.ended == over
 
 
-async def test_the_lease_of_an_owner_known_to_be_dead_is_not_awaited(server):
+async def test_the_lease_of_an_owner_known_to_be_dead_is_not_awaited():
     async def gone(owner):
         return owner == "dead"
 
-    server.beat("group", 1)
-    transport = Transport(server)
-    assert await outlast(transport, "group", Held("dead", "1:30000:0", overdue=False), gone) == "1:30000:0"
+    server = Server("group")
+    assert await outlast(server, "group", Held("dead", "1:30000:0", overdue=False), gone) == "1:30000:0"
     with pytest.raises(AlreadyExists, match="'other', which is alive"):
-        await outlast(transport, "group", Held("other", "1:30000:0", overdue=False), gone)
+        await outlast(server, "group", Held("other", "1:30000:0", overdue=False), gone)
