@@ -112,13 +112,6 @@ async def test_patterns_match_as_in_redis(messagers, store, glob, yes, no):
         assert (await sender.send_message(no, {})).fate == "undeliverable"
 
 
-async def test_many_publications_have_their_own_fates(messagers, store):
-    sender = await messagers()
-    await store.subscribe(*[sender.get_agent_chat_channel(agent) for agent in range(0, 300, 3)])
-    receipts = await sender.send_columns(None, list(range(300)), {"n": 1})
-    assert receipts.fates.tolist() == ["published", "undeliverable", "undeliverable"] * 100
-
-
 async def test_mirror_also_publishes_messages_for_mailboxes(messagers, store):
     sender, receiver = await messagers(mirror=True), await messagers(host=[1])
     channel = sender.get_agent_chat_channel(1)

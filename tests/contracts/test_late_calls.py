@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, numbers, until, vanish
+from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, until, vanish
 
-from ray_messaging import Closed, MailboxFull, Outgoing, TransactionError
+from ray_messaging import Closed, MailboxFull, TransactionError
 
 
 @pytest.fixture
@@ -17,11 +17,6 @@ async def bank(messagers):
 @pytest.fixture
 async def shop(messagers):
     return await messagers(host=[2])
-
-
-async def feed(shop, *numbers):
-    """Send numbers to the bank, all in one frame."""
-    await shop.send_messages([Outgoing.to_agent(1, {"n": n}, from_id=2) for n in numbers])
 
 
 async def test_a_fetch_that_ends_after_its_block_takes_no_message(bank, shop):
@@ -39,7 +34,7 @@ async def test_a_fetch_that_ends_after_its_block_takes_no_message(bank, shop):
     with pytest.raises(ValueError, match="the other call"):
         await leave()
     async with bank.transaction() as tx:
-        await feed(shop, 1, 2)
+        await send_numbers(shop, 1, 2)
         assert numbers(await tx.fetch_messages(timeout=WAIT_S)) == [1, 2]
     with pytest.raises(TransactionError, match="not under way"):
         await late[0]
@@ -55,7 +50,7 @@ async def test_a_late_commit_reverts_no_state(bank, shop, messagers, how):
         await commit(*args, **totals)
 
     transport.commit = remember
-    await feed(shop, 1, 2, 3)
+    await send_numbers(shop, 1, 2, 3)
     if how == "acks out of order":
         held = await fetch_all(bank, 3, commit="acked")
         await bank.ack(held[1])

@@ -19,7 +19,6 @@ from ray_messaging.steps import attempt_sender
 from ray_messaging.transports.step_values import StepSettings
 from ray_messaging.wire.frames import decode
 
-LARGE = "x" * 200_000
 SETTINGS = MessagingConfig(send_timeout_s=0.2)
 STEPS = MessagingConfig(send_timeout_s=1.0)
 
@@ -81,19 +80,14 @@ class Faults:
         return Counter(json.loads(line)["n"] for line in lines)
 
 
-async def one(sender, channel, fates):
+async def one(sender, channel, fates, **more):
     number = len(fates)
-    await fate_of(fates, [number], sender.send_message(channel, {"n": number}, from_id=3))
+    await fate_of(fates, [number], sender.send_message(channel, {"n": number, **more}, from_id=3))
 
 
 async def many(sender, _channel, fates):
     numbers = range(len(fates), len(fates) + 5)
     await fate_of(fates, numbers, sender.send_columns([3] * 5, [1] * 5, [{"n": n} for n in numbers]))
-
-
-async def large(sender, channel, fates):
-    number = len(fates)
-    await fate_of(fates, [number], sender.send_message(channel, {"n": number, "text": LARGE}, from_id=3))
 
 
 async def transaction(sender, channel, fates):
@@ -121,7 +115,7 @@ async def fate_of(fates, numbers, sending):
     fates |= dict.fromkeys(numbers, allowed)
 
 
-SENDS = (one, many, large, transaction, one)
+SENDS = (one, many, partial(one, text="x" * 200_000), transaction, one)
 
 
 async def insist(call):

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 from support.batches import batch_to
-from support.contracts import ended, fetch_all, numbers, take_in, until, vanish
+from support.contracts import ended, fetch_all, numbers, send_numbers, take_in, until, vanish
 from support.patience import AT_ONCE_S, WAIT_S
 
 from ray_messaging import (
@@ -22,13 +22,6 @@ from ray_messaging import (
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.wire.frames import encode
 
-
-async def send(sender, *ns, to=1, text=""):
-    receipts = await sender.send_messages([Outgoing.to_agent(to, {"n": n, "text": text}, from_id=0) for n in ns])
-    assert receipts.counts()["delivered"] == len(ns)
-    return receipts
-
-
 # -- claims -----------------------------------------------------------------------------------------------------------
 
 
@@ -40,17 +33,17 @@ async def test_two_groups_cannot_claim_one_agent(messagers):
     assert (caught.value.kind, caught.value.value, caught.value.owner) == ("agent", 2, first.name)
     assert pickle.loads(pickle.dumps(caught.value)).owner == "first"
     await second.host_agents([3], ["agent-chat"])  # the refused claim is not remembered
-    await send(first, 1, to=3)
+    await send_numbers(first, 1, to=3)
     assert numbers(await fetch_all(second, 1)) == [1]
 
 
 async def test_a_live_owner_keeps_its_mailbox_and_its_sends(messagers):
     first = await messagers(name="group", host=[1], owner="actor-1")
-    await send(first, 1)
+    await send_numbers(first, 1)
     with pytest.raises(AlreadyExists) as caught:
         await messagers(name="group", host=[1], owner="actor-2")
     assert (caught.value.kind, caught.value.value, caught.value.owner) == ("group", "group", "actor-1")
-    await send(first, 2)
+    await send_numbers(first, 2)
     successor = await messagers(name="group", host=[1], owner="actor-1")
     assert numbers(await fetch_all(successor, 2)) == [1, 2]
 
@@ -68,15 +61,15 @@ async def test_after_a_close_another_owner_takes_over(messagers):
         return True
 
     await until(taken)
-    await send(second, 1)
+    await send_numbers(second, 1)
 
 
 async def test_a_named_mailbox_waits_for_another_owner_after_its_lease(messagers, store):
     first, second = await messagers(name="group", host=[1], owner="actor-1"), await messagers()
     await vanish(first)
-    await send(second, 1)
+    await send_numbers(second, 1)
     await store.expire("group")
-    await send(second, 2)
+    await send_numbers(second, 2)
     successor = await messagers(name="group", host=[1], owner="actor-2")
     assert numbers(await fetch_all(successor, 2)) == [1, 2]
 
@@ -86,7 +79,7 @@ async def test_a_named_mailbox_waits_for_another_owner_after_its_lease(messagers
 
 async def test_the_next_fetch_commits(messagers, store):
     sender, first = await messagers(), await messagers(name="group", host=[1])
-    await send(sender, 1, 2)
+    await send_numbers(sender, 1, 2)
     await fetch_all(first, 2)
     assert await store.waiting("group") == 2
     assert len(await first.fetch_messages()) == 0
@@ -96,11 +89,11 @@ async def test_the_next_fetch_commits(messagers, store):
 
 async def test_close_commits_but_an_exception_does_not(messagers):
     sender, first = await messagers(), await messagers(name="group", host=[1])
-    await send(sender, 1)
+    await send_numbers(sender, 1)
     await fetch_all(first, 1)
     await first.close()
     second = await messagers(name="group", host=[1])
-    await send(sender, 2)
+    await send_numbers(sender, 2)
     with contextlib.suppress(ZeroDivisionError):
         async with second:
             assert numbers(await fetch_all(second, 1)) == [2]
@@ -111,8 +104,8 @@ async def test_close_commits_but_an_exception_does_not(messagers):
 
 async def test_successors_resume_in_the_middle_of_a_frame(messagers, store):
     sender, receiver = await messagers(), await messagers(name="group", host=[1])
-    await send(sender, *range(10))
-    await send(sender, *range(10, 20))
+    await send_numbers(sender, *range(10))
+    await send_numbers(sender, *range(10, 20))
     for low in (0, 6, 12):
         assert await store.waiting("group") == 20 - low
         await take_in(receiver, 20 - low)
@@ -127,7 +120,7 @@ async def test_successors_resume_in_the_middle_of_a_frame(messagers, store):
 
 async def test_async_for(messagers):
     sender, first = await messagers(), await messagers(name="group", host=[1])
-    await send(sender, *range(5))
+    await send_numbers(sender, *range(5))
     got = []
     async with asyncio.timeout(WAIT_S):
         async for message in first:
@@ -148,14 +141,14 @@ async def test_a_cancelled_fetch_loses_nothing(messagers):
     waiting = asyncio.create_task(receiver.fetch_messages(timeout=None))
     await asyncio.sleep(0)
     await ended(waiting)
-    await send(sender, 1)
+    await send_numbers(sender, 1)
     assert numbers(await fetch_all(receiver, 1)) == [1]
 
 
 async def test_two_fetches_at_once_share_the_messages(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     fetches = [asyncio.create_task(receiver.fetch_messages(limit=1, timeout=None)) for _ in range(2)]
-    await send(sender, 1, 2)
+    await send_numbers(sender, 1, 2)
     found = await asyncio.wait_for(asyncio.gather(*fetches), WAIT_S)
     assert sorted(numbers(found[0]) + numbers(found[1])) == [1, 2]
 
@@ -179,7 +172,7 @@ async def test_fetching_before_listening_and_a_limit_that_cannot_be(messagers):
 
 async def test_a_reader_with_a_successor_is_fenced(messagers):
     sender, first = await messagers(), await messagers(name="group", host=[1])
-    await send(sender, 1)
+    await send_numbers(sender, 1)
     held = await fetch_all(first, 1, commit="acked")
     second = await messagers(name="group", host=[1])
     for call in (lambda: first.ack(held), first.fetch_messages):
@@ -203,10 +196,10 @@ async def test_an_idle_reader_with_a_successor_is_fenced_when_it_renews(messager
 @pytest.mark.parametrize("listens", [False, True], ids=["it sends", "it listens"])
 async def test_a_sender_with_a_successor_is_fenced(messagers, listens):
     first, receiver = await messagers(name="group"), await messagers(host=[1])
-    await send(first, 1)
+    await send_numbers(first, 1)
     second = await messagers(name="group", host=[2] if listens else ())
     if not listens:
-        await send(second, 3)  # from its first call
+        await send_numbers(second, 3)  # from its first call
     for _ in range(2):
         with pytest.raises(Fenced, match="group"):
             await first.send_message(first.get_agent_chat_channel(1), {"n": 2})
@@ -218,7 +211,7 @@ async def test_a_successor_continues_the_frame_numbers(messagers):
     ids = []
     for n in range(3):
         sender = await messagers(name="group")
-        ids += (await send(sender, n, 10 + n)).message_ids
+        ids += (await send_numbers(sender, n, 10 + n)).message_ids
         await sender.close()
     assert len(set(ids)) == 6
     assert numbers(await fetch_all(receiver, 6)) == [0, 10, 1, 11, 2, 12]
@@ -243,7 +236,7 @@ async def test_close_ends_waiting_fetches(messagers):
 
 async def test_a_messager_without_a_name_is_removed_when_it_closes(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1])
-    await send(sender, 1, 2)
+    await send_numbers(sender, 1, 2)
     await take_in(receiver, 2)
     await receiver.fetch_messages(limit=1)
     await receiver.ack()
@@ -258,9 +251,9 @@ async def test_a_messager_without_a_name_is_removed_when_it_closes(messagers, st
 async def test_a_messager_without_a_name_is_removed_when_its_lease_is_not_renewed(messagers, store):
     sender = await messagers()
     gone, there = await messagers(host=[1], lease_s=0.3), await messagers(host=[2], lease_s=0.3)
-    await send(sender, 1)
+    await send_numbers(sender, 1)
     await vanish(gone)
-    await send(sender, 2)
+    await send_numbers(sender, 2)
 
     async def left():
         return not await sender.send(0, 1, {"n": 3})
@@ -295,10 +288,10 @@ LARGE = pytest.mark.parametrize("text", ["", "x" * 100_000], ids=["small frames"
 @LARGE
 async def test_a_full_mailbox_makes_senders_wait_until_it_is_drained(messagers, text):
     sender, receiver = await messagers(), await messagers(host=[1], mailbox_messages=8, inbox_messages=8)
-    await send(sender, *range(8), text=text)
-    more = asyncio.create_task(send(sender, *range(8, 40), text=text))
+    await send_numbers(sender, *range(8), text=text)
+    more = asyncio.create_task(send_numbers(sender, *range(8, 40), text=text))
     other = await messagers(host=[2])
-    await send(sender, 100, to=2)  # a full mailbox does not hold the others up
+    await send_numbers(sender, 100, to=2)  # a full mailbox does not hold the others up
     assert numbers(await fetch_all(other, 1)) == [100]
     assert not more.done()
     assert numbers(await fetch_all(receiver, 40)) == list(range(40))
@@ -308,7 +301,7 @@ async def test_a_full_mailbox_makes_senders_wait_until_it_is_drained(messagers, 
 @LARGE
 async def test_sends_do_not_wait_for_a_removed_mailbox(messagers, text):
     sender, receiver = await messagers(), await messagers(host=[1], mailbox_messages=4)
-    await send(sender, *range(4), text=text)
+    await send_numbers(sender, *range(4), text=text)
     waiting = asyncio.create_task(sender.send(0, 1, {"n": 4, "text": text}))
     await until(lambda: sender.stats()["outbox"] == 1)
     await receiver.close()
@@ -318,7 +311,7 @@ async def test_sends_do_not_wait_for_a_removed_mailbox(messagers, text):
 @LARGE
 async def test_sends_to_a_mailbox_that_stays_full_raise(messagers, text):
     sender, receiver = await messagers(send_timeout_s=0.5), await messagers(host=[1], mailbox_messages=8)
-    first = await send(sender, *range(8))
+    first = await send_numbers(sender, *range(8))
     with pytest.raises(MailboxFull) as caught:
         await sender.send_message(sender.get_agent_chat_channel(1), {"n": 8, "text": text})
     error = caught.value
@@ -339,7 +332,7 @@ async def test_sends_to_a_mailbox_that_stays_full_raise(messagers, text):
     got = await fetch_all(receiver, 8)
     assert [message.id for message in got] == first.message_ids  # nothing that was accepted is lost
     await receiver.ack()
-    await send(sender, 10)
+    await send_numbers(sender, 10)
     assert numbers(await fetch_all(receiver, 1)) == [10]
 
 
@@ -403,10 +396,10 @@ async def test_a_mailbox_is_bounded_in_bytes(messagers):
 async def test_a_receiver_that_never_fetches_keeps_to_its_limit(messagers, store):
     sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
     for low in range(0, 400, 20):
-        await send(sender, *range(low, low + 20))
+        await send_numbers(sender, *range(low, low + 20))
     await take_in(receiver, 31)
     for _ in range(20):
-        await send(sender, 0)
+        await send_numbers(sender, 0)
         assert receiver.stats()["inbox"] <= 40
     assert await store.waiting("group") == 420
     assert numbers(await fetch_all(receiver, 420))[:400] == list(range(400))
@@ -416,7 +409,7 @@ async def test_a_receiver_that_never_fetches_keeps_to_its_limit(messagers, store
 
 async def test_close_while_a_mailbox_is_full(messagers):
     sender, receiver = await messagers(send_timeout_s=1), await messagers(host=[1], mailbox_messages=4)
-    await send(sender, *range(4))
+    await send_numbers(sender, *range(4))
     waiting = asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(1), {"n": 4}))
     await asyncio.sleep(0)
     await sender.close()
@@ -442,9 +435,9 @@ def frame(rows=1):
 )
 async def test_a_frame_that_cannot_be_read_becomes_a_dead_letter(messagers, store, garbage):
     sender, receiver = await messagers(), await messagers(name="group", host=[1])
-    await send(sender, 1)
+    await send_numbers(sender, 1)
     await store.write("group", garbage)
-    await send(sender, 2)
+    await send_numbers(sender, 2)
     assert numbers(await fetch_all(receiver, 2)) == [1, 2]
     assert receiver.stats()["unreadable"] == 1
     ((mailbox, reason, data),) = await store.dead()
@@ -452,7 +445,7 @@ async def test_a_frame_that_cannot_be_read_becomes_a_dead_letter(messagers, stor
     assert reason
     await receiver.close()
     second = await messagers(name="group", host=[1])
-    await send(sender, 3)
+    await send_numbers(sender, 3)
     assert numbers(await fetch_all(second, 1)) == [3]
 
 
@@ -502,9 +495,9 @@ async def test_a_new_listener_also_gets_a_waiting_message(messagers):
 async def test_messages_behave_as_lists_of_dicts(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     assert await receiver.fetch_messages() == []
-    await send(sender, 1, 2)
+    await send_numbers(sender, 1, 2)
     found = await fetch_all(receiver, 2)
-    await send(sender, 3)
+    await send_numbers(sender, 3)
     batch = await receiver.fetch_messages(timeout=10)
     assert batch == list(batch) != []
     assert batch[0] == batch[0] != found[0]

@@ -87,17 +87,6 @@ async def test_the_fate_of_a_publication_survives_a_cut(proxy, opener, store):
     assert (await get())[1] == b"end"  # nothing was published twice
 
 
-async def test_a_cut_reader_continues(server, proxy, opener):
-    receiver = await opener(proxy.config, host=[1])
-    sender = await opener(server)
-    for n in range(5):
-        await sender.send(None, 1, {"n": n})
-        if n % 2:
-            assert len(await fetch_all(receiver, 2)) == 2
-            proxy.cut()
-    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [4]
-
-
 async def test_a_cut_subscription_is_restored(proxy, opener, store, caplog):
     receiver = await opener(proxy.config, listen=["news", "n*", "other"])
     proxy.cut()

@@ -139,32 +139,29 @@ def mailbox_problems(config, exp_id):
 
 
 async def test_problems_of_a_mailbox_are_found(valkey_config, opener, exp_id):
-    async def found():
-        return await asyncio.to_thread(mailbox_problems, valkey_config, exp_id)
+    def found():
+        return mailbox_problems(valkey_config, exp_id)
 
-    async def box():
-        return (await asyncio.to_thread(ask_server, valkey_config, exp_id)).kept.mailboxes[0]
-
-    async def left():
-        return (await box()).lease_s is None
+    def box():
+        return ask_server(valkey_config, exp_id).kept.mailboxes[0]
 
     receiver = await opener(valkey_config, name="box", host=[1], mailbox_messages=10)
     sender = await opener(valkey_config)
     await send_numbers(sender, *range(8))
-    filling = await box()
+    filling = box()
     assert (filling.messages, filling.max_messages, filling.leased) == (8, 10, False)
     assert 0 <= filling.oldest_s < 30
     assert 0 < filling.lease_s <= MessagingConfig().lease_s
-    assert await found() == {"mailbox 'box'": "warning"}
+    assert found() == {"mailbox 'box'": "warning"}
     await fetch_all(receiver, 8)
     await receiver.ack()
-    assert await found() == {}
+    assert found() == {}
     await receiver.close()  # a named mailbox stays
-    await until(left)
-    assert await found() == {"mailbox 'box'": "warning"}
+    await until(lambda: box().lease_s is None)
+    assert found() == {"mailbox 'box'": "warning"}
     await send_numbers(sender, 8)
     await sender.engine.transport.remove("box", None)
-    assert await found() == {"dead letters": "warning"}
+    assert found() == {"dead letters": "warning"}
 
 
 async def test_uncounted_messages_are_found_waiting(valkey_config, opener, exp_id):
@@ -173,7 +170,7 @@ async def test_uncounted_messages_are_found_waiting(valkey_config, opener, exp_i
     await sender.send_messages([Outgoing(sender.get_agent_chat_channel(1), {"n": n}) for n in range(3)])
     with client_of(valkey_config, Keys(exp_id)) as client:
         client.hset(Keys(exp_id).state("box"), "messages", -1)  # as after foreign frames
-    (mailbox,) = (await asyncio.to_thread(ask_server, valkey_config, exp_id)).kept.mailboxes
+    (mailbox,) = ask_server(valkey_config, exp_id).kept.mailboxes
     assert (mailbox.messages, mailbox.oldest_s is not None) == (1, True)
 
 

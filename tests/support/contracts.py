@@ -44,10 +44,11 @@ def numbers(messages):
     return [message.payload["n"] for message in messages]
 
 
-async def send_numbers(sender, *ns):
-    """Send numbers to agent 1, in one frame."""
-    receipts = await sender.send_messages([Outgoing.to_agent(1, {"n": n}, from_id=0) for n in ns])
+async def send_numbers(sender, *ns, to=1, **more):
+    """Send numbers to an agent, in one frame."""
+    receipts = await sender.send_messages([Outgoing.to_agent(to, {"n": n, **more}, from_id=0) for n in ns])
     assert receipts.counts()["delivered"] == len(ns)
+    return receipts
 
 
 async def take_in(messager, count):
