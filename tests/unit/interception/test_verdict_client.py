@@ -161,7 +161,7 @@ async def test_an_actor_that_died_for_good_is_not_asked_again():
 
 
 async def test_a_lane_that_opens_for_nobody_is_not_tried_before_each_batch(actor, remote, monkeypatch):
-    monkeypatch.setattr("ray_messaging.interception.server.lane_server.OPENING_S", 0.02)
+    monkeypatch.setattr("ray_messaging.interception.lane.OPENING_S", 0.2)
     async with mute_lane(b"") as address:
         actor.lane.call = lambda: address
         for first in range(0, 20, 2):
