@@ -7,10 +7,11 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
-from support.contracts import Only, allow, fetch_all, numbers, take_in, until
+from support.contracts import fetch_all, numbers, take_in, until
 from support.frames import frames_of_entries
 from support.interceptors import Foreign
 from support.patience import WAIT_S
+from support.rules import Only, allow
 
 from ray_messaging import Messager, Outgoing
 from ray_messaging.addressing.channels import parse_channel

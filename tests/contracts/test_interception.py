@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
-from support.contracts import Only, Whole, allow, fetch_all, until
+from support.contracts import fetch_all, until
 from support.interceptors import Foreign
 from support.patience import AT_ONCE_S, WAIT_S
+from support.rules import Only, Whole, allow
 
 from ray_messaging import ConfigError, InterceptorUnavailable, MailboxFull, Outgoing, RuleError
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, block, rewrite

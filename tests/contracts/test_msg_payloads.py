@@ -5,7 +5,8 @@ import pickle
 
 import numpy as np
 import pytest
-from support.contracts import Only, fetch_all
+from support.contracts import fetch_all
+from support.rules import Only
 
 from ray_messaging import InvalidColumns, InvalidMsg, InvalidPayload, Msg, Outgoing
 from ray_messaging.interception.rules import ALLOW, Pattern, block, rewrite

@@ -5,8 +5,9 @@ import contextlib
 from functools import partial
 
 import pytest
-from support.contracts import WAIT_S, Only, fetch_all, full_memory, numbers, take_in, until, vanish
+from support.contracts import WAIT_S, fetch_all, full_memory, numbers, take_in, until, vanish
 from support.interceptors import Held
+from support.rules import Only
 
 from ray_messaging import (
     ConfigError,

@@ -12,7 +12,6 @@ from redis.backoff import NoBackoff
 from ray_messaging import Messager, Messages, MessagingConfig, Outgoing
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import ShardsConfig
-from ray_messaging.interception.rules import ALLOW, Rule
 from ray_messaging.transports.values import FrameFate, FrameWrite, LoggedFrame, SendRequest, SendStatus
 from support.patience import WAIT_S
 from support.replicated import primary_of
@@ -231,34 +230,3 @@ def client_of(config, keys=None):
         retry=Retry(NoBackoff(), 0),
         socket_timeout=2 * WAIT_S,
     )
-
-
-class Only(Rule):
-    """A rule that blocks by a function, which may raise or answer nonsense."""
-
-    def __init__(self, judge, name="only", on_error="block", *, needs_payload=False):
-        self.judge = judge
-        self.name = name
-        self.on_error = on_error
-        self.needs_payload = needs_payload
-        self.asked = []
-
-    def check(self, message):
-        self.asked.append((message.from_id, message.to_id))
-        return self.judge(message)
-
-
-class Whole(Rule):
-    """Judge a batch by a function; it may raise or answer nonsense."""
-
-    def __init__(self, judge, name="whole", on_error="block"):
-        self.judge = judge
-        self.name = name
-        self.on_error = on_error
-
-    def check_batch(self, batch, exp_id):
-        return self.judge(batch)
-
-
-def allow(_message):
-    return ALLOW

@@ -9,10 +9,9 @@ from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts
 from ray_messaging.wire.frames import encode
-from support.contracts import Whole
 from support.delegation import Method
 from support.patience import WAIT_S
-from support.rules import batch_of
+from support.rules import Whole, batch_of
 
 
 def batch(payloads, *, pairs=None, first=0, sender="s"):

@@ -1,9 +1,10 @@
-"""Batches for rules, and the ways in which a rule must come to the same verdicts."""
+"""Rules of tests, batches for rules, and the ways in which a rule must come to the same verdicts."""
 
 import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
+from ray_messaging.interception.rules import ALLOW, Rule
 from ray_messaging.message import Message
 from ray_messaging.model.columns import PayloadColumn
 from support.batches import batch_to
@@ -71,3 +72,34 @@ class AskingBlock:
 
     async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
         return await self.function(msg)
+
+
+class Only(Rule):
+    """A rule that blocks by a function, which may raise or answer nonsense."""
+
+    def __init__(self, judge, name="only", on_error="block", *, needs_payload=False):
+        self.judge = judge
+        self.name = name
+        self.on_error = on_error
+        self.needs_payload = needs_payload
+        self.asked = []
+
+    def check(self, message):
+        self.asked.append((message.from_id, message.to_id))
+        return self.judge(message)
+
+
+class Whole(Rule):
+    """Judge a batch by a function; it may raise or answer nonsense."""
+
+    def __init__(self, judge, name="whole", on_error="block"):
+        self.judge = judge
+        self.name = name
+        self.on_error = on_error
+
+    def check_batch(self, batch, exp_id):
+        return self.judge(batch)
+
+
+def allow(_message):
+    return ALLOW

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import batch_to
-from support.contracts import Only
+from support.rules import Only
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.broadcasts import Intersections, pair_rows

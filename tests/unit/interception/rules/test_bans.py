@@ -5,8 +5,7 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.contracts import Only, Whole
-from support.rules import PAIRS, TEXTS, batch_of, blocked, follow, judged, one_by_one, revived
+from support.rules import PAIRS, TEXTS, Only, Whole, batch_of, blocked, follow, judged, one_by_one, revived
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import (

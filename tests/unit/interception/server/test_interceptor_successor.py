@@ -3,8 +3,8 @@
 import asyncio
 from types import SimpleNamespace
 
-from support.contracts import Whole
 from support.interceptors import Held, Rewriting, Store, answered, batch, waited, whole
+from support.rules import Whole
 
 from ray_messaging.interception.rules import BlackList, RateLimit, block, label
 from ray_messaging.interception.server import answers

@@ -4,9 +4,8 @@ import asyncio
 import logging
 
 import pytest
-from support.contracts import Only
 from support.interceptors import Held, answered, batch, judged, waited, whole
-from support.rules import AskingBlock
+from support.rules import AskingBlock, Only
 
 from ray_messaging.interception.rules import (
     ALLOW,

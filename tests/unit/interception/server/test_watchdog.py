@@ -9,9 +9,8 @@ import threading
 import time
 
 import pytest
-from support.contracts import Only, Whole
 from support.interceptors import Held, answered, batch, waited, whole
-from support.rules import AskingBlock
+from support.rules import AskingBlock, Only, Whole
 
 from ray_messaging.interception.rules import ALLOW, Block, Moderator, SlowRule, label
 from ray_messaging.interception.server.interceptor import Interceptor
