@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from support.contracts import WAIT_S, Only, fetch_batch
+from support.contracts import WAIT_S, fetch_batch
 from support.frames import frames_of_columns
+from support.rules import Only
 
 from ray_messaging import InvalidColumns, InvalidPayload, PayloadTooLarge, columns
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Pattern, Rule, SlowRule, block, rewrite

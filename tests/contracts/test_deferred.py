@@ -6,9 +6,10 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from support.contracts import WAIT_S, Only, ended, fetch_all, take_in, until
+from support.contracts import WAIT_S, ended, fetch_all, take_in, until
 from support.frames import frames_of_columns
 from support.interceptors import Held
+from support.rules import Only
 
 from ray_messaging import Closed, EventLog, InterceptorUnavailable, MailboxFull, Outgoing
 from ray_messaging.eventlog.folder import Folder
