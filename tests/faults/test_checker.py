@@ -18,14 +18,10 @@ def ledger(tmp_path):
 
 @pytest.fixture
 def inboxes(tmp_path):
-    made = []
-
-    def open_one(incarnation, name="inbox"):
-        made.append(Inbox(tmp_path / name, incarnation))
-        return made[-1]
-
-    yield open_one
-    for inbox in made:
+    """Give two incarnations of a receiver, which write to one file."""
+    made = {name: Inbox(tmp_path / "inbox", name) for name in "ab"}
+    yield made
+    for inbox in made.values():
         inbox.close()
 
 
@@ -43,7 +39,7 @@ def send(ledger, *fates):
 
 def test_a_clean_run(ledger, inboxes):
     keys = send(ledger, "delivered", "delivered", "blocked", "refused", "unknown", None, "delivered")
-    inbox = inboxes("a")
+    inbox = inboxes["a"]
     inbox.fetched([keys[0], keys[1]])
     inbox.committed()
     inbox.fetched([keys[5], keys[6]])
@@ -53,76 +49,42 @@ def test_a_clean_run(ledger, inboxes):
     assert (account.unknown, account.came_of_unknown, account.refused, account.blocked) == (2, 1, 1, 1)
 
 
-def test_a_loss(ledger, inboxes):
-    keys = send(ledger, "delivered", "delivered")
-    inbox = inboxes("a")
-    inbox.fetched(keys[1:])
-    account = check([ledger.path], [inbox.path])
-    assert account.flaws == {"lost": 1}
-    assert account.examples["lost"] == [keys[0]]
+# By case: the fates of what was sent; what the receivers noted, fetched numbers for one; the flaws, and their numbers.
+FOUR = ["delivered"] * 4
+IN_HAND = [("a", [0, 1]), ("a", "committed"), ("a", [2, 3]), ("b", [2, 3])]
+NOTED_LATE = [("b", [0, 1, 2, 3]), ("b", "committed"), ("a", [0])]
+FLAWS = {
+    "a message is lost": (FOUR, [("a", [1, 2, 3])], {"lost": [0]}),
+    "what was not committed comes again": (FOUR, IN_HAND, {}),
+    "what was committed comes again": (FOUR, [*IN_HAND, ("b", [0])], {"duplicates": [0]}),
+    "what a successor committed comes": (FOUR, NOTED_LATE, {"duplicates": [0]}),
+    "what was in hand when a successor came is noted late": (FOUR, [*NOTED_LATE, ("a", "fenced")], {}),
+    "one incarnation fetches twice": (FOUR, [("a", [0, 1, 2, 3]), ("a", [0])], {"duplicates": [0]}),
+    "out of order": (FOUR, [("a", [0, 2, 1, 3])], {"order_breaks": [1]}),
+    "out of order as it comes again": (FOUR, [("a", [0, 1, 2, 3]), ("b", [0, 1, 3, 2])], {"order_breaks": [2]}),
+    "refused or not sent, and there": (["refused"], [("a", [0, 7])], {"phantoms": [0, 7]}),
+}
+NAMES = {"lost": "lost", "duplicates": "twice", "order_breaks": "out of order", "phantoms": "phantoms"}
 
 
-def test_only_committed_messages_that_come_again_are_duplicates(ledger, inboxes):
-    keys = send(ledger, *["delivered"] * 4)
-    first = inboxes("a")
-    first.fetched(keys[:2])
-    first.committed()
-    first.fetched(keys[2:])  # and dies
-    again = inboxes("b")
-    again.fetched(keys[2:])
-    assert check([ledger.path], [first.path]).flaws == {}
-    again.fetched(keys[:1])
-    account = check([ledger.path], [first.path])
-    assert account.duplicates == 1
-    assert account.examples["twice"] == [keys[0]]
-
-
-def test_messages_in_hand_when_a_successor_comes_are_no_duplicates(ledger, inboxes):
-    keys = send(ledger, "delivered", "delivered")
-    old, successor = inboxes("a"), inboxes("b")
-    successor.fetched(keys)
-    successor.committed()
-    old.fetched(keys[:1])  # it was handed out before, and noted late
-    assert check([ledger.path], [successor.path]).flaws == {"duplicates": 1}
-    old.fenced()
-    assert check([ledger.path], [successor.path]).flaws == {}
-
-
-def test_a_repetition_within_one_incarnation_is_a_duplicate(ledger, inboxes):
-    keys = send(ledger, "delivered")
-    inbox = inboxes("a")
-    inbox.fetched(keys)
-    inbox.fetched(keys)
-    assert check([ledger.path], [inbox.path]).flaws == {"duplicates": 1}
-
-
-def test_order(ledger, inboxes):
-    keys = send(ledger, "delivered", "delivered", "delivered")
-    inbox = inboxes("a")
-    inbox.fetched([keys[0], keys[2], keys[1]])
-    assert check([ledger.path], [inbox.path]).flaws == {"order_breaks": 1}
-
-
-def test_order_in_a_repetition(ledger, inboxes):
-    keys = send(ledger, "delivered", "delivered")
-    inboxes("a").fetched(keys)
-    again = inboxes("b")
-    again.fetched(keys[::-1])
-    assert check([ledger.path], [again.path]).flaws == {"order_breaks": 1}
-
-
-def test_a_refused_or_unsent_message_that_arrives_is_a_phantom(ledger, inboxes):
-    keys = send(ledger, "refused")
-    inbox = inboxes("a")
-    inbox.fetched([keys[0], (7, 7, 7)])
-    assert check([ledger.path], [inbox.path]).flaws == {"phantoms": 2}
+@pytest.mark.parametrize(("fates", "noted", "flaws"), FLAWS.values(), ids=FLAWS)
+def test_each_flaw_is_counted_and_named(ledger, inboxes, fates, noted, flaws):
+    send(ledger, *fates)
+    for name, what in noted:
+        if isinstance(what, str):
+            getattr(inboxes[name], what)()
+        else:
+            inboxes[name].fetched([(1, 2, n) for n in what])
+    account = check([ledger.path], [inboxes["a"].path])
+    assert account.flaws == {flaw: len(found) for flaw, found in flaws.items()}
+    assert account.examples == {NAMES[flaw]: [(1, 2, n) for n in found] for flaw, found in flaws.items()}
 
 
 def test_gap_and_drain(ledger, inboxes, monkeypatch):
     now = 100.0
     monkeypatch.setattr("time.time", lambda: now)
     keys = send(ledger, "delivered", "delivered", "delivered")
-    inbox = inboxes("a")
+    inbox = inboxes["a"]
     inbox.fetched(keys[:1])
     now = 103.0
     inbox.fetched(keys[1:2])
@@ -138,7 +100,7 @@ def row(key, fate, rule=None, reason=None):
 
 def test_the_log(ledger, inboxes):
     keys = send(ledger, "delivered", "blocked", "refused", "unknown", "unknown", "delivered")
-    inbox = inboxes("a")
+    inbox = inboxes["a"]
     inbox.fetched([keys[0], keys[3], keys[5]])
     right = [row(keys[n], "delivered") for n in (0, 3, 5)] + [row(keys[1], "blocked", "rule", "reason")]
     paths = [ledger.path], [inbox.path]
@@ -160,7 +122,7 @@ def test_a_reopened_ledger_continues(ledger, inboxes):
 
 
 def test_growing_files_are_counted_once(ledger, inboxes):
-    inbox = inboxes("a")
+    inbox = inboxes["a"]
     ledgered, fetched = Growing(ledger.path), Growing(inbox.path)
     assert (ledgered.read().delivered, fetched.read().fetched, ledgered.errors) == (0, 0, [])
     keys = send(ledger, "delivered", "blocked", None, "delivered")
