@@ -21,7 +21,7 @@ def start(own_server, start):
 
 def forget(server, change):
     """Make the server forget a change that has returned, and other events meanwhile."""
-    [aof] = [path for path in injector.aof_files(server) if ".incr." in path.name]
+    [aof] = [path for path in injector.aof_files(server.folder) if ".incr." in path.name]
     before = aof.stat().st_size
     change()
     server.kill()

@@ -33,7 +33,7 @@ class Torn:
         self.kept = self._size()
 
     def _size(self):
-        return aof_files(self.server)[-1].stat().st_size
+        return aof_files(self.server.folder)[-1].stat().st_size
 
     async def restart(self, seconds_back):
         with self.server.client() as client:

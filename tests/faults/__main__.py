@@ -1,10 +1,10 @@
 """Table of the fault tests: for each fault the lost, repeated and reordered messages, and the longest gap.
 
-python tests/faults [--replicas] [--quick] [--only NAME ...] [--without-ray] [--json FILE] [--markdown FILE]
+python tests/faults [--replicas] [--quick] [--only NAME ...] [--json FILE] [--markdown FILE]
 
 The cases are those of tests/faults: real servers and real processes, each message in a ledger. --replicas runs some of
-them on a cluster and on Sentinels. --quick leaves out the long ones, --only takes those with a text in their names. The
-exit code is 1 if a promise broke or a case failed.
+them on a cluster and on Sentinels. --quick runs the short ones, --only those with a text in their names. The exit code
+is 1 if a promise broke or a case failed.
 """
 
 import argparse
@@ -15,35 +15,15 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TESTS), str(TESTS.parent)]  # in place of this folder: the cases are in the package `faults`
 
-MODULES = (
-    "server",
-    "failover",
-    "slots",
-    "process",
-    "moving",
-    "link",
-    "loss",
-    "overload",
-    "hostile",
-    "embedded",
-    "group",
-    "interceptor",
-    "cluster",
-    "serving",
-)
 ON_RAY = ("embedded", "group", "interceptor", "cluster", "serving")
+MODULES = ("server", "failover", "process", "moving", "link", "loss", "overload", "hostile", *ON_RAY)
 COLUMNS = (
     "fault",
     "sent",
@@ -85,19 +65,14 @@ class Row:
         return [self.name, *counts, unknown, *times, self.promise, "yes" if self.held else f"NO: {self.broken}"]
 
 
-def cases(args: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+def cases(args: argparse.Namespace) -> list[tuple[str, Any]]:
     """Return the cases that are wanted, each with its module."""
-    for module in MODULES:
-        if args.without_ray and module in ON_RAY:
-            continue
-        found = importlib.import_module(f"faults.{module}_cases").CASES
-        if args.replicas:
-            found = [more for case in found for more in case.on_services()]
-        for case in found:
-            if (args.only and any(text in case.name for text in args.only)) or not (
-                args.only or (args.quick and case.long)
-            ):
-                yield module, case
+    found = [(module, case) for module in MODULES for case in importlib.import_module(f"faults.{module}_cases").CASES]
+    if args.replicas:
+        found = [(module, each) for module, case in found for each in case.on_services()]
+    if args.only:
+        return [(module, case) for module, case in found if any(text in case.name for text in args.only)]
+    return [(module, case) for module, case in found if case.quick or not args.quick]
 
 
 def run(case: Any) -> Row:
@@ -108,52 +83,18 @@ def run(case: Any) -> Row:
             account = case.run(Path(folder))
         except Exception as error:  # noqa: BLE001 - one case that fails must not hide the others
             traceback.print_exc()
-            text = str(error).partition("\n")[0][:200]
-            return Row(
-                case.name, case.promise.text, None, {}, time.monotonic() - begin, f"{type(error).__name__}: {text}"
-            )
+            text = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+            return Row(case.name, case.promise.text, None, {}, time.monotonic() - begin, text)
     return Row(case.name, case.promise.text, account, case.promise.broken(account), time.monotonic() - begin)
 
 
-@contextmanager
-def ray_when_needed(wanted: list[tuple[str, Any]]) -> Iterator[None]:
-    """Run Ray while cases need it."""
-    if not any(module in ON_RAY for module, _ in wanted):
-        yield
-        return
-    import ray
-    from support import cluster as cluster_support
-    from support.bare_ray import start_ray
-
-    start_ray()
-    try:
-        ray.cloudpickle.register_pickle_by_value(cluster_support)
-        yield
-    finally:
-        ray.shutdown()
-
-
-def notes(rows: list[Row]) -> list[str]:
-    """Return further measurements of the cases, a line each."""
-    told = [(row.name, row.account.facts) for row in rows if row.account is not None]
-    return [f"{name}: {', '.join(f'{k} {v}' for k, v in facts.items())}" for name, facts in told if facts]
-
-
-def table(rows: list[Row]) -> Table:
-    """Draw the table for a terminal."""
-    drawn = Table(title="Faults", show_lines=False)
-    for at, column in enumerate(COLUMNS):
-        drawn.add_column(column, justify="right" if 0 < at < 8 else "left", overflow="fold")
-    for row in rows:
-        drawn.add_row(*row.cells(), style="" if row.held else "bold red")
-    return drawn
-
-
 def markdown(rows: list[Row]) -> str:
-    """Draw the table for the README."""
+    """Draw the table, and below it further measurements of the cases."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * 7 + "|---" * 2 + "|"]
     lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row.cells()) + " |" for row in rows]
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes(rows)), ""])
+    facts = [(row.name, row.account.facts) for row in rows if row.account is not None and row.account.facts]
+    notes = [f"- {name}: {', '.join(f'{k} {v}' for k, v in each.items())}" for name, each in facts]
+    return "\n".join([*lines, "", *notes, ""])
 
 
 def as_json(rows: list[Row]) -> str:
@@ -164,24 +105,23 @@ def as_json(rows: list[Row]) -> str:
 def main() -> int:
     """Run the cases, show the table; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="leave out the cases that take long")
+    parser.add_argument("--quick", action="store_true", help="run the cases that take a few seconds")
     parser.add_argument("--replicas", action="store_true", help="on a cluster, and on a primary with Sentinels")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases with a text in their names")
-    parser.add_argument("--without-ray", action="store_true", help="leave out the faults of Ray's processes")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     args = parser.parse_args()
     logging.basicConfig(level=logging.CRITICAL)  # faults log a lot, and the table has the results
-    console, rows = Console(width=None if sys.stdout.isatty() else 200), []
-    wanted = list(cases(args))
-    with ray_when_needed(wanted):
-        for number, (_, case) in enumerate(wanted, 1):
-            rows.append(run(case))
-            verdict = "held" if rows[-1].held else "BROKE"
-            console.print(f"{number}/{len(wanted)} {case.name}: {verdict}, {rows[-1].took_s:.0f} s", highlight=False)
-    console.print(table(rows))
-    for note in notes(rows):
-        console.print(note, highlight=False)
+    rows, wanted = [], cases(args)
+    if any(module in ON_RAY for module, _ in wanted):
+        from support.bare_ray import start_ray
+
+        start_ray()
+    for number, (_, case) in enumerate(wanted, 1):
+        rows.append(run(case))
+        verdict = "held" if rows[-1].held else "BROKE"
+        print(f"{number}/{len(wanted)} {case.name}: {verdict}, {rows[-1].took_s:.0f} s", file=sys.stderr)  # noqa: T201
+    print(markdown(rows))  # noqa: T201
     for path, text in ((args.json, as_json), (args.markdown, markdown)):
         if path is not None:
             path.write_text(text(rows))

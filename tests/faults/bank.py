@@ -1,15 +1,15 @@
 """A process of exactly-once steps: it adds up numbers and sends each running total on; and ways to end it."""
 
 import asyncio
-import contextlib
 import json
 import multiprocessing
 import os
 import random
 import signal
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
+from faults.injector import at_call
 from ray_messaging import Fenced, Messager
 from ray_messaging.config import MessagingConfig
 
@@ -65,7 +65,7 @@ def _main(config, exp_id, last, crash, seed):
 async def _run(config, exp_id, last, crash, chance):
     bank = Messager(config, exp_id, name="bank", settings=MessagingConfig(frame_rows=7))
     if crash is not None:
-        _arm(bank.engine.transport, crash)
+        at_call(bank.engine.transport, crash.point, crash.phase, partial(os.kill, os.getpid(), crash.signal), crash.nth)
     try:
         async with bank:
             await bank.host_agents([AGENT], ["agent-chat"])
@@ -85,31 +85,3 @@ async def step(bank, chance):
             tx.send_message(bank.get_agent_chat_channel(SINK), dict(state), AGENT, SINK)
         tx.state = json.dumps(state).encode()
     return state["count"]
-
-
-def _arm(transport, crash):
-    real, left = getattr(transport, crash.point), crash.nth
-
-    async def call(*args, **options):
-        nonlocal left
-        left -= 1
-        if left:
-            return await real(*args, **options)
-        if crash.phase == "before":
-            os.kill(os.getpid(), crash.signal)
-        elif crash.phase == "during":
-            # The request is on its way, and nobody has read the answer.
-            asyncio.get_running_loop().call_later(0, os.kill, os.getpid(), crash.signal)
-        reply = await real(*args, **options)
-        if crash.phase == "after":
-            os.kill(os.getpid(), crash.signal)
-        return reply
-
-    setattr(transport, crash.point, call)
-
-
-def state_of(process):
-    """Return the kernel's state letter of a process: T if it was stopped."""
-    with contextlib.suppress(FileNotFoundError):
-        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""

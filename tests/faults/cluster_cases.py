@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 import ray
-from support.cluster import wait_for
+from support.cluster import run_apart, wait_for
 from support.servers import RedisProcess
 
 from faults.case import Case, weaker
@@ -21,26 +21,23 @@ from faults.ray_traffic import PAIRS, traffic_in
 HELD_FOR_S = 1.0
 
 
-def process(module, *arguments):
-    """Start a driver with a Ray of its own."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    path = os.pathsep.join([str(Path(__file__).parent.parent), environment.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, arguments)],
-        env=environment | {"PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def node_is_lost(folder):
     """Kill the raylet of the node on which both groups live; a worker that stood still lives on for a while."""
-    with process("faults.node_loss", folder) as driver:
-        said, _ = driver.communicate(timeout=500)
-    assert driver.returncode == 0, said[-5000:]
+    run_apart("-m", "faults.node_loss", folder)
     return Account(**json.loads((folder / "account.json").read_text()))
+
+
+DRIVER = """
+import threading
+from pathlib import Path
+from support.bare_ray import start_ray
+from faults.ray_support import a_town
+from faults.ray_traffic import traffic_in
+
+start_ray()
+with a_town(exp_id={exp_id!r}, redis={url!r}, lease_s=2) as town, traffic_in(town, Path({folder!r})):
+    threading.Event().wait()
+"""
 
 
 def driver_is_killed(folder):
@@ -48,8 +45,10 @@ def driver_is_killed(folder):
     server = RedisProcess(folder)
     try:
         redis, exp_id = server.start().config, f"driver-{uuid.uuid4().hex[:8]}"
-        driver = process("faults.driver", folder, _url(redis), exp_id)
-        with driver:
+        url = f"redis://:{redis.password.replace(' ', '%20')}@{redis.server}:{redis.port}"
+        script = DRIVER.format(exp_id=exp_id, url=url, folder=str(folder))
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+        with subprocess.Popen([sys.executable, "-c", script], env=environment, start_new_session=True) as driver:
             ledgers = [folder / f"ledger-{a}-{b}" for a, b in PAIRS]
             wait_for(lambda: all(len(read_ledger(path)) > 500 for path in ledgers), "many sends", 300)
             os.killpg(driver.pid, signal.SIGKILL)
@@ -60,10 +59,6 @@ def driver_is_killed(folder):
             return traffic.account(acknowledged_before=acknowledged)
     finally:
         server.kill()
-
-
-def _url(config):
-    return f"redis://:{config.password.replace(' ', '%20')}@{config.server}:{config.port}"
 
 
 @ray.remote(num_cpus=0, max_retries=0)
@@ -98,13 +93,12 @@ def calls_are_repeated(folder):
 
 
 CASES = [
-    Case("Ray node lost, its groups come back elsewhere", node_is_lost, long=True),
-    Case("driver killed, another one resumes", driver_is_killed, long=True),
-    Case("each Group call made twice", calls_are_repeated, long=True),
+    Case("Ray node lost, its groups come back elsewhere", node_is_lost),
+    Case("driver killed, another one resumes", driver_is_killed),
+    Case("each Group call made twice", calls_are_repeated),
     Case(
         "tasks die with a fetched batch",
         tasks_die_with_batches,
         weaker("nothing lost, nothing handled twice; what a dead task held comes after newer messages", "order_breaks"),
-        long=True,
     ),
 ]

@@ -3,11 +3,11 @@
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import ray
-from support.cluster import PATIENCE_S, alive, kill, stopped, wait_for
+from support.cluster import PATIENCE_S, kill, stopped, wait_for
 
 from faults.case import Case, weaker
 from faults.injector import full_disk
@@ -76,35 +76,27 @@ def disk_is_full(folder, seconds, *, dies):
     """Give the server's files no room, and then, or after the server's death, room again."""
     with a_town() as town:
         with traffic_in(town, folder) as traffic:
-            pid = stats_of(town.messaging)["pid"]
-            with full_disk(_as_injected(town.messaging)):
+            stats = stats_of(town.messaging)
+            with full_disk(stats["pid"], stats["data_dir"]):
                 time.sleep(seconds)  # the fault itself
                 if dies:
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(stats["pid"], signal.SIGKILL)
                     back(town.messaging, 1)
             traffic.goes_on()
         met = {f"{type(error).__name__}: {error}"[:200] for sender in traffic.senders for error in sender.met}
         return traffic.account(restarts=stats_of(town.messaging)["restarts"], met=sorted(met)[:3])
 
 
-def _as_injected(messaging):
-    """Give the embedded server the form that the injector knows."""
-    stats = stats_of(messaging)
-    running = SimpleNamespace(poll=lambda: None if alive(stats["pid"]) else 1)
-    return SimpleNamespace(folder=stats["data_dir"], pid=stats["pid"], process=running)
-
-
 CASES = [
-    Case("embedded server: kill -9", lambda folder: dies(folder, "server", 1), long=True),
-    Case("embedded server: kill -9, 3 times", lambda folder: dies(folder, "server", 3), long=True),
-    Case("embedded server: its guard, kill -9", lambda folder: dies(folder, "guard", 2), long=True),
-    Case("embedded server: its actor, kill -9", lambda folder: owner_dies(folder, 2), long=True),
-    Case("embedded server: SIGSTOP for 2 s", lambda folder: stands_still(folder, 2.0), long=True),
-    Case("embedded server: disk full for 3 s", lambda folder: disk_is_full(folder, 3.0, dies=False), long=True),
+    Case("embedded server: kill -9", partial(dies, victim="server", times=1)),
+    Case("embedded server: kill -9, 3 times", partial(dies, victim="server", times=3)),
+    Case("embedded server: its guard, kill -9", partial(dies, victim="guard", times=2)),
+    Case("embedded server: its actor, kill -9", partial(owner_dies, times=2)),
+    Case("embedded server: SIGSTOP for 2 s", partial(stands_still, seconds=2.0)),
+    Case("embedded server: disk full for 3 s", partial(disk_is_full, seconds=3.0, dies=False)),
     Case(
         "embedded server: disk full, and kill -9 meanwhile",
-        lambda folder: disk_is_full(folder, 1.0, dies=True),
+        partial(disk_is_full, seconds=1.0, dies=True),
         weaker("what was acknowledged in the instant at which the disk was full may be lost", "lost"),
-        long=True,
     ),
 ]

@@ -1,6 +1,7 @@
 """Cases in which the process of a group dies, or is stopped beside its replacement."""
 
 from contextlib import ExitStack
+from functools import partial
 
 from support.cluster import kill, wait_for
 
@@ -53,12 +54,12 @@ def dies_again_and_again(folder, times=5):
         return traffic.account(kills=2 * times)
 
 
-def outlives(folder, points, sides=("before", "after")):
+def outlives(folder, points):
     """Stop a group's process at a call, replace it, and let it go on beside its replacement."""
     with a_town(lease_s=3) as town:
         with traffic_in(town, folder) as traffic:
             for point in points:
-                for when in sides:
+                for when in ("before", "after"):
                     _outlive(town, traffic, town.west if point in SENDING else town.east, point, when)
         return traffic.account(fenced=traffic.refusals)
 
@@ -92,21 +93,15 @@ LATE = weaker(
 CASES = [
     Case(
         "group actor killed after a send, after a commit",
-        lambda folder: dies_at(folder, ("send", "commit"), ("after",)),
+        partial(dies_at, points=("send", "commit"), sides=("after",)),
+        quick=True,
     ),
-    Case("group actor killed at each crash point of a send", lambda folder: dies_at(folder, SENDING), long=True),
-    Case("group actor killed at each crash point of a fetch", lambda folder: dies_at(folder, FETCHING), long=True),
-    Case("group actor killed at each crash point of a commit", lambda folder: dies_at(folder, COMMITTING), long=True),
-    Case("group actor killed while it takes over", dies_taking_over, long=True),
-    Case("group actor restarted by Ray again and again", dies_again_and_again, long=True),
-    Case("group actor stopped in a send, replaced, goes on", lambda folder: outlives(folder, SENDING), LATE, long=True),
-    Case(
-        "group actor stopped in a fetch, replaced, goes on", lambda folder: outlives(folder, FETCHING), LATE, long=True
-    ),
-    Case(
-        "group actor stopped in a commit, replaced, goes on",
-        lambda folder: outlives(folder, ["commit"]),
-        LATE,
-        long=True,
-    ),
+    Case("group actor killed at each crash point of a send", partial(dies_at, points=SENDING)),
+    Case("group actor killed at each crash point of a fetch", partial(dies_at, points=FETCHING)),
+    Case("group actor killed at each crash point of a commit", partial(dies_at, points=COMMITTING)),
+    Case("group actor killed while it takes over", dies_taking_over),
+    Case("group actor restarted by Ray again and again", dies_again_and_again),
+    Case("group actor stopped in a send, replaced, goes on", partial(outlives, points=SENDING), LATE),
+    Case("group actor stopped in a fetch, replaced, goes on", partial(outlives, points=FETCHING), LATE),
+    Case("group actor stopped in a commit, replaced, goes on", partial(outlives, points=["commit"]), LATE),
 ]

@@ -1,38 +1,23 @@
 """Injection of faults into servers, their files, and processes."""
 
-import os
+import asyncio
+import itertools
 import resource
-import signal
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def kill(pid):
-    """End a process as the kernel does when memory is short."""
-    os.kill(pid, signal.SIGKILL)
-
-
 @contextmanager
-def stopped(pid):
-    """Let a process stand still."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-@contextmanager
-def full_disk(server, room=0):
+def full_disk(pid, folder, room=0):
     """Let a server's files grow by `room` bytes and no further, as on a disk that is full."""
-    largest = max(path.stat().st_size for path in aof_files(server))
-    _, hard = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (largest + room, hard))
+    largest = max(path.stat().st_size for path in aof_files(folder))
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest + room, hard))
     try:
         yield
     finally:
-        if server.process.poll() is None:
-            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        with suppress(ProcessLookupError):  # it has died of it
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
 
 
 @contextmanager
@@ -52,15 +37,15 @@ def kill_clients(client, kind="normal"):
     return client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
 
 
-def aof_files(server):
+def aof_files(folder):
     """Return a server's append-only files, the one that grows last."""
-    found = sorted((Path(server.folder) / "appendonlydir").glob("*.aof"), key=lambda path: path.stat().st_mtime)
+    found = sorted((Path(folder) / "appendonlydir").glob("*.aof"), key=lambda path: path.stat().st_mtime)
     return [path for path in found if ".incr." in path.name] or found
 
 
 def tear(server, nbytes):
     """Cut bytes off the end of a dead server's append-only file; return them."""
-    path = aof_files(server)[-1]
+    path = aof_files(server.folder)[-1]
     size = path.stat().st_size
     cut = min(nbytes, size)
     with path.open("rb+") as file:
@@ -71,6 +56,36 @@ def tear(server, nbytes):
 
 
 def memory_of(pid):
-    """Return how much memory a process has now and had at most, in MiB."""
+    """Return how much memory a process had at most, in MiB."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
-    return int(fields["VmRSS"].split()[0]) / 1024, int(fields["VmHWM"].split()[0]) / 1024
+    return int(fields["VmHWM"].split()[0]) / 1024
+
+
+def at_call(owner, name, when, act, nth=1):
+    """Act right before, during, or after the nth call of a method from now on.
+
+    During it the request is on its way, and nobody has read the answer. `owner` is an object, or a class of all calls.
+    """
+    real, calls = getattr(owner, name), itertools.count(1)
+
+    def call(*args, **options):
+        if next(calls) != nth:
+            return real(*args, **options)
+        if when == "before":
+            act()
+        elif when == "during":
+            asyncio.get_running_loop().call_later(0, act)
+        result = real(*args, **options)
+        if when != "after":
+            return result
+        if hasattr(result, "__await__"):
+            return answered(result)
+        act()
+        return result
+
+    async def answered(result):
+        found = await result
+        act()
+        return found
+
+    setattr(owner, name, call)

@@ -1,6 +1,7 @@
 """Cases in which the interceptor dies in the middle of a batch, or lives on beside its replacement."""
 
 from contextlib import ExitStack
+from functools import partial
 
 import ray
 from support.cluster import PATIENCE_S, control, kill, wait_for
@@ -33,11 +34,11 @@ def dies_judging(folder, points=("answer", "save"), sides=("before", "after")):
         return account
 
 
-def stands_still(folder, sides=("before", "after")):
+def stands_still(folder):
     """Stop the interceptor in the middle of a batch, replace it, ban a pair, and let the old one go on."""
     with a_town(*_rules(), log_dir=folder / "log", interceptor_timeout_s=2) as town:
         with traffic_in(town, folder, (*PAIRS, SILENCED)) as traffic:
-            passed = sum(_outlive(town, traffic, when) for when in sides)
+            passed = sum(_outlive(town, traffic, when) for when in ("before", "after"))
         return traffic.account(passed_although_banned=passed)
 
 
@@ -63,8 +64,10 @@ def _outlive(town, traffic, when):
 
 CASES = [
     Case(
-        "interceptor killed after it has judged a batch", lambda folder: dies_judging(folder, ("answer",), ("after",))
+        "interceptor killed after it has judged a batch",
+        partial(dies_judging, points=("answer",), sides=("after",)),
+        quick=True,
     ),
-    Case("interceptor killed at each crash point of a batch", dies_judging, long=True),
-    Case("interceptor stopped in a batch, replaced, goes on", stands_still, long=True),
+    Case("interceptor killed at each crash point of a batch", dies_judging),
+    Case("interceptor stopped in a batch, replaced, goes on", stands_still),
 ]

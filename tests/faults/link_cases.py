@@ -1,6 +1,7 @@
 """Cases of links that cut, go silent, or hold back; each returns its account."""
 
 import time
+from functools import partial
 
 from faults import injector
 from faults.case import Case
@@ -49,9 +50,9 @@ def black_hole(folder, *, hold_s):
         return stage.finish()
 
 
-def clients_killed(folder, *, times):
+def clients_killed(folder, *, times, on=None):
     """Cut all connections by the server, again and again."""
-    with Stage(folder, appendfsync="everysec") as stage, stage.server.client() as client:
+    with Stage(folder, on=on, appendfsync="everysec") as stage, stage.server.client() as client:
         stage.talk()
         killed = 0
         for _ in range(times):
@@ -78,16 +79,12 @@ def slow_link(folder):
 
 
 CASES = [
-    Case("replies cut, 30%", lambda folder: replies_cut(folder, messages=300), long=True),
-    Case("replies cut, 30%, for longer", replies_cut, long=True),
-    Case(
-        "replies cut, 30%, one call per message",
-        lambda folder: replies_cut(folder, way="one", messages=1000),
-        long=True,
-    ),
-    Case("half-open link, 3 times", lambda folder: half_open(folder, times=3), long=True),
-    Case("nobody answers for 6 s", lambda folder: black_hole(folder, hold_s=6), long=True),
-    Case("connections killed 20 times", lambda folder: clients_killed(folder, times=20)),
-    Case("connections killed 100 times", lambda folder: clients_killed(folder, times=100), long=True, replicas=True),
-    Case("slow link, cut 20 times", slow_link, long=True),
+    Case("replies cut, 30%", partial(replies_cut, messages=300)),
+    Case("replies cut, 30%, for longer", replies_cut),
+    Case("replies cut, 30%, one call per message", partial(replies_cut, way="one")),
+    Case("half-open link, 3 times", partial(half_open, times=3)),
+    Case("nobody answers for 6 s", partial(black_hole, hold_s=6)),
+    Case("connections killed 20 times", partial(clients_killed, times=20), quick=True),
+    Case("connections killed 100 times", partial(clients_killed, times=100), replicas=True),
+    Case("slow link, cut 20 times", slow_link),
 ]

@@ -3,6 +3,8 @@
 import re
 import shutil
 
+from support.cluster import stopped
+
 from faults import injector
 from faults.case import Case, weaker
 from faults.stage import Stage
@@ -15,7 +17,7 @@ def torn_tail(folder):
     """Kill the server, and tear the end off its append-only file, which nobody has read yet."""
     with Stage(folder, appendfsync="always") as stage:
         sender, [receiver] = stage.talk(per_call=PER_CALL)
-        with injector.stopped(receiver.pid):
+        with stopped(receiver.pid):
             stage.more_sent(1000)
             stage.server.kill()
             torn = injector.tear(stage.server, TORN_BYTES)
@@ -44,8 +46,7 @@ def goes_back(folder):
         shutil.copytree(older, data)
         stage.server.start()
         stage.facts["sender_said"] = sender.hear("failed")["error"]
-        sender.kill()
-        stage.sender([1001, 1002], [0, 1], rate=100, per_call=PER_CALL, ledger=str(stage.ledgers[0]), label="successor")
+        stage.replace(sender)
         stage.healed()
         stage.more_received(500)
         return stage.finish()
@@ -65,6 +66,7 @@ def flushed(folder):
         with stage.server.client() as client:
             client.flushall()
         stage.healed()
+        # A receiver that has nothing to commit hears of it when it renews its lease.
         for at, worker in enumerate([sender, *receivers]):
             said = worker.hear("failed")
             stage.facts[f"{worker.options['role']}_{at}"] = said["error"]
@@ -77,17 +79,16 @@ CASES = [
         "torn tail of the AOF",
         torn_tail,
         weaker("what the torn bytes held may be lost, which senders say; nothing twice, in order", "lost"),
+        quick=True,
     ),
     Case(
         "server goes back to older data",
         goes_back,
         weaker("what came since and was not read may be lost; senders end with an error that says so", "lost"),
-        long=True,
     ),
     Case(
         "FLUSHALL in the middle",
         flushed,
         weaker("what waited is lost; senders and receivers end with an error that says so", "lost"),
-        long=True,  # a receiver that has nothing to commit hears of it when it renews its lease
     ),
 ]

@@ -4,7 +4,9 @@ import asyncio
 import os
 import random
 import signal
+from functools import partial
 
+from faults.injector import at_call
 from ray_messaging.errors import AlreadyExists, ConnectionFailed, MoveFailed, UnknownName
 
 
@@ -18,29 +20,14 @@ class Moving:
         self._messager = messager
         self._inbox = inbox
         self._stays = options["agents"][0]
-        self._count, self._dies = len(options["agents"]), "crash" in options
+        self._count, self._dies = len(options["agents"]), options.get("crash") is not None
         self._to = options["moves_to"]
         self._share = options.get("move_share", 0.02)
         self._random = random.Random(options.get("seed", 0))
         if self._dies:
-            self._arm(options["crash"], options.get("nth", 3))
+            die = partial(os.kill, os.getpid(), signal.SIGKILL)
+            at_call(messager.engine.transport.departures, "release", options["crash"], die, options["nth"])
         self._task = asyncio.create_task(self._run())
-
-    def _arm(self, when, nth):
-        departures = self._messager.engine.transport.departures
-        release, calls = departures.release, 0
-
-        async def dying(attempt):
-            nonlocal calls
-            calls += 1
-            if calls == nth and when == "before":
-                os.kill(os.getpid(), signal.SIGKILL)
-            found = await release(attempt)
-            if calls == nth:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return found
-
-        departures.release = dying
 
     async def _run(self):
         while True:

@@ -15,27 +15,19 @@ ENDS = ("before", "after", "any", "server")  # before and after a call that move
 class Homes:
     """Two receivers, between which agents move to and fro, under load from two senders."""
 
-    def __init__(self, stage, agents, seed, share):
-        self.stage, self.seed, self.starts = stage, seed, 0
-        self.agents = [range(agents // 2), range(agents // 2, agents)]
-        self.options = [
-            {"name": f"group-{at}", "moves_to": [f"group-{1 - at}"], "move_share": share, "limit": 5000}
-            for at in range(2)
+    def __init__(self, stage, agents, chance, share):
+        self.stage, self.chance = stage, chance
+        self.now = [
+            stage.receiver(hosted, moves_to=[f"group-{1 - at}"], move_share=share, limit=5000, seed=self.seed())
+            for at, hosted in enumerate((range(agents // 2), range(agents // 2, agents)))
         ]
-        self.now = [self.enter(at) for at in range(2)]
 
-    def enter(self, at, **crash):
-        """Start a receiver; a successor appends to the file of the one before."""
-        self.starts += 1
-        label = f"receiver-{self.starts}"
-        file = {"inbox": str(self.stage.inboxes[at])} if at < len(self.stage.inboxes) else {}
-        options = self.options[at] | file | crash
-        return self.stage.receiver(self.agents[at], label=label, seed=self.seed + self.starts, **options)
+    def seed(self):
+        return self.chance.randrange(2**32)
 
     def replace(self, at, **crash):
         """Kill a receiver, and start its successor."""
-        self.now[at].kill()
-        self.now[at] = self.enter(at, **crash)
+        self.now[at] = self.stage.replace(self.now[at], seed=self.seed(), **{"crash": None} | crash)
 
     def dies_moving(self, at, when, nth):
         """Replace a receiver by one that dies at a call that moves agents, and that one by another."""
@@ -60,7 +52,7 @@ def agents_move(folder, *, agents, rounds, seed, rate, per_call, share=0.02):
     """Let agents move while their receivers and the server die."""
     chance = random.Random(seed)
     with Stage(folder, appendfsync="always") as stage:
-        homes = Homes(stage, agents, seed, share)
+        homes = Homes(stage, agents, chance, share)
         for by in (-1, -2):  # agents that nobody hosts
             stage.sender([by], range(agents), rate=rate, per_call=per_call, way="columns", name=f"town{by}")
         stage.more_received(4 * per_call)
@@ -75,7 +67,7 @@ def agents_move(folder, *, agents, rounds, seed, rate, per_call, share=0.02):
             stage.healed()
             stage.more_received(2 * per_call)
             time.sleep(chance.random() * 0.2)  # any moment will do
-        for sender in stage.senders:
+        for sender in stage.alive("sender"):
             sender.end()
         homes.settle()
         stage.facts |= {"rounds": rounds, "moved": homes.moved()}
@@ -87,11 +79,9 @@ CASES = [
     Case(
         "agents move while receivers and server are killed",
         partial(agents_move, agents=400, rounds=5, seed=1, rate=40, per_call=100, share=0.1),
-        long=True,
     ),
     Case(
         "10,000 of 100,000 agents move while receivers and server are killed",
         partial(agents_move, agents=100_000, rounds=4, seed=2, rate=8, per_call=2000),
-        long=True,
     ),
 ]

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from functools import partial
 
 from faults.case import Case, weaker
 from faults.stage import Stage, until
@@ -25,10 +26,7 @@ def never_fetches(folder, *, mailbox_bytes, pad, senders):
     limits = {"mailbox_bytes": mailbox_bytes, "send_timeout_s": 1.0, "log_list_messages": 1000}
     with Stage(folder, appendfsync="everysec") as stage:
         slow = stage.receiver([0], go=False, settings=limits)
-        working = [
-            stage.sender([1000 + at], [0], per_call=500, pad=pad, settings=limits, label=f"sender-{at}")
-            for at in range(senders)
-        ]
+        working = [stage.sender([1000 + at], [0], per_call=500, pad=pad, settings=limits) for at in range(senders)]
         until(lambda: stage.errors("MailboxFull") >= 4 * senders, "senders are told")
         pids = {"receiver": slow.pid, "server": stage.server.pid}
         stage.memory(**pids, **{f"sender{at}": worker.pid for at, worker in enumerate(working)})
@@ -42,9 +40,9 @@ def never_fetches(folder, *, mailbox_bytes, pad, senders):
         return stage.finish()
 
 
-def cancelled(folder, *, way, calls):
+def cancelled(folder, *, way, calls, on=None):
     """Cancel sends and fetches at random points."""
-    with Stage(folder, appendfsync="everysec") as stage:
+    with Stage(folder, on=on, appendfsync="everysec") as stage:
         stage.receiver([0, 1], cancel_s=0.004, limit=50)
         sender = stage.sender([1001, 1002], [0, 1], way=way, per_call=20, cancel_s=0.004, calls=calls)
         stage.facts["calls"] = sender.end(stop=False)["calls"]
@@ -80,36 +78,20 @@ def flood(folder, *, size, flood_s, inbox_messages, work_s=0.05):
         return stage.finish()
 
 
+FOREIGN = weaker("ours as ever; what foreign clients publish comes at most once, and drops are counted")
 CASES = [
-    Case(
-        "a receiver that never fetches",
-        lambda folder: never_fetches(folder, mailbox_bytes=4 * 2**20, pad=1000, senders=1),
-        long=True,
-    ),
+    Case("a receiver that never fetches", partial(never_fetches, mailbox_bytes=4 * 2**20, pad=1000, senders=1)),
     Case(
         "a receiver that never fetches, 256 MiB, 2 senders",
-        lambda folder: never_fetches(folder, mailbox_bytes=256 * 2**20, pad=4000, senders=2),
-        long=True,
+        partial(never_fetches, mailbox_bytes=256 * 2**20, pad=4000, senders=2),
     ),
-    Case("sends and fetches cancelled", lambda folder: cancelled(folder, way="many", calls=400), replicas=True),
-    Case(
-        "sends and fetches cancelled, columns", lambda folder: cancelled(folder, way="columns", calls=4000), long=True
-    ),
-    Case(
-        "sends and fetches cancelled, one call per message",
-        lambda folder: cancelled(folder, way="one", calls=4000),
-        long=True,
-    ),
-    Case(
-        "foreign flood on a channel",
-        lambda folder: flood(folder, size=50, flood_s=2, inbox_messages=1000),
-        weaker("ours as ever; what foreign clients publish comes at most once, and drops are counted"),
-        long=True,
-    ),
+    Case("sends and fetches cancelled", partial(cancelled, way="many", calls=400), quick=True, replicas=True),
+    Case("sends and fetches cancelled, columns", partial(cancelled, way="columns", calls=4000)),
+    Case("sends and fetches cancelled, one call per message", partial(cancelled, way="one", calls=4000)),
+    Case("foreign flood on a channel", partial(flood, size=50, flood_s=2, inbox_messages=1000), FOREIGN),
     Case(
         "foreign flood of 64 KiB each",
-        lambda folder: flood(folder, size=65_536, flood_s=12, inbox_messages=100_000, work_s=4),
-        weaker("ours as ever; what foreign clients publish comes at most once, and drops are counted"),
-        long=True,
+        partial(flood, size=65_536, flood_s=12, inbox_messages=100_000, work_s=4),
+        FOREIGN,
     ),
 ]

@@ -5,7 +5,8 @@ import random
 import time
 from functools import partial
 
-from faults import injector
+from support.cluster import stopped
+
 from faults.case import Case
 from faults.stage import Stage
 from ray_messaging.eventlog.event_log import EventLog
@@ -13,66 +14,44 @@ from ray_messaging.eventlog.event_log import EventLog
 BLOCKED = [[1002, 0]]  # a pair that a black list of the sender's rules stops
 
 
-class Cast:
-    """One of each role, by a name that its successor takes over."""
-
-    def __init__(self, stage, **options):
-        self.stage = stage
-        self.number = 0
-        self.options = {
-            "sender": {"name": "town", "rate": 100, "per_call": 12, "from_ids": [1001, 1002], "to_ids": [0, 1]},
-            "receiver": {"name": "group-0", "agents": [0, 1], "limit": 100},
-        }
-        self.options["sender"] |= options
-        self.now = {role: self.enter(role) for role in ("receiver", "sender")}
-        stage.more_received(300)
-
-    def enter(self, role):
-        """Start a process in a role; its successor appends to the same file."""
-        stage, self.number = self.stage, self.number + 1
-        known = {"sender": ("ledger", stage.ledgers), "receiver": ("inbox", stage.inboxes)}[role]
-        file = {known[0]: str(known[1][0])} if known[1] else {}
-        options = dict(self.options[role]) | file | {"label": f"{role}-{self.number}"}
-        if role == "sender":
-            return stage.sender(options.pop("from_ids"), options.pop("to_ids"), **options)
-        return stage.receiver(options.pop("agents"), **options)
-
-    def replace(self, role):
-        """Kill the process in a role, and start a successor."""
-        self.now[role].kill()
-        self.now[role] = self.enter(role)
+def talk(stage, **options):
+    """Let a sender and a receiver talk; return them by their roles."""
+    sender, [receiver] = stage.talk(name="town", **options)
+    return {"sender": sender, "receiver": receiver}
 
 
-def everybody_dies(folder, *, rounds, seed, roles=("sender", "receiver", "server")):
-    """Kill sender, receiver or server, at random; each is replaced."""
+def die(stage, cast, chance):
+    """Kill the server, or one of the cast, at random; each is replaced."""
+    time.sleep(chance.random() * 0.2)  # any moment will do
+    role = chance.choice([*cast, "server"])
+    if role == "server":
+        stage.server.kill()
+        stage.server.start()
+    else:
+        cast[role] = stage.replace(cast[role])
+    stage.healed()
+    stage.more_received(100)
+
+
+def everybody_dies(folder, *, rounds, seed, on=None):
+    """Kill sender, receiver or server, at random."""
     chance = random.Random(seed)
-    with Stage(folder, appendfsync="always") as stage:
-        cast = Cast(stage)
+    with Stage(folder, on=on, appendfsync="always") as stage:
+        cast = talk(stage)
         for _ in range(rounds):
-            time.sleep(chance.random() * 0.2)  # any moment will do
-            role = chance.choice(roles)
-            if role == "server":
-                stage.server.kill()
-                stage.server.start()
-            else:
-                cast.replace(role)
-            stage.healed()
-            stage.more_received(100)
+            die(stage, cast, chance)
         stage.facts["kills"] = rounds
         return stage.finish()
 
 
-def beside_its_successor(folder, *, role):
+def beside_its_successor(folder, *, role, on=None):
     """Let somebody stand still, let a successor take its name over, and let the old one go on."""
-    with Stage(folder, appendfsync="always") as stage:
-        cast = Cast(stage)
-        old = cast.now[role]
-        with injector.stopped(old.pid):
-            if role == "sender":
-                cast.now[role] = cast.enter(role)
-            else:
+    with Stage(folder, on=on, appendfsync="always") as stage:
+        old = talk(stage)[role]
+        with stopped(old.pid):
+            if role == "receiver":
                 stage.more_sent(300)
-                cast.now[role] = cast.enter(role)
+            stage.successor(old)
             stage.more_received(500)
         stage.healed()
         said = old.hear("failed")
@@ -82,28 +61,17 @@ def beside_its_successor(folder, *, role):
         return stage.finish()
 
 
-def logged(folder, *, rounds, seed=0):
+def logged(folder, *, rounds, seed, on=None):
     """Keep an event log, with rules that block, while its writer and all others die; ledger, inbox and log agree."""
     chance = random.Random(seed)
-    with Stage(folder, appendfsync="always") as stage:
+    with Stage(folder, on=on, appendfsync="always") as stage:
         log_dir = folder / "log"
         writer = stage.logger(log_dir)
-        cast = Cast(stage, blocked=BLOCKED)
+        cast = talk(stage, blocked=BLOCKED) | {"log": writer}
         for _ in range(rounds):
-            time.sleep(chance.random() * 0.2)  # any moment will do
-            role = chance.choice(["log", "sender", "receiver", "server"])
-            if role == "log":
-                writer.kill()
-                writer = stage.logger(log_dir)
-            elif role == "server":
-                stage.server.kill()
-                stage.server.start()
-            else:
-                cast.replace(role)
-            stage.healed()
-            stage.more_received(100)
+            die(stage, cast, chance)
         stage.facts["kills"] = rounds
-        account = stage.finish(log=lambda: rows_of(writer, log_dir))
+        account = stage.finish(log=lambda: rows_of(cast["log"], log_dir))
         assert account.blocked, "no rule was at work"
         return account
 
@@ -116,17 +84,15 @@ def rows_of(writer, log_dir):
 
 
 CASES = [
-    Case("sender, receiver, server killed", partial(everybody_dies, rounds=4, seed=3), replicas=True),
+    Case("sender, receiver, server killed", partial(everybody_dies, rounds=4, seed=3), quick=True, replicas=True),
+    Case("sender, receiver, server killed 40 times", partial(everybody_dies, rounds=40, seed=4), replicas=True),
+    Case("receiver stands still beside its successor", partial(beside_its_successor, role="receiver"), replicas=True),
     Case(
-        "sender, receiver, server killed 40 times", partial(everybody_dies, rounds=40, seed=4), long=True, replicas=True
-    ),
-    Case(
-        "receiver stands still beside its successor",
-        partial(beside_its_successor, role="receiver"),
-        long=True,
+        "sender stands still beside its successor",
+        partial(beside_its_successor, role="sender"),
+        quick=True,
         replicas=True,
     ),
-    Case("sender stands still beside its successor", partial(beside_its_successor, role="sender"), replicas=True),
-    Case("event log while all of them die", partial(logged, rounds=6, seed=7), long=True, replicas=True),
-    Case("event log while all of them die 30 times", partial(logged, rounds=30, seed=8), long=True, replicas=True),
+    Case("event log while all of them die", partial(logged, rounds=6, seed=7), replicas=True),
+    Case("event log while all of them die 30 times", partial(logged, rounds=30, seed=8), replicas=True),
 ]

@@ -1,18 +1,18 @@
 """End, or stop, an actor's process at a chosen call; run a second process of a group beside it."""
 
-import itertools
 import os
 import signal
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import ray
 from support import cluster as cluster_support
 from support.cluster import PATIENCE_S, alive, pid_of, states, wait_for
 
+from faults import injector, ledger
+from faults.injector import at_call
 from ray_messaging import Group, Messaging, MessagingConfig
 from ray_messaging.cluster.actors.group_actor import GroupActor
 from ray_messaging.cluster.actors.group_host import GroupHost
@@ -21,12 +21,12 @@ from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.errors import AlreadyExists
 
-GROUPS = {"west": range(10), "east": range(10, 20), "south": range(20, 30)}
+GROUPS = {"west": range(10), "east": range(10, 20)}
 
 
 @dataclass
 class Town:
-    """An experiment with groups west (agents 0 to 9), east (10 to 19), and perhaps south (20 to 29)."""
+    """An experiment with groups west (agents 0 to 9) and east (10 to 19)."""
 
     messaging: Messaging
     groups: dict[str, Group]
@@ -39,29 +39,13 @@ class Town:
     def east(self):
         return self.groups["east"]
 
-    def group(self, name):
-        return self.groups[name]
-
     def group_of(self, agent):
-        return next(group for name, group in self.groups.items() if agent in GROUPS[name])
-
-    def agents_of(self, group):
-        return GROUPS[group.name]
+        return self.west if agent in GROUPS["west"] else self.east
 
 
 @contextmanager
-def a_town(
-    *rules,
-    exp_id=None,
-    log_dir=None,
-    redis=None,
-    on_existing="error",
-    names=("west", "east"),
-    actor_options=None,
-    places=None,
-    **settings,
-):
-    """Start a town; settings: of MessagingConfig; actor_options: of its groups; places: a resource for each group."""
+def a_town(*rules, exp_id=None, log_dir=None, redis=None, on_existing="error", actor_options=None, **settings):
+    """Start a town; settings: of MessagingConfig; actor_options: of its groups."""
     by_value()
     with Messaging.start(
         exp_id or f"town-{uuid.uuid4().hex[:8]}",
@@ -71,11 +55,13 @@ def a_town(
         on_existing=on_existing,
         settings=MessagingConfig(**settings),
     ) as messaging:
-        groups = {}
-        for name, place in zip(names, places or [None] * len(names), strict=True):
-            options = actor_options if place is None else {"resources": {place: 0.1}}
-            groups[name] = wait_for(partial(_create, messaging, name, GROUPS[name], options), f"group {name}")
-        yield Town(messaging, groups)
+        yield Town(
+            messaging,
+            {
+                name: wait_for(partial(_create, messaging, name, agents, actor_options), f"group {name}")
+                for name, agents in GROUPS.items()
+            },
+        )
 
 
 def _create(messaging, name, agents, actor_options):
@@ -88,10 +74,9 @@ def _create(messaging, name, agents, actor_options):
 
 def by_value():
     """Pickle the helper modules by value for Ray's workers, which cannot import tests; may be called twice."""
-    from faults import ledger
     from faults import ray_support as here
 
-    for module in (cluster_support, here, ledger):
+    for module in (cluster_support, here, injector, ledger):
         ray.cloudpickle.register_pickle_by_value(module)
 
 
@@ -114,29 +99,7 @@ def holder_of(actor, point):
 
 
 def _arm(actor, point, when, nth, number):
-    holder, name = holder_of(actor, point), point.rpartition(".")[2]
-    real = getattr(holder, name)
-    calls = itertools.count(1)
-
-    async def later(result):
-        found = await result
-        os.kill(os.getpid(), number)
-        return found
-
-    def deadly(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) != nth:
-            return real(*args, **kwargs)
-        if when == "before":
-            os.kill(os.getpid(), number)
-        result = real(*args, **kwargs)
-        if when == "before":
-            return result
-        if hasattr(result, "__await__"):
-            return later(result)
-        os.kill(os.getpid(), number)
-        return result
-
-    setattr(holder, name, deadly)
+    at_call(holder_of(actor, point), point.rpartition(".")[2], when, partial(os.kill, os.getpid(), number), nth)
 
 
 def arm(actor, point, when, *, nth=1, number=signal.SIGKILL):

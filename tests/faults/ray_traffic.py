@@ -11,6 +11,7 @@ from support.patience import Busy
 
 from faults.checker import check
 from faults.ledger import Inbox, Ledger, fates_after, key_of, read_ledger, read_lines
+from faults.ray_support import GROUPS
 from ray_messaging.cluster.handles.group.group_lane import LaneReply
 from ray_messaging.errors import Closed, Fenced, MessagingError, NotListening
 
@@ -139,7 +140,7 @@ class Traffic:
         """Send and fetch by a handle of a twin, for agents of its own; both must be stopped before the twin ends."""
         self.twins += 1
         to_id = 3 if handle.name == "east" else 13
-        sender = Sender(self.folder, handle, (self.town.agents_of(handle)[-self.twins], to_id))
+        sender = Sender(self.folder, handle, (GROUPS[handle.name][-self.twins], to_id))
         receiver = self.receivers[f"twin-{self.twins}"] = Receiver(self.folder, handle, f"twin-{self.twins}")
         self.senders_on_twins.append(sender)
         for thread in (sender, receiver):

@@ -7,7 +7,7 @@ import random
 import signal
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from support.rumour import blocks, live_step, sequential
 from support.servers import RedisProcess
 
 from faults import ray_support
+from faults.injector import at_call
 from faults.proxy import Proxy
 from ray_messaging import Group, Messaging, StepAborted, Steps, rules
 from ray_messaging.cluster.handles.connection import NAMESPACE
@@ -72,20 +73,12 @@ def owner_of(point):
 
 def dying(point, side, mark):
     """Make this task die right before, or after, its next call at a point."""
-    owner = owner_of(point)
-    real = getattr(owner, point)
 
     def die():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    async def call(self, *args, **more):
-        if side == "before":
-            die()
-        await real(self, *args, **more)
-        die()
-
-    setattr(owner, point, call)
+    at_call(owner_of(point), point, side, die)
 
 
 # One call for each process: Ray would give it to later tasks, with the changes that this one has made to classes.
@@ -188,30 +181,25 @@ def a_society(rumour, folder, groups, *, senders=False, cut=False, shards=1):
 
     for module in (cluster_support, rumour_support, here):
         ray.cloudpickle.register_pickle_by_value(module)
-    name, server, proxy = f"rumour-{uuid.uuid4().hex[:8]}", None, None
+    proxy, redis_config = None, None
     parts = {f"group{n}": part for n, part in enumerate(rumour.parts(groups, senders=senders))}
     steps = Steps(seed=7, groups=groups, digest=True, wait_for="senders" if senders else "all")
-    try:
+    with ExitStack() as stack:
         if cut:
             server = RedisProcess(folder)
-            proxy = Proxy(server.start().config)
-            proxy.__enter__()
-        with Messaging.start(
-            name,
-            rules=[Words()],
-            log_dir=folder / "log",
-            redis=None if proxy is None else proxy.config,
-            steps=steps,
-            shards=shards,
-        ) as messaging:
-            made = list(messaging.create_groups(parts).values())
-            if senders:
-                messaging.steps.declare(rumour.hears(parts))
-            yield Society(messaging, made, rumour, folder, proxy, shards)
-    finally:
-        if proxy is not None:
-            proxy.__exit__()
-            server.kill()
+            stack.callback(server.kill)
+            proxy = stack.enter_context(Proxy(server.start().config))
+            redis_config = proxy.config
+        name = f"rumour-{uuid.uuid4().hex[:8]}"
+        messaging = stack.enter_context(
+            Messaging.start(
+                name, rules=[Words()], log_dir=folder / "log", redis=redis_config, steps=steps, shards=shards
+            )
+        )
+        made = list(messaging.create_groups(parts).values())
+        if senders:
+            messaging.steps.declare(rumour.hears(parts))
+        yield Society(messaging, made, rumour, folder, proxy, shards)
 
 
 # -- faults -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from redis.exceptions import ResponseError
+from support.cluster import stopped
 from support.servers import HOST
 
 from faults import injector
@@ -37,7 +38,7 @@ def frozen(folder, *, stop_s, **sender):
     """Let the server stand still."""
     with Stage(folder, appendfsync="everysec") as stage:
         stage.talk(2, **sender)
-        with injector.stopped(stage.server.pid):
+        with stopped(stage.server.pid):
             time.sleep(stop_s)
         stage.healed()
         stage.more_received(500)
@@ -65,7 +66,7 @@ def disk_full(folder, *, appendfsync):
     with Stage(folder, appendfsync=appendfsync) as stage:
         stage.talk(settings={"send_timeout_s": 1.0})
         server = stage.server
-        with injector.full_disk(server, room=20_000):
+        with injector.full_disk(server.pid, server.folder, room=20_000):
             if appendfsync == "always":
                 server.process.wait()
             else:
@@ -109,30 +110,20 @@ def two_on_one_directory(folder):
 KEEPS_UP = weaker("nothing lost while the disk keeps up (else up to 2 s), nothing twice, in order", "lost")
 
 CASES = [
-    Case("server killed, AOF always", partial(killed, appendfsync="always", kills=2), long=True),
-    Case("server killed, AOF everysec", partial(killed, appendfsync="everysec", kills=2), KEEPS_UP),
-    Case("server killed, AOF unsynced", partial(killed, appendfsync="no", kills=2), long=True),
-    Case(
-        "server killed 20 times, AOF always",
-        partial(killed, appendfsync="always", kills=20, seed=1),
-        long=True,
-    ),
-    Case(
-        "server killed 20 times, AOF everysec",
-        partial(killed, appendfsync="everysec", kills=20, seed=2),
-        KEEPS_UP,
-        long=True,
-    ),
+    Case("server killed, AOF always", partial(killed, appendfsync="always", kills=2)),
+    Case("server killed, AOF everysec", partial(killed, appendfsync="everysec", kills=2), KEEPS_UP, quick=True),
+    Case("server killed, AOF unsynced", partial(killed, appendfsync="no", kills=2)),
+    Case("server killed 20 times, AOF always", partial(killed, appendfsync="always", kills=20, seed=1)),
+    Case("server killed 20 times, AOF everysec", partial(killed, appendfsync="everysec", kills=20, seed=2), KEEPS_UP),
     Case(
         "Debian's redis-server killed 20 times",
         partial(killed, appendfsync="always", kills=20, seed=9, binary="redis-server"),
-        long=True,
     ),
-    Case("server stands still for 1 s", partial(frozen, stop_s=1), long=True),
-    Case("server stands still for 6 s", partial(frozen, stop_s=6), long=True),
-    Case("server stands still for 30 s", partial(frozen, stop_s=30), long=True),
-    Case("server out of memory, then drained", out_of_memory),
-    Case("disk full, then freed, AOF everysec", partial(disk_full, appendfsync="everysec")),
-    Case("disk full, then freed, AOF always", partial(disk_full, appendfsync="always"), long=True),
-    Case("two embedded servers on one directory", two_on_one_directory, long=True),
+    Case("server stands still for 1 s", partial(frozen, stop_s=1)),
+    Case("server stands still for 6 s", partial(frozen, stop_s=6)),
+    Case("server stands still for 30 s", partial(frozen, stop_s=30)),
+    Case("server out of memory, then drained", out_of_memory, quick=True),
+    Case("disk full, then freed, AOF everysec", partial(disk_full, appendfsync="everysec"), quick=True),
+    Case("disk full, then freed, AOF always", partial(disk_full, appendfsync="always")),
+    Case("two embedded servers on one directory", two_on_one_directory),
 ]

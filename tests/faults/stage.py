@@ -8,36 +8,18 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from support.replicated import ReplicatedService
+from support.patience import WAIT_S
+from support.replicated import ReplicatedService, until
 from support.servers import RedisProcess
 from support.slots import ClusterService
 
 from faults import injector, workload
 from faults.bank import forks
-from faults.case import failing_over
 from faults.checker import check
 from faults.ledger import Growing
 from ray_messaging import Messager
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import TransitError
-
-WAIT_S = 60.0
-_ADDRESS = ("server", "port", "password", "timeout", "sentinels", "service", "sentinel_password", "cluster")
-
-
-def told(config):
-    """Return a config as a worker reads it."""
-    return {name: getattr(config, name) for name in _ADDRESS}
-
-
-def until(condition, what, wait_s=WAIT_S):
-    """Wait until a condition holds that has no event."""
-    end = time.monotonic() + wait_s
-    while not (found := condition()):
-        if time.monotonic() > end:
-            raise AssertionError(f"{what}: not within {wait_s:g} s")
-        time.sleep(0.02)
-    return found
 
 
 class Worker:
@@ -69,10 +51,10 @@ class Worker:
     def tell(self, order):
         self._pipe.send(order)
 
-    def hear(self, event, wait_s=WAIT_S):
+    def hear(self, event):
         """Wait for an event; raise AssertionError where another end comes before it."""
         try:
-            while (heard := self.heard.get(timeout=wait_s))["event"] != event:
+            while (heard := self.heard.get(timeout=WAIT_S))["event"] != event:
                 if heard["event"] in {"gone", "failed"}:
                     raise AssertionError(f"{self.options['label']}: {heard}\n{self._said()}")
         except queue.Empty:
@@ -108,10 +90,11 @@ class FailingOver:
     """A cluster, or a primary with a replica and Sentinels, in place of a server: killed, it fails over."""
 
     def __init__(self, kind, folder, exp_id, **options):
+        options = {"binary": "valkey"} | options
         if kind == "cluster":
             self.service = ClusterService(folder, exp_id=exp_id, **options)
         else:
-            self.service = ReplicatedService(folder, binary="valkey", **options)
+            self.service = ReplicatedService(folder, **options)
         self.ended = None  # the primary that was killed
 
     @property
@@ -135,13 +118,20 @@ class FailingOver:
             self.service.start()
         else:
             self.service.join(self.ended)
-            self.service.settle()
 
     def kill(self):
         """Kill the primary; return when another server has taken its place."""
         self.ended = self.service.primary
         self.ended.kill()
         self.service.failed_over()
+
+    def cut_off_and_kill(self, after_s):
+        """Cut the primary off from all but its clients; kill it so long after another server has taken its place."""
+        self.ended = self.service.primary
+        self.service.cut_off(self.ended)
+        self.service.failed_over()
+        time.sleep(after_s)
+        self.ended.kill()
 
     def end(self):
         self.service.kill()
@@ -151,18 +141,18 @@ class Stage:
     """Set a stage in a folder; as a context manager it leaves no process behind.
 
     `server` may be a RedisProcess that was started already. `settings` are those of all messagers, beside their own.
-    In a case on a cluster or Sentinels `server` is all of them.
+    `on` a cluster or a Sentinel `server` is all of them.
     """
 
-    def __init__(self, folder, *, server=None, settings=None, **options):
+    def __init__(self, folder, *, server=None, on=None, settings=None, **options):
         self.folder = Path(folder)
         (self.folder / "server").mkdir(parents=True, exist_ok=True)
         self.settings, self.exp_id = settings or {}, f"fault-{secrets.token_hex(4)}"
-        if (kind := failing_over.get()) is not None:
-            server = FailingOver(kind, self.folder / "service", self.exp_id, **options)
+        if on is not None:
+            server = FailingOver(on, self.folder / "service", self.exp_id, **options)
             self.settings = {"wait_replicas": 1, "send_timeout_s": WAIT_S} | self.settings
         self.server = server or RedisProcess(self.folder / "server", **{"binary": "valkey"} | options)
-        self.senders, self.receivers, self.loggers = [], [], []
+        self.workers = []
         self.ledgers, self.inboxes = [], []
         self._files = {}
         self.healed_at = None
@@ -174,47 +164,53 @@ class Stage:
         return self
 
     def __exit__(self, *_):
-        for worker in (*self.senders, *self.receivers, *self.loggers):
+        for worker in self.workers:
             worker.kill()
         self.server.end() if isinstance(self.server, FailingOver) else self.server.kill()
 
     # -- who is on it -------------------------------------------------------------------------------------------------
 
-    def _start(self, role, config, options):
-        server = told(config or self.server.config)
-        label = options.setdefault("label", f"{role}-{len(self.senders) + len(self.receivers) + len(self.loggers)}")
-        common = {"role": role, "server": server, "exp_id": self.exp_id, "label": label}
-        settings = self.settings | options.get("settings", {})
-        return Worker(self.folder, common | options | {"settings": settings})
-
-    def receiver(self, agents, *, config=None, go=True, **options):
-        """Start a receiver that hosts agents, by way of `config` (none: straight); it fetches when told to go."""
-        path = self.folder / f"inbox-{len(self.inboxes)}.jsonl"
-        options = {"agents": list(agents), "inbox": str(path), "name": f"group-{len(self.receivers)}"} | options
-        return self._enter(self._start("receiver", config, options), self.receivers, self.inboxes, "inbox", go)
-
-    def sender(self, from_ids, to_ids, *, config=None, go=True, **options):
-        """Start a sender of messages between all pairs; it sends when told to go."""
-        path = self.folder / f"ledger-{len(self.ledgers)}.jsonl"
-        options = {"from_ids": list(from_ids), "to_ids": list(to_ids), "ledger": str(path)} | options
-        return self._enter(self._start("sender", config, options), self.senders, self.ledgers, "ledger", go)
-
-    def logger(self, log_dir):
-        """Start a writer of the event log."""
-        self.loggers.append(self._start("logger", None, {"log_dir": str(log_dir)}))
-        self.loggers[-1].hear("ready")
-        return self.loggers[-1]
-
-    def _enter(self, worker, workers, paths, kind, go):
-        workers.append(worker)
-        path = Path(worker.options[kind])
-        if path not in paths:
-            paths.append(path)
+    def _enter(self, role, *, config=None, go=True, **options):
+        """Start a worker that gets to the server by way of `config`; it begins when told to go (None: do not wait)."""
+        common = {"role": role, "server": config or self.server.config, "exp_id": self.exp_id}
+        own = {"label": f"{role}-{len(self.workers)}", "settings": self.settings | options.pop("settings", {})}
+        worker = Worker(self.folder, common | options | own)
+        self.workers.append(worker)
         if go is not None:
             worker.hear("ready")
         if go:
             worker.tell("go")
         return worker
+
+    def receiver(self, agents, **options):
+        """Start a receiver that hosts agents."""
+        self.inboxes.append(self.folder / f"inbox-{len(self.inboxes)}.jsonl")
+        given = {"agents": list(agents), "inbox": str(self.inboxes[-1]), "name": f"group-{len(self.inboxes) - 1}"}
+        return self._enter("receiver", **given | options)
+
+    def sender(self, from_ids, to_ids, **options):
+        """Start a sender of messages between all pairs."""
+        self.ledgers.append(self.folder / f"ledger-{len(self.workers)}.jsonl")
+        return self._enter(
+            "sender", from_ids=list(from_ids), to_ids=list(to_ids), ledger=str(self.ledgers[-1]), **options
+        )
+
+    def logger(self, log_dir):
+        """Start a writer of the event log."""
+        return self._enter("logger", log_dir=str(log_dir))
+
+    def successor(self, worker, **options):
+        """Start a worker with the same name, which appends to the same file."""
+        return self._enter(**worker.options | options)
+
+    def replace(self, worker, **options):
+        """Kill a worker; return its successor."""
+        worker.kill()
+        return self.successor(worker, **options)
+
+    def alive(self, role):
+        """Return the workers in a role that were not killed."""
+        return [worker for worker in self.workers if worker.options["role"] == role and not worker.killed]
 
     def talk(self, receivers=1, *, config=None, fetching=True, **sender):
         """Let a sender and receivers of an agent or two each talk; return when they are at it: sender, receivers."""
@@ -248,15 +244,15 @@ class Stage:
     def _growing(self, path):
         return self._files.setdefault(path, Growing(path)).read()
 
-    def more_received(self, count, wait_s=WAIT_S):
+    def more_received(self, count):
         """Wait until so many more messages were fetched."""
         goal = self.received() + count
-        until(lambda: self.received() >= goal, f"{count} more messages", wait_s)
+        until(lambda: self.received() >= goal, f"{count} more messages")
 
-    def more_sent(self, count, wait_s=WAIT_S):
+    def more_sent(self, count):
         """Wait until so many more messages were acknowledged."""
         goal = self.sent() + count
-        until(lambda: self.sent() >= goal, f"{count} more receipts", wait_s)
+        until(lambda: self.sent() >= goal, f"{count} more receipts")
 
     def healed(self):
         """Note that the fault is over."""
@@ -265,16 +261,15 @@ class Stage:
     def memory(self, **pids):
         """Note the memory of processes among the facts: the most that each has had, in MiB."""
         for name, pid in pids.items():
-            self.facts[f"{name}_mib"] = round(max(self.facts.get(f"{name}_mib", 0), injector.memory_of(pid)[1]))
+            self.facts[f"{name}_mib"] = round(max(self.facts.get(f"{name}_mib", 0), injector.memory_of(pid)))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self, log=None):
         """Stop the senders, wait until the receivers have all, and compare; `log` gives the rows of an event log."""
-        for worker in self.senders:
-            if not worker.killed:
-                self._add(worker.end()["errors"])
-        alive = [worker for worker in self.receivers if not worker.killed]
+        for worker in self.alive("sender"):
+            self._add(worker.end()["errors"])
+        alive = self.alive("receiver")
         token = secrets.token_hex(4)
         asyncio.run(self._mark_end([worker.options["agents"][0] for worker in alive], token))
         for worker in alive:

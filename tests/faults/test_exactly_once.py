@@ -8,6 +8,7 @@ import signal
 from itertools import accumulate
 
 import pytest
+from support.cluster import states
 
 from faults import bank
 from ray_messaging import Messager
@@ -126,7 +127,7 @@ async def test_a_stopped_process_beside_its_successor_does_nothing_more(own_serv
         await town.feed()
         old = bank.start(own_server.config, exp_id, 10**9, bank.Crash("send", phase, 7, signal.SIGSTOP))
         async with asyncio.timeout(bank.END_S):
-            while bank.state_of(old) != "T":  # noqa: ASYNC110 - the kernel tells nobody but its parent
+            while states(old.pid) != {"T"}:  # noqa: ASYNC110 - the kernel tells nobody but its parent
                 await asyncio.sleep(0.01)
         await town.run(bank.Crash("send", "after", 5))
         await town.feed()

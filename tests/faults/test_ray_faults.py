@@ -8,10 +8,10 @@ from faults import cluster_cases, embedded_cases, group_cases, interceptor_cases
 pytestmark = [pytest.mark.faults, pytest.mark.long]
 
 MODULES = (embedded_cases, group_cases, interceptor_cases, cluster_cases, serving_cases)
-LONG = [case for module in MODULES for case in module.CASES if case.long]
+CASES = [case for module in MODULES for case in module.CASES if not case.quick]
 
 
-@pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_promise_holds(ray_cluster, tmp_path, case):
     account = case.run(tmp_path)
     assert account.acknowledged > 0, str(account)

@@ -11,7 +11,6 @@ from faults import (
     overload_cases,
     process_cases,
     server_cases,
-    slots_cases,
 )
 
 pytestmark = pytest.mark.faults
@@ -20,20 +19,12 @@ MODULES = (server_cases, process_cases, moving_cases, link_cases, loss_cases, ov
 CASES = [case for module in MODULES for case in module.CASES]
 # Of those on a cluster and Sentinels one, and short ones of a lost primary and a slot that moves: `python tests/faults`
 # has the long ones, and all with --replicas.
-ELSEWHERE = [
-    *process_cases.CASES[0].on_services(),
-    failover_cases.SHORT,
-    slots_cases.SHORT,
-    slots_cases.SHORT_RESHARDED,
-]
+ELSEWHERE = [*process_cases.CASES[0].on_services(), *failover_cases.SHORT]
 
 
 @pytest.mark.parametrize(
     "case",
-    [
-        *(pytest.param(case, id=case.name, marks=[pytest.mark.long] if case.long else []) for case in CASES),
-        *(pytest.param(case, id=case.name, marks=pytest.mark.long) for case in ELSEWHERE),
-    ],
+    [pytest.param(case, id=case.name, marks=() if case.quick else pytest.mark.long) for case in (*CASES, *ELSEWHERE)],
 )
 def test_the_promise_of_a_server_fault_holds(case, tmp_path):
     account = case.run(tmp_path)

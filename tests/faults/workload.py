@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 
 from faults.ledger import Inbox, Ledger, fates_after
 from faults.moving import Moving
-from ray_messaging import Messager, Outgoing, RedisConfig
+from ray_messaging import Messager, Outgoing
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConnectionFailed, Fenced, MailboxFull, MessagingError, OutcomeUnknown
 from ray_messaging.eventlog.folder import Folder
@@ -62,8 +62,7 @@ def open_messager(options):
         frames.VERSION = options["version"]
     settings = MessagingConfig(**options.get("settings", {}))
     rules = Interceptor(options["exp_id"], [BlackList(options["blocked"])]) if "blocked" in options else None
-    config = RedisConfig(**options["server"])
-    return Messager(config, options["exp_id"], rules, name=options.get("name"), settings=settings)
+    return Messager(options["server"], options["exp_id"], rules, name=options.get("name"), settings=settings)
 
 
 # -- sending ----------------------------------------------------------------------------------------------------------
@@ -220,7 +219,7 @@ def end_of(message):
 
 async def run_logger(options):
     orders = Orders()
-    transport = open_transport(RedisConfig(**options["server"]), options["exp_id"], MessagingConfig())
+    transport = open_transport(options["server"], options["exp_id"], MessagingConfig())
     await transport.connect()
     writer = LogWriter(transport, Folder(options["log_dir"]), options["exp_id"], segment_age_s=0.5)
     await writer.start()
