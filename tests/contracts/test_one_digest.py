@@ -1,4 +1,7 @@
-"""One digest: a rumour gives the digests and states of one loop, on every layout and after every fault."""
+"""One digest: a rumour gives the digests and states of one loop, on every layout and after every fault.
+
+The soaking tests ask each call, each piece on the wire and each layout, the others some of them.
+"""
 
 import functools
 import itertools
@@ -19,6 +22,7 @@ RING = Rumour(small_world(640), chance=60)
 
 
 MODES = pytest.mark.parametrize("senders", [False, True], ids=["all", "senders"])
+SOAK = [pytest.mark.long, pytest.mark.soak]
 
 
 @pytest.fixture(params=["one server", "three servers"])
@@ -39,9 +43,17 @@ def run_small(config, exp_id):
 
 
 @MODES
-@pytest.mark.parametrize("count", [1, 8, pytest.param(64, marks=pytest.mark.long)])
-async def test_a_rumour_on_any_number_of_groups(config, exp_id, count, senders):
-    await proves(RumourGroups(config, exp_id, RING, count, senders=senders))
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=SOAK), 8, pytest.param(64, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(lambda: None, id="no fault"),
+        pytest.param(Repeat, id="calls come twice", marks=SOAK),
+        pytest.param(lambda: Chaos(7, 0.02), id="calls fail, kill, come twice", marks=SOAK),
+    ],
+)
+async def test_a_rumour_on_any_number_of_groups(config, exp_id, count, senders, faults):
+    await proves(RumourGroups(config, exp_id, RING, count, senders=senders, faults=faults()), within_s=300)
 
 
 @pytest.mark.long
@@ -56,6 +68,8 @@ async def test_a_rumour_among_the_students_of_collegemsg(config, data, exp_id):
     [
         pytest.param("before", False, id="before, in one call"),
         pytest.param("after", True, id="after, senders, in parts", marks=pytest.mark.long),
+        pytest.param("before", True, id="before, senders, in parts", marks=SOAK),
+        pytest.param("after", False, id="after, in one call", marks=SOAK),
     ],
 )
 @pytest.mark.parametrize("deadly", [True, pytest.param(False, marks=pytest.mark.long)], ids=["dies", "goes on"])
@@ -97,22 +111,28 @@ def spread(configs):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("first", [1, *(pytest.param(nth, marks=pytest.mark.soak) for nth in range(2, 7))])
 @pytest.mark.parametrize(
-    ("count", "side", "killed"),
+    ("count", "side", "killed", "senders"),
     [
-        *((1, side, killed) for side in ("request", "reply") for killed in (False, True)),
-        (3, "reply", False),
-        (3, "request", True),
+        *((1, side, killed, killed) for side in ("request", "reply") for killed in (False, True)),
+        (3, "reply", False, False),
+        pytest.param(3, "request", True, True, marks=pytest.mark.soak),
+        *(
+            pytest.param(1, side, killed, not killed, marks=pytest.mark.soak)
+            for side in ("request", "reply")
+            for killed in (False, True)
+        ),
     ],
 )
-async def test_the_nth_piece_on_the_wire_is_lost(processes, exp_id, count, side, killed):
+async def test_the_nth_piece_on_the_wire_is_lost(processes, exp_id, count, side, killed, senders, first):
     """Its connection is cut, or the server is killed: the only one, or one that has bodies alone."""
     rumour, lost = (SMALL, LONGER)[count > 1], [True]
     victim = processes[count // 2]
     with Proxy(victim.config) as proxy:
         config = spread([proxy.config if each is victim else each.config for each in processes[:count]])
-        for nth in itertools.count(1, 6):  # each one takes six times as long
-            groups = RumourGroups(config, f"{exp_id}-{nth}", rumour, 2, senders=killed)
+        for nth in itertools.count(first, 6):
+            groups = RumourGroups(config, f"{exp_id}-{nth}", rumour, 2, senders=senders)
             then = functools.partial(restart, victim) if killed else None
             lose = functools.partial(proxy.lose, nth, up=side == "request", then=then)
             await proves(groups, begins=lose, ends=lambda: lost.append(proxy.spare()))
@@ -122,29 +142,39 @@ async def test_the_nth_piece_on_the_wire_is_lost(processes, exp_id, count, side,
 
 
 @pytest.mark.long
-async def test_a_rumour_while_replies_are_cut(redis_process, exp_id):
+@pytest.mark.parametrize(
+    ("count", "senders"),
+    [(2, False), *(pytest.param(*each, marks=pytest.mark.soak) for each in ((2, True), (8, False), (8, True)))],
+)
+async def test_a_rumour_while_replies_are_cut(redis_process, exp_id, count, senders):
     with Proxy(redis_process.config) as proxy:
         cut = functools.partial(setattr, proxy, "cut_replies", 0.3)
-        await proves(RumourGroups(proxy.config, exp_id, SMALL, 2), begins=cut, ends=proxy.spare, within_s=100)
+        groups = RumourGroups(proxy.config, exp_id, SMALL, count, senders=senders)
+        await proves(groups, begins=cut, ends=proxy.spare, within_s=200)
         assert proxy.cuts >= 10
 
 
 @pytest.mark.parametrize(
-    ("count", "victims", "dying", "senders"),
+    ("count", "victims", "dying", "senders", "parts"),
     [
-        pytest.param(3, (1,), False, True, id="one with bodies alone"),
-        pytest.param(3, (0, 1, 2), True, True, id="any of three, and processes, agents move", marks=pytest.mark.long),
-        pytest.param(1, (0,), True, False, id="the only one, and processes, agents move", marks=pytest.mark.long),
-        pytest.param(1, (0,), True, True, id="the only one, senders", marks=pytest.mark.long),
+        pytest.param(3, (1,), False, True, 3, id="one with bodies alone"),
+        pytest.param(3, (0, 1, 2), True, True, 3, id="any of three, and processes, agents move", marks=SOAK),
+        pytest.param(1, (0,), True, False, 3, id="the only one, and processes, agents move", marks=SOAK),
+        pytest.param(1, (0,), True, True, 3, id="the only one, senders", marks=SOAK),
+        *(
+            pytest.param(3, victims, False, senders, parts, id=f"{parts} groups, senders={senders}", marks=SOAK)
+            for senders in (False, True)
+            for victims, parts in (((0,), 1), ((0, 1, 2), 2), ((0, 1, 2), 8), ((0, 1, 2), 64))
+        ),
     ],
 )
-async def test_servers_are_killed_at_random(processes, exp_id, count, victims, dying, senders):
+async def test_servers_are_killed_at_random(processes, exp_id, count, victims, dying, senders, parts):
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(each.config, seed=n)) for n, each in enumerate(processes[:count])]
 
         def begins():
             for victim in victims:
-                pieces = 8 if victim else 60 * len(victims)  # to the primary many more go
+                pieces = (parts + 1) * (2 if victim else 15 * len(victims))  # to the primary many more go
                 proxies[victim].lose_some(pieces, functools.partial(restart, processes[victim]))
 
         def ends():
@@ -155,7 +185,7 @@ async def test_servers_are_killed_at_random(processes, exp_id, count, victims, d
         faults = Chaos(7, 0.02) if dying else None
         moves = Moves(random.Random(7), count=10, rest_s=0.005) if dying else None
         config = spread([proxy.config for proxy in proxies])
-        groups = RumourGroups(config, exp_id, rumour, 3, senders=senders, faults=faults)
+        groups = RumourGroups(config, exp_id, rumour, parts, senders=senders, faults=faults)
         await proves(groups, begins=begins, ends=ends, moves=moves, within_s=300)
         assert min(proxies[victim].cuts for victim in victims) >= 3 // count
         assert groups.moved >= 60 * dying
