@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,25 +32,22 @@ def place(home):
     return {"cwd": home, "env": known | {"TMPDIR": str(home), "PATH": path, "PYTHONPATH": paths}}
 
 
-def heed_ctrl_c():
-    """Take interrupts, which a shell's background job ignores, and all that it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class Terminal:
-    """A program in a terminal of its own."""
+    """A program in a terminal of its own, which has ended with the block."""
 
     def __init__(self, command, home):
-        self._screen = home / "screen.txt"
+        self._home, self._screen = home, home / "screen.txt"
         with self._screen.open("wb") as screen:
             self._process = subprocess.Popen(
-                command,
-                **place(home),
-                stdout=screen,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=heed_ctrl_c,
+                command, **place(home), stdout=screen, stderr=subprocess.STDOUT, start_new_session=True
             )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        kill_related(self._home)
+        self._process.wait(WAIT_S)
 
     @property
     def screen(self):
@@ -65,22 +61,7 @@ class Terminal:
     def ctrl_c(self):
         """Press Ctrl-C, which a shell's foreground processes get together; return the exit code."""
         os.killpg(self._process.pid, signal.SIGINT)
-        return self.wait()
-
-    def wait(self):
-        """Wait for its end; return the exit code."""
         return self._process.wait(WAIT_S)
-
-
-@contextmanager
-def terminal(command, home):
-    """Run a program, which has ended with the block."""
-    found = Terminal(command, home)
-    try:
-        yield found
-    finally:
-        kill_related(home)
-        found.wait()
 
 
 def run(home, line):
@@ -100,7 +81,7 @@ def check_console(home, block):
 
 def test_the_inspector_is_open_beside_the_demo(home):
     [(words, wanted, line)] = commands(DEMO)
-    with terminal(words, home) as demo, browser() as seen:
+    with Terminal(words, home) as demo, browser() as seen:
         demo.until("open it in a browser")
         seen.open(demo.screen.partition("The inspector is at ")[2].partition(": open")[0])
         seen.sees("title", "demo-")
@@ -117,7 +98,7 @@ def test_a_rule_of_the_page_is_seen_everywhere(home):
     (home / "first.py").write_text(PROGRAM.text)
     [(words, _, _)] = commands(UI)
     assert words[:2] == ["ray-messaging", "ui"]
-    with terminal(["python", "first.py"], home) as first:
+    with Terminal(["python", "first.py"], home) as first:
         first.until("delivered")
         with browser() as seen, inspector(*words[2:], **place(home)) as url:
             seen.base = url.partition("?")[0]

@@ -50,23 +50,19 @@ class Driver:
 
     def send(self, name, from_id, to_id, texts):
         """Send by a group of ours."""
-        return self._fates(self.groups[name].send_columns(*_columns(from_id, to_id, texts)))
-
-    def _fates(self, receipts):
-        return [receipt.fate for receipt in receipts]
+        return self.groups[name].send_columns(from_id, [to_id] * len(texts), _payloads(texts)).fates.tolist()
 
     def send_anew(self, from_id, to_id, texts):
         """Send by a messager that is opened for it."""
-        return asyncio.run(self._send_anew(from_id, to_id, texts))
-
-    async def _send_anew(self, from_id, to_id, texts):
         from ray_messaging import Messager
 
-        messaging = self.messaging
-        async with Messager(
-            messaging.redis, messaging.exp_id, messaging.interceptor, settings=messaging._connection.experiment.settings
-        ) as sender:
-            return self._fates(await sender.send_columns(*_columns(from_id, to_id, texts)))
+        messaging, settings = self.messaging, self.messaging._connection.experiment.settings
+
+        async def send():
+            async with Messager(messaging.redis, messaging.exp_id, messaging.interceptor, settings=settings) as sender:
+                return (await sender.send_columns(from_id, [to_id] * len(texts), _payloads(texts))).fates.tolist()
+
+        return asyncio.run(send())
 
     def fetch(self, name, count):
         """Return the texts of `count` messages, and of any others that are there."""
@@ -94,8 +90,8 @@ class Driver:
             messaging.shutdown(erase=erase)
 
 
-def _columns(from_id, to_id, texts):
-    return [from_id] * len(texts), [to_id] * len(texts), [{"text": text} for text in texts]
+def _payloads(texts):
+    return [{"text": text} for text in texts]
 
 
 def texts_of(log):

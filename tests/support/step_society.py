@@ -80,8 +80,7 @@ def open_step(number=0, state=None, agents=5):
 
 def sequential():
     """Run the society in one loop without any messaging; return its states and the digests of its steps."""
-    states, digests, _ = _sequential()
-    return states, digests
+    return _sequential()[:2]
 
 
 def messages_of(steps):

@@ -7,6 +7,7 @@ import inspect
 import re
 
 import pytest
+from support.doc_pages import ROOT
 
 # As the pages have them; without _listen_for_messages, which is private there.
 REDIS = """
@@ -104,7 +105,7 @@ def names_of_tests(path):
     return {name for name in found if name.startswith("test")}
 
 
-def gaps(text, heading, members, root):
+def gaps(text, heading, members):
     """Return the errors of a table: missing or unknown members, missing tests."""
     table = table_of(text, heading)
     wrong = [f"{member} is not in the table" for member in lines(members) if member not in table]
@@ -114,23 +115,15 @@ def gaps(text, heading, members, root):
             wrong.append(f"{member} has no test")
         for test in tests:
             file, _, name = test.partition("::")
-            path = root / file
+            path = ROOT / file
             if not (file.startswith("tests/") and path.is_file() and name in names_of_tests(path)):
                 wrong.append(f"{member}: there is no test {test}")
     return wrong
 
 
-@pytest.fixture
-def docs(request):
-    path = request.config.rootpath / "docs" / "migrating.md"
-    if not path.exists():
-        pytest.skip("the docs are not part of this copy")
-    return path.read_text()
-
-
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_member_has_a_test_that_is_there(seed, docs, request):
-    assert gaps(docs, seed, SEEDS[seed][0], request.config.rootpath) == []
+def test_each_member_has_a_test_that_is_there(seed):
+    assert gaps((ROOT / "docs" / "migrating.md").read_text(), seed, SEEDS[seed][0]) == []
 
 
 # -- the classes ------------------------------------------------------------------------------------------------------
