@@ -265,9 +265,16 @@ async def test_a_fenced_interceptor_passes_nothing(actor, interceptor_epoch, mes
         await sender.send_message(sender.get_agent_chat_channel(1), {}, 1)
 
 
-async def test_a_cut_lane_ends_the_delegation_at_once(actor, messagers):
+async def test_a_silent_interceptor_leaves_the_lease_and_a_cut_lane_ends_it_at_once(actor, messagers, monkeypatch):
+    monkeypatch.setattr(delegated_rules, "_ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(delegated_rules, "_PATIENCE_S", 0.05)
     sender, _ = await messagers(actor, interceptor_timeout_s=WAIT_S), await messagers(host=[1])
     await passed(sender)
+    actor.silent, grant = True, sender.engine.accumulator.send_loop.verdict_client._delegated_rules
+    assert await send(sender, (1, 1)) == "d"
+    await until(lambda: grant._asking is not None)  # it asks for the rules again, and gets no answer in time
+    assert await send(sender, (1, 1)) == "d"
+    await until(lambda: grant._asking is None)
     lane, actor.address = sender.engine.accumulator.send_loop.verdict_client._lane, None
     await actor.server.close()
     await until(lambda: not lane.alive)
@@ -275,6 +282,7 @@ async def test_a_cut_lane_ends_the_delegation_at_once(actor, messagers):
     sending = asyncio.create_task(send(sender, (1, 1)))
     await asyncio.wait({sending}, timeout=0.05)
     assert not sending.done()
+    actor.silent = False
     await actor.begin()
     assert await sending == "d"
     assert sender.stats()["delegated"] == before
