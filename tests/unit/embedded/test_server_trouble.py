@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import socketserver
 import threading
 from pathlib import Path
 
@@ -41,39 +40,18 @@ def test_a_restart_that_the_system_refuses_costs_no_data(server, temporary_root)
     assert list(temporary_root.iterdir()) == []
 
 
-class SaysYes(socketserver.BaseRequestHandler):
-    """A handler that answers every command as a live server would."""
-
-    def handle(self) -> None:
-        self.server.asked.set()
-        self.request.recv(1024)
-        self.request.sendall(b"+OK\r\n+PONG\r\n")
-
-
-class Impostor(socketserver.ThreadingTCPServer):
-    """Another process on the server's port."""
-
-    allow_reuse_address = True
-    daemon_threads = True
-    asked = threading.Event()
-
-
 def test_another_process_on_the_port_is_not_taken_for_the_server(server):
     config, guard = server.start(), guard_of(server)
     os.kill(guard, signal.SIGSTOP)
     kill(server.pid)
-    with Impostor((HOST, config.port), SaysYes) as impostor:
-        thread = threading.Thread(target=impostor.serve_forever, args=(0.01,))
-        thread.start()
+    with socket.create_server((HOST, config.port)) as impostor:
+        impostor.setblocking(False)
         os.kill(guard, signal.SIGCONT)
-        try:
-            assert server.wait(DEADLINE_S)
-            with pytest.raises(ServerFailed, match="other programs take"):
-                server.restart()
-        finally:
-            impostor.shutdown()
-            thread.join()
-    assert not impostor.asked.is_set()  # it would have received the password
+        assert server.wait(DEADLINE_S)
+        with pytest.raises(ServerFailed, match="other programs take"):
+            server.restart()
+        with pytest.raises(BlockingIOError):  # nobody has connected: it would have received the password
+            impostor.accept()
     server.restart()
     assert server.alive
 
@@ -121,30 +99,26 @@ def test_the_supervisor_goes_on_when_no_guard_could_be_started(monkeypatch, capl
         supervisor.stop()
 
 
-class Late(EmbeddedServer):
-    """A server that restarts only after it was stopped."""
+def test_a_supervisor_that_stops_while_it_restarts_leaves_nothing(temporary_root, monkeypatch):
+    server, restarting, stopped = EmbeddedServer(HOST), threading.Event(), threading.Event()
+    restart, stop = server.restart, server.stop
 
-    def __init__(self, host: str) -> None:
-        super().__init__(host)
-        self.restarting, self.stopped = threading.Event(), threading.Event()
+    def late_restart():
+        restarting.set()
+        assert stopped.wait(DEADLINE_S)
+        return restart()
 
-    def restart(self):
-        self.restarting.set()
-        assert self.stopped.wait(DEADLINE_S)
-        return super().restart()
+    def noted_stop(**options):
+        stop(**options)
+        if restarting.is_set():
+            stopped.set()
 
-    def stop(self, *, erase=False):
-        super().stop()
-        if self.restarting.is_set():
-            self.stopped.set()
-
-
-def test_a_supervisor_that_stops_while_it_restarts_leaves_nothing(temporary_root):
-    server = Late(HOST)
+    monkeypatch.setattr(server, "restart", late_restart)
+    monkeypatch.setattr(server, "stop", noted_stop)
     supervisor = ServerSupervisor(server)
     supervisor.start(succeed=False)
     kill(supervisor.stats()["pid"])
-    assert server.restarting.wait(DEADLINE_S)
+    assert restarting.wait(DEADLINE_S)
     supervisor.stop()
     assert list(temporary_root.iterdir()) == []
     assert not any(thread.name == THREAD for thread in threading.enumerate())

@@ -9,7 +9,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from support.patience import WAIT_S
 
-from ray_messaging import ConfigError, ConnectionFailed, MailboxFull, RedisConfig
+from ray_messaging import ConfigError, ConnectionFailed, RedisConfig
 from ray_messaging.errors import ServerRefused
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import reply_error
@@ -113,12 +113,6 @@ async def test_only_an_attempt_without_an_answer_may_still_be_on_its_way(link, e
     cuts = []
     assert await link.persist(Failing(error), cut=lambda: cuts.append(1)) == "done"
     assert len(cuts) == cut
-
-
-async def test_memory_that_stays_full_is_no_lost_connection(link):
-    link.patience_s = 0.01
-    with pytest.raises(MailboxFull, match="maxmemory"):
-        await link.persist(Failing(*[reply_error("OOM command not allowed when used memory > 'maxmemory'.")] * 100))
 
 
 def test_other_errors_stay_what_they_are(link):
