@@ -5,6 +5,7 @@ import json
 import resource
 import shutil
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -128,10 +129,7 @@ def test_an_invalid_name_is_refused(run):
 
 
 def test_ctrl_c_ends_a_command_in_one_line(run, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(doctor_machine, "join_ray", interrupted)
+    monkeypatch.setattr(doctor_machine, "join_ray", Mock(side_effect=KeyboardInterrupt))
     found = run()
     assert (found.exit_code, found.stderr) == (130, "stopped\n")
 
@@ -149,15 +147,9 @@ def test_this_machine(run):
 @pytest.fixture
 def poor(monkeypatch, tmp_path):
     """Pretend that the machine lacks everything."""
-
-    def no_server(self):
-        raise ServerFailed("no Valkey binary for this machine", log="")
-
-    def no_ray():
-        raise ConfigError("RAY_ADDRESS='x' is no host:port")
-
+    no_server = Mock(side_effect=ServerFailed("no Valkey binary for this machine", log=""))
     monkeypatch.setattr(doctor_machine.EmbeddedServer, "start", no_server)
-    monkeypatch.setattr(doctor_machine, "join_ray", no_ray)
+    monkeypatch.setattr(doctor_machine, "join_ray", Mock(side_effect=ConfigError("RAY_ADDRESS='x' is no host:port")))
     monkeypatch.setenv("RAY_ADDRESS", "x")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100 * 2**30, 0, 2**20))

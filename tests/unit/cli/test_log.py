@@ -3,6 +3,7 @@
 import json
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from support.log_queries import ViewSource, row, write_folder
@@ -262,11 +263,8 @@ def test_a_folder_without_a_log(tmp_path):
 
 
 def test_an_unknown_name_gets_an_error(monkeypatch):
-    def no_cluster(**_):
-        raise ConnectionError("no Ray here")
-
     monkeypatch.setattr("ray_messaging.cluster.ray_clusters.ray.is_initialized", lambda: False)
-    monkeypatch.setattr("ray_messaging.cluster.ray_clusters.ray.init", no_cluster)
+    monkeypatch.setattr("ray_messaging.cluster.ray_clusters.ray.init", Mock(side_effect=ConnectionError("no Ray")))
     monkeypatch.setattr("ray_messaging.cluster.ray_clusters.local_clusters", list)  # that of the tests is none
     found = CliRunner().invoke(app, ["log", "stats", "some-experiment"])
     assert found.exit_code == 2

@@ -2,8 +2,8 @@
 
 import importlib
 import os
-import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.patience import wait_for
@@ -36,21 +36,9 @@ def test_only_what_has_changed_is_written(monkeypatch, guard_watch, tmp_path):
 
 def test_a_failed_fsync_is_handed_over_until_it_is_taken(monkeypatch, guard_watch, tmp_path):
     (tmp_path / "appendonly.aof.1.incr.aof").write_bytes(b"x")
-    answers, ended = iter([False, OSError("no more files"), True]), threading.Event()
-
-    def refuse(file):
-        raise OSError(5, "Input/output error")
-
-    def hand_over():
-        answer = next(answers)
-        if isinstance(answer, OSError):
-            raise answer
-        if answer:
-            ended.set()
-        return answer
-
-    monkeypatch.setattr(os, "fdatasync", refuse)
+    hand_over = Mock(side_effect=[False, OSError("no more files"), True])
+    monkeypatch.setattr(os, "fdatasync", Mock(side_effect=OSError(5, "Input/output error")))
     thread = guard_watch.Fsync(tmp_path, hand_over)
-    assert ended.wait(10)
-    assert next(answers, None) is None
+    wait_for(lambda: hand_over.call_count == 3)
     thread.close()
+    assert hand_over.call_count == 3

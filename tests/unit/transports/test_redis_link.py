@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from unittest.mock import AsyncMock
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -51,29 +52,15 @@ def link():
     return RedisLink(RedisConfig(server="host", port=7), 30.0)
 
 
-class Failing:
-    """A call that raises some errors, then succeeds."""
-
-    def __init__(self, *errors):
-        self.errors = list(errors)
-        self.attempts = 0
-
-    async def __call__(self):
-        self.attempts += 1
-        if self.errors:
-            raise self.errors.pop(0)
-        return "done"
-
-
 @pytest.mark.parametrize("make", [reply_error, by_redis_py])
 @pytest.mark.parametrize("text", PASSING, ids=lambda text: text.split()[0])
 async def test_a_temporary_error_is_awaited_and_beyond_the_timeout_no_refusal(link, make, text):
-    attempt = Failing(make(text), make(text))
+    attempt = AsyncMock(side_effect=[make(text), make(text), "done"])
     assert await asyncio.wait_for(link.persist(attempt, cut=lambda: pytest.fail("it was answered")), WAIT_S) == "done"
-    assert attempt.attempts == 3
+    assert attempt.await_count == 3
     link.patience_s = 0.01
     with pytest.raises(ConnectionFailed) as caught:
-        await link.persist(Failing(*[make(text)] * 100))
+        await link.persist(AsyncMock(side_effect=make(text)))
     assert not isinstance(caught.value, ConfigError)
     assert (caught.value.host, caught.value.port) == ("host", 7)
     assert type(link.translated(make(text))) is ConnectionFailed
@@ -82,10 +69,10 @@ async def test_a_temporary_error_is_awaited_and_beyond_the_timeout_no_refusal(li
 @pytest.mark.parametrize("make", [reply_error, by_redis_py])
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: text.split()[0])
 async def test_permanent_errors_raise_at_once(link, make, text):
-    attempt = Failing(make(text))
+    attempt = AsyncMock(side_effect=make(text))
     with pytest.raises(ServerRefused) as caught:
         await link.persist(attempt)
-    assert attempt.attempts == 1
+    assert attempt.await_count == 1
     assert ("give redis+cluster://host:port" in str(caught.value)) == text.startswith("MOVED")
 
 
@@ -93,7 +80,7 @@ async def test_permanent_errors_raise_at_once(link, make, text):
 @pytest.mark.parametrize("text", ["MOVED 866 10.0.0.1:6379", "ASK 866 10.0.0.1:6379"], ids=lambda text: text.split()[0])
 async def test_a_slot_that_is_elsewhere_is_awaited_in_a_cluster(make, text):
     link = RedisLink(RedisConfig(cluster=["host:7"]), 30.0, home="rm:{town}:")
-    attempt = Failing(make(text), make(text))
+    attempt = AsyncMock(side_effect=[make(text), make(text), "done"])
     assert await asyncio.wait_for(link.persist(attempt), WAIT_S) == "done"
     assert type(link.translated(make(text))) is ConnectionFailed
 
@@ -111,7 +98,7 @@ async def test_a_slot_that_is_elsewhere_is_awaited_in_a_cluster(make, text):
 )
 async def test_only_an_attempt_without_an_answer_may_still_be_on_its_way(link, error, cut):
     cuts = []
-    assert await link.persist(Failing(error), cut=lambda: cuts.append(1)) == "done"
+    assert await link.persist(AsyncMock(side_effect=[error, "done"]), cut=lambda: cuts.append(1)) == "done"
     assert len(cuts) == cut
 
 
