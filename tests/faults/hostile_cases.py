@@ -3,7 +3,7 @@
 from functools import partial
 
 import msgspec
-from support.forged_frames import sealed
+from support.frames import sealed
 
 from faults.case import Case, weaker
 from faults.stage import Stage, until
