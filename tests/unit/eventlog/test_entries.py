@@ -35,8 +35,7 @@ PAYLOADS = ("own", "shared", "raw", "raw shared")
 
 
 def of_no_step(batch):
-    """Return a batch that is logged whole: it belongs to no step, and no note describes its rows."""
-    batch.noted = None
+    """Return a batch whose rows are logged from its frame, but for those that a note describes."""
     if batch.extension is not None:
         batch.extension = msgspec.structs.replace(batch.extension, ordinal=None)
     return batch
@@ -55,10 +54,11 @@ def test_any_frames_become_the_rows_that_their_messages_are(frames):
 def test_pieces_of_an_entry_are_its_rows(batch, limit):
     whole = rows_of(item_of(batch))
     assert rows_of(item_of(batch), limit=limit) == whole
-    part = decode_entry(item_of(batch)).part
-    for begin in range(len(batch)):
+    part, messages = decode_entry(item_of(batch))
+    assert messages == len(batch)
+    for begin in range(len(whole)):
         cut = [*pieces(part, begin, limit)]
-        assert [end for _, end in cut][-1] == len(batch)
+        assert [end for _, end in cut][-1] == len(whole)
         assert record_batch("exp", [piece for piece, _ in cut]).to_pylist() == whole[begin:]
 
 
@@ -147,17 +147,6 @@ def test_times_of_a_mad_clock_can_still_be_read(time):
 
 
 # -- notes ------------------------------------------------------------------------------------------------------------
-
-
-def test_rows_with_a_note_are_logged_by_the_note():
-    labels = {"spicy": np.array([0, 3], np.uint32)}
-    rows = rows_of(item_of(batch_of(4, noted=np.array([1, 2], np.uint32), labels=labels)))
-    assert [(row["message_id"], row["row"], row["payload"], row["labels"]) for row in rows] == [
-        ("s-1-0", 0, '{"n":0}', ["spicy"]),
-        ("s-1-3", 3, '{"n":3}', ["spicy"]),
-    ]
-    part, messages = decode_entry(item_of(batch_of(2, noted=np.array([0, 1], np.uint32))))
-    assert (part, messages) == (None, 2)
 
 
 FACTS = ("fate", "rule", "reason", "payload_before", "mailbox")
