@@ -1,6 +1,7 @@
 """Fixtures of the contract suites, and the layouts of servers on which each of them runs."""
 
 import asyncio
+from contextlib import ExitStack
 
 import pytest
 from support.contracts import RedisStore
@@ -148,13 +149,8 @@ async def store(server, exp_id):
 @pytest.fixture
 def processes(tmp_path):
     """Start three servers of the test's own, which it may kill."""
-    started = []
-    for shard in range(3):
-        (tmp_path / str(shard)).mkdir()
-        started.append(RedisProcess(tmp_path / str(shard), binary="valkey").start())
-    yield started
-    for process in started:
-        process.kill()
+    with ExitStack() as started:
+        yield [started.enter_context(RedisProcess(tmp_path / str(n), binary="valkey")) for n in range(3)]
 
 
 @pytest.fixture

@@ -22,13 +22,7 @@ TEXT = "x" * (LEAST_BYTES // ROWS)
 def start(tmp_path):
     """Return a function that starts a server of the test's own; a test asks for it before it asks for messagers."""
     with ExitStack() as stack:
-
-        def start(**options):
-            process = RedisProcess(tmp_path, **options)
-            stack.callback(process.kill)
-            return process.start()
-
-        yield start
+        yield lambda **options: stack.enter_context(RedisProcess(tmp_path, **options))
 
 
 @pytest.fixture

@@ -42,9 +42,8 @@ with a_town(exp_id={exp_id!r}, redis={url!r}, lease_s=2) as town, traffic_in(tow
 
 def driver_is_killed(folder):
     """Kill a driver in the middle of its sends, and go on with its experiment from another one."""
-    server = RedisProcess(folder)
-    try:
-        redis, exp_id = server.start().config, f"driver-{uuid.uuid4().hex[:8]}"
+    with RedisProcess(folder) as server:
+        redis, exp_id = server.config, f"driver-{uuid.uuid4().hex[:8]}"
         url = f"redis://:{redis.password.replace(' ', '%20')}@{redis.server}:{redis.port}"
         script = DRIVER.format(exp_id=exp_id, url=url, folder=str(folder))
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
@@ -57,8 +56,6 @@ def driver_is_killed(folder):
             with traffic_in(town, folder) as traffic:
                 traffic.goes_on()
             return traffic.account(acknowledged_before=acknowledged)
-    finally:
-        server.kill()
 
 
 @ray.remote(num_cpus=0, max_retries=0)

@@ -83,9 +83,8 @@ class Servers:
         }
         self.servers = []
         for at in range(count):
-            own = self.folder / f"server-{at}"
-            own.mkdir(parents=True)
-            self.servers.append(RedisProcess(own, binary=binary, env=(env or {}).get(at), **shared | options))
+            own, clock = self.folder / f"server-{at}", (env or {}).get(at)
+            self.servers.append(RedisProcess(own, binary=binary, env=clock, **shared | options))
 
     def __enter__(self):
         try:

@@ -144,6 +144,7 @@ class RedisProcess(ServerProcess):
     def __init__(self, folder, *, binary=None, timeout=10.0, env=None, **options):
         self.binary = find_binary(binary or redis_or_valkey())
         self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.config = RedisConfig(server=HOST, port=free_port(), password=PASSWORD, timeout=timeout)
         self._env = env or {}
         defaults = {"appendonly": "yes", "appendfsync": "always", "save": "''", "maxmemory-policy": "noeviction"}

@@ -7,20 +7,8 @@ from functools import partial
 
 from ray_messaging.errors import ConnectionFailed, MessagingError
 
-PROTOCOL = (
-    "take",
-    "renew",
-    "let_go",
-    "open",
-    "commit",
-    "send",
-    "close",
-    "wait",
-    "open_box",
-    "read_box",
-    "covered_boxes",
-)
-_REPEATED = [name for name in PROTOCOL if name != "wait"]
+_REPEATED = ("take", "renew", "let_go", "open", "commit", "send", "close", "open_box", "read_box", "covered_boxes")
+PROTOCOL = (*_REPEATED, "wait")
 
 
 class Killed(ConnectionFailed):
