@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 from support.benchmark_parts import TELL, figure, part
@@ -93,28 +94,17 @@ class TestParts:
 
     @pytest.mark.parametrize(("error", "state"), [(MissingError("no nats"), "missing"), (OSError("full"), "failed")])
     def test_a_server_that_does_not_start(self, error, state):
-        @contextmanager
-        def served():
-            raise error
-            yield
-
-        outcome = run_part(part(TELL, served=served))
+        outcome = run_part(part(TELL, served=Mock(side_effect=error)))
         assert (outcome.state, outcome.figures) == (state, [])
         assert str(error) in outcome.why
 
     def test_an_environment_that_is_not_there(self):
-        def command():
-            raise RuntimeError("not built: python -m benchmarks peers")
-
+        command = Mock(side_effect=RuntimeError("not built: python -m benchmarks peers"))
         outcome = run_part(Part("x", "peers", command, lambda _: "", 1.0))
         assert outcome.state == "failed"
         assert "python -m benchmarks peers" in outcome.why
 
     def test_an_interrupt_leaves_out_the_others(self):
-        @contextmanager
-        def served():
-            raise KeyboardInterrupt
-            yield
-
-        found = list(run_all([part(TELL), part(TELL, "cut", served=served), part(TELL, "left")], Watcher()))
+        cut = part(TELL, "cut", served=Mock(side_effect=KeyboardInterrupt))
+        found = list(run_all([part(TELL), cut, part(TELL, "left")], Watcher()))
         assert [(each.state, each.why) for each in found] == [("measured", "")] + [("failed", "interrupted")] * 2
