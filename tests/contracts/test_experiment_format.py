@@ -35,17 +35,10 @@ async def number(store):
     return int(await store.client.hget(store.keys.meta, "format") or 0)
 
 
-async def test_a_listening_messager_notes_its_format_and_a_later_one_is_welcome(messagers, store):
-    first = await messagers(name="first", host=[1])
-    assert await number(store) == FORMAT
-    second = await messagers(name="second", host=[2])
-    await second.send_message(second.get_agent_chat_channel(1), {"n": 1})
-    assert [message.payload for message in await fetch_all(first, 1)] == [{"n": 1}]
-
-
 @OTHERS
 async def test_an_experiment_of_another_format_is_refused_and_left_alone(messagers, store, other):
     await messagers(name="first", host=[1])
+    assert await number(store) == FORMAT
     await store.client.hset(store.keys.meta, "format", other)
     before = await store.client.hgetall(store.keys.meta)
     with refused(other):
@@ -65,19 +58,10 @@ async def test_a_messager_that_is_there_when_the_number_changes_stays(messagers,
     assert await number(store) == FORMAT + 1
 
 
-async def test_a_start_notes_its_format_and_a_reset_keeps_it(experiments, store):
-    first = await experiments("one")
-    assert await first.claim(None, reset=False) is Claim.HELD
-    assert await number(store) == FORMAT
-    second = await experiments("two")
-    assert await second.claim(b"one", reset=True) is Claim.ERASE
-    await second.erase_earlier()
-    assert await number(store) == FORMAT
-
-
 @OTHERS
 async def test_a_start_upon_another_format_is_refused_unless_it_deletes_the_data(experiments, store, other):
-    await (await experiments("one")).claim(None, reset=False)
+    assert await (await experiments("one")).claim(None, reset=False) is Claim.HELD
+    assert await number(store) == FORMAT
     await store.client.hset(store.keys.meta, "format", other)
     await store.client.set(f"{store.keys.prefix}of-the-other-format", "something")
     with refused(other):

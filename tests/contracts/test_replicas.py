@@ -27,25 +27,16 @@ def trio(tmp_path):
         yield service
 
 
-async def test_a_receipt_that_a_replica_confirmed_and_a_message_that_it_has(opener, pair):
-    receiver = await opener(pair.config, name="b", host=[2], wait_replicas=1)
-    sender = await opener(pair.config, name="a", wait_replicas=1)
-    receipt = await sender.send_message(sender.get_agent_chat_channel(2), {"n": 1}, from_id=1)
-    assert receipt.fate == "delivered"
-    with pair.replicas[0].client() as client:
-        assert client.xlen(next(iter(client.scan_iter(match=f"rm:{{{sender.exp_id}}}:mailbox:b:*")))) == 1
-    assert [message.payload["n"] for message in await receiver.fetch_messages(timeout=30)] == [1]
-
-
-async def test_a_large_frame_is_delivered_once_a_replica_has_it(opener, pair):
+@pytest.mark.parametrize(("rows", "text"), [(1, ""), (8, "x" * 2**15)], ids=["small", "large"])
+async def test_a_frame_is_delivered_once_a_replica_has_it(opener, pair, rows, text):
     receiver = await opener(pair.config, name="b", host=[2], wait_replicas=1)
     sender = await opener(pair.config, name="a", wait_replicas=1)
     with pair.replicas[0].client() as client:
         for calls in range(1, 4):
-            receipts = await sender.send_columns([1] * 8, [2] * 8, [{"text": "x" * 2**15}] * 8)
-            assert receipts.counts()["delivered"] == 8
+            receipts = await sender.send_columns([1] * rows, [2] * rows, [{"text": text}] * rows)
+            assert receipts.counts()["delivered"] == rows
             assert client.xlen(next(iter(client.scan_iter(match=f"rm:{{{sender.exp_id}}}:mailbox:b:*")))) == calls
-    assert len(await fetch_all(receiver, 24)) == 24
+    assert len(await fetch_all(receiver, 3 * rows)) == 3 * rows
 
 
 async def test_a_repeated_send_is_no_receipt_while_no_replica_has_it(opener, pair):

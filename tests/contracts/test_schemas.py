@@ -131,13 +131,6 @@ async def test_a_schema_can_be_replaced_and_removed(pair):
     assert delta.schemas == {}
 
 
-async def test_a_later_sender_knows_the_schemas(pair, messagers):
-    _, receiver = pair
-    await set_schema(receiver, "offers", Offer)
-    late = await messagers(name="late")
-    await refused(late.send(7, 1, BAD, subtopic="offers"))
-
-
 async def test_a_relayed_batch_is_refused_with_its_row(pair):
     sender, receiver = pair
     await set_schema(receiver, "offers", Offer)

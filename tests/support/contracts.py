@@ -149,9 +149,6 @@ class RedisStore:
         entries = await self.client.xrange(self.keys.dead)
         return [(fields[b"mailbox"].decode(), fields[b"reason"].decode(), fields[b"f"]) for _, fields in entries]
 
-    async def dead_rows(self):
-        return [int(fields[b"row"]) for _, fields in await self.client.xrange(self.keys.dead)]
-
     async def expire(self, mailbox):
         await self.client.delete(self.keys.lease(mailbox))
 
