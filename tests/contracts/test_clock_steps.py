@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, numbers, until, vanish
+from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, until, vanish
 
 from ray_messaging import AlreadyExists
 from ray_messaging.eventlog.event_log import EventLog
@@ -71,29 +71,24 @@ def start_log(transport, exp_id, tmp_path):
 # -- acknowledged messages are delivered ------------------------------------------------------------------------------
 
 
-async def send(sender, *values):
-    receipts = await sender.send_columns([1] * len(values), [1] * len(values), [{"n": n} for n in values])
-    assert receipts.counts()["delivered"] == len(values)
-
-
 async def test_messages_acknowledged_after_a_data_loss_and_a_clock_step_back_are_delivered_and_logged(
     torn, opener, start_log, tmp_path
 ):
     writer = await start_log()
     receiver, sender = await opener(torn.server.config, host=[1]), await opener(torn.server.config)
-    await send(sender, 0)
+    await send_numbers(sender, 0)
     assert numbers(await fetch_all(receiver, 1)) == [0]
     torn.mark()
-    await send(sender, *range(1, 500))
+    await send_numbers(sender, *range(1, 500))
     assert numbers(await fetch_all(receiver, 499)) == list(range(1, 500))
     await writer.close()  # its cursors are in files now
     await torn.restart(30)
     writer = await start_log()
     for low in range(1000, 1500, 100):
-        await send(sender, *range(low, low + 100))
+        await send_numbers(sender, *range(low, low + 100))
     assert numbers(await fetch_all(receiver, 500)) == list(range(1000, 1500))
     await receiver.ack()
-    await send(sender, 2000)
+    await send_numbers(sender, 2000)
     assert numbers(await fetch_all(receiver, 1)) == [2000]
     await writer.close()
     assert len(EventLog.open(str(tmp_path / "log")).query(fate="delivered")) == 1001
@@ -101,12 +96,12 @@ async def test_messages_acknowledged_after_a_data_loss_and_a_clock_step_back_are
 
 async def test_a_commit_of_lost_messages_does_not_remove_new_ones(torn, opener):
     receiver, sender = await opener(torn.server.config, name="group", host=[1]), await opener(torn.server.config)
-    await send(sender, 0)
+    await send_numbers(sender, 0)
     torn.mark()
-    await send(sender, *range(1, 500))
+    await send_numbers(sender, *range(1, 500))
     assert len(await fetch_all(receiver, 500)) == 500  # and it is not committed yet
     await torn.restart(30)
-    await send(await opener(torn.server.config), *range(1000, 1500))
+    await send_numbers(await opener(torn.server.config), *range(1000, 1500))
     await receiver.ack()
     await receiver.engine.close(commit=False)
     successor = await opener(torn.server.config, name="group", host=[1])
@@ -115,11 +110,11 @@ async def test_a_commit_of_lost_messages_does_not_remove_new_ones(torn, opener):
 
 async def test_stream_ids_keep_rising_after_a_data_loss(clocked_server, opener, transport, caplog):
     receiver, sender = await opener(clocked_server.config, host=[1]), await opener(clocked_server.config)
-    await send(sender, 0)
+    await send_numbers(sender, 0)
     ahead = f"{int(time.time() * 1000) + 3_600_000}-7"
     assert await transport.read(receiver.name, ahead, 10, 0.01) == []
     assert "lost entries" in caplog.text
-    await send(sender, 1)
+    await send_numbers(sender, 1)
     assert len(await transport.read(receiver.name, ahead, 10, WAIT_S)) == 1
     assert numbers(await fetch_all(receiver, 2)) == [0, 1]
 
@@ -127,13 +122,13 @@ async def test_stream_ids_keep_rising_after_a_data_loss(clocked_server, opener, 
 async def test_the_log_catches_up_with_a_restored_server_without_new_messages(torn, opener, start_log):
     writer = await start_log(segment_rows=1)
     receiver, other, sender = [await opener(torn.server.config, host=agents) for agents in ([1], [2], [])]
-    await send(sender, *range(100))
+    await send_numbers(sender, *range(100))
     assert len(await fetch_all(receiver, 100)) == 100
     await receiver.ack()
     await writer.caught_up()
     for _ in range(2):
         torn.mark()
-        await send(sender, 100)
+        await send_numbers(sender, 100)
         await torn.restart(30)
         async with asyncio.timeout(WAIT_S):
             await writer.caught_up()
@@ -153,15 +148,15 @@ async def test_a_clock_step_of_the_server_ends_no_mailbox_and_admits_no_second_o
 ):
     receiver, sender = await opener(clocked_server.config, host=[1]), await opener(clocked_server.config, lease_s=0.3)
     owner = await opener(clocked_server.config, name="group", host=[3], owner="one", lease_s=1.5)
-    await send(sender, 0)
+    await send_numbers(sender, 0)
     with clocked_server.client() as client:
         server_clock.step(client, seconds)
     with pytest.raises(AlreadyExists, match="held by 'one', which is alive"):
         await opener(clocked_server.config, name="group", host=[3], owner="two", lease_s=1.5)
     for low in range(1, 101, 10):
-        await send(sender, *range(low, low + 10))
+        await send_numbers(sender, *range(low, low + 10))
     await opener(clocked_server.config, host=[2])  # loads the directory
-    await send(sender, 101)
+    await send_numbers(sender, 101)
     assert numbers(await fetch_all(receiver, 102)) == list(range(102))
     await sender.send_message(sender.get_agent_chat_channel(3), {"n": 1})
     assert numbers(await fetch_all(owner, 1)) == [1]
@@ -237,7 +232,7 @@ async def test_a_receiver_stopped_for_longer_than_its_lease_still_gets_its_messa
     process.send_signal(signal.SIGSTOP)
     await see_it_over(sender)
     for n in range(20):
-        await send(sender, n)
+        await send_numbers(sender, n)
     await see_it_over(sender)
     process.send_signal(signal.SIGCONT)
     async with asyncio.timeout(WAIT_S):

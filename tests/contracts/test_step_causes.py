@@ -35,8 +35,8 @@ class Run(LoggedGroups):
         super().__init__(*arguments)
         self.hands, self.sent = {}, {}
 
-    async def run(self, interceptor, act, *, until=UNTIL, judged=False):
-        self.act, self.until = act, until
+    async def run(self, interceptor, act, *, judged=False):
+        self.act = act
         transport = await self.transport()
         settings = StepSettings(seed=SEED, groups=2, lag=4)
         await transport.steps.begin(settings)
@@ -50,12 +50,12 @@ class Run(LoggedGroups):
         await user.send_message(user.get_agent_chat_channel(3), {"outside": 2}, to_id=3)
         async with asyncio.timeout(WAIT_S):
             await asyncio.gather(*map(self._drive, groups))
-            await sealed(transport.steps, until - 1)
+            await sealed(transport.steps, UNTIL - 1)
             await writer.close()
         return EventLog.open(self.folder)
 
     async def _drive(self, messager):
-        async with aclosing(messager.steps(until=self.until)) as steps:
+        async with aclosing(messager.steps(until=UNTIL)) as steps:
             async for step in steps:
                 for agent, inbox in step.by_agent():
                     self.hands[agent, step.number] = [message.id for message in inbox]
@@ -104,10 +104,10 @@ async def test_both_are_what_the_agents_had_in_hand(run, judged):
     assert {"delivered", "blocked", "undeliverable"} <= {*log.count(by="fate")["fate"].to_pylist()}
     assert any(log.query()["pairs"].to_pylist()) != judged
     assert bool(len(log.query(rule="warden"))) == judged
-    check(run, log, 10)
+    check(run, log)
 
 
-def check(run, log, samples):
+def check(run, log):
     """Compare `why` and `effects` of some messages with what the agents had in hand."""
     table, ids = log.query(text=True), {}
     for message_id, text in zip(table["message_id"].to_pylist(), table["payload"].to_pylist(), strict=True):
@@ -117,14 +117,14 @@ def check(run, log, samples):
     read = defaultdict(list)
     for (agent, step), hand in run.hands.items():
         read[step] += [(agent, each) for each in hand]
-    asked = [*np.random.default_rng(4).choice([*ids], samples, replace=False)]
+    asked = [*np.random.default_rng(4).choice([*ids], 10, replace=False)]
     asked += [each for each, key in ids.items() if key is None][:5]
     asked += [each for each, key in ids.items() if key and run.sent[key]][:10]
     for message_id in map(str, asked):
         assert as_tree(log.why(message_id, most=4)) == tree(run, ids, message_id, 3, 4)
         found = log.effects(message_id, depth=4).agents.to_pylist()
         expected = moved(read, ids, message_id, 4)
-        assert {row["agent"]: row["step"] for row in found if row["step"] < run.until} == expected
+        assert {row["agent"]: row["step"] for row in found if row["step"] < UNTIL} == expected
 
 
 def as_tree(found):

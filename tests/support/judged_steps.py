@@ -121,16 +121,15 @@ class Town(LoggedGroups):
         host = InterceptorHost(self.spec, self.server)
         host._store._server = FaultyStore(host._server, process, self.deaths, ["write"])
         host.transport.steps = FaultyStore(host.transport.steps, process, self.deaths)
-        while True:
-            try:
-                await host.start("127.0.0.1")
-            except TransitError:
-                await host.abandon()
-                return await self._begin()
-            self.host, self.process = host, process
-            if not process.dead:
-                self.alive.set()
-            return None
+        try:
+            await host.start("127.0.0.1")
+        except TransitError:
+            await host.abandon()
+            await self._begin()
+            return
+        self.host, self.process = host, process
+        if not process.dead:
+            self.alive.set()
 
     async def _follow(self):
         """Start the interceptor's process anew whenever it dies."""
