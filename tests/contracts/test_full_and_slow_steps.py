@@ -50,22 +50,22 @@ async def test_a_large_step_arrives_whole_and_in_order(groups, count, columns):
 
     async def read():
         async for step in opened[0].steps(until=2):
-            found = step.messages
+            found = step.messages, [message.payload["n"] for _, inbox in step.by_agent() for message in inbox]
         return found
 
     async with asyncio.timeout(120):
-        found, *_ = await asyncio.gather(read(), *map(send, range(1, 5)))
+        (found, by_agent), *_ = await asyncio.gather(read(), *map(send, range(1, 5)))
     from_ids, to_ids, numbers = np.hstack([sent_columns(number, count) for number in range(1, 5)])
     order = np.lexsort((numbers, from_ids, to_ids))  # canonical: by to_id, from_id, n-th send
     assert (found.to_ids.tolist(), found.from_ids.tolist()) == (to_ids[order].tolist(), from_ids[order].tolist())
-    assert [payload["n"] for payload in found.payloads] == numbers[order].tolist()
+    assert [payload["n"] for payload in found.payloads] == by_agent == numbers[order].tolist()
 
 
 @pytest.mark.parametrize("each", [400, pytest.param(20_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("name", "per_row"), [("box_rows", 2.5), ("box_bytes", 50)], ids=["rows", "bytes"])
 async def test_too_much_for_one_group_is_refused_at_once_with_the_figures(groups, name, per_row, each):
     most, refused = int(each * per_row), []
-    _, opened = await groups(5, **{name: most})
+    _, opened = await groups(5, digest=True, **{name: most})
 
     async def send(messager, ids):
         count = each
