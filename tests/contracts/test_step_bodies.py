@@ -121,16 +121,17 @@ async def lose(config, exp_id, shard, step=1):
 async def test_a_repeated_send_keeps_each_frame_once_and_reads_no_others_of_its_numbers(
     transport, shards_config, exp_id
 ):
-    """A call that wrote nothing may have left bodies; the next one has other frames under these numbers."""
+    """A call that wrote nothing may leave bodies, also late; the next one has other frames under these numbers."""
     await transport.steps.begin(StepSettings())
-    shut = [FrameWrite("a@1", n, 1, b"other frames" + frame) for n, frame in enumerate(FRAMES, 1)]
-    tag = StepTag("a", 0, await taken(transport.steps))
-    await transport.bodies.put(SendRequest("w", 0, 0, -1, shut), tag)
+    writes = [FrameWrite("a@1", n, 1, frame[::-1]) for n, frame in enumerate(FRAMES, 1)]
+    other, tag = SendRequest("w", 0, 0, -1, writes), StepTag("a", 0, await taken(transport.steps))
+    await transport.bodies.put(other, tag)
     attempt, reply = await sent(transport.steps)
     assert (attempt, reply.fates) == (tag.attempt, [FrameFate.WRITTEN] * ROWS)
     before = await bodies_of(shards_config, exp_id)
     _, reply = await sent(transport.steps)
     assert reply.fates == [FrameFate.DUPLICATE] * ROWS
+    await transport.bodies.put(other, tag)
     assert await bodies_of(shards_config, exp_id) == before
     assert [frame.frame for frame in await transport.steps.read_box("a@1")] == FRAMES
 
