@@ -2,14 +2,15 @@
 
 import itertools
 import uuid
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 import ray
 from redis import Redis
 from support.cluster import EmptyGroups, control, emptied
+from support.step_society import SEED
 
-from ray_messaging import Messaging, MessagingConfig, rules
+from ray_messaging import Messaging, MessagingConfig, Steps, rules
 from ray_messaging.errors import MessagingError
 
 
@@ -99,6 +100,19 @@ def start(ray_cluster):
     yield start
     for messaging in started:
         messaging.shutdown()
+
+
+@pytest.fixture
+def start_steps(by_value):
+    """Return a function that starts an experiment with steps, which ends with the test; `steps`: of Steps."""
+    with ExitStack() as ends:
+
+        def start(*, log_dir=None, calls=None, **steps):
+            settings = Steps(seed=SEED, digest=True, **steps)
+            made = Messaging.start(f"steps-{uuid.uuid4().hex[:8]}", steps=settings, log_dir=log_dir, calls=calls)
+            return ends.enter_context(made)
+
+        yield start
 
 
 @pytest.fixture

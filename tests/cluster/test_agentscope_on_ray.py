@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import uuid
 from collections import Counter
 
 import pytest
@@ -34,9 +33,8 @@ class Judge(rules.SlowRule):
 
 
 @pytest.fixture
-def experiment(ray_cluster, tmp_path):
-    name = f"bus-{uuid.uuid4().hex[:8]}"
-    with Messaging.start(name, rules=[Manners(), Judge()], log_dir=tmp_path / "log") as messaging:
+def experiment(ray_cluster, tmp_path, exp_id):
+    with Messaging.start(exp_id, rules=[Manners(), Judge()], log_dir=tmp_path / "log") as messaging:
         yield messaging
 
 

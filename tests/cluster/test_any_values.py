@@ -1,7 +1,6 @@
 """Values of every kind on their whole way: sent, kept in a state, remembered, logged, exported and read again."""
 
 import json
-import uuid
 
 import pyarrow.csv as pacsv
 import pyarrow.parquet as papq
@@ -75,10 +74,10 @@ def json_form(value):
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
-def test_a_value_comes_through_equal_or_was_refused_with_its_place(tmp_path):
+def test_a_value_comes_through_equal_or_was_refused_with_its_place(tmp_path, exp_id):
     json_like, rest = examples(JSON_LIKE), examples(anything)
     values = ray.get(ray.put(json_like + rest))  # Ray makes bytes of a bytearray
-    with Messaging.start(f"values-{uuid.uuid4().hex[:8]}", steps=Steps(seed=1), log_dir=tmp_path / "log") as messaging:
+    with Messaging.start(exp_id, steps=Steps(seed=1), log_dir=tmp_path / "log") as messaging:
         result = messaging.run(person, agents=len(values), groups=2, until=2, shared=values)
     log = EventLog.open(tmp_path / "log")
     rows = log.query().to_pylist()

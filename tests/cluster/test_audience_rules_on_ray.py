@@ -1,7 +1,6 @@
 """Rules on broadcasts, and their rows in the log, on Ray."""
 
 import asyncio
-import uuid
 from collections import Counter
 
 import pandas as pd
@@ -23,9 +22,9 @@ async def blocked_pair(messaging, from_id, to_id):
 
 
 @pytest.mark.long
-def test_a_black_list_changes_who_hears_within_the_call_and_the_log_agrees(logged):
+def test_a_black_list_changes_who_hears_within_the_call_and_the_log_agrees(logged, exp_id):
     messaging, west, east = logged
-    friends = messaging.create_audience(f"audience-{uuid.uuid4().hex[:8]}", graph=GRAPH)
+    friends = messaging.create_audience(exp_id, graph=GRAPH)
     after = messaging.log.end
     first = west.broadcast(2, friends, {"n": 1})
     assert first.counts()["delivered"] == 3
@@ -55,13 +54,12 @@ def test_a_black_list_changes_who_hears_within_the_call_and_the_log_agrees(logge
 
 
 @pytest.mark.long
-def test_rounds_and_changes_for_a_step_hold_for_broadcasts_of_steps(ray_cluster):
+def test_rounds_and_changes_for_a_step_hold_for_broadcasts_of_steps(ray_cluster, exp_id):
     def shout(me, inbox):
         me.state["heard"] = me.state.get("heard", 0) + len(inbox)
         for n in range(2):
             me.broadcast("square", {"n": n})
 
-    exp_id = f"shouts-{uuid.uuid4().hex[:8]}"
     with Messaging.start(exp_id, steps=Steps(), rules=[rules.RateLimit(per_round=1)]) as messaging:
         messaging.create_audience("square", members=range(4))
         ray.get(messaging.interceptor.pop_rule.remote("rate_limit", at_step=2))
@@ -72,7 +70,7 @@ def test_rounds_and_changes_for_a_step_hold_for_broadcasts_of_steps(ray_cluster)
 
 
 @pytest.mark.long
-def test_a_graph_is_passed_once_and_then_known_by_its_name(ray_cluster):
+def test_a_graph_is_passed_once_and_then_known_by_its_name(ray_cluster, exp_id):
     def tell(me, inbox):
         me.state["neighbours"] = [*me.neighbours]
         me.state["heard"] = [message.from_id for message in inbox]
@@ -81,7 +79,7 @@ def test_a_graph_is_passed_once_and_then_known_by_its_name(ray_cluster):
             me.send(agent, {})
 
     edges = pd.DataFrame({"follower": [2, 0, 1, 0], "followed": [0, 1, 2, 2]})
-    with Messaging.start(f"graph-{uuid.uuid4().hex[:8]}", steps=Steps(wait_for="senders")) as messaging:
+    with Messaging.start(exp_id, steps=Steps(wait_for="senders")) as messaging:
         friends = messaging.create_audience("friends", graph=edges)
         ray.get(messaging.interceptor.insert_rule.remote(rules.AllowGraph(friends)))
         result = messaging.run(tell, agents=4, groups=2, until=2, graph="friends", progress=False)

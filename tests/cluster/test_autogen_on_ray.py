@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import uuid
 from collections import Counter
 from dataclasses import dataclass
 
@@ -96,9 +95,9 @@ async def proves(messaging, folder):
         await asyncio.wait_for(runtime.stop_when_idle(), 120)
 
 
-def test_an_actor_is_killed_and_each_question_is_answered_once(ray_cluster, tmp_path):
+def test_an_actor_is_killed_and_each_question_is_answered_once(ray_cluster, tmp_path, exp_id):
     listed = [rules.BlackList([("eve/x", "writer/default")])]
-    with Messaging.start(f"autogen-{uuid.uuid4().hex[:8]}", rules=listed, log_dir=tmp_path / "log") as messaging:
+    with Messaging.start(exp_id, rules=listed, log_dir=tmp_path / "log") as messaging:
         asyncio.run(proves(messaging, tmp_path))
         assert (tmp_path / "killed").exists()
         balance = messaging.log.balance()
@@ -135,6 +134,6 @@ async def meets(messaging):
         assert len({str(os.getpid()), *processes}) == 3
 
 
-def test_the_members_of_a_team_live_in_actors_and_its_manager_here(ray_cluster):
-    with Messaging.start(f"autogen-{uuid.uuid4().hex[:8]}") as messaging:
+def test_the_members_of_a_team_live_in_actors_and_its_manager_here(ray_cluster, exp_id):
+    with Messaging.start(exp_id) as messaging:
         asyncio.run(meets(messaging))

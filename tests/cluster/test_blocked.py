@@ -2,7 +2,6 @@
 
 import asyncio
 import queue
-import uuid
 
 import pytest
 import ray
@@ -139,10 +138,10 @@ def test_listening_without_a_log_raises(messaging):
 
 
 @pytest.mark.long
-async def test_shutdown_ends_listeners_and_prints_nothing_of_those_that_were_closed(ray_cluster, tmp_path, monkeypatch):
+async def test_shutdown_ends_listeners_and_prints_nothing_of_closed_ones(ray_cluster, tmp_path, monkeypatch, exp_id):
     unhandled = []  # Ray's report of errors without a reader
     monkeypatch.setattr(ray._private.worker.logger, "error", lambda *args: unhandled.append(args))
-    messaging = await asyncio.to_thread(Messaging.start, f"end-{uuid.uuid4().hex[:8]}", log_dir=tmp_path)
+    messaging = await asyncio.to_thread(Messaging.start, exp_id, log_dir=tmp_path)
     log, cancelled, events = messaging.log_actor, messaging.blocked(), messaging.blocked()
     closed, listener = messaging.on_blocked(print), messaging.on_blocked(print)
 

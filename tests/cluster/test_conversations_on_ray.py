@@ -1,15 +1,13 @@
 """Questions by handles of groups, from the driver and from tasks."""
 
 import asyncio
-import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from copy import copy
 
 import pytest
 import ray
 import redis
-from support.cluster import wait_for
+from support.cluster import serving, wait_for
 from support.patience import WAIT_S
 
 from ray_messaging import AnswerFailed, Messaging, NoAnswer, NoQuestion, QuestionBlocked, Steps
@@ -87,15 +85,6 @@ async def told(asking):
         with pytest.raises(NoAnswer) as caught:
             await asking
     return caught.value
-
-
-@asynccontextmanager
-async def serving(handle, handler, **options):
-    """Serve by a handle of a group; give the task."""
-    task = asyncio.create_task(handle.aio.serve(handler, **options))
-    yield task
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_handle_serves_on_where_its_handler_fails_and_health_counts_it(messaging, town, caplog):
@@ -187,9 +176,9 @@ def person(me, inbox):
 
 
 @pytest.mark.long
-def test_the_user_asks_agents_of_a_run_in_steps(by_value):
+def test_the_user_asks_agents_of_a_run_in_steps(by_value, exp_id):
     with (
-        Messaging.start(f"questions-{uuid.uuid4().hex[:8]}", steps=Steps()) as messaging,
+        Messaging.start(exp_id, steps=Steps()) as messaging,
         ThreadPoolExecutor(1) as thread,
     ):
         running = thread.submit(messaging.run, person, agents=4, groups=2, until=300, progress=False)

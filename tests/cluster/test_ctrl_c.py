@@ -27,13 +27,6 @@ def town(ray_cluster):
 
 
 @pytest.fixture
-def new_town(ray_cluster):
-    """Give an experiment in which no step has begun."""
-    with Messaging.start(f"ctrl-c-{uuid.uuid4().hex[:8]}", steps=Steps()) as messaging:
-        yield messaging
-
-
-@pytest.fixture
 def first(town):
     """Give the first step that no other test has run."""
     return town.steps.now
@@ -115,7 +108,8 @@ def goes_on(messaging, until):
     assert [state["steps"] for state in result.states.values()] == [until] * AGENTS
 
 
-def test_before_step_0_of_steps_that_are_paused(new_town):
+def test_before_step_0_of_steps_that_are_paused(start_steps):
+    new_town = start_steps()
     new_town.steps.pause()
     with at((lambda: driven(new_town) and handled(), ctrl_c)):
         result = run(new_town, 3)

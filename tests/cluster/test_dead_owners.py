@@ -1,10 +1,8 @@
 """Taking over a dead owner's name: at once if Ray knows of the death, never beside a live owner."""
 
-import uuid
-
 import pytest
 import ray
-from support.cluster import numbers, wait_for
+from support.cluster import Society, numbers, wait_for
 
 from ray_messaging import AlreadyExists, Messaging, MessagingConfig
 
@@ -13,24 +11,10 @@ pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 LEASE_S = 3600.0  # longer than any test
 
 
-@ray.remote(num_cpus=0)
-class Member:
-    """A group in an actor of the user's own, or in a task's worker that calls `run`."""
-
-    def __init__(self, messaging):
-        self.messaging = messaging
-
-    async def open(self, name):
-        self.messager = await self.messaging.open_messager(name, [7])
-
-    async def receive(self):
-        return await self.messager.fetch_messages(timeout=60)
-
-
 @pytest.fixture
-def town():
+def town(exp_id):
     settings = MessagingConfig(lease_s=LEASE_S)
-    with Messaging.start(f"town-{uuid.uuid4().hex[:8]}", settings=settings) as messaging:
+    with Messaging.start(exp_id, settings=settings) as messaging:
         yield messaging
 
 
@@ -57,12 +41,12 @@ def open_and_die(messaging, name):
 @pytest.mark.parametrize("who", ["an actor", "a worker"])
 def test_a_dead_owners_name_is_taken_over_at_once(town, who):
     west = town.create_group("west", [1])
-    rival = Member.remote(town)
+    rival = Society.remote(town, "own", [7])
     if who == "an actor":
-        first = Member.remote(town)
-        ray.get(first.open.remote("own"))
+        first = Society.remote(town, "own", [7])
+        ray.get(first.open.remote())
         with pytest.raises(AlreadyExists, match="is held by"):
-            ray.get(rival.open.remote("own"))
+            ray.get(rival.open.remote())
         assert not waits_for_a_dead_owner(town, "own")
         ray.kill(first)
     else:
@@ -70,8 +54,8 @@ def test_a_dead_owners_name_is_taken_over_at_once(town, who):
             ray.get(open_and_die.remote(town, "own"))
     wait_for(lambda: waits_for_a_dead_owner(town, "own"), "the finding")
     assert west.send(1, 7, {"n": 1}).fate == "delivered"
-    ray.get(rival.open.remote("own"))
+    ray.get(rival.open.remote())
     assert not waits_for_a_dead_owner(town, "own")
-    assert numbers(ray.get(rival.receive.remote())) == [1]
+    assert numbers(ray.get(rival.receive.remote(1))) == [1]
     with pytest.raises(AlreadyExists, match="is held by"):
-        ray.get(Member.remote(town).open.remote("own"))
+        ray.get(Society.remote(town, "own", [7]).open.remote())

@@ -1,7 +1,5 @@
 """Delegated rules with a real interceptor: delegated, changed, stopped, killed."""
 
-import uuid
-
 import pytest
 import ray
 from support.cluster import PATIENCE_S, control, drain, kill, pid_of, stopped, wait_for
@@ -13,11 +11,11 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def society(ray_cluster):
+def society(ray_cluster, exp_id):
     """Give an experiment with a black list, and groups west (0 to 9) and east (10 to 19)."""
     settings = MessagingConfig(interceptor_timeout_s=2.0)
     listed = [rules.BlackList([(9, 19)]), rules.AllowGraph(networks={"all": range(20)})]
-    with Messaging.start(f"standing-{uuid.uuid4().hex[:8]}", rules=listed, settings=settings) as started:
+    with Messaging.start(exp_id, rules=listed, settings=settings) as started:
         yield started, started.create_group("west", range(10)), started.create_group("east", range(10, 20))
 
 

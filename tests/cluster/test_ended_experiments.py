@@ -18,16 +18,12 @@ from ray_messaging.errors import AlreadyExists, Closed, TransitError, UnknownNam
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
-def new_id():
-    return f"ended-{uuid.uuid4().hex[:8]}"
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["its server ends with it", "another one begins on its server"])
-async def test_old_messagers_are_closed_at_once(redis_config, end):
+async def test_old_messagers_are_closed_at_once(redis_config, exp_id, end):
     """None of them waits for its server or interceptor."""
     redis = None if end == "its server ends with it" else redis_config
-    old = await asyncio.to_thread(Messaging.start, new_id(), redis=redis)
+    old = await asyncio.to_thread(Messaging.start, exp_id, redis=redis)
     await asyncio.to_thread(old.create_group, "all", [1])
     plain = Messager(old.redis, old.exp_id, old.interceptor)
     await plain.init()
@@ -52,8 +48,8 @@ async def test_old_messagers_are_closed_at_once(redis_config, end):
 
 
 @pytest.mark.long
-async def test_an_old_messager_with_unhandled_messages_raises_closed():
-    old = await asyncio.to_thread(Messaging.start, new_id())
+async def test_an_old_messager_with_unhandled_messages_raises_closed(exp_id):
+    old = await asyncio.to_thread(Messaging.start, exp_id)
     host = await old.open_messager("mine", [50])
     await host.send_message(host.get_agent_chat_channel(50), {"n": 1}, 50)
     assert numbers(await host.fetch_messages(timeout=60)) == [1]
@@ -63,8 +59,8 @@ async def test_an_old_messager_with_unhandled_messages_raises_closed():
 
 
 @pytest.mark.long
-def test_no_group_starts_in_an_experiment_that_has_ended(capfd):
-    with Messaging.start(new_id()) as messaging:
+def test_no_group_starts_in_an_experiment_that_has_ended(exp_id, capfd):
+    with Messaging.start(exp_id) as messaging:
         elsewhere = Messaging.connect(messaging.exp_id)
     for handle in (messaging, elsewhere, pickle.loads(pickle.dumps(messaging))):
         with pytest.raises(Closed, match=f"experiment {messaging.exp_id!r} has ended.*start"):

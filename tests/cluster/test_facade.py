@@ -1,19 +1,17 @@
 """`Messaging` on a running Ray: handles in tasks and actors, new and removed groups, changing rules."""
 
 import pickle
-import uuid
 
 import pytest
 import ray
 import redis
-from support.cluster import drain, kill, numbered, numbers, run_apart, wait_for
+from support.cluster import Society, drain, kill_and_wait, numbered, numbers, run_apart, wait_for
 
 from ray_messaging import Messaging, rules
 from ray_messaging.errors import AlreadyExists, Closed, UnknownName
 
 
-def test_start_connect_and_shutdown(ray_cluster):
-    exp_id = f"short-{uuid.uuid4().hex[:8]}"
+def test_start_connect_and_shutdown(ray_cluster, exp_id):
     with Messaging.start(exp_id, rules=[rules.MaxLength(20)], mirror=True) as messaging:
         assert messaging.exp_id == exp_id
         assert repr(messaging) == f"Messaging({exp_id!r})"
@@ -70,9 +68,9 @@ async def test_the_agents_and_their_groups(messaging, pair):
 
 
 @pytest.mark.long
-def test_a_group_keeps_its_experiment_alive(ray_cluster):
+def test_a_group_keeps_its_experiment_alive(ray_cluster, exp_id):
     def make():
-        return Messaging.start(f"kept-{uuid.uuid4().hex[:8]}").create_group("all", [1, 2])
+        return Messaging.start(exp_id).create_group("all", [1, 2])
 
     group = make()
     assert group.send(1, 2, {"n": 1})
@@ -170,31 +168,6 @@ def test_stats(messaging, pair):
 # -- a group inside your own actor --------------------------------------------------------------------------------
 
 
-@ray.remote(num_cpus=0, max_restarts=1)
-class Society:
-    """Host agents in an actor of the user's own."""
-
-    def __init__(self, messaging, name, agents):
-        self.messaging, self.name, self.hosted = messaging, name, agents
-        self.messager = None
-
-    async def open(self):
-        self.messager = await self.messaging.open_messager(self.name, self.hosted)
-        return self.messager.stats()["interceptor"]
-
-    async def send(self, from_id, to_id, payload):
-        return await self.messager.send_message(self.messager.get_agent_chat_channel(to_id), payload, from_id, to_id)
-
-    async def receive(self, count):
-        found = []
-        while len(found) < count:
-            found += await self.messager.fetch_messages(timeout=60)
-        return found
-
-    async def close(self):
-        await self.messager.close()
-
-
 @pytest.mark.long
 def test_a_group_can_be_opened_in_an_own_actor(messaging, pair):
     west, _ = pair
@@ -214,8 +187,8 @@ def test_a_group_can_be_opened_in_an_own_actor(messaging, pair):
         assert (caught.value.cause.kind, caught.value.cause.value) == ("group", "society")
         # Killed and started again by Ray, the same actor goes on in its mailbox.
         assert west.send(west.agents[0], "dora", {"n": 3})
-        kill(society)
-        wait_for(lambda: _opened(society), "the restart")
+        kill_and_wait(society)
+        assert ray.get(society.open.remote()) == "lane"
         assert west.send(west.agents[0], "carl", {"n": 4})
         # It had fetched 1, but not committed it.
         assert numbers(ray.get(society.receive.remote(3))) == [1, 3, 4]
@@ -228,10 +201,3 @@ def test_a_group_can_be_opened_in_an_own_actor(messaging, pair):
     finally:
         ray.kill(society)
         ray.kill(rival)
-
-
-def _opened(society):
-    try:
-        return ray.get(society.open.remote())
-    except ray.exceptions.ActorUnavailableError:
-        return None

@@ -1,7 +1,5 @@
 """Processes that die in the middle of their work: no acknowledged message is lost, none comes twice."""
 
-import uuid
-
 import pytest
 from faults.ledger import read_ledger
 from faults.ray_support import a_town
@@ -70,10 +68,10 @@ def test_the_interceptor_dies_while_others_send(ray_cluster, tmp_path, deaths):
 
 
 @pytest.mark.long
-def test_an_interceptor_with_a_long_black_list_comes_back(ray_cluster):
+def test_an_interceptor_with_a_long_black_list_comes_back(ray_cluster, exp_id):
     """Ray keeps no large arguments for a restart."""
     pairs = [(n, n + 1) for n in range(50_000)]
-    with Messaging.start(f"long-{uuid.uuid4().hex[:8]}", rules=[rules.BlackList(pairs)]) as messaging:
+    with Messaging.start(exp_id, rules=[rules.BlackList(pairs)]) as messaging:
         group = messaging.create_group("all", range(10))
         kill(messaging.interceptor)
         assert [receipt.fate for receipt in group.send_columns([1, 1], [2, 3], {})] == ["blocked", "delivered"]

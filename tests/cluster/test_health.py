@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from contextlib import contextmanager
 
 import pytest
@@ -143,9 +142,9 @@ def test_an_ended_task_of_a_group_is_found(messaging, make_group):
 
 
 @pytest.fixture
-def doomed():
+def doomed(exp_id):
     """Give an experiment that the test destroys, and its group."""
-    with Messaging.start(f"doomed-{uuid.uuid4().hex[:8]}") as started:
+    with Messaging.start(exp_id) as started:
         yield started, started.create_group("all", [1, 2])
 
 
@@ -179,8 +178,8 @@ def test_hanging_and_dead_actors_are_found(doomed, hanging, run):
 
 
 @pytest.mark.long
-def test_a_server_without_persistence_is_found(redis_process, caplog):
-    config, exp_id = redis_process.config, f"own-{uuid.uuid4().hex[:8]}"
+def test_a_server_without_persistence_is_found(redis_process, caplog, exp_id):
+    config = redis_process.config
     with redis_process.client() as client:
         client.config_set("appendonly", "no")
         with caplog.at_level(logging.WARNING, "ray_messaging"), Messaging.start(exp_id, redis=config) as messaging:

@@ -1,8 +1,7 @@
 """The interceptor dies or is stopped: its state survives, and nothing passes unfiltered."""
 
-import threading
+import asyncio
 import time
-import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,9 +9,7 @@ import pytest
 import ray
 from support.cluster import (
     PATIENCE_S,
-    AskGate,
     Careful,
-    Gate,
     Hangs,
     Shouting,
     alive,
@@ -32,7 +29,7 @@ from support.cluster import (
 from ray_messaging import rules
 from ray_messaging.errors import Closed, InterceptorUnavailable
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("by_value")]
 
 
 # -- what is there after kill -9 ----------------------------------------------------------------------------------
@@ -112,35 +109,42 @@ def test_a_change_repeated_by_ray_happens_once(town, tmp_path):
     assert (tmp_path / "replaced").exists()
 
 
-@pytest.fixture
-def gate(ray_cluster):
-    name = f"gate-{uuid.uuid4().hex[:8]}"
-    made = Gate.options(name=name, namespace="tests").remote()
-    yield name, made
-    ray.kill(made)
+class Slow:
+    """A rule that notes each message with `slow` in a file, and waits for another one; others pass at once."""
+
+    def __init__(self, folder):
+        self.asked, self.go = folder / "asked", folder / "go"
+
+    async def __call__(self, message):
+        if "slow" in message.payload:
+            with self.asked.open("a") as file:
+                file.write(f"{message.payload['n']}\n")
+            while not self.go.exists():  # noqa: ASYNC110 - another process makes it
+                await asyncio.sleep(0.02)
+        return True
 
 
-def test_deferred_messages_survive_the_interceptor(town, gate):
-    name, gate = gate
-    messaging, west, east = town(rules.Moderator(AskGate(name), concurrency=1000, cache=0, timeout_s=100))
-    slow = [payload | {"slow": 1} for payload in numbered(100)]
-    waiting = threading.Thread(target=lambda: found.append(west.send_columns([1] * 100, [11] * 100, slow)))
-    found = []
-    waiting.start()
-    wait_for(lambda: len(ray.get(gate.questions.remote())) >= 100, "the questions")
-    other = new_handle(west)
-    assert fates(other.send_columns([2] * 3, [11] * 3, numbered(3, 1000))) == ["delivered"] * 3
-    kill_and_wait(messaging.interceptor)
-    wait_for(lambda: len(ray.get(gate.questions.remote())) >= 200, "the questions of the successor")
-    assert fates(other.send_columns([2] * 3, [12] * 3, numbered(3, 2000))) == ["delivered"] * 3
-    assert numbers(east.fetch_messages(timeout=60)) == [1000, 1001, 1002, 2000, 2001, 2002]
-    assert messaging.stats()["deferred"] == 100
-    assert not found
-    ray.get(gate.open.remote())
-    waiting.join(PATIENCE_S)
-    assert found[0].counts()["delivered"] == 100
+def test_deferred_messages_survive_the_interceptor(town, tmp_path):
+    slow = Slow(tmp_path)
+    slow.asked.touch()
+    messaging, west, east = town(rules.Moderator(slow, concurrency=1000, cache=0, timeout_s=100))
+    payloads = [payload | {"slow": 1} for payload in numbered(100)]
+    asked = lambda: slow.asked.read_text().split()  # noqa: E731
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(west.send_columns, [1] * 100, [11] * 100, payloads)
+        wait_for(lambda: len(asked()) >= 100, "the questions")
+        other = new_handle(west)
+        assert fates(other.send_columns([2] * 3, [11] * 3, numbered(3, 1000))) == ["delivered"] * 3
+        kill_and_wait(messaging.interceptor)
+        wait_for(lambda: len(asked()) >= 200, "the questions of the successor")
+        assert fates(other.send_columns([2] * 3, [12] * 3, numbered(3, 2000))) == ["delivered"] * 3
+        assert numbers(east.fetch_messages(timeout=60)) == [1000, 1001, 1002, 2000, 2001, 2002]
+        assert messaging.stats()["deferred"] == 100
+        assert not waiting.done()
+        slow.go.touch()
+        assert waiting.result().counts()["delivered"] == 100
     assert numbers(drain(east, 100)) == list(range(100))
-    assert Counter(ray.get(gate.questions.remote())) == dict.fromkeys(range(100), 2)
+    assert Counter(map(int, asked())) == dict.fromkeys(range(100), 2)
 
 
 # -- no working interceptor ---------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Groups of ten thousand agents and more on Ray."""
 
-import uuid
-
 import numpy as np
 import pytest
 import redis
@@ -14,8 +12,8 @@ AGENTS = 12_000  # with three subtopics: above the limit of single subscriptions
 
 
 @pytest.mark.long
-def test_large_groups(ray_cluster):
-    with Messaging.start(f"large-{uuid.uuid4().hex[:8]}") as messaging:
+def test_large_groups(ray_cluster, exp_id):
+    with Messaging.start(exp_id) as messaging:
         west = messaging.create_group("west", range(AGENTS))
         given = [*range(2 * AGENTS - 1, AGENTS - 1, -1), "ann"]
         east = messaging.create_group("east", given)

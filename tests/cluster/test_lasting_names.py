@@ -1,7 +1,5 @@
 """State that lasts by design: names of closed messagers, entries of rules; it is shown, and can be removed."""
 
-import uuid
-
 import pytest
 import ray
 
@@ -13,8 +11,7 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 @pytest.fixture
-def messaging():
-    exp_id = f"names-{uuid.uuid4().hex[:8]}"
+def messaging(exp_id):
     with Messaging.start(exp_id, rules=[rules.RoundQuota(contacts=10), rules.BlackList([(1, 2)])]) as messaging:
         yield messaging
 

@@ -19,11 +19,11 @@ def session(ray_cluster):
 
 
 @pytest.mark.long
-def test_a_relative_log_dir_in_rays_session_folder_causes_a_warning(session, monkeypatch, caplog):
+def test_a_relative_log_dir_in_rays_session_folder_causes_a_warning(session, monkeypatch, caplog, exp_id):
     trial = session / "artifacts" / uuid.uuid4().hex / "working_dirs" / "trial"
     trial.mkdir(parents=True)
     monkeypatch.chdir(trial)
-    with Messaging.start(f"trial-{uuid.uuid4().hex[:8]}", log_dir="town-log") as messaging:
+    with Messaging.start(exp_id, log_dir="town-log") as messaging:
         assert messaging.log_dir == str(trial / "town-log")
         assert repr(messaging) == f"Messaging({messaging.exp_id!r}, log_dir={messaging.log_dir!r})"
         assert Messaging.connect(messaging.exp_id).log_dir == messaging.log_dir

@@ -1,7 +1,6 @@
 """The log's process dies, its folder cannot be written, or its server loses its data: what is lost is told."""
 
 import logging
-import uuid
 
 import pytest
 from faults.checker import check
@@ -19,13 +18,13 @@ ROWS = 5_000
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, exp_id):
     """Return a function that starts an experiment with a log and one group of ten; agent 0 may write to nobody."""
     started = []
 
     def start(redis=None, **options):
         made = Messaging.start(
-            f"faulty-{uuid.uuid4().hex[:8]}",
+            exp_id,
             redis=redis,
             rules=[rules.BlackList([(0, None)])],
             log_dir=tmp_path / "log",

@@ -5,23 +5,18 @@ import json
 import os
 import signal
 import time
-import uuid
 import warnings
 from pathlib import Path
 
 import pytest
 import ray
-from support.cluster import PATIENCE_S, control, fates, kill, numbered, numbers, wait_for
+from support.cluster import PATIENCE_S, control, fates, kill, numbered, numbers, serving, wait_for
 
 from ray_messaging import Messaging, MessagingConfig, rules
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError, UnknownName
 from ray_messaging.eventlog.event_log import EventLog
 
 pytestmark = pytest.mark.long
-
-
-def new_id():
-    return f"log-{uuid.uuid4().hex[:8]}"
 
 
 def rows(log, **fields):
@@ -31,7 +26,7 @@ def rows(log, **fields):
 # -- logged rows --------------------------------------------------------------------------------------------------
 
 
-def test_every_fate_is_logged(ray_cluster, tmp_path):
+def test_every_fate_is_logged(ray_cluster, tmp_path, exp_id):
     """The log agrees with the receipts: at once, and in the folder afterwards."""
 
     class Soften(rules.Rule):
@@ -40,7 +35,7 @@ def test_every_fate_is_logged(ray_cluster, tmp_path):
         def check(self, message):
             return rules.rewrite({"text": message.payload["text"].lower()}, "softened")
 
-    messaging = Messaging.start(new_id(), rules=[rules.BlackList([(1, 11)]), Soften()], log_dir=tmp_path / "a" / "log")
+    messaging = Messaging.start(exp_id, rules=[rules.BlackList([(1, 11)]), Soften()], log_dir=tmp_path / "a" / "log")
     with messaging:
         west, east = messaging.create_group("west", range(10)), messaging.create_group("east", [*range(10, 20), "ann"])
         west.step = 7
@@ -83,9 +78,9 @@ def test_a_task_can_query_the_log(logged):
     )  # fmt: skip
 
 
-async def test_the_log_says_which_message_a_handler_had_when_it_sent_others(logged):
+async def test_the_log_says_which_message_a_handler_had_when_it_sent_others(logged, exp_id):
     messaging, west, east = logged
-    friends = messaging.create_audience(f"friends-{uuid.uuid4().hex[:8]}", graph=[(13, 2), (13, 15)])
+    friends = messaging.create_audience(exp_id, graph=[(13, 2), (13, 15)])
     receipts, done = {}, asyncio.Event()
 
     async def act(message):
@@ -98,12 +93,9 @@ async def test_the_log_says_which_message_a_handler_had_when_it_sent_others(logg
             done.set()
         return {} if message.expects_answer else None
 
-    serving = asyncio.create_task(east.aio.serve(act))
-    first = await west.aio.send(1, 12, {"text": "act"})
-    async with asyncio.timeout(PATIENCE_S):
+    async with serving(east, act), asyncio.timeout(PATIENCE_S):
+        first = await west.aio.send(1, 12, {"text": "act"})
         await done.wait()
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
     ids = {each.message_id for found in receipts.values() for each in found}
     [asked] = messaging.log.query(contains='"ask"', from_id=12, to_id=11)["message_id"].to_pylist()
     assert len(ids) == 24
@@ -158,8 +150,8 @@ def run_once(exp_id, redis_config, log_dir, n, **options):
         return messaging.log.query().num_rows
 
 
-def test_an_existing_log_needs_on_existing(ray_cluster, redis_config, client, tmp_path):
-    exp_id, log_dir = new_id(), tmp_path / "log"
+def test_an_existing_log_needs_on_existing(ray_cluster, redis_config, client, tmp_path, exp_id):
+    log_dir = tmp_path / "log"
     assert run_once(exp_id, redis_config, log_dir, 0) == 1
     with pytest.raises(AlreadyExists, match="has data on the server"):
         run_once(exp_id, redis_config, log_dir, 1)
@@ -179,8 +171,7 @@ def test_an_existing_log_needs_on_existing(ray_cluster, redis_config, client, tm
 
 
 @pytest.mark.parametrize("how", ["read-only", "no such scheme"])
-def test_an_unwritable_folder_stops_the_start(ray_cluster, redis_config, client, tmp_path, how):
-    exp_id = new_id()
+def test_an_unwritable_folder_stops_the_start(ray_cluster, redis_config, client, tmp_path, how, exp_id):
     log_dir = {"read-only": "/proc/log", "no such scheme": "x3://log"}
     with pytest.raises(LogError, match=r"log_dir|write a path") as caught:
         Messaging.start(exp_id, redis=redis_config, log_dir=log_dir[how])
@@ -192,8 +183,8 @@ def test_an_unwritable_folder_stops_the_start(ray_cluster, redis_config, client,
         assert run_once(exp_id, redis_config, tmp_path / "log", 0) == 1
 
 
-def test_a_run_without_a_log_does_not_wait_for_a_dead_runs_log(ray_cluster, redis_config, tmp_path):
-    exp_id, settings = new_id(), MessagingConfig(mailbox_messages=50, send_timeout_s=PATIENCE_S)
+def test_a_run_without_a_log_does_not_wait_for_a_dead_runs_log(ray_cluster, redis_config, tmp_path, exp_id):
+    settings = MessagingConfig(mailbox_messages=50, send_timeout_s=PATIENCE_S)
 
     @ray.remote(num_cpus=0, max_retries=0)
     def die(redis_config, log_dir):

@@ -1,7 +1,6 @@
 """Metrics of a running experiment."""
 
 import asyncio
-import uuid
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -37,9 +36,8 @@ async def counted_by_an_own_messager(messaging):
 
 
 @pytest.mark.long
-def test_what_happened_is_in_the_text(ray_cluster, tmp_path):
-    name = f"metrics-{uuid.uuid4().hex[:8]}"
-    with Messaging.start(name, rules=[rules.BlackList([(0, None)])], log_dir=tmp_path, metrics=True) as messaging:
+def test_what_happened_is_in_the_text(ray_cluster, tmp_path, exp_id):
+    with Messaging.start(exp_id, rules=[rules.BlackList([(0, None)])], log_dir=tmp_path, metrics=True) as messaging:
         west, east = (messaging.create_group(group, agents) for group, agents in (("west", [0, 1]), ("east", [10])))
         west.send_columns([0, 1, 1], [10, 10, 99], {"n": 1})
         messaging.log.balance()

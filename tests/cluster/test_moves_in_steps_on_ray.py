@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import uuid
 
 import numpy as np
 import pandas as pd
@@ -16,8 +15,8 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def messaging(by_value):
-    with Messaging.start(f"moves-{uuid.uuid4().hex[:8]}", steps=Steps(seed=SEED, digest=True), shards=3) as started:
+def messaging(by_value, exp_id):
+    with Messaging.start(exp_id, steps=Steps(seed=SEED, digest=True), shards=3) as started:
         yield started
 
 

@@ -22,21 +22,6 @@ AGENTS, STEPS = 12, 4
 PARENT_OF = "ray_messaging.cluster.run.run.parent_of"
 
 
-@pytest.fixture
-def start(by_value):
-    experiments = []
-
-    def start_one(log_dir=None, calls=None, **steps):
-        name = f"calls-{uuid.uuid4().hex[:8]}"
-        settings = Steps(seed=SEED, digest=True, **steps)
-        experiments.append(Messaging.start(name, steps=settings, log_dir=log_dir, calls=calls))
-        return experiments[-1]
-
-    yield start_one
-    for messaging in experiments:
-        messaging.shutdown()
-
-
 def note(file, prompt):
     with Path(file).open("a") as calls:
         calls.write(f"{prompt}\n")
@@ -64,9 +49,9 @@ def asked(file):
     return sorted(file.read_text().splitlines()) if file.exists() else []
 
 
-def test_a_kill_makes_no_call_again_and_each_call_is_in_the_log_once(start, tmp_path):
+def test_a_kill_makes_no_call_again_and_each_call_is_in_the_log_once(start_steps, tmp_path):
     file, folder, mark = tmp_path / "calls", tmp_path / "log", tmp_path / "mark"
-    messaging = start(folder)
+    messaging = start_steps(log_dir=folder)
     model = partial(person, file=str(file), marks=mark)
     result = messaging.run(model, agents=AGENTS, groups=3, until=STEPS, progress=False)
     assert mark.exists()
@@ -93,10 +78,10 @@ def test_a_kill_makes_no_call_again_and_each_call_is_in_the_log_once(start, tmp_
 
 
 @pytest.mark.long
-def test_a_fork_makes_no_call_and_with_a_ban_only_those_whose_arguments_differ(start, tmp_path):
+def test_a_fork_makes_no_call_and_with_a_ban_only_those_whose_arguments_differ(start_steps, tmp_path):
     file, town = tmp_path / "calls", tmp_path / "town"
     model = partial(person, file=str(file))
-    parent = start(town, checkpoint=1)
+    parent = start_steps(log_dir=town, checkpoint=1)
     result = parent.run(model, agents=AGENTS, groups=2, until=6, progress=False)
     parent.shutdown()
     before = asked(file)
@@ -119,14 +104,14 @@ def test_a_fork_makes_no_call_and_with_a_ban_only_those_whose_arguments_differ(s
 
 
 @pytest.mark.long
-def test_an_earlier_run_that_cannot_be_read_ends_the_run(start, tmp_path, monkeypatch):
+def test_an_earlier_run_that_cannot_be_read_ends_the_run(start_steps, tmp_path, monkeypatch):
     born = tmp_path / "log" / "_calls" / "0"
     born.mkdir(parents=True)
     (born / "00000000-00000003.parquet").write_bytes(b"PAR1 and no more")
     model, options = partial(person, file=str(tmp_path / "calls")), RunOptions(None, "agent", 100, None)
     monkeypatch.setattr(PARENT_OF, lambda _: str(tmp_path / "log"))
     with (
-        Run(start(), model, AGENTS, 2, None, None, options, RunActors()) as standing,
+        Run(start_steps(), model, AGENTS, 2, None, None, options, RunActors()) as standing,
         pytest.raises(StepFailed, match="is damaged"),
     ):
         standing.advance()
@@ -149,14 +134,16 @@ async def ask_busy(prompt, *, file):
 
 
 @pytest.mark.long
-def test_four_groups_hold_a_rate_with_a_model_that_is_too_busy_half_of_the_time(start, tmp_path, monkeypatch, capsys):
+def test_four_groups_hold_a_rate_with_a_model_that_is_too_busy_half_of_the_time(
+    start_steps, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr("ray_messaging.common.progress_line._LINE_S", 0.5)
 
     async def busy(me, inbox, *, file):
         me.state["said"] = await me.remember(ask_busy, f"{me.id} in {me.step}", file=file)
 
     file, rate = tmp_path / "calls", 1200
-    messaging = start(tmp_path / "log", calls=Calls(rate_per_minute=rate, retries=3))
+    messaging = start_steps(log_dir=tmp_path / "log", calls=Calls(rate_per_minute=rate, retries=3))
     result = messaging.run(partial(busy, file=str(file)), agents=60, groups=4, until=2)
     messaging.shutdown()
     lines = [line.split(" ", 1) for line in asked(file)]
@@ -170,7 +157,7 @@ def test_four_groups_hold_a_rate_with_a_model_that_is_too_busy_half_of_the_time(
 
 
 @pytest.mark.long
-def test_a_budget_ends_the_run_cleanly_and_a_later_start_goes_on(start, tmp_path):
+def test_a_budget_ends_the_run_cleanly_and_a_later_start_goes_on(by_value, tmp_path):
     file, folder, name = tmp_path / "calls", tmp_path / "log", f"budget-{uuid.uuid4().hex[:8]}"
     model = partial(person, file=str(file))
 

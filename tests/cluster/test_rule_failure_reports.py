@@ -1,7 +1,6 @@
 """Rules that fail: they show in `rules()`, stats(), health() and the doctor, and prevent no round and no end."""
 
 import asyncio
-import uuid
 
 import pytest
 import ray
@@ -124,8 +123,7 @@ def test_a_new_round_begins_for_other_rules_and_raises(town):
 
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.long
-def test_unruly_rules_do_not_prevent_the_erasure_of_an_experiment(redis_config):
-    exp_id = f"unruly-{uuid.uuid4().hex[:8]}"
+def test_unruly_rules_do_not_prevent_the_erasure_of_an_experiment(redis_config, exp_id):
     listed = [unruly("odd"), unruly("hangs", hangs=True), rules.RateLimit(per_round=5)]
     with Messaging.start(exp_id, redis=redis_config, rules=listed) as messaging:
         messaging.create_group("all", [1, 2]).send(1, 2, {"n": 1})

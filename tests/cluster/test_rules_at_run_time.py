@@ -1,7 +1,5 @@
 """Rules changed at run time: by the driver, by tasks, under load, and with unusable rules."""
 
-import uuid
-
 import pytest
 import ray
 from support.cluster import (
@@ -63,7 +61,7 @@ def test_a_rule_that_cannot_be_used_is_refused_in_short_words(town):
     assert "1,000" in messaging.rules._repr_html_() or "1000" in messaging.rules._repr_html_()
 
 
-def test_a_change_for_a_step_that_is_refused_holds_up_nobody(by_value):
+def test_a_change_for_a_step_that_is_refused_holds_up_nobody(by_value, exp_id):
     def person(me, inbox):
         me.send(0, {"text": "hello"})
 
@@ -74,7 +72,7 @@ def test_a_change_for_a_step_that_is_refused_holds_up_nobody(by_value):
         lambda changed, step: changed.insert(LocksUp(locked=True), at_step=step + 1),
         lambda changed, step: changed.insert(rules.MaxLength(20, name="late"), at_step=step - 1),
     ]
-    with Messaging.start(f"refused-{uuid.uuid4().hex[:8]}", steps=Steps(), rules=[rules.MaxLength(10)]) as messaging:
+    with Messaging.start(exp_id, steps=Steps(), rules=[rules.MaxLength(10)]) as messaging:
         run = messaging.start_run(person, agents=2, groups=2)
         for change in changes:
             run.advance()
@@ -144,8 +142,7 @@ def test_an_invalid_id_raises(town):
         control(messaging, "reset_violation_counts", [1.5])
 
 
-def test_unpicklable_rules_stop_a_start(ray_cluster, redis_config):
-    exp_id = f"unpicklable-{uuid.uuid4().hex[:8]}"
+def test_unpicklable_rules_stop_a_start(ray_cluster, redis_config, exp_id):
     for rule, words in ((LocksUp(locked=True), "first used"), (OnlyHere(), "No module named 'mine'")):
         with pytest.raises(RuleError, match=words) as caught:
             Messaging.start(exp_id, redis=redis_config, rules=[rules.MaxLength(5), rule])

@@ -24,32 +24,9 @@ from ray_messaging import AlreadyExists, ConfigError, Messaging, StepFailed, Ste
 from ray_messaging.testing import run as local_run
 
 
-def started(**options):
-    return Messaging.start(f"run-{uuid.uuid4().hex[:8]}", steps=Steps(seed=SEED, digest=True), **options)
-
-
-def started_in(folder):
-    of = Steps(seed=SEED, digest=True, checkpoint=3)
-    return Messaging.start(f"run-{uuid.uuid4().hex[:8]}", steps=of, log_dir=folder)
-
-
-@pytest.fixture
-def start(by_value):
-    """Start an experiment with steps, which ends with the test."""
-    experiments = []
-
-    def start_one(**options):
-        experiments.append(started(**options))
-        return experiments[-1]
-
-    yield start_one
-    for messaging in experiments:
-        messaging.shutdown()
-
-
 @pytest.fixture(scope="module")
 def idle(by_value):
-    with started() as messaging:
+    with Messaging.start(f"run-{uuid.uuid4().hex[:8]}", steps=Steps()) as messaging:
         yield messaging
 
 
@@ -72,8 +49,8 @@ def words(result):
 
 
 @pytest.mark.long
-def test_a_run_goes_on_where_it_stopped(start):
-    messaging = start()
+def test_a_run_goes_on_where_it_stopped(start_steps):
+    messaging = start_steps()
     messaging.run(person, agents=AGENTS, groups=2, until=3)
     result = messaging.run(person, agents=AGENTS, groups=2, until=STEPS)
     assert words(result) == sequential()[0]
@@ -87,7 +64,7 @@ def test_a_run_goes_on_where_it_stopped(start):
 
 
 @pytest.mark.long
-def test_a_second_run_has_the_processes_of_the_first_unless_they_died_or_would_run_old_code(start, tmp_path):
+def test_a_second_run_has_the_processes_of_the_first_unless_they_died_or_would_run_old_code(start_steps, tmp_path):
     code = tmp_path / "slogan.py"
 
     async def speaker(me, inbox):
@@ -103,7 +80,7 @@ def test_a_second_run_has_the_processes_of_the_first_unless_they_died_or_would_r
         return [state["runs"][-1] for state in result.states.values()]
 
     code.write_text("WORD, LOOPS = 'one', set()")
-    messaging = start()
+    messaging = start_steps()
     first = newest(1)
     assert newest(2) == first
     os.kill(first[0][0], signal.SIGKILL)
@@ -118,7 +95,7 @@ def test_a_second_run_has_the_processes_of_the_first_unless_they_died_or_would_r
 
 
 @pytest.mark.long
-def test_agents_with_data_neighbours_and_a_start(start):
+def test_agents_with_data_neighbours_and_a_start(start_steps):
     table = pd.DataFrame({"age": [20, 30, 40]}, index=["ann", "bob", "eve"])
     edges = [("ann", "bob"), ("ann", "eve"), ("eve", "ann")]
 
@@ -129,7 +106,7 @@ def test_agents_with_data_neighbours_and_a_start(start):
         if me.id == "eve":
             me.stop()
 
-    messaging = start()
+    messaging = start_steps()
     result = messaging.run(
         meet, agents=table, groups=2, until=3, graph=edges, shared=1, start=lambda me: {"heard": [me.data["age"]]}
     )
@@ -142,7 +119,7 @@ def test_agents_with_data_neighbours_and_a_start(start):
 
 
 @pytest.mark.long
-def test_a_model_by_group(start):
+def test_a_model_by_group(start_steps):
     def crowd(group, step):
         heard = np.bincount(step.messages.to_ids, minlength=AGENTS) if len(step.messages) else np.zeros(AGENTS, int)
         group.state["heard"] = group.state["heard"] + heard[group.ids]
@@ -150,7 +127,7 @@ def test_a_model_by_group(start):
         step.send_columns(group.ids, (group.ids + 1) % AGENTS, [{}] * len(group.ids))
         step.send(group.ids[0], 999, {})
 
-    result = start().run(
+    result = start_steps().run(
         crowd, agents=AGENTS, groups=2, until=4, by="group", start=lambda group: {"heard": np.zeros(len(group.ids))}
     )
     assert sorted(result.states) == ["group0", "group1"]
@@ -164,8 +141,8 @@ def test_a_model_by_group(start):
     assert result.to_pandas()["luck"][3] == result.states["group1"]["luck"][1]
 
 
-def test_a_model_that_raises_names_agent_and_step(start):
-    messaging = start()
+def test_a_model_that_raises_names_agent_and_step(start_steps):
+    messaging = start_steps()
 
     def broken(me, inbox):
         person(me, inbox)
@@ -223,7 +200,7 @@ def test_a_group_of_the_name_of_the_runs_own_is_named_with_the_remedy(idle):
     assert idle.run(person, agents=2, groups=1, until=1, progress=False).steps == 1
 
 
-def test_an_experiment_without_steps_says_so(start, messaging):
+def test_an_experiment_without_steps_says_so(messaging):
     with pytest.raises(ConfigError, match="has no steps"):
         messaging.run(person, agents=2, until=1)
 
@@ -241,8 +218,8 @@ def test_a_data_dir_that_cannot_be(ray_cluster, arguments, text):
 
 
 @pytest.mark.long
-def test_a_second_start_with_the_log_dir_of_a_run_names_briefly_what_works(start, tmp_path):
-    first = start(log_dir=tmp_path / "log")
+def test_a_second_start_with_the_log_dir_of_a_run_names_briefly_what_works(start_steps, tmp_path):
+    first = start_steps(log_dir=tmp_path / "log")
     result = first.run(person, agents=4, groups=1, until=2)
     first.shutdown()
     again = partial(Messaging.start, first.exp_id, steps=Steps(seed=SEED, digest=True))
@@ -260,7 +237,7 @@ def test_a_second_start_with_the_log_dir_of_a_run_names_briefly_what_works(start
 
 
 @pytest.mark.long
-def test_a_run_that_resumes_with_a_changed_model_is_told(start, tmp_path, monkeypatch, capfd):
+def test_a_run_that_resumes_with_a_changed_model_is_told(ray_cluster, tmp_path, monkeypatch, capfd):
     monkeypatch.syspath_prepend(tmp_path)
     exp_id = f"run-{uuid.uuid4().hex[:8]}"
     for until, (slogan, on_existing) in enumerate([("one", "error"), ("one", "resume"), ("two!", "resume")], 1):
@@ -279,7 +256,7 @@ def test_a_run_that_resumes_with_a_changed_model_is_told(start, tmp_path, monkey
 
 
 @pytest.mark.long
-def test_a_run_of_active_agents_alone_is_the_same_where_groups_die_and_where_a_fork_wakes_one(by_value, tmp_path):
+def test_a_run_of_active_agents_alone_is_the_same_where_groups_die_and_where_a_fork_wakes_one(start_steps, tmp_path):
     def dying(me, inbox):
         ripple(me, inbox)
         mark = tmp_path / f"{me.step}"
@@ -290,7 +267,7 @@ def test_a_run_of_active_agents_alone_is_the_same_where_groups_die_and_where_a_f
     options = {"agents": 40, "groups": 3, "start": ripple_start, "progress": False}
     every = local_run(ripple, agents=40, groups=1, start=ripple_start, seed=SEED, until=9)
     folder = tmp_path / "log"
-    with started_in(folder) as messaging:
+    with start_steps(log_dir=folder, checkpoint=3) as messaging:
         messaging.run(dying, **options, until=4, only_active=True)
         active = messaging.run(dying, **options, until=9, only_active=True)
     assert {mark.name for mark in tmp_path.glob("[0-9]")} == {"1", "4"}

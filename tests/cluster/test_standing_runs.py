@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import threading
-import uuid
 
 import numpy as np
 import pandas as pd
@@ -14,20 +13,6 @@ from support.step_society import AGENTS, SEED, STEPS, person, sequential
 from ray_messaging import AlreadyExists, Closed, ConfigError, Count, EventLog, Mean, Messaging, StepFailed, Steps
 from ray_messaging.inspector.sources.live import LiveSource
 from ray_messaging.testing import run
-
-
-@pytest.fixture
-def start(by_value):
-    experiments = []
-
-    def start_one(**options):
-        name = f"standing-{uuid.uuid4().hex[:8]}"
-        experiments.append(Messaging.start(name, steps=Steps(seed=SEED, digest=True), **options))
-        return experiments[-1]
-
-    yield start_one
-    for messaging in experiments:
-        messaging.shutdown()
 
 
 def counted(me, inbox):
@@ -60,9 +45,9 @@ def is_equal(series, wanted):
     return True
 
 
-def test_series_are_in_the_result_and_in_the_log(start, tmp_path, expected):
+def test_series_are_in_the_result_and_in_the_log(start_steps, tmp_path, expected):
     folder = tmp_path / "log"
-    messaging = start(log_dir=folder)
+    messaging = start_steps(log_dir=folder)
     half = messaging.run(counted, agents=AGENTS, groups=2, until=STEPS // 2, collect=rows, progress=False)
     assert half.series.index.unique("step").tolist() == [*range(STEPS // 2)]
     result = messaging.run(counted, agents=AGENTS, groups=2, until=STEPS, collect=rows, progress=False)
@@ -78,7 +63,7 @@ def test_series_are_in_the_result_and_in_the_log(start, tmp_path, expected):
 @pytest.mark.long
 @pytest.mark.parametrize("logged", [False, True])
 @pytest.mark.parametrize("collect", [rows, tuple(WHOLE)], ids=["rows", "aggregates"])
-def test_series_are_equal_although_groups_are_killed(start, tmp_path, expected, collect, logged):
+def test_series_are_equal_although_groups_are_killed(start_steps, tmp_path, expected, collect, logged):
     def dying(me, inbox):
         counted(me, inbox)
         mark = tmp_path / f"{me.id}"
@@ -86,15 +71,15 @@ def test_series_are_equal_although_groups_are_killed(start, tmp_path, expected, 
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    messaging = start(log_dir=tmp_path / "log" if logged else None)
+    messaging = start_steps(log_dir=tmp_path / "log" if logged else None)
     result = messaging.run(dying, agents=AGENTS, groups=3, until=STEPS, collect=collect, progress=False)
     assert sorted(mark.name for mark in tmp_path.glob("[78]")) == ["7", "8"]
     assert is_equal(result.series, expected[collect])
     assert words(result.states) == sequential()[0]
 
 
-def test_a_run_goes_on_step_by_step(start, expected):
-    with start().start_run(counted, agents=AGENTS, groups=3, collect=rows) as standing:
+def test_a_run_goes_on_step_by_step(start_steps, expected):
+    with start_steps().start_run(counted, agents=AGENTS, groups=3, collect=rows) as standing:
         assert standing.step == 0
         assert standing.advance() == 1
         assert standing.advance(2) == 3
@@ -112,14 +97,14 @@ def test_a_run_goes_on_step_by_step(start, expected):
 
 
 @pytest.mark.long
-def test_a_standing_run_survives_its_groups_and_is_closed_by_the_next_run(start):
+def test_a_standing_run_survives_its_groups_and_is_closed_by_the_next_run(start_steps):
     pids = []
 
     def watched(me, inbox):
         counted(me, inbox)
         me.state["pid"] = os.getpid()
 
-    messaging = start()
+    messaging = start_steps()
     standing = messaging.start_run(watched, agents=AGENTS, groups=2)
     standing.advance(3)
     pids += {state["pid"] for state in standing.states().values()}
@@ -135,17 +120,17 @@ def test_a_standing_run_survives_its_groups_and_is_closed_by_the_next_run(start)
 
 
 @pytest.mark.long
-def test_the_inspector_shows_an_agents_state_between_two_steps(start, tmp_path):
+def test_the_inspector_shows_an_agents_state_between_two_steps(start_steps, tmp_path):
     def crowd(group, step):
         group.state = {"twice": group.ids * 2, "all": np.array([1, 2, 3])}
 
-    messaging = start(log_dir=tmp_path / "log")
+    messaging = start_steps(log_dir=tmp_path / "log")
     source = LiveSource(messaging)
     with messaging.start_run(crowd, by="group", agents=AGENTS, groups=2) as standing:
         assert source.agent("7").state == {}
         standing.advance()
         assert source.agent("7").state == {"twice": "14"}
-    other = start(log_dir=tmp_path / "other")
+    other = start_steps(log_dir=tmp_path / "other")
     with other.start_run(counted, agents=AGENTS, groups=2) as standing:
         standing.advance()
         state = standing.states()[7]
@@ -154,8 +139,8 @@ def test_the_inspector_shows_an_agents_state_between_two_steps(start, tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_goes_on_after_ctrl_c_and_behind_a_model_that_fails(start):
-    messaging = start()
+def test_a_run_goes_on_after_ctrl_c_and_behind_a_model_that_fails(start_steps):
+    messaging = start_steps()
     with messaging.start_run(counted, agents=AGENTS, groups=2) as standing:
         threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
         reached = standing.advance(10_000)
@@ -179,13 +164,13 @@ def test_a_run_goes_on_after_ctrl_c_and_behind_a_model_that_fails(start):
 
 
 @pytest.mark.long
-def test_steps_that_a_server_without_its_data_counts_anew_have_series_of_their_own(start, tmp_path):
+def test_steps_that_a_server_without_its_data_counts_anew_have_series_of_their_own(by_value, tmp_path, exp_id):
     def count(me, inbox):
         me.state["n"] = me.state.get("n", 0) + me.shared
 
-    folder, name = tmp_path / "log", f"lost-{uuid.uuid4().hex[:8]}"
+    folder = tmp_path / "log"
     for more, until, on_existing in ((1, 4, "error"), (100, 6, "resume")):
-        with Messaging.start(name, steps=Steps(), log_dir=folder, on_existing=on_existing) as messaging:
+        with Messaging.start(exp_id, steps=Steps(), log_dir=folder, on_existing=on_existing) as messaging:
             result = messaging.run(
                 count, agents=2, groups=1, until=until, shared=more, collect=lambda me: dict(me.state), progress=False
             )
@@ -193,4 +178,4 @@ def test_steps_that_a_server_without_its_data_counts_anew_have_series_of_their_o
         shutil.rmtree(f"{folder}-server")
     assert EventLog.open(folder).series()["n"].to_pylist() == result.series.n.to_list()
     with pytest.raises(AlreadyExists, match="log"):
-        Messaging.start(name, steps=Steps(), log_dir=folder)
+        Messaging.start(exp_id, steps=Steps(), log_dir=folder)

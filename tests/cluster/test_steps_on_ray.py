@@ -1,7 +1,6 @@
 """Steps by the handles of groups, from Ray tasks."""
 
 import json
-import uuid
 from collections import Counter
 
 import pytest
@@ -18,8 +17,8 @@ from ray_messaging.steps.digests import history_digest
 
 
 @pytest.fixture
-def messaging(ray_cluster):
-    with Messaging.start(f"steps-{uuid.uuid4().hex[:8]}", steps=Steps(seed=SEED, groups=3, digest=True)) as started:
+def messaging(ray_cluster, exp_id):
+    with Messaging.start(exp_id, steps=Steps(seed=SEED, groups=3, digest=True)) as started:
         yield started
 
 
@@ -72,16 +71,16 @@ def test_tasks_give_the_states_and_digests_of_one_loop(messaging, groups):
 
 
 @pytest.mark.long
-def test_a_twin_that_tasks_drive_is_its_parents_twin(ray_cluster, tmp_path):
+def test_a_twin_that_tasks_drive_is_its_parents_twin(ray_cluster, tmp_path, exp_id):
     agents = {f"group{number}": range(number, AGENTS, 3) for number in range(3)}
     steps = Steps(seed=SEED, groups=3, digest=True, checkpoint=2)
-    with Messaging.start(f"steps-{uuid.uuid4().hex[:8]}", steps=steps, log_dir=tmp_path / "parent") as parent:
+    with Messaging.start(exp_id, steps=steps, log_dir=tmp_path / "parent") as parent:
         made = parent.create_groups(agents).values()
         ray.get([live.remote(group) for group in made], timeout=300)
         wanted = [parent.steps.digest(step) for step in range(STEPS)]
     assert [digest.hex() for digest in wanted] == [digest.hex() for digest in sequential()[1]]
     into = tmp_path / "twin"
-    with Messaging.fork(tmp_path / "parent", f"steps-{uuid.uuid4().hex[:8]}", at_step=4, log_dir=into) as twin:
+    with Messaging.fork(tmp_path / "parent", f"{exp_id}-twin", at_step=4, log_dir=into) as twin:
         made = twin.create_groups(agents).values()
         ray.get([live.remote(group) for group in made], timeout=300)
         assert [twin.steps.digest(step) for step in range(4, STEPS)] == wanted[4:]
@@ -116,8 +115,8 @@ def test_steps_are_paused_and_go_on(messaging, groups):
 
 
 @pytest.mark.long
-def test_groups_wait_for_their_senders_alone(ray_cluster):
-    with Messaging.start(f"steps-{uuid.uuid4().hex[:8]}", steps=Steps(seed=SEED, wait_for="senders")) as messaging:
+def test_groups_wait_for_their_senders_alone(ray_cluster, exp_id):
+    with Messaging.start(exp_id, steps=Steps(seed=SEED, wait_for="senders")) as messaging:
         west, east = messaging.create_groups({"west": [1, 2], "east": [3, 4]}).values()
         messaging.steps.declare({"east": ["west"], "west": []})
         assert [step.number for step in west.steps(until=8)] == list(range(8))  # east has not begun
@@ -143,8 +142,8 @@ def test_groups_wait_for_their_senders_alone(ray_cluster):
 
 
 @pytest.mark.long
-def test_a_group_that_nobody_drives_is_named(ray_cluster):
-    with Messaging.start(f"steps-{uuid.uuid4().hex[:8]}", steps=Steps(stall_s=0.2)) as messaging:
+def test_a_group_that_nobody_drives_is_named(ray_cluster, exp_id):
+    with Messaging.start(exp_id, steps=Steps(stall_s=0.2)) as messaging:
         west, _ = messaging.create_groups({"west": [1], "east": [2]}).values()
         driving = live.remote(west, 2)
         with pytest.raises(TimeoutError):

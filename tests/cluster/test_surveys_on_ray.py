@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import uuid
 
 import pytest
 import ray
@@ -101,8 +100,7 @@ def test_surveys_that_cannot_be(messaging):
 
 
 @pytest.mark.long
-def test_a_survey_outlives_its_experiment_on_a_server_of_yours(ray_cluster, valkey_config):
-    exp_id = f"surveys-{uuid.uuid4().hex[:8]}"
+def test_a_survey_outlives_its_experiment_on_a_server_of_yours(ray_cluster, valkey_config, exp_id):
     with Messaging.start(exp_id, redis=valkey_config) as first:
         first.create_groups({"west": range(10), "east": range(10, 20)})
         first.create_survey(Mood, question={}, survey_id="long", timeout=WAIT_S)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import ray
@@ -72,6 +72,15 @@ def drain(group, count, *, limit=None):
     return found
 
 
+@asynccontextmanager
+async def serving(handle, handler, **options):
+    """Serve by a handle of a group; give the task."""
+    task = asyncio.create_task(handle.aio.serve(handler, **options))
+    yield task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 def numbers(messages):
     return [message.payload["n"] for message in messages]
 
@@ -115,6 +124,31 @@ class EmptyGroups:
             low = 1_000_000 + 10 * number
             group = self.made[kind] = self.messaging.create_group(f"{kind}-{number}", range(low, low + 4))
         return new_handle(group)
+
+
+@ray.remote(num_cpus=0, max_restarts=1)
+class Society:
+    """Host agents in an actor of the user's own."""
+
+    def __init__(self, messaging, name, agents):
+        self.messaging, self.name, self.hosted = messaging, name, agents
+        self.messager = None
+
+    async def open(self):
+        self.messager = await self.messaging.open_messager(self.name, self.hosted)
+        return self.messager.stats()["interceptor"]
+
+    async def send(self, from_id, to_id, payload):
+        return await self.messager.send_message(self.messager.get_agent_chat_channel(to_id), payload, from_id, to_id)
+
+    async def receive(self, count):
+        found = []
+        while len(found) < count:
+            found += await self.messager.fetch_messages(timeout=60)
+        return found
+
+    async def close(self):
+        await self.messager.close()
 
 
 def run_apart(*arguments):
@@ -188,39 +222,6 @@ class OnlyHere(rules.Rule):
 
     def check_batch(self, batch, exp_id):
         return {}
-
-
-@ray.remote(num_cpus=0, max_concurrency=2000)
-class Gate:
-    """A gate that holds its callers until it is opened."""
-
-    def __init__(self):
-        self.opened = asyncio.Event()
-        self.asked = []
-
-    async def ask(self, what):
-        self.asked.append(what)
-        await self.opened.wait()
-        return True
-
-    async def open(self):
-        self.opened.set()
-
-    async def questions(self):
-        return list(self.asked)
-
-
-class AskGate:
-    """A rule that waits for the gate; messages without `slow` pass at once."""
-
-    def __init__(self, name):
-        self.name = name
-
-    async def __call__(self, message):
-        payload = message.payload
-        if "slow" not in payload:
-            return True
-        return await ray.get_actor(self.name, namespace="tests").ask.remote(payload["n"])
 
 
 def control(messaging, method, *args):

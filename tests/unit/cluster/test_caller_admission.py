@@ -1,12 +1,13 @@
-"""Admission of calls from other processes: in order, once, and forgotten in time."""
+"""Admission of calls and questions from other processes: in order, once, and forgotten in time."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from support.patience import WAIT_S
 
 from ray_messaging.cluster.actors import group_host as module
-from ray_messaging.cluster.actors.group_host import CallerAdmission
+from ray_messaging.cluster.actors.group_host import _MOST_KEPT, CallerAdmission, GroupQuestions
 from ray_messaging.errors import OutcomeUnknown
 
 
@@ -81,3 +82,15 @@ async def test_callers_are_bounded(calls, monkeypatch):
             assert len(calls.admission._callers) <= 3
             await calls.admit(number, caller="busy")  # repeated: it is known as long as it is heard of
     assert calls.ran.count(("busy", 0)) == calls.ran.count(("busy", 1)) == 1
+
+
+async def test_few_answers_are_kept_after_many_questions_at_once(monkeypatch):
+    async def ask_batch(*_arguments):
+        await asyncio.sleep(0)
+        return "an answer"
+
+    monkeypatch.setattr(module, "decode", bytes)
+    questions = GroupQuestions(SimpleNamespace(conversation=SimpleNamespace(ask_batch=ask_batch)))
+    await asyncio.gather(*(questions.ask(str(number), b"", None) for number in range(100)))
+    await asyncio.sleep(0)
+    assert len(questions._calls) == _MOST_KEPT
