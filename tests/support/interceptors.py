@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 
 from ray_messaging.errors import Fenced
-from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, rewrite
+from ray_messaging.interception.rules import ALLOW, SlowRule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts
 from ray_messaging.wire.frames import encode
@@ -58,21 +58,6 @@ def whole(name, answer, on_error="block"):
     rule = Whole(judge, name, on_error)
     rule.needs_payload = True
     return rule
-
-
-class Rewriting(Rule):
-    """Add something to every text."""
-
-    needs_payload = True
-
-    def __init__(self, name, more):
-        self.name = name
-        self.more = more
-        self.seen = []
-
-    def check(self, message):
-        self.seen.append(message.payload)
-        return rewrite({"text": message.payload["text"] + self.more})
 
 
 class Held(SlowRule):

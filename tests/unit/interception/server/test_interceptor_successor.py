@@ -3,10 +3,10 @@
 import asyncio
 from types import SimpleNamespace
 
-from support.interceptors import Held, Rewriting, Store, answered, batch, waited, whole
-from support.rules import Whole
+from support.interceptors import Held, Store, answered, batch, waited, whole
+from support.rules import Only, Whole
 
-from ray_messaging.interception.rules import BlackList, RateLimit, block, label
+from ray_messaging.interception.rules import BlackList, RateLimit, block, label, rewrite
 from ray_messaging.interception.server import answers
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.wire.frames import encode
@@ -34,7 +34,8 @@ async def test_a_rule_between_two_slow_rules_counts_once():
 
 async def test_rewrites_and_labels_pass_to_the_successor():
     def rules(last):
-        return [whole("tag", {0: label("old")}), Rewriting("more", "+"), RateLimit(per_round=9), last]
+        more = Only(lambda message: rewrite({"text": message.payload["text"] + "+"}), "more", needs_payload=True)
+        return [whole("tag", {0: label("old")}), more, RateLimit(per_round=9), last]
 
     kept = Store()
     slow = Held("slow")
