@@ -104,6 +104,8 @@ def test_the_rights_for_one_experiment(run, redis_process, client, monkeypatch):
         client.execute_command("ACL", "SETUSER", "town", "resetchannels", *others)
         found = run("town", "--redis", address, "--json")
         assert told(found)["server rights"]["value"] == f"the user lacks {channel}"
+    client.execute_command("ACL", "SETUSER", "town", "resetkeys", *channels)
+    assert told(run("town", "--redis", address, "--json"))["server rights"]["value"] == "the user lacks ~rm:{town}:*"
     assert client.dbsize() == 0
 
 
