@@ -10,7 +10,6 @@ from support.slots import ClusterService, owner_of, raw, slot_of
 
 from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.cli.doctor import examine_server
 from ray_messaging.errors import ServerRefused
 from ray_messaging.observability.health.server_checks import check_server
@@ -114,8 +113,3 @@ async def test_probe_and_doctor_ask_the_nodes_of_all_shards(small, opener, exp_i
     for server in small.servers:
         with server.client() as client:
             assert not list(client.scan_iter("rm:{doctor-*", count=1000))
-
-
-async def test_shards_are_on_all_primaries(small, exp_id):
-    owners = {owner_of(small.config, shard_keys(exp_id, shard, 3)) for shard in range(3)}
-    assert len(owners) == small.primaries
