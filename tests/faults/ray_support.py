@@ -91,23 +91,20 @@ def holder_of(actor, point):
         return actor._newest._store
     host = actor._host
     engine = host.messager.engine
-    if point.startswith("steps."):
-        return engine.transport.steps
     if point == "judge":
         return engine.accumulator.send_loop.verdict_client
     return host if point in {"relay", "fetch"} else engine.transport
 
 
 def _arm(actor, point, when, nth, number):
-    at_call(holder_of(actor, point), point.rpartition(".")[2], when, partial(os.kill, os.getpid(), number), nth)
+    at_call(holder_of(actor, point), point, when, partial(os.kill, os.getpid(), number), nth)
 
 
 def arm(actor, point, when, *, nth=1, number=signal.SIGKILL):
     """Have an actor's process send itself a signal right before, or after, its nth call from now on; return its pid.
 
     Points of a group: judge, send, read, commit, renew, listen, take_sender_epoch, load_directory, and relay and
-    fetch, after which an answer is lost on its way to the caller; steps.open and other calls of a step store. Of the
-    interceptor: answer, save.
+    fetch, after which an answer is lost on its way to the caller. Of the interceptor: answer, save.
     """
     pid = pid_of(actor)
     ray.get(actor.__ray_call__.remote(_arm, point, when, nth, int(number)), timeout=PATIENCE_S)
