@@ -23,7 +23,7 @@ from ray_messaging.cluster.ray_metrics import SERVER_S, RayMetrics
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.config import ServerConfig
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.rules.pairs import Pair
 from ray_messaging.observability.health.findings import Report
@@ -48,6 +48,7 @@ class InterceptorActor:
         self, spec: InterceptorSpec, redis: ServerConfig | None
     ) -> None:
         self._embedded = spec if redis is None else None
+        self._newest: InterceptorHost | None = None
         self._start = ActorStart(f"the interceptor of {spec.exp_id}", partial(self._begin, spec, redis), unreachable)
         await self._start.run()
         self._metrics: RayMetrics | None = None
@@ -69,9 +70,10 @@ class InterceptorActor:
     @property
     def _host(self) -> "InterceptorHost":
         """Return the host; raise the error that prevented its start, or Fenced if another start has replaced it."""
-        failure = self._start.failure or self._newest.fenced
-        if failure is not None:
-            raise failure.with_traceback(None)
+        self._start.check()
+        assert self._newest is not None
+        if self._newest.fenced is not None:
+            raise self._newest.fenced.with_traceback(None)
         return self._newest
 
     async def ready(self) -> Experiment:
@@ -221,23 +223,28 @@ class InterceptorActor:
 
     async def health(self) -> Report:
         """Return a health report, at once and without a call to the server."""
-        failure = self._start.failure or self._newest.fenced
-        if failure is not None:
-            return Report(time.time(), error=str(failure))
-        late = [(str(straggler), straggler.remedy) for straggler in self._newest.late_groups()]
-        return Report(time.time(), loops=self._newest.loops(), stats=self._newest.counters(), late=late)
+        try:
+            host = self._host
+        except MessagingError as error:
+            return Report(time.time(), error=str(error))
+        late = [(str(straggler), straggler.remedy) for straggler in host.late_groups()]
+        return Report(time.time(), loops=host.loops(), stats=host.counters(), late=late)
 
     async def lost_server(self) -> str | None:
         """Return an error text that names the embedded server that is lost for good, or None if none is lost."""
         return None if self._embedded is None else await asyncio.to_thread(lost_server, self._embedded)
 
     async def _families(self) -> list[Family]:
-        over = self._start.failure is not None or self._newest.fenced is not None
-        return [] if over else await self._newest.families()
+        try:
+            host = self._host
+        except MessagingError:
+            return []
+        return await host.families()
 
     async def close(self, *, erase: bool) -> None:
         """Stop; with `erase`, also delete the experiment's data from the server."""
         if self._metrics is not None:
             await self._metrics.stop(tell=False)
         await self._start.stop()
-        await self._newest.close(erase=erase)
+        if self._newest is not None:  # otherwise an embedded server was lost before a host could start
+            await self._newest.close(erase=erase)

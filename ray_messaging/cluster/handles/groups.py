@@ -1,6 +1,7 @@
 """Groups of a running experiment: start, find and remove them."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -138,4 +139,7 @@ class Groups:
         try:
             return self._names()
         except Closed as error:
-            raise ended(self._exp_id) from error
+            lost = None
+            with suppress(Closed):
+                lost = self._connection.ask(self._connection.interceptor.lost_server.remote())
+            raise (ended(self._exp_id) if lost is None else Closed(lost)) from error
