@@ -7,11 +7,11 @@ import uuid
 
 import pytest
 import ray
-from support.cluster import numbers, wait_for
+from support.cluster import kill, numbers, wait_for
 from support.patience import AT_ONCE_S
 
 from ray_messaging import Messager, Messaging
-from ray_messaging.cluster.handles.connection import known_dead
+from ray_messaging.cluster.handles.connection import find_actor, known_dead
 from ray_messaging.cluster.lifecycle import leave
 from ray_messaging.errors import AlreadyExists, Closed, TransitError, UnknownName
 
@@ -70,6 +70,18 @@ def test_no_group_starts_in_an_experiment_that_has_ended(exp_id, capfd):
     names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
     assert not [name for name in names if name.startswith(messaging.exp_id)]
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.long
+def test_an_experiment_that_has_lost_its_embedded_server_says_so_and_ends(exp_id, caplog):
+    messaging = Messaging.start(exp_id)
+    ray.kill(find_actor(f"{exp_id}/server"))
+    kill(messaging.interceptor)
+    wait_for(lambda: "lost its embedded server" in str(messaging.health()), "the interceptor's failure")
+    with pytest.raises(Closed, match="lost its embedded server with Ray node"):
+        messaging.create_group("late", [1])
+    messaging.shutdown()
+    assert "Traceback" not in caplog.text
 
 
 @ray.remote(num_cpus=0)
