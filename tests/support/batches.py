@@ -54,7 +54,7 @@ def any_batches(draw, least=0, payloads=PAYLOADS):
         topic=np.array(column(st.integers(0, len(topics) - 1)), np.uint16) if several else None,
         numbers=draw(st.sampled_from([None, np.array(column(st.integers(0, 2**32 - 1)), np.uint32)])),
         step=draw(st.sampled_from([None, 7, -(2**63), np.array(column(INT64), np.int64)])),
-        sent_at=draw(st.sampled_from([0.0, 1.5e9, np.array(column(TIME), np.float64)])),
+        sent_at=draw(st.sampled_from([0.0, draw(TIME), np.array(column(TIME), np.float64)])),
         lines=column_of_lines,
         labels=draw(st.dictionaries(TEXT, chosen(rows, least=1), max_size=3)) if rows else {},
         noted=draw(st.none() | chosen(rows, least=1)) if rows else None,

@@ -53,13 +53,15 @@ def test_ids_and_columns_are_the_same_whatever_the_groups():
     large = 2**53 + 1
 
     def seen(me, inbox):
-        me.state = {"b": True, "a": "x"} if me.id == large else {"a": "x", "b": True}
+        kept = {"a": f"ä{me.id}", "b": True, "c": 2**53, "d": 0.1}
+        me.state = dict(reversed(kept.items())) if me.id == large else kept
 
     for groups in (1, 3):
         agents = ["ann", large, large + 2]
         found = run(seen, agents=agents, groups=groups, until=1, collect=lambda me: dict(me.state)).series
         assert found.index.to_list() == [(0, large), (0, large + 2), (0, "ann")]
-        assert found.to_dict("list") == {"a": ["x"] * 3, "b": [True] * 3}
+        texts = [f"ä{large}", f"ä{large + 2}", "äann"]
+        assert found.to_dict("list") == {"a": texts, "b": [True] * 3, "c": [2**53] * 3, "d": [0.1] * 3}
         assert found.b.dtype == bool
 
 
