@@ -13,7 +13,9 @@ from support.servers import PASSWORD, RedisProcess
 import ray_messaging
 from ray_messaging import Messager, Messaging, MessagingConfig, rules
 from ray_messaging.errors import MessagingError
+from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.transports.connection.rights import SAMPLES, right_of
+from ray_messaging.transports.server_probe import ask_server
 
 DOC = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 DOCUMENTED = re.search(r"<!-- acl.*?```\nuser society on >PASSWORD (.*?)\n```", DOC, re.DOTALL)[1].split()
@@ -89,6 +91,15 @@ def test_all_commands_that_we_run_are_documented():
 def test_all_rights_that_we_need_are_examined():
     optional = {"exec", "multi", "xgroup|create", "xgroup|destroy", "xinfo|groups"}
     assert {name.lower() for name, *_ in SAMPLES} == {name.partition("|")[0] for name in {*COMMANDS} - optional}
+
+
+def test_a_health_check_needs_only_the_documented_rights_and_names_all_that_lack(user, exp_id):
+    for lacking in ([], ["+get", "+xadd"]):
+        config = user(but=lacking)
+        for facts in (ask_server(config, exp_id), ask_server(config, space=exp_id)):
+            said = [finding.value for finding in check_server(facts) if finding.what == "server rights"]
+            assert (facts.error, sorted(facts.lacking)) == ("", lacking)
+            assert said == ([f"the user lacks {' '.join(facts.lacking)}"] if lacking else [])
 
 
 @pytest.mark.parametrize(

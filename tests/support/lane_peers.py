@@ -40,9 +40,9 @@ async def mute_lane(said):
     done = asyncio.Event()
 
     async def serve(reader, writer):
-        await reader.readexactly(int.from_bytes(await reader.readexactly(4), "little"))
-        writer.write(said)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, EOFError):
+            await reader.readexactly(int.from_bytes(await reader.readexactly(4), "little"))
+            writer.write(said)
             await reader.read()
         writer.transport.abort()
         done.set()

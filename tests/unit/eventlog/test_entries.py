@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batches import any_batches
+from support.batches import TIME, any_batches
 from support.log_writing import batch_of, expected, note_of, rows_of
 
 from ray_messaging.errors import FrameError
@@ -41,7 +41,7 @@ def of_no_step(batch):
     return batch
 
 
-LOGGED = any_batches(least=1, payloads=PAYLOADS).map(of_no_step)
+LOGGED = any_batches(least=1, payloads=PAYLOADS, times=TIME.map(lambda time: round(time, 3))).map(of_no_step)
 
 
 @given(st.lists(LOGGED, min_size=1, max_size=4))

@@ -38,13 +38,13 @@ async def test_an_observer_gets_each_event_once(local):
     blocking = Interceptor("e", [rules.BlackList([(2, 1)])])
     async with Messager(local, "e", blocking, name="west", observer=seen) as west:
         await west.host_agents([1, 2], ["agent-chat"])
-        await west.send_columns([1, 2, 1], [2, 1, 2], [{"n": 1}] * 3)
+        await west.send_columns([1, 2, 1, 2], [2, 1, 2, 1], [{"n": 1}] * 4)
         assert len(await west.fetch_messages(timeout=30)) == 2
     assert sorted(seen.events) == [
-        ("blocked", "black_list", 1),
+        ("blocked", "black_list", 2),
         ("connected", f"{local.server}:{local.port}"),
         ("fetched", 2),
-        ("judged", 3),
+        ("judged", 4),
         ("written", "west", 2),
     ]
 
