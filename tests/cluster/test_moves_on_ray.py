@@ -54,13 +54,14 @@ def test_agents_come_and_go(town):
 
 def test_impossible_moves_on_ray(town):
     messaging, east, west, _ = town
-    for ids, to, error, match in [
-        ([12, 777], "east", UnknownName, "no group hosts agent 777"),
-        ([12], "south", UnknownName, "no group 'south'"),
-        ([12, 2], "east", AlreadyExists, "agent 2 is in group 'east' already"),
+    for ids, to, error, match, named in [
+        ([12, 777], "east", UnknownName, "no group hosts agent 777", ("agent", 777)),
+        ([12], "south", UnknownName, "no group 'south'", ("group", "south")),
+        ([12, 2], "east", AlreadyExists, "agent 2 is in group 'east' already", ("agent", 2)),
     ]:
-        with pytest.raises(error, match=match):
+        with pytest.raises(error, match=match) as caught:
             messaging.move_agents(ids, to=to)
+        assert (caught.value.kind, caught.value.value) == named
     for to in (None, "a b"):
         with pytest.raises(InvalidAddress, match="group"):
             west.move_agents([12], to=to)

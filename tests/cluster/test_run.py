@@ -182,6 +182,10 @@ def test_a_model_that_raises_names_agent_and_step(start_steps):
         ({"timeout": 1, "by": "group"}, "timeout=1"),
         ({"start": {}}, "start={}"),
         ({"model": thinking_crowd, "by": "group"}, "plain function"),
+        (
+            {"model": with_a_lock()},
+            r"^the model cannot be sent to other processes: its 'lock' cannot be pickled .[^\n]*$",
+        ),
         ({"shared": {"client": [threading.Lock()]}}, "^shared cannot be .*'client'"),
         ({"start": with_a_lock()}, r"^the run's options cannot be .*'start\.lock'"),
         ({"agents": pd.DataFrame({"client": [threading.Lock()]})}, "^the data of agents cannot be .*'client'"),

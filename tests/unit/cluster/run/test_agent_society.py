@@ -99,6 +99,19 @@ async def test_plain_models_run_in_one_other_thread_with_the_context_of_their_ca
     assert (thread != threading.get_ident(), here) == (True, "town")
 
 
+async def test_the_groups_event_loop_goes_on_while_a_plain_model_is_long():
+    loop, goes_on = asyncio.get_running_loop(), threading.Event()
+
+    def think(me, inbox):
+        loop.call_soon_threadsafe(goes_on.set)
+        assert goes_on.wait(WAIT_S)
+
+    society = Society("east", think)
+    for _ in range(2):
+        goes_on.clear()
+        await society.run(open_step())
+
+
 COMMON = []
 
 
