@@ -345,6 +345,7 @@ async def test_a_full_disk_is_reported_once_and_loses_nothing(society, writers, 
     await until(lambda: disk.tried > 3)
     assert "No space" in writer.stats()["error"]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert f"cannot be written to {tmp_path / 'log'}, and is retried" in caplog.text
     assert seen(writer) == society.written
     disk.full = False
     await until(lambda: writer.stats()["segments"] == 1)
