@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
@@ -271,10 +272,15 @@ async def test_a_silent_interceptor_leaves_the_lease_and_a_cut_lane_ends_it_at_o
     sender, _ = await messagers(actor, interceptor_timeout_s=WAIT_S), await messagers(host=[1])
     await passed(sender)
     actor.silent, grant = True, sender.engine.accumulator.send_loop.verdict_client._delegated_rules
-    assert await send(sender, (1, 1)) == "d"
-    await until(lambda: grant._asking is not None)  # it asks for the rules again, and gets no answer in time
-    assert await send(sender, (1, 1)) == "d"
-    await until(lambda: grant._asking is None)
+
+    async def asked_in_vain(since):
+        assert await send(sender, (1, 1)) == "d"
+        return grant._asking is None and grant._asked_at > since
+
+    await until(partial(asked_in_vain, grant._asked_at))
+    lease = grant._until
+    await until(partial(asked_in_vain, grant._asked_at))
+    assert grant._until == lease  # only an answer renews it
     lane, actor.address = sender.engine.accumulator.send_loop.verdict_client._lane, None
     await actor.server.close()
     await until(lambda: not lane.alive)
