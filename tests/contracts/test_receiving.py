@@ -304,7 +304,8 @@ async def test_sends_do_not_wait_for_a_removed_mailbox(messagers, text):
     waiting = asyncio.create_task(sender.send(0, 1, {"n": 4, "text": text}))
     await until(lambda: sender.stats()["outbox"] == 1)
     await receiver.close()
-    assert (await asyncio.wait_for(waiting, AT_ONCE_S)).fate == "undeliverable"
+    # The server may still have its subscription.
+    assert (await asyncio.wait_for(waiting, AT_ONCE_S)).fate in {"undeliverable", "published"}
 
 
 @LARGE
