@@ -215,6 +215,26 @@ async def test_the_first_messages_of_a_sender_pass_whatever_their_kind_and_group
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("call", ["send", "close"])
+async def test_a_step_that_rules_judge_again_is_heard_and_logged_once(society, monkeypatch, call):
+    """The server has executed a call, and its reply is lost: the supervisor begins the step again."""
+    groups = await society.begin(Censor(), groups=2)
+    store, lost = society.supervisor._store, iter([False, True, False, True])
+    made = getattr(store, call)
+
+    async def cut(*args, **more):
+        found = await made(*args, **more)
+        if next(lost, False):
+            raise StepAborted("cut", step=0, group=SUPERVISOR)
+        return found
+
+    monkeypatch.setattr(store, call, cut)
+    await society.run(groups)
+    assert [*lost] == []
+    assert society.heard == expected()
+    await society.logged()
+
+
 class Fails(StepRule):
     def __init__(self, answer, on_error="block"):
         self.answer, self.on_error = answer, on_error
