@@ -57,16 +57,16 @@ async def test_questions_and_answers_as_columns(groups):
     async for step in group.steps(until=3):
         questions = [message for message in step.messages if message.expects_answer]
         if step.number == 0:
-            step.send(5, 0, {})
+            single = step.ask(5, 0, {"n": 9})
             ids = step.ask_columns([5, 5, 6], [1, 2, 3], [{"n": n} for n in range(3)])
             assert (ids[1:], len(ids)) == (["0-2-5", "0-0-6"], 3)
-            asked = [*ids, *(step.ask(7, 1, {"n": n}, subtopic=topic) for n, topic in enumerate(topics))]
+            asked = [single, *ids, *(step.ask(7, 1, {"n": n}, subtopic=topic) for n, topic in enumerate(topics))]
         elif questions:
             step.reply_columns(questions, [{"twice": 2 * message.payload["n"]} for message in questions])
             step.reply_columns([], [])
         answers += [(m.in_reply_to, m.id, m.payload["twice"], m.subtopic) for m in step.messages if m.in_reply_to]
-    assert asked == ["0-1-5", "0-2-5", "0-0-6", "0-0-7", "0-1-7", "0-2-7"]
-    first = [("0-1-5", "1-0-1", 0), ("0-2-5", "1-0-2", 2), ("0-0-6", "1-0-3", 4)]
+    assert asked == ["0-0-5", "0-1-5", "0-2-5", "0-0-6", "0-0-7", "0-1-7", "0-2-7"]
+    first = [("0-0-5", "1-0-0", 18), ("0-1-5", "1-0-1", 0), ("0-2-5", "1-0-2", 2), ("0-0-6", "1-0-3", 4)]
     more = [(f"0-{n}-7", f"1-{n + 1}-1", 2 * n, topic) for n, topic in enumerate(topics)]
     assert answers == [(*each, "agent-chat") for each in first] + more
 

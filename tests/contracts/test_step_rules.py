@@ -212,6 +212,18 @@ async def test_the_first_messages_of_a_sender_pass_whatever_their_kind_and_group
     assert found[0] == found[1]
 
 
+async def test_the_first_answers_in_columns_pass_whatever_their_subtopics(society):
+    (group,) = await society.begin(RateLimit(per_round=2), groups=1)
+    async for step in group.steps(until=3):
+        if step.number == 0:
+            for agent, topic in enumerate(["user-chat", "agent-chat"] * 2):
+                step.ask(agent, 9, {}, subtopic=topic)
+        elif step.number == 1:
+            step.reply_columns(step.messages, {})
+        answered = [message.in_reply_to for message in step.messages]
+    assert answered == ["0-0-0", "0-0-1"]
+
+
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
