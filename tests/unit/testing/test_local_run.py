@@ -161,12 +161,12 @@ def test_a_crowd_has_the_same_random_numbers_on_any_number_of_groups_also_in_a_r
 
 def test_what_a_model_says_wrong_is_an_error_at_once():
     def fails(me, inbox):
-        if me.id == 4 and me.step == 1:
+        if me.id == "ann" and me.step == 1:
             raise ValueError("no such mood")
 
-    with pytest.raises(StepFailed, match="no such mood") as caught:
-        run(fails, agents=6, until=3, groups=2)
-    assert (caught.value.agent, caught.value.step) == (4, 1)
+    with pytest.raises(StepFailed, match=r"agent 'ann' of group .* in step 1, .*ValueError: no such mood") as caught:
+        run(fails, agents=[*range(5), "ann"], until=3, groups=2)
+    assert (caught.value.agent, caught.value.step) == ("ann", 1)
 
 
 @pytest.mark.parametrize(
