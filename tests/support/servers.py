@@ -102,12 +102,12 @@ class ServerProcess:
         )
         self.process.stdin.write("\n".join([*configuration, ""]))
         self.process.stdin.close()
-        self._lines, serves = deque(maxlen=200), threading.Event()
+        self._lines, self._serves, serves = deque(maxlen=200), False, threading.Event()
         # It logs for as long as it lives, and a full pipe would stop it.
         self._reader = threading.Thread(target=self._read, args=(self.process, serves), daemon=True)
         self._reader.start()
         serves.wait()
-        if not any(self.serving in line for line in self._lines):
+        if not self._serves:
             self.kill()
             raise AssertionError("the server did not start:\n" + "".join(self._lines))
         return self
@@ -116,6 +116,7 @@ class ServerProcess:
         for line in process.stdout:
             self._lines.append(line)
             if self.serving in line:
+                self._serves = True
                 serves.set()
         serves.set()
 
