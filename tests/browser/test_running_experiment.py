@@ -185,21 +185,6 @@ def test_dead_letters_are_sent_again(seen, town):
     messaging.remove_group("inn")
 
 
-def test_the_token_is_exchanged_for_a_cookie_that_no_script_reads(seen, town):
-    with seen.window() as seen, town.messaging.ui(port=0, control=True) as inspector:
-        url, _, token = inspector.url.partition("?token=")
-        seen.open(inspector.url)
-        seen.sees("title", town.messaging.exp_id)
-        assert seen.page.url == url
-        left = seen.page.evaluate("JSON.stringify(history.state) + document.referrer + document.cookie")
-        assert token
-        assert token not in left
-        (cookie,) = seen.page.context.cookies()
-        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
-        seen.page.reload()
-        seen.sees("title", town.messaging.exp_id)
-
-
 def test_a_page_without_control_only_watches(seen, town):
     with seen.window(color_scheme="dark") as seen, town.messaging.ui(port=0) as inspector:
         assert "token" not in inspector.url
