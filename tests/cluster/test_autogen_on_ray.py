@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 from collections import Counter
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from autogen_agentchat.messages import TextMessage
 from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_core import AgentId, DefaultTopicId, MessageContext, RoutedAgent, default_subscription, exceptions
 from autogen_core import message_handler as handler
+from support.cluster import die_once
 
 from ray_messaging import Messaging, rules
 from ray_messaging.compat.autogen import RayAgentRuntime
@@ -43,9 +43,8 @@ class Writer(RoutedAgent):
 
     @handler
     async def write(self, message: Number, ctx: MessageContext) -> Reply:
-        if message.n == 30 and not (self.folder / "killed").exists():
-            (self.folder / "killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if message.n == 30:
+            die_once(self.folder / "killed")
         with (self.folder / "numbers").open("a") as file:
             file.write(f"{message.n}\n")
         return Reply(message.n, os.getpid())

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pandas as pd
 import pytest
+from support.cluster import die_once
 from support.step_society import AGENTS, SEED, STEPS, person, sequential
 
 from ray_messaging import Messager, Messaging, StepFailed, Steps
@@ -38,10 +39,8 @@ def moving(messaging, done):
 def test_moves_and_kills_change_nothing_in_a_run(messaging, tmp_path):
     def dying(me, inbox):
         at_home(me, inbox)
-        mark = tmp_path / f"{me.id}"
-        if me.step in {2, 5} and me.id in {7, 8} and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if me.step in {2, 5} and me.id in {7, 8}:
+            die_once(tmp_path / f"{me.id}")
 
     done = threading.Event()
     agents = pd.DataFrame({"home": [agent % 2 for agent in range(AGENTS)]})

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import ray
+from support.cluster import die_once
 from support.ripple import ripple, ripple_start
 from support.step_society import AGENTS, SEED, STEPS, messages_of, person, sequential
 
@@ -263,10 +264,8 @@ def test_a_run_that_resumes_with_a_changed_model_is_told(ray_cluster, tmp_path, 
 def test_a_run_of_active_agents_alone_is_the_same_where_groups_die_and_where_a_fork_wakes_one(start_steps, tmp_path):
     def dying(me, inbox):
         ripple(me, inbox)
-        mark = tmp_path / f"{me.step}"
-        if me.step in {1, 4} and me.state["heard"] and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if me.step in {1, 4} and me.state["heard"]:
+            die_once(tmp_path / f"{me.step}")
 
     options = {"agents": 40, "groups": 3, "start": ripple_start, "progress": False}
     every = local_run(ripple, agents=40, groups=1, start=ripple_start, seed=SEED, until=9)

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pandas as pd
 import pytest
+from support.cluster import die_once
 from support.step_society import AGENTS, SEED, STEPS, person, sequential
 
 from ray_messaging import AlreadyExists, Closed, ConfigError, Count, EventLog, Mean, Messaging, StepFailed, Steps
@@ -66,10 +67,8 @@ def test_series_are_in_the_result_and_in_the_log(start_steps, tmp_path, expected
 def test_series_are_equal_although_groups_are_killed(start_steps, tmp_path, expected, collect, logged):
     def dying(me, inbox):
         counted(me, inbox)
-        mark = tmp_path / f"{me.id}"
-        if me.step in {2, 5} and me.id in {7, 8} and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if me.step in {2, 5} and me.id in {7, 8}:
+            die_once(tmp_path / f"{me.id}")
 
     messaging = start_steps(log_dir=tmp_path / "log" if logged else None)
     result = messaging.run(dying, agents=AGENTS, groups=3, until=STEPS, collect=collect, progress=False)
