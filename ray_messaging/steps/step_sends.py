@@ -261,7 +261,7 @@ class StepSends:
         return len(self._cells) // _CELLS
 
     def _append(self, line: bytes, to_id: AgentId | None, place: int) -> None:
-        key = (line,) if NULL in line else line
+        key = line if line.find(NULL) < 0 else (line,)
         self._cells += (self._lines.setdefault(key, len(self._lines)), to_id, place)
 
     def _begin_run(self, subtopic: str, deliver_at: int | None) -> None:

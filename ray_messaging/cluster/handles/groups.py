@@ -140,6 +140,6 @@ class Groups:
             return self._names()
         except Closed as error:
             lost = None
-            with suppress(Closed):
+            with suppress(Closed):  # the interceptor is gone, too
                 lost = self._connection.ask(self._connection.interceptor.lost_server.remote())
             raise (ended(self._exp_id) if lost is None else Closed(lost)) from error
