@@ -4,12 +4,13 @@ The bytes are msgpack. Values that msgpack alone does not keep exactly (a tuple,
 extension type.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
+from gc import get_referents
 from itertools import chain
 from reprlib import repr as shortened
 from sys import getrefcount
@@ -42,7 +43,7 @@ def encode_exactly(value: object, place: str) -> bytes:
     """Encode a value; raise InvalidPayload if a part of it cannot be kept, which is named as a part of `place`."""
     with suppress(TypeError, ValueError, OverflowError, RecursionError):  # the code below finds out which part it is
         encoded = _encode(value)
-        if _is_plain(value):
+        if _examined([value])[0]:
             return encoded
     return _encode(_whole(value, place))
 
@@ -62,43 +63,26 @@ def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[
     return encoded, values if alone else decode_exactly(encoded)
 
 
-def _is_plain(value: Any) -> bool:  # noqa: ANN401 - any value
-    """Return whether msgpack alone keeps a value exactly. It was encoded before, so it does not contain itself."""
-    kind = type(value)
-    if kind is list:
-        parts: Iterable[Any] = value
-    elif kind is dict and _LEAVES.issuperset(map(type, value)):
-        parts = value.values()
-    else:
-        return kind in _LEAVES
-    return _LEAVES.issuperset(map(type, parts)) or all(map(_is_plain, parts))
-
-
 def _examined(values: list[Any]) -> tuple[bool, bool]:
     """Return whether msgpack alone keeps values exactly, and whether each dict and list in them has one owner.
 
-    Each level is checked as a whole, which is several times as fast as a call for each part. No value may contain
-    itself, which is certain if the values were encoded before.
+    Each level is checked as a whole, which is many times as fast as a call for each part. No value may contain itself,
+    which is certain if the values were encoded before.
     """
-    dicts: list[dict[Any, Any]] = []
-    sequences: list[Any] = [values]
-    alone, owners = True, 2  # of a value: `values`, and its owner
+    level, alone = values, True
     while True:
-        kinds = {*map(type, _parts(dicts, sequences))}
+        kinds = {*map(type, level)}
         within = kinds - _LEAVES
-        if not (within <= _CONTAINERS and _LEAVES.issuperset(map(type, chain.from_iterable(dicts)))):
+        if not within <= _CONTAINERS:
             return False, False
         if not within:
             return True, alone
-        parts = _parts(dicts, sequences)
-        found = [*parts] if kinds == within else [part for part in parts if type(part) in within]
-        alone, owners = alone and max(map(getrefcount, found)) <= _LISTED + owners, 1
-        dicts = found if within == {dict} else [part for part in found if type(part) is dict]
-        sequences = found if dict not in within else [part for part in found if type(part) is not dict]
-
-
-def _parts(dicts: list[dict[Any, Any]], sequences: list[Any]) -> Iterable[Any]:
-    return chain(chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(sequences))
+        if kinds != within:
+            level = [part for part in level if type(part) in within]
+        alone = alone and max(map(getrefcount, level)) <= _LISTED + 1  # by `level`, and by one owner
+        # A dict's keys are among these, except if all are of the type str. No key can be taken for a container, because
+        # those have no hash.
+        level = get_referents(*level)
 
 
 def _whole(value: Any, place: str) -> Any:  # noqa: ANN401 - any value
