@@ -29,7 +29,10 @@ def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[
 
 
 class _Part(NamedTuple):
-    """A key within a number of several keys: its place among the keys, its values and their least, its lowest bit."""
+    """A key within a number of several keys: its place among the keys, its values and their least, its lowest bit.
+
+    If the key's values are too far apart for a number, `values` has their ranks.
+    """
 
     key: int
     values: NDArray[Any]
@@ -46,7 +49,11 @@ def _sorted_rows(keys: Sequence[NDArray[Any]], wanted: Sequence[int] = ()) -> tu
     for parts in numbers:
         found = _sorted_by(parts, rows, order)
         if len(numbers) == 1:  # to read a key from the numbers takes a fifth of the time of a look-up by the order
-            taken = {part.key: _key_of(found, parts, at) for at, part in enumerate(parts) if part.key in wanted}
+            taken = {
+                part.key: _key_of(found, parts, at)
+                for at, part in enumerate(parts)
+                if part.key in wanted and part.values is keys[part.key]
+            }
         found &= (1 << width) - 1
         order = found if order is None else order[found]
     if order is None:

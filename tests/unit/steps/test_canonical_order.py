@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.batches import batch_to
 
-from ray_messaging.model.columns import IdColumn
-from ray_messaging.steps.canonical_order import canonical_order
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
+from ray_messaging.steps.canonical_order import canonical_order, in_canonical_order
 
-AGENTS = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=3))
+INTS = st.integers(-(2**63), 2**63 - 1)
+AGENTS = st.one_of(st.none(), INTS, st.text(max_size=3))
 ROWS = st.lists(st.tuples(AGENTS, st.integers(0, 2**40), AGENTS, st.integers(0, 2**32 - 1)), max_size=30)
+FAR_APART = st.lists(st.tuples(INTS, st.integers(0, 3), INTS, st.integers(0, 9)), min_size=1, max_size=30)
 
 
 def key_of(agent: object) -> tuple[int, object]:
@@ -28,6 +32,28 @@ def test_the_order_is_that_of_the_four_fields(frames):
     order = canonical_order(to_ids, steps, from_ids, ordinals)
     keys = [(key_of(row[0]), row[1], key_of(row[2]), row[3]) for row in rows]
     assert [keys[row] for row in order.tolist()] == sorted(keys)
+
+
+@given(st.lists(ROWS.filter(len), min_size=1, max_size=4) | st.lists(FAR_APART, min_size=1, max_size=4))
+def test_joined_batches_have_the_rows_in_that_order(frames):
+    """Ids that are far apart, small ones and names come back as they were."""
+    batches = [
+        batch_to(
+            [row[0] for row in rows],
+            [row[2] for row in rows],
+            step=np.array([row[1] for row in rows], np.int64),
+            sent_at=0.0,
+            lines=PayloadColumn.of([b"%d" % row[3] for row in rows]),
+            extension=Extension(ordinal=np.array([row[3] for row in rows], np.uint32)),
+        )
+        for rows in frames
+    ]
+    joined = in_canonical_order(batches)
+    columns = joined.to_ids.tolist(), joined.step.tolist(), joined.from_ids.tolist(), joined.extension.ordinal.tolist()
+    found = [*zip(*columns, strict=True)]
+    rows = [row for frame in frames for row in frame]
+    assert found == sorted(rows, key=lambda row: (key_of(row[0]), row[1], key_of(row[2]), row[3]))
+    assert joined.lines.by_row == [b"%d" % row[3] for row in found]
 
 
 PARTS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=4)
