@@ -223,9 +223,11 @@ async def test_in_a_transaction_columns_travel_as_json(pair):
     assert messages[1].payload["price"] is None
 
 
-async def test_in_steps_columns_arrive_in_canonical_order(messagers):
+@pytest.mark.parametrize("ids", [(1, 2, 3, 11, 12), (-(2**63), -5, 0, 7, 2**63 - 1)], ids=["near", "far apart"])
+async def test_in_steps_columns_arrive_in_canonical_order(messagers, ids):
+    a, b, c, d, e = ids
     await (await messagers()).engine.transport.steps.begin(StepSettings(seed=0, groups=2))
-    west, east = await messagers(name="west", host=[3, 1, 2]), await messagers(name="east", host=[11, 12])
+    west, east = await messagers(name="west", host=[c, a, b]), await messagers(name="east", host=[d, e])
     found = []
 
     async def live(messager):
@@ -233,16 +235,16 @@ async def test_in_steps_columns_arrive_in_canonical_order(messagers):
             async for step in steps:
                 found.append((messager.name, step.messages))
                 if messager is west:
-                    step.send_columns([3, 1, 2], [11, 12, 11], OFFERS)
+                    step.send_columns([c, a, b], [d, e, d], OFFERS)
                     if step.number == 1:
-                        step.send_columns([3, 1], [12, 12], columns(text=["x", "y"]))
+                        step.send_columns([c, a], [e, e], columns(text=["x", "y"]))
 
     await asyncio.gather(live(west), live(east))
     first, second = [got for name, got in found if name == "east" and len(got)]
-    assert first.to_ids.tolist() == [11, 11, 12]
+    assert first.to_ids.tolist() == [d, d, e]
     assert first.column("text").tolist() == ["", "buy", "séll"]
     assert isinstance(first.slices[0].batch.lines, TypedColumns)
-    assert second.from_ids.tolist() == [2, 3, 1, 1, 3]
+    assert second.from_ids.tolist() == [b, c, a, a, c]
     assert second.column("text").tolist() == ["", "buy", "séll", "y", "x"]
 
 
