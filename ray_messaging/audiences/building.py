@@ -22,6 +22,7 @@ _SMALL = 2**31  # ids below it fit into half a key
 _DENSE = 2**26  # ids up to it are looked up in a table with a place for each
 _SPARE = 16  # a table of cells may have so many places for each agent
 _PARTS = 4  # cells along the first axis for one radius; more of them would spare few points
+_LEAST_RADIUS = 1e-150
 _BLOCK = 4096  # points that a thread looks at between two others
 _THREADS = 4  # more of them would wait for each other, because parts of numpy run in one thread at a time
 
@@ -175,6 +176,11 @@ class Positions(NamedTuple):
         """
         if isinstance(radius, bool) or not isinstance(radius, int | float | np.number) or not 0 < radius < np.inf:
             raise ConfigError(f"radius={radius!r} must be a number above 0")
+        if not _LEAST_RADIUS <= radius <= 1 / _LEAST_RADIUS:
+            raise ConfigError(
+                f"radius={radius!r} must be between {_LEAST_RADIUS:g} and {1 / _LEAST_RADIUS:g}, because floats cannot "
+                "hold its square exactly enough: use another unit"
+            )
         checked = checked_points(points, len(ids))
         if ids.kinds is not None:
             named = next(agent for agent in ids.tolist() if not isinstance(agent, int))

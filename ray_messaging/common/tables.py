@@ -29,6 +29,9 @@ def _exact(pd: Any, values: Any, *, is_id: bool) -> Any:  # noqa: ANN401 - panda
         return pd.array(values, "Int64") if is_id and values.dtype.kind == "i" else values
     listed = values.tolist() if isinstance(values, np.ndarray) else values
     kinds = set(map(type, listed)) if isinstance(listed, list) else set()
+    if any(issubclass(kind, np.integer | np.floating) for kind in kinds):
+        listed = [value.item() if isinstance(value, np.integer | np.floating) else value for value in listed]
+        kinds = set(map(type, listed))
     if (kinds == {int, _NONE} or (is_id and kinds <= {int, _NONE})) and _fits(listed):
         return pd.array(listed, "Int64")
     if (kinds == {int, _NONE} or {int, float} <= kinds <= {int, float, _NONE}) and not _are_floats(listed):

@@ -77,6 +77,9 @@ class IdColumn(msgspec.Struct, eq=False):
 
         Args: `ids` is a numpy integer array or any iterable of ids. An id may be None if `none` is true.
         """
+        if isinstance(ids, np.ma.MaskedArray) and np.ma.is_masked(ids):
+            row = int(np.flatnonzero(np.ma.getmaskarray(ids))[0])
+            raise InvalidAddress(f"id {row} is masked: fill it, or leave it out", value=None)
         if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu" and ids.dtype != np.uint64:
             return cls(_read_only(ids.astype(np.int64, copy=True)))
         if not isinstance(ids, Iterable) or isinstance(ids, str | bytes) or getattr(ids, "ndim", 1) == 0:

@@ -4,7 +4,7 @@ The bytes are msgpack. Values that msgpack alone does not keep exactly (a tuple,
 extension type.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
@@ -80,9 +80,14 @@ def _examined(values: list[Any]) -> tuple[bool, bool]:
         if kinds != within:
             level = [part for part in level if type(part) in within]
         alone = alone and max(map(getrefcount, level)) <= _LISTED + 1  # by `level`, and by one owner
-        # A dict's keys are among these, except if all are of the type str. No key can be taken for a container, because
-        # those have no hash.
-        level = get_referents(*level)
+        # With parts there are keys, which no check takes for containers, because those have no hash. Python is asked
+        # for what it refers to, which is faster: but for keys of the type str, and for all of an object's `__dict__`
+        # in Python 3.13, which has the object as a second owner.
+        level = get_referents(*level) if alone else [*chain.from_iterable(map(_parts, level))]
+
+
+def _parts(container: Any) -> Iterable[Any]:  # noqa: ANN401 - a dict or a list
+    return chain(container, container.values()) if type(container) is dict else container
 
 
 def _whole(value: Any, place: str) -> Any:  # noqa: ANN401 - any value

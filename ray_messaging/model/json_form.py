@@ -7,6 +7,7 @@ without a form is refused.
 import json
 from collections.abc import Sequence
 from datetime import date, datetime, time
+from enum import Enum
 from os import PathLike, fspath
 from reprlib import repr as shortened
 from typing import Any
@@ -130,6 +131,8 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
     if is_object(value):
         _check_parts(value, place)
         return value
+    if isinstance(value, Enum):
+        return _form(value.value, place)
     return _leaf(value, place)
 
 
@@ -178,6 +181,10 @@ def _listed(value: Any, place: Place) -> Any:  # noqa: ANN401 - an array, or a n
     """Return a numpy array as lists, a numpy number as a Python number, and numpy dates as texts."""
     if value.dtype.kind == "M" and not np.isnat(value).any():
         return np.datetime_as_string(value).tolist()  # for all units; `tolist` makes numbers of nanoseconds
+    if np.ma.is_masked(value) or value.dtype.names is not None:
+        raise InvalidPayload(
+            f"{_PREFIX}{shown(place)} is an array with masked values or several fields: fill them, or send a dict"
+        )
     if value.dtype.kind in "mM":
         what = "NaT" if value.dtype.kind == "M" else str(value.dtype)
         raise InvalidPayload(

@@ -59,6 +59,11 @@ class HeardBroadcasts:
                 f"audience {name!r} has changed between the broadcasts that are read in this step (versions {listed}): "
                 "read them by step.messages"
             )
+        if len({each.edges.digest for each in found}) > 1:
+            raise ConfigError(
+                f"broadcasts to audience {name!r} in this step have subtopics to which different agents listen: read "
+                "them by step.messages"
+            )
         if not found:
             return Heard(MemberEdges.among(NO_AGENTS), agents, NO_AGENTS.column, [])
         parts = [each.batch.lines for each in found]
@@ -164,16 +169,17 @@ class StepInbox:
     def inboxes(self, places: "NDArray[np.intp] | slice" = EVERYBODY) -> Iterator[Messages]:
         """Yield the messages of each agent at some places, even of one without messages, in canonical order."""
         batch = self._batch
-        end = 0  # of the rows of `near`
+        begin = end = 0  # of the rows of `near`
         nothing = _AgentMessages(near := _Near(self._exp_id, batch, 0, 0), 0, 0)
         for low, count in zip(*[each[places].tolist() for each in self._spans], strict=True):
             if not count:
                 yield nothing
                 continue
             high = low + count
-            if high > end:
+            if high > end or low < begin:  # the places need not ascend
                 assert batch is not None
-                near = _Near(self._exp_id, batch, low, end := max(high, min(low + _AHEAD, batch.rows)))
+                begin, end = low, max(high, min(low + _AHEAD, batch.rows))
+                near = _Near(self._exp_id, batch, begin, end)
             yield _AgentMessages(near, low, high)
 
     def _slice(self, low: int, high: int) -> Messages:

@@ -129,8 +129,14 @@ class CrowdSociety:
         for place, agent in enumerate(crowd.ids.tolist()):
             for name, value in self.change.states.get(agent, {}).items():
                 array, given = crowd.state[name], exact_array(value, f"states[{agent!r}][{name!r}]")
+                if array.shape[:1] != crowd.ids.shape:
+                    raise TypeError(
+                        f"group.state[{name!r}] has no row for each agent: its shape is {array.shape}, and the group "
+                        f"has {len(crowd.ids):,} agents"
+                    )
                 array[place] = given
-                if not np.array_equal(array[place].astype(given.dtype), given, equal_nan=given.dtype.kind == "f"):
+                same = np.array_equal(array[place].astype(given.dtype), given, equal_nan=given.dtype.kind == "f")
+                if not same or (array.dtype.kind != given.dtype.kind and array[place].tolist() != given.tolist()):
                     raise TypeError(f"group.state[{name!r}] is {array.dtype}, which cannot hold {value!r} exactly")
 
     @property
@@ -178,7 +184,7 @@ def _encoded(crowd: Crowd) -> bytes:
     for name, array in crowd.state.items():
         found = _checked(name, array)
         kept[name] = found.dtype.str, found.shape, found.tobytes()
-        crowd.state[name] = found  # as after a restart, when a number has become an array
+        crowd.state[name] = found.copy()  # as after a restart, when no other key and nobody else has it
     return _encode((_ids_of(crowd.ids), kept))
 
 

@@ -136,7 +136,12 @@ def _joined(parts: Sequence[tuple[int, NDArray[Any] | None]]) -> NDArray[Any] | 
     arrays = [array for _, array in filled if array is not None]
     if len(arrays) == len(filled) and {array.ndim for array in arrays} == {1} and len({a.dtype for a in arrays}) == 1:
         return np.concatenate(arrays)
-    return [value for rows, array in filled for value in ([None] * rows if array is None else array.tolist())]
+    return [value for rows, array in filled for value in ([None] * rows if array is None else _listed(array))]
+
+
+def _listed(array: NDArray[Any]) -> list[Any]:
+    """Return an array's rows. Those of dates stay numpy's: as Python's they would be whole numbers of nanoseconds."""
+    return [*array] if array.dtype.kind in "mM" else array.tolist()
 
 
 def _ids_among(keys: Collection[str]) -> str:

@@ -148,7 +148,7 @@ def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # no
     """Return whether any matching row has a str id; with `expand` also whether any agent that may hear has one."""
     if expand and all_agents(view.folder).strings:
         return True
-    return names_are_in(view, Filters(**fields))
+    return names_are_in(view, Filters(**fields).limited(None, loose=expand))
 
 
 # -- the last rows ----------------------------------------------------------------------------------------------------

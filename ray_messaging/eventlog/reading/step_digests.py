@@ -180,7 +180,8 @@ def content_of(row: LogRow) -> tuple[Any, ...]:
     """Return what of a message counts when runs are compared."""
     rule = row.rule if row.fate == "blocked" else None
     asked = bool(row.expects_answer), row.in_reply_to
-    return key_of(row), row.step_read, row.subtopic, row.fate, rule, sorted(row.labels), row.text, *asked
+    said = row.subtopic, row.audience, row.fate, rule, sorted(row.labels), row.text
+    return key_of(row), row.step_read, *said, *asked
 
 
 def key_of(row: LogRow) -> _Key:

@@ -148,6 +148,8 @@ class Words:
         if not line.isascii():
             return True
         if b"\\" in line:
+            if isinstance(decoded(line), str):  # it is searched as it stands: no JSON, or a text
+                return True
             for escape, space in _ESCAPES:
                 line = line.replace(escape, space)
                 if b"\\" not in line:

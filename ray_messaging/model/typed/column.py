@@ -106,6 +106,7 @@ class NumberColumn(msgspec.Struct, eq=False):
         if kind == "f":
             fits = all(number is None or type(number) in (int, float) for number in numbers)
             numbers = [np.nan if number is None else number for number in numbers]
+            fits = fits and all(_float_holds(self.values.dtype, number) for number in numbers)
         elif kind == "b":
             fits = all(type(number) is bool for number in numbers)
         else:
@@ -114,6 +115,16 @@ class NumberColumn(msgspec.Struct, eq=False):
         if not fits:
             raise InvalidColumns(f"row {row} has {value!r}, this column has {name}", row=row)
         return numbers if self.values.ndim > 1 else numbers[0]
+
+
+def _float_holds(kind: np.dtype[Any], number: float) -> bool:
+    """Return whether a type of floats has a whole number exactly, and a float without making it infinite."""
+    try:
+        with np.errstate(over="ignore"):
+            found = float(kind.type(number))
+    except OverflowError:  # an int beyond all floats
+        return False
+    return found == number if type(number) is int else np.isinf(found) == np.isinf(number)
 
 
 class TextColumn(msgspec.Struct, eq=False):

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import date, time, timedelta
 from typing import Any
 
@@ -12,6 +13,12 @@ from ray_messaging.errors import InvalidColumns
 from ray_messaging.model.typed.column import NUMBERS, NumberColumn, TextColumn, TypedColumn
 from ray_messaging.model.typed.table import TypedColumns
 
+_FAMILIES: dict[type, tuple[type, ...]] = {
+    bool: (bool, np.bool_),
+    float: (int, float, np.integer, np.floating),
+    str: (str,),
+    list: (list, tuple, np.ndarray),
+}
 _MISSING = {"NAType", "NaTType"}  # names of types of pandas, which is not imported here
 _LAST_EXACT = 2**53  # a float represents all whole numbers below this exactly
 _DATES = (
@@ -137,17 +144,30 @@ def _check_gaps(given: Any, array: NDArray[Any]) -> None:  # noqa: ANN401 - what
 
 
 def array_of(values: list[Any]) -> NDArray[Any]:
-    """Return a list as an array, which is an object array if its values are not of one kind."""
+    """Return a list of numbers of one kind, or of such vectors, as their array, another list as an object array."""
     kinds = {*map(type, values)}
-    if (str in kinds or bool in kinds) and len(kinds) > 1:
-        return np.array([*values, None], object)[:-1]
-    try:
-        found = np.array(values, object if kinds == {str} else None)
-        # numpy turns whole numbers into floats if neither int64 nor uint64 fits or there are floats, and True into 1.
-        changed = (kinds == {int} and found.dtype.kind == "f") or is_rounded(values, found) or _has_bools(values, found)
-        return np.array(values, object) if changed else found
-    except (ValueError, OverflowError):  # vectors of several lengths
-        return np.array([*values, None], object)[:-1]
+    if kinds and all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
+        kinds = {kind for vector in values for kind in _kinds(vector)}
+    families = {_family(kind) for kind in kinds}
+    if len(families) <= 1 and families.isdisjoint({str, list}):
+        with suppress(ValueError, OverflowError):  # vectors of several lengths
+            found = np.array(values)
+            # numpy turns whole numbers into floats if neither int64 nor uint64 fits.
+            changed = found.dtype.kind == "f" and kinds and not any(issubclass(k, float | np.floating) for k in kinds)
+            if not changed and not is_rounded(values, found):
+                return found
+    return np.array([*values, None], object)[:-1]
+
+
+def _family(kind: type) -> type:
+    """Return one type for all whose values numpy joins without a change, and for those whose values it changes."""
+    return next((family for family, kinds in _FAMILIES.items() if issubclass(kind, kinds)), kind)
+
+
+def _kinds(vector: Any) -> set[type]:  # noqa: ANN401 - a list, a tuple or an array
+    if not isinstance(vector, np.ndarray):
+        return {*map(type, vector)}
+    return {list} if vector.dtype.hasobject or np.ma.is_masked(vector) else {vector.dtype.type}
 
 
 def exact_array(value: Any, place: str) -> NDArray[Any]:  # noqa: ANN401 - what a user keeps
@@ -181,13 +201,6 @@ def is_rounded(values: Any, array: NDArray[Any]) -> bool:  # noqa: ANN401 - a nu
     )
 
 
-def _has_bools(values: list[Any], vectors: NDArray[Any]) -> bool:
-    """Return whether vectors of numbers were made from lists that contain bools."""
-    if vectors.ndim < 2 or vectors.dtype.kind not in "iuf" or isinstance(values[0], np.ndarray):
-        return False
-    return bool in {*map(type, np.array(values, object).ravel().tolist())}
-
-
 def holds_all(kind: np.dtype[Any], array: NDArray[Any]) -> bool:
     """Return whether a type represents all numbers of an array exactly, which floats do not for large whole numbers."""
     if array.dtype.kind not in "iu" or kind.kind != "f":
@@ -219,7 +232,8 @@ def _texts(array: NDArray[Any]) -> list[str]:
     if {*map(type, texts)} <= {str}:
         return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
     if all(isinstance(text, str) for text in texts):
-        return [*map(str, texts)]  # they are of subclasses, such as numpy's
+        texts = [*map(str.__str__, texts)]  # they are of subclasses, such as numpy's and those of Enum
+        return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
     for row, found in enumerate(texts):
         if found is None or (isinstance(found, float) and found != found) or type(found).__name__ in _MISSING:
             raise InvalidColumns(f"row {row} has no value: fill it; only floats have one for that, NaN", row=row)
@@ -229,6 +243,10 @@ def _texts(array: NDArray[Any]) -> list[str]:
             f"row {row} has {texts[row]}, and neither int64 nor uint64 holds all numbers of the column: send texts",
             row=row,
         )
+    if all(isinstance(found, list | tuple) for found in texts):
+        kinds = [_kinds(found) for found in texts]
+        row = next((row for row, found in enumerate(kinds) if len(found) > 1 or found != kinds[0]), 0)
+        raise InvalidColumns(f"row {row} has {texts[row]!r}: use vectors of one type of numbers", row=row)
     row = next((row for row, found in enumerate(texts) if type(found) is not type(texts[0])), 0)
     found, before = texts[row], f" and row 0 has {texts[0]!r}" if row else ""
     dates = _DATES if isinstance(found, date | time | timedelta) else ""

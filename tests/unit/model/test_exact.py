@@ -89,12 +89,30 @@ def test_what_would_not_come_back_equal_is_refused_with_its_place_and_a_remedy(v
         encode_exactly(value, "it")
 
 
+class Person:
+    """Somebody at a place, which is a tuple."""
+
+    def __init__(self):
+        self.place, self.friends = (1, 2), {3}
+
+
 @pytest.mark.parametrize(
     "states", [[{"left": 1}, {Side.LEFT: 2}], [{1: 1}, {Level.LOW: 2}], [{"x": [{1: {Level.LOW: 2}}]}]]
 )
 def test_a_key_that_equals_another_states_plain_one_is_refused_too(states):
     with pytest.raises(InvalidPayload, match=r"which would not come back equal: keep its \.value"):
         kept_exactly(states, "me.state")
+
+
+def test_the_attributes_of_a_living_object_are_examined():
+    """Python 3.13 does not say to what they refer."""
+    who = Person()
+    given = [vars(who), {"who": vars(who)}]
+    for value in given:
+        assert decode_exactly(encode_exactly(value, "it")) == value
+    encoded, kept = kept_exactly(given, "me.state")
+    assert decode_exactly(encoded) == kept == given
+    assert kept[0] is not vars(who)
 
 
 def test_a_value_that_holds_itself():
