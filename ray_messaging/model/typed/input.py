@@ -244,9 +244,10 @@ def _texts(array: NDArray[Any]) -> list[str]:
             row=row,
         )
     if all(isinstance(found, list | tuple) for found in texts):
-        kinds = [_kinds(found) for found in texts]
-        row = next((row for row, found in enumerate(kinds) if len(found) > 1 or found != kinds[0]), 0)
-        raise InvalidColumns(f"row {row} has {texts[row]!r}: use vectors of one type of numbers", row=row)
+        kinds = [(len(found), _kinds(found)) for found in texts]
+        row = next((row for row, found in enumerate(kinds) if len(found[1]) > 1 or found != kinds[0]), 0)
+        text = f"row {row} has {texts[row]!r}: use vectors of one type of numbers, and of one length"
+        raise InvalidColumns(text, row=row)
     row = next((row for row, found in enumerate(texts) if type(found) is not type(texts[0])), 0)
     found, before = texts[row], f" and row 0 has {texts[0]!r}" if row else ""
     dates = _DATES if isinstance(found, date | time | timedelta) else ""

@@ -124,3 +124,9 @@ def test_without_scipy_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.spatial", None)
     with pytest.raises(ConfigError, match=r"ray-messaging\[spatial\]"):
         placed([[0, 0]]).edges()
+
+
+@pytest.mark.parametrize("radius", [1e-170, 1e160])
+def test_a_radius_whose_square_floats_cannot_hold_is_refused(radius):
+    with pytest.raises(ConfigError, match="use another unit"):
+        placed([[0.0], [1.25 * radius]], radius)

@@ -48,3 +48,13 @@ def test_what_two_logs_have_in_common_is_counted_and_the_rest_compared(tmp_path,
             assert found.first is None
         table = found.to_pandas()
         assert {step: table.loc[step].tolist() for step in range(STEPS)} == {s: expected[s] for s in range(STEPS)}
+
+
+def test_a_broadcast_to_another_audience_is_a_difference(tmp_path):
+    for name in ("friends", "enemies"):
+        facts = {"audience": name, "audience_version": 1, "pairs": 2, "hearing_agents": "d", "subtopic": "agent-chat"}
+        ids = {"message_id": "0-0-1", "step": 0, "step_read": 1, "ordinal": 0, "sent_at": T0}
+        channel = f"exps:test:audiences:{name}:agent-chat"
+        write_folder(tmp_path / name, [[row(0, 1, None, channel=channel, **ids) | facts]])
+    found = compare(tmp_path / "friends", tmp_path / "enemies").first
+    assert (found.step, found.message_id) == (0, "0-0-1")

@@ -50,7 +50,8 @@ def test_every_kind_of_array(dtype):
 @pytest.mark.parametrize(
     "bad",
     [5, "text", b"bytes", None, [None], [1.5], [True], [2**63], np.array([2**63], np.uint64), np.array([[1], [2]]),
-     np.array([1.5]), np.array([True]), np.array(5), [[1]], [b"x"], ["a\n"], [float("nan")]],
+     np.ma.array([5, 6], mask=[0, 1]), np.array([1.5]), np.array([True]), np.array(5), [[1]], [b"x"], ["a\n"],
+     [float("nan")]],
     ids=repr,
 )  # fmt: skip
 def test_invalid_id_columns_are_refused(bad):

@@ -167,6 +167,9 @@ class Count(int):
 
 class Mood(Enum):
     GOOD = "good"
+    LOST = float("nan")
+    MIXED = (1, float("inf"))
+    BOTH = {1: 2, "1": 3}  # noqa: RUF012 - a member
 
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -183,6 +186,11 @@ CHANGED = [
     ({"\ud83d": 1}, r"payload is .*half of a character"),
     ({"a": {"b": (1, object())}}, r'payload\["a"\]\["b"\]\[1\] is <object'),
     ({"a": np.array(["2026-01-01", "NaT"], "M8[ns]")}, r'payload\["a"\] has NaT'),
+    ({"a": Mood.LOST}, r'payload\["a"\] is nan, which JSON does not have'),
+    ({"a": [Mood.MIXED]}, r'payload\["a"\]\[0\]\[1\] is inf'),
+    ({"a": Mood.BOTH}, r'payload\["a"\] has two keys'),
+    ({"a": np.ma.array([1, 2], mask=[0, 1])}, r'payload\["a"\] is an array with masked values or several fields'),
+    ({"a": np.zeros(1, [("x", "i4")])}, r'payload\["a"\] is an array with masked values or several fields'),
     ({"a": np.array([1], "m8[ns]")}, r'payload\["a"\] has timedelta64'),
     *(({"a": value}, r'payload\["a"\] is ') for value in (np.complex128(1j), np.longdouble(1), 1j)),
     *(

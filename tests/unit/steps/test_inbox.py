@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from support.batches import batch_to
 
-from ray_messaging.errors import FrameError
+from ray_messaging.audiences.cache import EVERYBODY
+from ray_messaging.audiences.folding import agents_digest
+from ray_messaging.audiences.member_edges import MemberEdges
+from ray_messaging.errors import ConfigError, FrameError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.extension import Extension
+from ray_messaging.model.extension import Extension, Fold
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.inbox import StepInbox
+from ray_messaging.steps.inbox import FoldedBatch, HeardBroadcasts, StepInbox
 
 
 def numbered(lines):
@@ -33,6 +36,17 @@ def test_a_payload_that_is_no_json_spoils_no_other_one(bad):
         _ = heard[1][1].payload
 
 
+@pytest.mark.parametrize("places", [np.array([150, 5]), slice(None, None, -1)])
+def test_inboxes_of_places_in_any_order(places):
+    count = 200
+    extension = Extension(attempt=1, deliver=4, ordinal=np.arange(count, dtype=np.uint32))
+    lines = PayloadColumn.of([b'{"n":%d}' % place for place in range(count)])
+    batch = batch_to(range(count), [7] * count, step=3, sent_at=5.0, lines=lines, extension=extension)
+    inbox = StepInbox("exp", AgentPlaces(AgentSet.of(range(count))), [batch])
+    found = [[message.payload["n"] for message in messages] for messages in inbox.inboxes(places)]
+    assert found == [[place] for place in np.arange(count)[places].tolist()]
+
+
 def test_an_agent_that_changes_a_payload_changes_its_own_alone():
     for _, messages in numbered([b'{"n":[0]}', b'{"n":[1]}', b'{"n":[2]}']).by_agent():
         for message in messages:
@@ -46,3 +60,20 @@ def test_messages_of_an_agent_read_pickle_as_others_do():
         again = pickle.loads(pickle.dumps((messages, read)))
         assert again == (messages, read)
         assert [message.payload["n"] for message in again[1]] == [agent - 1, agent + 1][: len(read)]
+
+
+def test_broadcasts_whose_subtopics_have_other_hearers_are_read_as_messages():
+    folded = []
+    for ordinal, (topic, hearers) in enumerate({"a": [1, 2, 3], "b": [1, 2]}.items()):
+        agents = AgentSet.of(hearers)
+        edges = MemberEdges.among(agents)
+        fold = Fold(agents_digest(agents), len(hearers) - 1)
+        extension = Extension(
+            attempt=1, deliver=1, ordinal=np.array([ordinal], np.uint32), audience=EVERYBODY, fold=fold
+        )
+        facts = {"step": 0, "sent_at": 5.0, "lines": PayloadColumn.of([b'{"v":1}']), "extension": extension}
+        folded.append(FoldedBatch(batch_to([None], [1], topics=(topic,), **facts), edges))
+    inbox = StepInbox("exp", AgentPlaces(AgentSet.of([1, 2, 3])), [], HeardBroadcasts(folded))
+    with pytest.raises(ConfigError, match=r"different agents listen: read them by step\.messages"):
+        inbox.heard("*")
+    assert [len(messages) for _, messages in inbox.by_agent()] == [0, 2, 1]

@@ -15,7 +15,7 @@ from support.step_society import open_step
 
 from ray_messaging import ConfigError, StepFailed
 from ray_messaging.cluster.run import step_calls
-from ray_messaging.cluster.run.agent import Society
+from ray_messaging.cluster.run.agent import Society, StateChange
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety, _gathered
 from ray_messaging.cluster.run.model_thread import BLOCKING_S
@@ -309,6 +309,48 @@ async def test_a_crowd_that_fails_is_named(options, text):
     with pytest.raises(StepFailed, match=text) as caught:
         await asyncio.wait_for(society.run(open_step()), WAIT_S)
     assert (caught.value.agent, caught.value.step, caught.value.group) == (None, 0, "east")
+
+
+async def test_a_crowds_arrays_are_its_own_as_after_a_restart():
+    shared = np.zeros(5)
+
+    def grow(group, step):
+        group.state["a"] += 1
+
+    def start(group):
+        zeros = np.zeros(5)
+        return {"a": zeros, "b": zeros, "c": group.shared}
+
+    def society():
+        return CrowdSociety("east", grow, start=start, shared=shared)
+
+    going, state = society(), None
+    for number in range(3):
+        restarted, step = society(), open_step(number, state)
+        await restarted.run(open_step(number, state))
+        await going.run(step)
+        state = step.state
+        for name, array in restarted.states["east"].items():
+            assert array.tolist() == going.states["east"][name].tolist()
+    going.states["east"]["c"] += 1
+    assert not shared.any()
+
+
+@pytest.mark.parametrize(
+    ("array", "value", "text"),
+    [
+        (np.zeros(5, np.uint64), -1, "uint64, which cannot hold -1 exactly"),
+        (np.zeros(5, np.int64), 2**64 - 1, "int64, which cannot hold 18446744073709551615 exactly"),
+        (np.zeros(5, np.int64), np.datetime64("2020-01-01"), "cannot hold"),
+        (np.zeros(5, np.bool_), "True", "cannot hold 'True' exactly"),
+        (np.zeros(9, np.int64), 7, r"has no row for each agent: its shape is \(9,\), and the group has 5 agents"),
+    ],
+)
+async def test_a_state_set_from_outside_that_an_array_cannot_hold_is_refused(array, value, text):
+    society = CrowdSociety("east", lambda group, step: None, start=lambda group: {"a": array})
+    society.change = StateChange(0, {2: {"a": value}})
+    with pytest.raises(StepFailed, match=text):
+        await society.run(open_step())
 
 
 @pytest.mark.parametrize("is_async", [False, True])

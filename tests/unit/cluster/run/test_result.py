@@ -22,7 +22,9 @@ def test_a_state_may_have_any_key():
 
 def test_whole_numbers_stay_exact_where_some_states_lack_them():
     states = {1: {"leader": LARGE, "n": 1, "x": LARGE}, 2: {"leader": None, "n": 2, "x": 0.5}}
+    states[1]["own"] = np.int64(LARGE)
     frame = Result(states, 1).to_pandas()
+    assert frame.pop("own").tolist() == [LARGE, pd.NA]
     assert frame["leader"].tolist() == [LARGE, pd.NA]
     assert frame["x"].tolist() == [LARGE, 0.5]
     assert frame.dtypes.astype(str).tolist() == ["Int64", "int64", "object"]
@@ -53,3 +55,9 @@ def test_groups_of_named_agents_and_groups_without_any():
 def test_agents_that_nobody_hosts_are_named():
     result = Result({1: {}}, 2, Counter(undeliverable=1_001), undeliverable={"agent 99": 1_000, "agent 'ann'": 1})
     assert repr(result).endswith("; undeliverable, as no group hosts them: agent 99 (1,000), agent 'ann' (1)")
+
+
+def test_dates_that_a_group_lacks_stay_dates():
+    states = {"west": {"born": np.array(["2020-01-01"], "M8[ns]")}, "east": {}}
+    frame = Result(states, 1, ids={"west": np.array([0]), "east": np.array([1])}).to_pandas()
+    assert frame["born"].tolist() == [pd.Timestamp("2020-01-01"), pd.NaT]

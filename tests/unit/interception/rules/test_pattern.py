@@ -65,6 +65,7 @@ def test_escapes_of_foreign_clients_hide_nothing():
     ]
     lines += [rb'{"x":"\\bad"}', rb'{"x":"\\nbad"}', b"\xff bad", b'{"x":"nbad\\\\bad"}']
     assert blocked(Pattern(["bad"]), batch_of_lines(lines, raw=True)) == [0, 1, 2, 3, 4, 6, 7]
+    assert blocked(Pattern(["bad"]), batch_of_lines([rb"C:\bad", rb"[\bad", rb'"\\bad"'], raw=True)) == [0, 1, 2]
     assert blocked(Pattern(["nbad"]), batch_of_lines(lines, raw=True)) == [5, 7]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from datetime import datetime
+from enum import Enum
 
 import numpy as np
 import pandas as pd
@@ -11,11 +12,20 @@ import pytest
 from ray_messaging.errors import InvalidColumns
 from ray_messaging.model.typed.input import columns, is_array, is_table, table_of
 
+
+class Side(str, Enum):  # noqa: UP042 - not a StrEnum, whose text is its value
+    BUY = "buy"
+
+
 TRAVEL = [
     ([1, 2], "int64", [1, 2]),
     ([1, 2.5], "float64", [1.0, 2.5]),
     ((True, False), "bool", [True, False]),
     (range(2), "int64", [0, 1]),
+    ([Side.BUY, "sell"], "string", ["buy", "sell"]),
+    (np.array([Side.BUY], object), "string", ["buy"]),
+    ([np.str_("a\0")], "string", ["a\0"]),
+    ([np.True_, False], "bool", [True, False]),
     (["a", "b"], "string", ["a", "b"]),
     ([], "float64", []),
     ([[1, 2], [3, 4]], "int64 vectors of 2", [[1, 2], [3, 4]]),
@@ -51,7 +61,14 @@ REFUSED = [
     (pa.array([1, None]), "no value", 1),
     (pa.array([[1, None], [3, 4]], pa.list_(pa.int8(), 2)), "gap", 0),
     (pa.array(["a", None]), "no value", 1),
-    ([[1], [1, 2]], "list.*one type", 0),
+    ([[1], [1, 2]], "one type of numbers, and of one length", 1),
+    ([np.str_("a"), float("nan")], "no value: fill it", 1),
+    ([np.str_("a"), 1], "one type", 1),
+    ([np.True_, 2], "one type", 1),
+    ([1, np.ma.masked], "one type", 1),
+    ([[np.True_, 2]], "vectors of one type", 0),
+    ([np.array([1, 2]), np.array([True, False])], "one type", 0),
+    ([np.ma.array([1, 2], mask=[0, 1])], "one type", 0),
     ([b"x"], "cannot travel", None),
     ([1, 2**70], "holds all numbers.*send texts", 1),
     ([2**53 + 1, 1.5], "row 1 has 1.5 .float. and row 0 has 9007199254740993", 1),

@@ -114,6 +114,8 @@ def test_a_row_is_replaced_where_it_fits():
         b'{"price":1,"text":"x","at":[7,8]}',
         b'{"price":1,"text":"x","at":[7,8],"open":true,"more":1}',
         b"[1]",
+        b'{"price":9007199254740993,"text":"x","at":[7,8],"open":true}',
+        b'{"price":1%s,"text":"x","at":[7,8],"open":true}' % (b"0" * 400),
     ],
 )
 def test_with_a_row_that_does_not_fit_all_are_json(line):

@@ -47,3 +47,9 @@ def test_whole_numbers_stay_exact(parts):
 def test_whole_numbers_that_no_type_holds_are_refused():
     with pytest.raises(InvalidColumns, match="holds all numbers of the column"):
         columns(a=[-1, 2**63 + 1])
+
+
+@pytest.mark.parametrize("values", [[b'[1,"a"]'], [b'[true,"a"]'], [b'["a\\u0000","b"]']])
+def test_vectors_of_texts_are_objects(values):
+    messages = messages_of(PayloadColumn.of([b'{"a":%s}' % value for value in values]))
+    assert messages.column("a").tolist() == [message.payload["a"] for message in messages]
