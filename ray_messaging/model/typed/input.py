@@ -244,8 +244,8 @@ def _texts(array: NDArray[Any]) -> list[str]:
             row=row,
         )
     if all(isinstance(found, list | tuple) for found in texts):
-        kinds = [(len(found), _kinds(found)) for found in texts]
-        row = next((row for row, found in enumerate(kinds) if len(found[1]) > 1 or found != kinds[0]), 0)
+        forms = [(len(found), _kinds(found)) for found in texts]
+        row = next((row for row, form in enumerate(forms) if len(form[1]) > 1 or form != forms[0]), 0)
         text = f"row {row} has {texts[row]!r}: use vectors of one type of numbers, and of one length"
         raise InvalidColumns(text, row=row)
     row = next((row for row, found in enumerate(texts) if type(found) is not type(texts[0])), 0)
