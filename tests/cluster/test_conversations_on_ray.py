@@ -70,7 +70,7 @@ def test_the_user_asks_from_the_driver(messaging, town):
     assert (caught.value.agent, caught.value.rule) == (19, "pattern")
     with pytest.raises(NoAnswer):
         messaging.ask(1, {}, timeout=0.1)
-    assert messaging.ask_columns(1, {}, timeout=0.1).wait().pending.tolist() == [0]
+    assert messaging.ask_columns(1, {}, timeout=2.0).wait().pending.tolist() == [0]
     assert ray.get(answering, timeout=WAIT_S) == [4, 0, 1]
 
 
