@@ -4,12 +4,25 @@ import json
 from datetime import UTC, datetime
 
 import msgspec
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from support.batches import batch_to
 from support.log_queries import ROWS, T0
 
+from ray_messaging.audiences.files import write_edges
+from ray_messaging.audiences.folding import agents_digest
+from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.errors import InvalidQuery, LogError
+from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.records import write_agents
+from ray_messaging.eventlog.writing.columns import Part, record_batch
+from ray_messaging.eventlog.writing.hearers import hearers_of
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.columns import PayloadColumn
+from ray_messaging.model.extension import Audience, Extension, Fold
 
 
 def test_export_to_parquet(log, tmp_path):
@@ -63,3 +76,20 @@ def test_invalid_exports_are_refused(log, tmp_path):
     with pytest.raises(LogError, match="export to another file"):
         log.export(tmp_path / "nowhere" / "all.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_an_export_of_what_an_agent_hears_has_senders_with_names(tmp_path):
+    """The sender is in no mailbox that hears the broadcast, and the broadcast's row has no recipient."""
+    folder, hearers = Folder(tmp_path / "log"), AgentSet.of([1, 2, 3])
+    edges, digest = MemberEdges.among(hearers), agents_digest(hearers)
+    write_edges(tmp_path / "log" / "audiences" / "all@1", edges)
+    write_agents(folder, digest.hex(), hearers)
+    extension = Extension(audience=Audience("all", 1), fold=Fold(digest, 3))
+    batch = batch_to([None], ["boss"], lines=PayloadColumn.of([b'{"x":1}']), extension=extension)
+    part = Part(batch, None, "1000-0", "g1", 0, hearers=hearers_of(batch, edges.toward(hearers)))
+    table = pa.Table.from_batches([record_batch("e", [part])])
+    folder.write(1, table, {"exp_id": "e", "epoch": 1, "first_row": 0, "cursors": {}})
+    log = EventLog.open(tmp_path / "log")
+    log.export(tmp_path / "heard.parquet", expand=True, to_id=1)
+    for found in (log.query(expand=True, to_id=1), pq.read_table(tmp_path / "heard.parquet")):
+        assert [(row["from_id"], row["to_id"]) for row in found.to_pylist()] == [("boss", "1")]
