@@ -22,7 +22,7 @@ _SMALL = 2**31  # ids below it fit into half a key
 _DENSE = 2**26  # ids up to it are looked up in a table with a place for each
 _SPARE = 16  # a table of cells may have so many places for each agent
 _PARTS = 4  # cells along the first axis for one radius; more of them would spare few points
-_LEAST_RADIUS = 1e-150
+_LEAST_RADIUS = 1e-150  # squares of much smaller ones are 0, of much larger ones than its inverse infinite
 _BLOCK = 4096  # points that a thread looks at between two others
 _THREADS = 4  # more of them would wait for each other, because parts of numpy run in one thread at a time
 

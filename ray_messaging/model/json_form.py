@@ -132,7 +132,7 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
         _check_parts(value, place)
         return value
     if isinstance(value, Enum):
-        return _form(value.value, place)
+        return _form(value._value_, place)  # as msgspec takes it, whatever its class makes of `value`
     return _leaf(value, place)
 
 
@@ -179,12 +179,12 @@ def _text(text: str, place: Place) -> str:
 
 def _listed(value: Any, place: Place) -> Any:  # noqa: ANN401 - an array, or a number of numpy
     """Return a numpy array as lists, a numpy number as a Python number, and numpy dates as texts."""
-    if value.dtype.kind == "M" and not np.isnat(value).any():
-        return np.datetime_as_string(value).tolist()  # for all units; `tolist` makes numbers of nanoseconds
     if np.ma.is_masked(value) or value.dtype.names is not None:
         raise InvalidPayload(
             f"{_PREFIX}{shown(place)} is an array with masked values or several fields: fill them, or send a dict"
         )
+    if value.dtype.kind == "M" and not np.isnat(value).any():
+        return np.datetime_as_string(value).tolist()  # for all units; `tolist` makes numbers of nanoseconds
     if value.dtype.kind in "mM":
         what = "NaT" if value.dtype.kind == "M" else str(value.dtype)
         raise InvalidPayload(

@@ -59,10 +59,10 @@ class HeardBroadcasts:
                 f"audience {name!r} has changed between the broadcasts that are read in this step (versions {listed}): "
                 "read them by step.messages"
             )
-        if len({each.edges.digest for each in found}) > 1:
+        if len({each.batch.fold.agents for each in found if each.batch.fold is not None}) > 1:
             raise ConfigError(
-                f"broadcasts to audience {name!r} in this step have subtopics to which different agents listen: read "
-                "them by step.messages"
+                f"broadcasts to audience {name!r} in this step are for different agents of this group, as where its "
+                "subtopics have different ones: read them by step.messages"
             )
         if not found:
             return Heard(MemberEdges.among(NO_AGENTS), agents, NO_AGENTS.column, [])

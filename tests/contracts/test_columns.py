@@ -223,11 +223,14 @@ async def test_in_a_transaction_columns_travel_as_json(pair):
     assert messages[1].payload["price"] is None
 
 
-@pytest.mark.parametrize("ids", [(1, 2, 3, 11, 12), (-(2**63), -5, 0, 7, 2**63 - 1)], ids=["near", "far apart"])
-async def test_in_steps_columns_arrive_in_canonical_order(messagers, ids):
-    a, b, c, d, e = ids
+@pytest.mark.parametrize(
+    ("senders", "hearers"), [((1, 2, 3), (11, 12)), ((-(2**63), -5, 0), (7, 2**63 - 1))], ids=["near", "far apart"]
+)
+async def test_in_steps_columns_arrive_in_canonical_order(messagers, senders, hearers):
+    (first_id, second_id, third_id), (one, other) = senders, hearers
     await (await messagers()).engine.transport.steps.begin(StepSettings(seed=0, groups=2))
-    west, east = await messagers(name="west", host=[c, a, b]), await messagers(name="east", host=[d, e])
+    west = await messagers(name="west", host=[third_id, first_id, second_id])
+    east = await messagers(name="east", host=[one, other])
     found = []
 
     async def live(messager):
@@ -235,16 +238,16 @@ async def test_in_steps_columns_arrive_in_canonical_order(messagers, ids):
             async for step in steps:
                 found.append((messager.name, step.messages))
                 if messager is west:
-                    step.send_columns([c, a, b], [d, e, d], OFFERS)
+                    step.send_columns([third_id, first_id, second_id], [one, other, one], OFFERS)
                     if step.number == 1:
-                        step.send_columns([c, a], [e, e], columns(text=["x", "y"]))
+                        step.send_columns([third_id, first_id], [other, other], columns(text=["x", "y"]))
 
     await asyncio.gather(live(west), live(east))
     first, second = [got for name, got in found if name == "east" and len(got)]
-    assert first.to_ids.tolist() == [d, d, e]
+    assert first.to_ids.tolist() == [one, one, other]
     assert first.column("text").tolist() == ["", "buy", "séll"]
     assert isinstance(first.slices[0].batch.lines, TypedColumns)
-    assert second.from_ids.tolist() == [b, c, a, a, c]
+    assert second.from_ids.tolist() == [second_id, third_id, first_id, first_id, third_id]
     assert second.column("text").tolist() == ["", "buy", "séll", "y", "x"]
 
 

@@ -146,9 +146,10 @@ def found_in(
 
 def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # noqa: ANN401
     """Return whether any matching row has a str id; with `expand` also whether any agent that may hear has one."""
-    if expand and all_agents(view.folder).strings:
-        return True
-    return names_are_in(view, Filters(**fields).limited(None, loose=expand))
+    filters = Filters(**fields)
+    if not expand:
+        return names_are_in(view, filters)
+    return bool(all_agents(view.folder).strings) or names_are_in(view, filters.limited(None, loose=True))
 
 
 # -- the last rows ----------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def array_of(values: list[Any]) -> NDArray[Any]:
 
 
 def _family(kind: type) -> type:
-    """Return one type for all whose values numpy joins without a change, and for those whose values it changes."""
+    """Return the family of a type. Values of one family are an array of it without a change, but for str and list."""
     return next((family for family, kinds in _FAMILIES.items() if issubclass(kind, kinds)), kind)
 
 

@@ -190,6 +190,7 @@ CHANGED = [
     ({"a": [Mood.MIXED]}, r'payload\["a"\]\[0\]\[1\] is inf'),
     ({"a": Mood.BOTH}, r'payload\["a"\] has two keys'),
     ({"a": np.ma.array([1, 2], mask=[0, 1])}, r'payload\["a"\] is an array with masked values or several fields'),
+    ({"a": np.ma.array(["2026-01-01"], "M8[D]", mask=[1])}, r'payload\["a"\] is an array with masked values'),
     ({"a": np.zeros(1, [("x", "i4")])}, r'payload\["a"\] is an array with masked values or several fields'),
     ({"a": np.array([1], "m8[ns]")}, r'payload\["a"\] has timedelta64'),
     *(({"a": value}, r'payload\["a"\] is ') for value in (np.complex128(1j), np.longdouble(1), 1j)),
