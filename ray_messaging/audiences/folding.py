@@ -69,22 +69,34 @@ def spread(broadcasts: Batch, edges: Edges) -> Batch:
     return pairs
 
 
-def fold(pairs: Batch, rows: NDArray[np.intp], there: NDArray[np.intp], agents: bytes) -> Batch:
-    """Return some rows of a batch that `spread` made, for one mailbox, as a batch with one row for each broadcast.
+def fold(
+    pairs: Batch, rows: NDArray[np.intp], there: NDArray[np.intp], agents: bytes, kinds: NDArray[np.intp] | None = None
+) -> tuple[Batch, NDArray[np.intp]]:
+    """Return some rows of a batch that `spread` made, for one mailbox, as a batch with a row for each broadcast.
 
-    Args: `rows` must ascend. `there` are all rows for agents of the mailbox, whose digest is `agents`.
+    Args: `rows` must ascend. `there` are all rows for agents of the mailbox, whose digest is `agents`. Pairs of one
+    broadcast that differ in `kinds` (None: none does), which has a number for each row, are in a row for each kind.
+
+    Returns: the batch, and for each of its rows one of the rows for which it stands.
     """
-    numbers = pairs.numbers
-    assert numbers is not None
+    assert pairs.numbers is not None
     assert pairs.extension is not None
-    said = numbers[rows]
-    first = np.flatnonzero(np.diff(said.astype(np.int64), prepend=-1))
-    there = there[np.isin(numbers[there], said[first])] if len(there) != len(rows) else there
+    numbers = pairs.numbers.astype(np.int64)
+    begins = np.diff(numbers[rows], prepend=-1) != 0
+    if kinds is not None:
+        rows = rows[np.lexsort((kinds[rows], numbers[rows]))]
+        begins |= np.diff(kinds[rows], prepend=-1) != 0
+    first = np.flatnonzero(begins)
     made = pairs.take(rows[first])
     made.to_ids = nobody(made.rows)
+    # The places of each broadcast's pairs follow those of all pairs of the rows before it.
+    low = np.searchsorted(numbers[there], numbers[rows[first]])
+    high = np.searchsorted(numbers[there], numbers[rows[first]], side="right")
+    starts = np.cumsum(high - low) - (high - low)
+    places = np.searchsorted(there, rows) + np.repeat(starts - low, np.diff(first, append=len(rows)))
     assert made.extension is not None
-    made.extension.fold = Fold(agents, len(rows), encode_kept(np.searchsorted(there, rows), len(there)))
-    return made
+    made.extension.fold = Fold(agents, len(rows), encode_kept(places, int((high - low).sum())))
+    return made, rows[first]
 
 
 def unfold(broadcasts: Batch, edges: Edges) -> Batch:

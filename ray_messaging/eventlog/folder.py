@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,9 +43,7 @@ KEY = b"ray_messaging"  # in the footer's metadata
 SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
 _OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")
 _AGENTS = re.compile(r"_agents-(\w+)\.bin")
-_LEFTOVER = re.compile(
-    r"_events-[\d-]+\.parquet\.tmp|_probe|_(series|calls|checkpoints)\.tmp|_\w+\.json\.tmp|_agents-\w+\.bin\.tmp"
-)
+_LEFTOVER = re.compile(r"_[\w.-]+\.tmp")
 _LOCK = "_lock"
 _COLLECTED_FILE = re.compile(r"\d{8,}-\d{8,}\.parquet")
 CHECKPOINTS = "_checkpoints"  # a folder
@@ -117,7 +116,7 @@ class Folder:
 
         Raises: LogError if the folder cannot be written, or holds the log of another experiment.
         """
-        probe = self._file("_probe")
+        probe = self._temporary("_probe")
         try:
             self.filesystem.create_dir(self.path, recursive=True)
             with self.filesystem.open_output_stream(probe) as stream:
@@ -162,7 +161,7 @@ class Folder:
         named = [f"events-{number:08d}-{rows}-{place}.parquet" for place in range(1, len(others) + 1)]
         meta = {"version": VERSION, "number": number, "rows": rows, **meta} | ({"others": named} if named else {})
         names = [*named, f"events-{number:08d}.parquet"]
-        temporary = tuple(self._file(f"_{name}.tmp" if self.local else name) for name in names)
+        temporary = tuple(self._temporary(f"_{name}") if self.local else self._file(name) for name in names)
         try:
             of_others = meta | {"cursors": {}, "begun": {}, "taken": {}}
             sizes = [self._write_table(path, table, of_others) for path, table in zip(temporary, others, strict=False)]
@@ -250,18 +249,27 @@ class Folder:
         return sorted(int(info.base_name.partition(".")[0]) for info in files)
 
     def write_file(self, name: str, data: bytes | pa.Buffer) -> None:
-        """Write a file beside the segments, atomically and durably, and the folders in its name. Raises OSError."""
+        """Write a file beside the segments, atomically and durably, and the folders in its name. Raises OSError.
+
+        Of several calls for one file at a time, the last one counts.
+        """
         path, (top, *below) = self._file(name), name.split("/")
         if below:
             self.filesystem.create_dir(path.rpartition("/")[0], recursive=True)
-        temporary = self._file(f"{top}.tmp") if self.local else path
-        with self.filesystem.open_output_stream(temporary) as stream:
-            stream.write(data)
-        if self.local:
-            _fsync(temporary)
-            Path(temporary).replace(path)
-            for folder in Path(path).parents[: len(below) + 1]:
-                _fsync(str(folder))
+        temporary = self._temporary(top) if self.local else path
+        try:
+            with self.filesystem.open_output_stream(temporary) as stream:
+                stream.write(data)
+            if self.local:
+                _fsync(temporary)
+                Path(temporary).replace(path)
+        except BaseException:
+            if self.local:
+                with suppress(OSError):
+                    self.filesystem.delete_file(temporary)
+            raise
+        for folder in Path(path).parents[: len(below) + 1] if self.local else ():
+            _fsync(str(folder))
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
@@ -341,6 +349,10 @@ class Folder:
             return self._error(f"it is not there any more ({error.strerror or error}): put it back", path)
         why = " ".join(str(error).split())
         return self._error(f"it is damaged ({why}): move it away, the other segments stay readable", path)
+
+    def _temporary(self, name: str) -> str:
+        """Return a path that nobody else writes: a fenced writer may live for a while beside its successor."""
+        return self._file(f"{name}.{secrets.token_hex(8)}.tmp")
 
     def _file(self, name: str) -> str:
         return f"{self.path.rstrip('/')}/{name}"

@@ -57,6 +57,7 @@ class FrameRouter:
         self.directory = directory
         self.mirror = mirror
         self._routed: tuple[Batch, int, NDArray[np.int32]] | None = None  # the last batch, directory version, routes
+        self._kinded: tuple[Batch, NDArray[np.intp] | None] | None = None  # of the last batch, see `_kinds`
         self._digests: dict[str, tuple[Record, str, bytes]] = {}  # by mailbox, for one record and topic
         self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in their step
 
@@ -280,7 +281,9 @@ class FrameRouter:
         assert batch.lines is not None
         rows = np.arange(batch.rows) if rows is None else rows
         most_rows = COLUMN_ROWS if record.frame_rows >= FRAME_ROWS else record.frame_rows
-        begins = np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0
+        begins, kinds = np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0, self._kinds(in_flight)
+        if kinds is not None:
+            begins |= np.diff(kinds[rows], prepend=-1) != 0  # no fewer than there will be
         lines = batch.lines.weights[rows if batch.lines.index is None else batch.lines.index[rows]]
         volumes = np.cumsum(np.where(begins, lines + _ROW_BYTES, 0))
         return [*split_rows(rows, volumes, min(record.frame_bytes, CALL_BYTES), most_rows)]
@@ -291,11 +294,9 @@ class FrameRouter:
         reaching = [mailbox in names for names in self.directory.routes]
         there = np.flatnonzero(np.array(reaching)[self._routes(in_flight.batch)])
         rows = np.arange(batch.rows) if rows is None else rows
-        folded = fold(batch, rows, there, self._digest(mailbox, batch.topics[0]))
-        if in_flight.rewritten and self.directory.logged:  # a rule rewrites all pairs of a broadcast or none
-            assert batch.numbers is not None
-            first = rows[np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0].tolist()
-            marked = [at for at, row in enumerate(first) if row in in_flight.rewritten]
+        folded, first = fold(batch, rows, there, self._digest(mailbox, batch.topics[0]), self._kinds(in_flight))
+        if in_flight.rewritten and self.directory.logged:
+            marked = [at for at, row in enumerate(first.tolist()) if row in in_flight.rewritten]
             folded.noted = np.array(marked, np.uint32) if marked else None
         return folded
 
@@ -305,6 +306,16 @@ class FrameRouter:
         if found is None or found[0] is not batch or found[1] != self.directory.version:
             found = self._routed = batch, self.directory.version, self.directory.route(batch)
         return found[2]
+
+    def _kinds(self, in_flight: InFlightBatch) -> NDArray[np.intp] | None:
+        """Return a number for each row, equal for rows that rules rewrote and labelled alike; None if they did neither.
+
+        It is cached for the frames of the same batch that follow.
+        """
+        found = self._kinded
+        if found is None or found[0] is not in_flight.outgoing:
+            found = self._kinded = in_flight.outgoing, _kinds(in_flight)
+        return found[1]
 
     def _digest(self, mailbox: str, topic: str) -> bytes:
         """Return the digest of the agents of a mailbox under a subtopic."""
@@ -324,6 +335,19 @@ class FrameRouter:
             Published(build_channel(exp_id, to_id, batch.topic_of(row)), lines.row(row))
             for row, to_id in enumerate(batch.to_ids.tolist())
         ]
+
+
+def _kinds(in_flight: InFlightBatch) -> NDArray[np.intp] | None:
+    if not in_flight.rewritten and not in_flight.outgoing.labels:
+        return None
+    marks: dict[int, tuple[object, ...]] = {row: (line,) for row, (_, line) in in_flight.rewritten.items()}
+    for name, rows in in_flight.outgoing.labels.items():
+        for row in rows.tolist():
+            marks[row] = (*marks.get(row, (None,)), name)
+    known: dict[tuple[object, ...], int] = {}
+    kinds = np.zeros(in_flight.batch.rows, np.intp)
+    kinds[[*marks]] = [known.setdefault(mark, len(known) + 1) for mark in marks.values()]
+    return kinds
 
 
 def _queue_of(mailbox: str, batch: Batch) -> str:

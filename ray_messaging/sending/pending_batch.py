@@ -2,7 +2,7 @@
 
 import asyncio
 from asyncio import Future
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from struct import pack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,6 +110,12 @@ class Reaches:
             hearers = self.edges.toward(agents).counts(self._senders)
             found = self._found[record.mailbox] = Reach(record, agents_digest(agents), hearers)
         return found
+
+    def are_all_in(self, records: Collection[Record], from_ids: IdColumn) -> bool:
+        """Return whether each hearer of some senders is in one of some mailboxes."""
+        there = sum((self.of(record).hearers for record in records), np.zeros(len(self.hearers), np.int64))
+        places = self.places_of(from_ids)
+        return bool((there[places] >= self.hearers[places]).all())
 
 
 LARGE_LINE = BATCH_BYTES // BATCH_ROWS

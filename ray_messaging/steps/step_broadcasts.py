@@ -1,6 +1,6 @@
 """The broadcasts of a step before they are written to boxes.
 
-A broadcast is one row if no rule judges it, otherwise one row for each hearer.
+A broadcast is one row if no rule judges it and each of its hearers is in a group, otherwise one row for each hearer.
 """
 
 from collections.abc import Sequence
@@ -56,9 +56,10 @@ class StepBroadcasts:
         self._checked = True
 
     async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[EncodedBatch]:
-        globs = any(record.globs for record in self._directory.records.values())
-        verdict = None if globs else await self._engine.verdict_client.pass_whole(broadcasts)
-        if verdict is not None:
+        records = self._directory.records.values()
+        # A hearer without a group needs a row: its message is published, and noted for the log.
+        whole = not any(record.globs for record in records) and reaches.are_all_in(records, broadcasts.from_ids)
+        if whole and await self._engine.verdict_client.pass_whole(broadcasts) is not None:
             return [EncodedBatch(batch=broadcasts, reaches=reaches)]
         parts = within_pairs(broadcasts, reaches.edges)
         return [EncodedBatch(batch=spread(part, reaches.edges)) for part in parts]

@@ -85,14 +85,15 @@ def _scan(view: View, *, expand: bool) -> Iterator[pa.Table]:
 
 
 def _messages(part: pa.Table) -> NDArray[np.uint64]:
-    """Return a hash of each send: of a broadcast's message and hearer, or its frame in a row for many hearers."""
+    """Return a hash of each send: of a broadcast's message and hearer, or its place in a row for many hearers."""
     messages = hashes(part["message_id"])
     rows = np.flatnonzero(part["audience"].is_valid().to_numpy())
     if len(rows):
         some = part.take(pa.array(rows))
         ends = some["to_id"].fill_null(0).to_numpy().astype(np.uint64) * _SPREAD + hashes(some["to_name"])
         nobody = pc.and_(some["to_id"].is_null(), some["to_name"].is_null()).to_numpy()
-        messages[rows] += np.where(nobody, hashes(some["mailbox"]) ^ hashes(some["entry"]), ends) * _SPREAD + _SPREAD
+        place = (hashes(some["mailbox"]) ^ hashes(some["entry"])) + some["row"].to_numpy().astype(np.uint64)
+        messages[rows] += np.where(nobody, place, ends) * _SPREAD + _SPREAD
     return messages
 
 
@@ -106,6 +107,7 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
     codes = np.array([known.get(fate, _NO_FATE) for fate in fates.dictionary.to_pylist()], np.uint8)
     sends = np.empty(len(part), _SEND)
     sends["message"], sends["mailbox"], sends["fate"] = messages, mailboxes, codes[fates.indices.to_numpy()]
+    sends["fate"][_unheard(part)] = _NO_FATE
     places = np.empty(len(part), _PLACE)
     noted = part["noted"].to_numpy().astype(np.uint64)
     row = part["row"].to_numpy().astype(np.uint64)
@@ -121,6 +123,13 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
         places["place"][folded[~nobody]] += messages[folded[~nobody]]  # the hearers of one row share its place
         np.add.at(more, sends["fate"][folded[nobody]], pairs[folded[nobody]] - 1)
     return sends, places, more
+
+
+def _unheard(part: pa.Table) -> NDArray[np.bool_]:
+    """Return which rows are broadcasts that name neither one hearer nor how many they have."""
+    nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null())
+    unheard = pc.and_(pc.and_(part["audience"].is_valid(), part["pairs"].is_null()), nobody)
+    return np.asarray(unheard.combine_chunks().to_numpy(zero_copy_only=False))
 
 
 class _Partitions:
@@ -204,9 +213,14 @@ def _name(row: dict[str, Any]) -> str:
     """Return the name of a send for people."""
     if row["audience"] is None:
         return str(row["message_id"])
-    hearer = row["to_id"] if row["to_name"] is None else row["to_name"]
+    hearer = _hearer(row)
     where = f"in entry {row['entry']} of {row['mailbox']}" if hearer is None else f"to {hearer}"
     return f"{row['message_id']} {where}"
+
+
+def _hearer(row: dict[str, Any]) -> int | str | None:
+    found: int | str | None = row["to_id"] if row["to_name"] is None else row["to_name"]
+    return found
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -215,6 +229,8 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _violation(rows: list[dict[str, Any]], places: Counter[tuple[Any, ...]]) -> str:
+    if any(row["audience"] is not None and row["pairs"] is None and _hearer(row) is None for row in rows):
+        return "has no hearers in the log"
     fates = sorted({row["fate"] for row in rows})
     if len(fates) > 1:
         return f"is {' and '.join(fates)}"

@@ -3,7 +3,7 @@
 The pieces are needed because a payload to many recipients is short as a frame, but long as rows.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.writing.columns import Part
-from ray_messaging.eventlog.writing.hearers import Hearers
+from ray_messaging.eventlog.writing.hearers import Hearers, HearersOf
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
@@ -30,7 +30,7 @@ class Taken(NamedTuple):
 NOTHING = Taken(None, 0)
 
 
-def decode_entry(item: LogItem, hearers_of: Callable[[Batch], Hearers | None] = lambda _: None) -> Taken:
+def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Taken:
     """Decode an entry that has a frame.
 
     No rows are returned for messages of a step, which are read from the step's boxes, and for those rows of a mailbox
@@ -57,12 +57,12 @@ def decode_entry(item: LogItem, hearers_of: Callable[[Batch], Hearers | None] = 
 
 def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = None) -> Part | None:
     """Return the rows of a mailbox's frame that are not described by a note; None if there are none."""
-    if batch.noted is None or not len(batch.noted):
-        return Part(batch, None, entry, mailbox, DELIVERED, hearers=hearers) if len(batch) else None
-    kept = np.ones(len(batch), np.bool_)
-    kept[batch.noted] = False
-    rows = np.flatnonzero(kept)
-    return Part(batch.take(rows), rows.astype(np.int32), entry, mailbox, DELIVERED) if len(rows) else None
+    part = Part(batch, None, entry, mailbox, DELIVERED, hearers=hearers) if len(batch) else None
+    if part is None or batch.noted is None:
+        return part
+    gone = np.zeros(len(batch), np.bool_)
+    gone[batch.noted] = True
+    return without(part, gone)
 
 
 def noted(batch: Batch, entry: str, encoded: bytes, takers: list[int] | None) -> Part | None:

@@ -1,7 +1,6 @@
 """The hearers that each row of a broadcast stands for, and the audiences and sets of agents that name these hearers."""
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -16,7 +15,7 @@ from ray_messaging.audiences.cache import AudienceCache, audience_of
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import agents_digest, encode_kept, kept_places
 from ray_messaging.audiences.source import LocalFolder
-from ray_messaging.errors import FrameError, MessagingError, UnknownName
+from ray_messaging.errors import FrameError, LogError, MessagingError, UnknownName
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.records import read_agents, write_agents
 from ray_messaging.eventlog.schema import OF_BROADCASTS, SCHEMA
@@ -28,10 +27,9 @@ from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.transports.values import DirectoryDelta
 from ray_messaging.wire.frames import decode, is_folded
 
-logger = logging.getLogger(__name__)
-
 _KEPT = 256  # most edges to keep, each those of an audience's version toward a mailbox's agents
 _Key = tuple[Audience, bytes]
+Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 
 class Hearers(NamedTuple):
@@ -50,6 +48,9 @@ class Hearers(NamedTuple):
         """Return the hearers of some rows."""
         kept = {at: self.kept[row] for at, row in enumerate(rows.tolist()) if row in self.kept} if self.kept else {}
         return Hearers(self.agents, self.pairs[rows], kept)
+
+
+HearersOf = Callable[[Batch], Hearers | None]
 
 
 def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
@@ -75,6 +76,11 @@ def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
     return Hearers(folded.agents.hex(), pairs, kept)
 
 
+def _key_of(broadcasts: Batch) -> _Key:
+    assert broadcasts.fold is not None
+    return audience_of(broadcasts), broadcasts.fold.agents
+
+
 def hearer_columns(found: Sequence[Hearers | None], counts: Sequence[int]) -> dict[str, pa.Array]:
     """Return the columns that describe the hearers of all rows, by name."""
     if not any(found):
@@ -96,57 +102,81 @@ def hearer_columns(found: Sequence[Hearers | None], counts: Sequence[int]) -> di
 
 
 class BroadcastHearers:
-    """The hearers of broadcasts, for the log's writer. It stores the audiences and sets of agents in the log's folder.
+    """The hearers of broadcasts, for the log's writer. It stores the sets of agents in the log's folder.
 
-    A row whose hearers cannot be found is logged without them. Args: `retry` repeats a call while the server is away.
+    While a file cannot be read or written it is tried again. Broadcasts whose audience or agents are not there, or are
+    damaged, are logged without hearers, and `lacking` says so.
+
+    Args: `audiences` is the folder of the audiences (None: they cannot be reached). `retry` repeats a call while the
+    server is away, `persist` one that meets an OSError.
     """
 
     def __init__(
-        self,
-        transport: RedisTransport,
-        folder: Folder,
-        retry: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
+        self, transport: RedisTransport, folder: Folder, audiences: Path | None, retry: Retry, persist: Retry
     ) -> None:
         self._transport = transport
-        self._retry = retry
+        self._retry, self._persist = retry, persist
         self._folder = folder
-        self._audiences = AudienceCache(LocalFolder(Path(folder.path) / "audiences") if folder.local else None)
+        self._audiences = AudienceCache(None if audiences is None else LocalFolder(audiences))
         self._agents: dict[bytes, AgentSet] = {}
-        self._edges: OrderedDict[_Key, Edges | None] = OrderedDict()
+        self._edges: OrderedDict[_Key, Edges] = OrderedDict()
+        self._lacking: dict[str, None] = {}  # texts, in their order
 
-    async def prepare(self, frames: Iterable[bytes]) -> None:
-        """Load what is needed to find the hearers in some frames. It must be called before `of`."""
+    def lacking(self) -> list[str]:
+        """Return which broadcasts were logged without hearers since the last call, and why."""
+        found, self._lacking = [*self._lacking], {}
+        return found
+
+    async def of_frames(self, frames: Iterable[bytes]) -> HearersOf:
+        """Load what is needed to find the hearers in some frames; return a function that returns them for each.
+
+        The function returns None for a frame whose rows are not broadcasts, or whose hearers are not known.
+        """
+        found: dict[_Key, Edges | None] = {}
         for frame in filter(is_folded, frames):
             try:
                 batch = decode(frame)
             except FrameError:  # reported when the frame is logged
                 continue
-            assert batch.fold is not None
-            await self._load(batch, audience_of(batch), batch.fold.agents)
+            key = _key_of(batch)
+            if found.get(key) is None:
+                found[key] = await self._load(batch, *key)
+        return partial(self._of, found)
 
-    async def _load(self, batch: Batch, audience: Audience, digest: bytes) -> None:
-        key = audience, digest
-        if self._edges.get(key) is None:
+    async def _load(self, batch: Batch, audience: Audience, digest: bytes) -> Edges | None:
+        edges = self._edges.pop((audience, digest), None)
+        if edges is None:
             try:
-                edges = await self._audiences.toward(audience, await self._agents_of(digest), digest)
-                await asyncio.to_thread(edges.counts, batch.from_ids)  # the first time takes a pass over all pairs
-                self._edges[key] = edges
-            except (MessagingError, OSError) as error:
-                logger.warning("broadcasts of %s to %s are logged without hearers: %s", batch.sender, audience, error)
-                self._edges[key] = None
-        self._edges.move_to_end(key)
+                edges = await self._persist(partial(self._edges_of, batch, audience, digest))
+            except (FrameError, UnknownName) as error:
+                self._lack(batch, error)
+                return None
+        self._edges[audience, digest] = edges
         while len(self._edges) > _KEPT:
             self._edges.popitem(last=False)
+        return edges
+
+    async def _edges_of(self, batch: Batch, audience: Audience, digest: bytes) -> Edges:
+        edges = await self._audiences.toward(audience, await self._agents_of(digest), digest)
+        await asyncio.to_thread(edges.counts, batch.from_ids)  # the first time takes a pass over all pairs
+        return edges
 
     async def _agents_of(self, digest: bytes) -> AgentSet:
         """Return the agents with a digest, and store them in the folder; raise UnknownName if no mailbox has them."""
         if digest not in self._agents:
-            found = await asyncio.to_thread(read_agents, self._folder, digest.hex())
+            found = await asyncio.to_thread(self._stored, digest)
             if found is None:
                 found = await self._of_a_mailbox(digest)
                 await asyncio.to_thread(write_agents, self._folder, digest.hex(), found)
             self._agents[digest] = found
         return self._agents[digest]
+
+    def _stored(self, digest: bytes) -> AgentSet | None:
+        """Return the agents with a digest, None if the folder does not have them, or has a damaged file."""
+        try:
+            return read_agents(self._folder, digest.hex())
+        except LogError:
+            return None
 
     async def _of_a_mailbox(self, digest: bytes) -> AgentSet:
         directory: DirectoryDelta = await self._retry(partial(self._transport.load_directory, 0))
@@ -156,15 +186,18 @@ class BroadcastHearers:
                     return agents
         raise UnknownName(f"no mailbox has the agents {digest.hex()} any more", kind="agents", value=digest.hex())
 
-    def of(self, batch: Batch) -> Hearers | None:
-        """Return the hearers of a frame's rows; None if its rows are not broadcasts, or their hearers are not known."""
+    def _of(self, found: dict[_Key, Edges | None], batch: Batch) -> Hearers | None:
         if batch.fold is None:
             return None
-        edges = self._edges.get((audience_of(batch), batch.fold.agents))
-        if edges is None:
-            return None
-        try:
-            return hearers_of(batch, edges)
-        except FrameError as error:
-            logger.warning("broadcasts of %s are logged without hearers: %s", batch.sender, error)
-            return None
+        edges = found.get(_key_of(batch))
+        if edges is not None:
+            try:
+                return hearers_of(batch, edges)
+            except FrameError as error:
+                self._lack(batch, error)
+        return None
+
+    def _lack(self, batch: Batch, error: MessagingError) -> None:
+        audience, version = audience_of(batch)
+        text = f"broadcasts of {batch.sender} to audience {audience!r}, version {version}, have no hearers in the log"
+        self._lacking[f"{text}: {error}"] = None

@@ -55,6 +55,7 @@ class SegmentStore:
         self.lost = False  # the server has lost the streams
         self.trouble: str | None = None
         self.last_s: float | None = None  # duration of the last write
+        self.missing: dict[str, None] = {}  # what this writer has added to the account, in order
         self._log = log
         self._folder = folder
         self._exp_id = exp_id
@@ -81,12 +82,12 @@ class SegmentStore:
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
         """Report which entries the segments have, if an earlier writer died before it did. Raises Fenced."""
-        await self._retry(lambda: self._log.note_resumed(self.epoch, taken))
+        await self.retry(lambda: self._log.note_resumed(self.epoch, taken))
 
     async def store(self, sealed: Sealed) -> Segment:
         """Make a segment durable. Raises Fenced for a newer writer, LogError if it fails after `stop_retrying`."""
         begun = time.perf_counter()
-        segment = await self._retry(lambda: self._write(sealed))
+        segment = await self.retry(lambda: self._write(sealed))
         self.last_s = time.perf_counter() - begun
         self._crash("renamed")
         return segment
@@ -98,7 +99,7 @@ class SegmentStore:
             self._check_account("what groups have collected is in no file")
             work()
 
-        await self._retry(lambda: self._under_lock(checked, self.check_owner))
+        await self.retry(lambda: self._under_lock(checked, self.check_owner))
 
     def append(self, segment: Segment) -> None:
         """Add a closed segment to `closed`."""
@@ -106,7 +107,7 @@ class SegmentStore:
 
     async def confirm(self, marks: dict[str, LogMark], finished: tuple[str, ...]) -> None:
         """Report each stream's last durable entry, and the streams that are durable to their end. Raises Fenced."""
-        await self._retry(lambda: self._mark_written(marks, finished))
+        await self.retry(lambda: self._mark_written(marks, finished))
         self._crash("written")
 
     async def check_owner(self) -> None:
@@ -126,7 +127,8 @@ class SegmentStore:
 
     async def note_missing(self, text: str) -> None:
         """Add missing rows to the folder's account. Raises LogError if that fails after `stop_retrying`."""
-        await self._retry(lambda: self._under_lock(lambda: note_missing(self._folder, self._writer, text)))
+        await self.retry(lambda: self._under_lock(lambda: note_missing(self._folder, self._writer, text)))
+        self.missing[text] = None
 
     def stop_retrying(self) -> None:
         """Make each call try only once more from now on: closing does not wait until there is room on a disk."""
@@ -172,7 +174,7 @@ class SegmentStore:
         own = {"exp_id": self._exp_id, "epoch": self.epoch, "first_s": first_s, "last_s": last_s}
         return self._folder.stage(sealed.number, sealed.tables, sealed.meta | own)
 
-    async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call until it succeeds. No rows are dropped meanwhile: senders wait once the streams are full."""
         backoff = Backoff(LOG_WRITE_RETRY)
         while True:

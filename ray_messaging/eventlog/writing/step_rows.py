@@ -13,9 +13,11 @@ from ray_messaging.errors import BodyLost, FrameError, LogError
 from ray_messaging.eventlog.folder import StepPosition
 from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.entries import delivered, noted, without
+from ray_messaging.eventlog.writing.hearers import HearersOf
 from ray_messaging.eventlog.writing.placed_rows import PlacedRows, in_order, ordinals_of
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
+from ray_messaging.model.columns import NONE
 from ray_messaging.model.joining import joined_arrays
 from ray_messaging.receipt import FATES
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE, amends, batch_of, message_keys
@@ -175,7 +177,7 @@ class StepFeed:
         for box, every in (await self._boxes(handled + 1, last)).items():
             covers = [cover for cover in every if cover.group == OUTSIDE]
             if sum(cover.rows for cover in covers) > outside.get(box, 0):
-                parts += self._fresh(box, await self._frames(box, covers, _START))
+                parts += self._fresh(box, *await self._frames(box, covers, _START))
                 outside[box] = sum(cover.rows for cover in covers)
         if parts:
             rows = await asyncio.to_thread(in_order, self._reader.exp_id, parts)
@@ -185,18 +187,20 @@ class StepFeed:
     async def _parts(self, box: str, step: int, covers: list[Cover]) -> list[tuple[Part, bool]]:
         """Return the rows of a box that are logged with a step, each part with whether it is the supervisor's notes."""
         if _step_of(box) == step:
-            return [(part, False) for part in self._fresh(box, await self._frames(box, covers, _START))]
-        frames = await self._frames(box, covers, self._after.get(box, _START), step)
+            return [(part, False) for part in self._fresh(box, *await self._frames(box, covers, _START))]
+        frames, hearers_of = await self._frames(box, covers, self._after.get(box, _START), step)
         self._sizes[step] = self._sizes.get(step, 0) + sum(len(frame.frame) for frame in frames)
         notes = box.startswith(NOTES)
         return [
             (part, notes and frame.tag.group == SUPERVISOR)
             for frame in frames
-            if (part := self._part(box, frame)) is not None
+            if (part := self._part(box, frame, hearers_of)) is not None
         ]
 
-    async def _frames(self, box: str, covers: list[Cover], after: str, step: int | None = None) -> list[BoxFrame]:
-        """Return the frames that covers name. Frames of attempts that do not count are dropped page by page.
+    async def _frames(
+        self, box: str, covers: list[Cover], after: str, step: int | None = None
+    ) -> tuple[list[BoxFrame], HearersOf]:
+        """Return the frames that covers name, and who hears them. Frames of attempts that do not count are dropped.
 
         Args: after is the entry to begin after; step is the step whose frames are wanted, None: those from outside.
         """
@@ -221,8 +225,7 @@ class StepFeed:
             return await self._frames(box, covers, _START, step)
         if found is None:
             raise self._lost(box)
-        await self._reader.hearers.prepare(frame.frame for frame in found)
-        return found
+        return found, await self._reader.hearers.of_frames(frame.frame for frame in found)
 
     def _lost(self, box: str) -> LogError:
         where = self._reader.folder.where
@@ -234,17 +237,17 @@ class StepFeed:
             lost=True,
         )
 
-    def _fresh(self, box: str, frames: Sequence[BoxFrame]) -> list[Part]:
+    def _fresh(self, box: str, frames: Sequence[BoxFrame], hearers_of: HearersOf) -> list[Part]:
         """Return the rows of frames from outside that are not in the log yet."""
         left, parts = self.position.outside.get(box, 0), []
         for frame in frames:
             if left >= frame.rows:
                 left -= frame.rows
-            elif (part := self._part(box, frame)) is not None:
+            elif (part := self._part(box, frame, hearers_of)) is not None:
                 parts.append(part)
         return parts
 
-    def _part(self, box: str, frame: BoxFrame) -> Part | None:
+    def _part(self, box: str, frame: BoxFrame, hearers_of: HearersOf) -> Part | None:
         mailbox, _, at = box.rpartition("@")
         try:
             batch = batch_of(frame, int(at))
@@ -256,7 +259,7 @@ class StepFeed:
             entry = f"{frame.entry}@{at}"
             if mailbox == NOTES:
                 return noted(batch, entry, frame.note or b"", [0] * batch.rows)
-            return delivered(batch, entry, mailbox.removeprefix(ASKER), self._reader.hearers.of(batch))
+            return delivered(batch, entry, mailbox.removeprefix(ASKER), hearers_of(batch))
         except FrameError as error:
             self.unreadable += 1
             logger.warning("entry %s of %s is not logged: %s", frame.entry, box, error)
@@ -311,8 +314,10 @@ def _is_said(part: Part) -> bool:
 
 def _pairs_sent(part: Part) -> Counter[str]:
     if isinstance(part.fates, int):
-        pairs = part.batch.messages if part.hearers is None else int(part.hearers.pairs.sum())
-        return Counter({FATES[part.fates]: pairs})
+        # Rows that name neither one hearer nor several count nothing: their hearers are not known.
+        to_ids, hearers = part.batch.to_ids, part.hearers
+        named = len(to_ids) if to_ids.kinds is None else int((to_ids.kinds != NONE).sum())
+        return Counter({FATES[part.fates]: named if hearers is None else int(hearers.pairs.sum())})
     return Counter(FATES[fate] for fate in part.fates.tolist())
 
 

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ray_messaging.addressing.channels import NAME_LENGTH
@@ -14,7 +15,7 @@ from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, Serv
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.entries import NOTHING, decode_entry, pieces
-from ray_messaging.eventlog.writing.hearers import BroadcastHearers
+from ray_messaging.eventlog.writing.hearers import BroadcastHearers, HearersOf, Retry
 from ray_messaging.eventlog.writing.placed_rows import PIECE_BYTES, PlacedRows, chunks_of, placed_rows
 from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
 from ray_messaging.transports.log_store import LogItem, LogStreams, mailbox_of
@@ -44,12 +45,17 @@ _NONE: Chunk = (), ()
 
 
 class StreamReader:
-    """Reader of one experiment's streams. It retries while the server is away."""
+    """Reader of one experiment's streams. It retries while the server is away.
 
-    def __init__(self, transport: RedisTransport, exp_id: str, folder: Folder) -> None:
+    Args: `audiences` and `persist` are those of `BroadcastHearers`.
+    """
+
+    def __init__(
+        self, transport: RedisTransport, exp_id: str, folder: Folder, audiences: Path | None, persist: Retry
+    ) -> None:
         self.transport, self.exp_id, self.folder = transport, exp_id, folder
         self.unreadable = 0
-        self.hearers = BroadcastHearers(transport, folder, self.retry)
+        self.hearers = BroadcastHearers(transport, folder, audiences, self.retry, persist)
         self._age_s = 0.0  # the age of the oldest entry of the last read
         self._read_at = 0.0
         self.away: str | None = None
@@ -76,8 +82,8 @@ class StreamReader:
 
     async def chunks(self, items: list[LogItem]) -> AsyncIterator[Chunk]:
         """Turn entries into rows. Many entries are decoded in a thread, so that the event loop stays free."""
-        await self.hearers.prepare(item.frame for item in items if item.note is None)
-        chunks = self._chunks(items)
+        hearers_of = await self.hearers.of_frames(item.frame for item in items if item.note is None)
+        chunks = self._chunks(items, hearers_of)
         if sum(map(size, items)) < _SMALL_BYTES:
             for chunk in chunks:
                 await self._bury()
@@ -93,15 +99,15 @@ class StreamReader:
         for item, why in refused:
             await self.retry(partial(self.transport.bury, LOG, item.entry, item.frame, why[:NAME_LENGTH]))
 
-    def _chunks(self, items: list[LogItem]) -> Iterator[Chunk]:
-        for parts, done in chunks_of(taken for item in items for taken in self._take(item)):
+    def _chunks(self, items: list[LogItem], hearers_of: HearersOf) -> Iterator[Chunk]:
+        for parts, done in chunks_of(taken for item in items for taken in self._take(item, hearers_of)):
             yield done, placed_rows(self.exp_id, parts) if parts else ()
 
-    def _take(self, item: LogItem) -> Iterator[tuple[Part | None, Done]]:
+    def _take(self, item: LogItem, hearers_of: HearersOf) -> Iterator[tuple[Part | None, Done]]:
         """Yield an entry's rows piece by piece. The last piece marks the entry as done."""
         entry, begin = self.begun.pop(item.stream, ("", 0))
         try:
-            part, messages = decode_entry(item, self.hearers.of) if item.frame else NOTHING
+            part, messages = decode_entry(item, hearers_of) if item.frame else NOTHING
         except FrameError as error:
             self.unreadable += 1
             logger.warning("entry %s of %s is not logged: %s", item.entry, item.stream, error)

@@ -5,7 +5,8 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -26,6 +27,8 @@ from ray_messaging.transports.values import Limits
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # The log stream (blocked messages, and notes) has the limits of a mailbox.
 LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 
@@ -45,7 +48,8 @@ class LogWriter:
     """Writer of one experiment's log into a folder while the experiment runs.
 
     Args: run is the id of this run of the experiment; known returns whether the server still knows that run's log;
-    with `checkpoint` it keeps a checkpoint after every so many steps.
+    with `checkpoint` it keeps a checkpoint after every so many steps; `audiences` is the folder of the audiences (None: that in
+    the log's folder).
     Tests crash the writer in `crash`, which is called at the risky points: checked, staged, locked, renamed, written.
     """
 
@@ -62,6 +66,7 @@ class LogWriter:
         segment_bytes: int = SEGMENT_BYTES,
         segment_age_s: float = SEGMENT_AGE_S,
         checkpoint: int | None = None,
+        audiences: Path | None = None,
         crash: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.exp_id = exp_id
@@ -74,7 +79,9 @@ class LogWriter:
         self._segments = SegmentStore(
             self._log, folder, exp_id, writer=writer, known=known, crash=crash, on_trouble=self._fail_waiters
         )
-        self._reader = StreamReader(transport, exp_id, folder)
+        if audiences is None and folder.local:
+            audiences = Path(folder.path) / "audiences"
+        self._reader = StreamReader(transport, exp_id, folder, audiences, self._persist)
         self._streams = StreamCursors()
         self._read_ahead = ReadAhead(self._reader, self._streams)
         self._waiters = Waiters(self._reached)
@@ -89,7 +96,7 @@ class LogWriter:
         self._step_tasks: list[asyncio.Task[None]] = []
         self._write_task: asyncio.Task[None] | None = None
         self._closed = False
-        self._blocked = False  # reading waits for a file to be written
+        self._blocked = 0  # the number of readers that wait for a file to be written or read
         self._rotating = asyncio.Lock()
 
     async def start(self) -> None:
@@ -212,8 +219,9 @@ class LogWriter:
             "segments": len(self._segments.closed),
             "open_rows": sum(each.rows for each in self._unstored),
             "open_bytes": sum(each.nbytes for each in self._unstored),
-            "lag_s": self._reader.behind_s(blocked=self._blocked),
+            "lag_s": self._reader.behind_s(blocked=self._blocked > 0),
             "unreadable": self._reader.unreadable + (0 if self._feed is None else self._feed.unreadable),
+            "missing": [*self._segments.missing],
             "write_s": self._segments.last_s,
             "lost": self._segments.lost,
             "error": str(self.error) if self.error is not None else self._segments.trouble or self._reader.away,
@@ -246,6 +254,7 @@ class LogWriter:
         streams_changed = False
         async for done, rows in self._reader.chunks(items):
             streams_changed |= any(not one.item.frame for one in done)  # mailboxes were added or removed
+            await self._note_unheard()
             self._add(done, rows)
             if self._open.is_full(*self._segment_limits):
                 await self._save(closed=True)
@@ -287,7 +296,9 @@ class LogWriter:
         """Add a step's rows. The feed has moved its position just before, without an await between the two."""
         self._open.add(rows)
         self._waiters.notify()
+        await self._note_unheard()
         if missing:
+            logger.error("the event log of %s is not complete: %s", self.exp_id, missing)
             await self._segments.note_missing(missing)
         assert self._feed is not None
         if self._open.is_full(*self._segment_limits):
@@ -305,16 +316,30 @@ class LogWriter:
         """Start writing the open segment once no file is being written; if `closed`, open the next one."""
         async with self._rotating:
             if self._busy:
-                self._blocked = True
+                self._blocked += 1
                 if self._segments.trouble is not None:
                     self._fail_waiters()
                 await self._written()
-                self._blocked = False
+                self._blocked -= 1
             self._begin_file(closed=closed)
 
     def _begin_file(self, *, closed: bool) -> None:
         sealed = self._seal(closed=closed)
         self._write_task = self._spawn(partial(self._store, sealed, closed=closed), "file")
+
+    async def _persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a reader's call that reads or writes a file, until it succeeds. Raises as `SegmentStore.store`."""
+        self._blocked += 1
+        try:
+            return await self._segments.retry(attempt)
+        finally:
+            self._blocked -= 1
+
+    async def _note_unheard(self) -> None:
+        """Add the broadcasts that were logged without their hearers to the account."""
+        for text in self._reader.hearers.lacking():
+            logger.error("the event log of %s is not complete: %s", self.exp_id, text)
+            await self._segments.note_missing(text)
 
     def _fail_waiters(self) -> None:
         if self._blocked:

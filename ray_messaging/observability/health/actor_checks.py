@@ -150,6 +150,13 @@ def _counters(actor: str, report: Report) -> Iterator[Finding]:
             f"what it read last had waited for {stats['lag_s']:,.0f} s",
             "give its disk and its process time; if it stays behind, senders wait for it",
         )
+    for missing in stats.get("missing", ()):
+        yield critical(
+            f"{actor}: complete",
+            missing,
+            "the other rows are right, and log.balance() says the same; mend the cause, or what is sent from now on will "
+            "lack in the log, too",
+        )
     for rule, found in stats.get("rule_failures", {}).items():
         yield _failing(actor, rule, found)
     if "kept" in stats:

@@ -39,7 +39,7 @@ def test_what_is_folded_unfolds(data, graph, senders, mine, members):
     there = np.flatnonzero([agent in agents for agent in pairs.to_ids.tolist()])
     chosen = data.draw(st.sets(st.sampled_from(there.tolist()))) if len(there) else set()
     rows = np.array(sorted(chosen), np.intp)
-    folded = decode(encode(fold(pairs, rows, there, agents_digest(agents))))
+    folded = decode(encode(fold(pairs, rows, there, agents_digest(agents))[0]))
     assert folded.messages == len(rows)
     assert folded.rows == len({row[3] for row in rows_of(pairs.take(rows))})
     found = unfold(folded, edges.toward(agents))
@@ -65,6 +65,6 @@ def test_kept_pairs_come_back_and_garbage_is_refused(marks, garbage):
 def test_other_pairs_than_the_frame_counts_are_refused():
     edges, agents = build_edges([np.array([(0, 1), (0, 2)])]), AgentSet.of([1, 2])
     pairs = spread(broadcasts([0]), edges)
-    folded = fold(pairs, np.arange(2), np.arange(2), agents_digest(agents))
+    folded = fold(pairs, np.arange(2), np.arange(2), agents_digest(agents))[0]
     with pytest.raises(FrameError, match="2 pairs of audience 'friends', and its version 2 has 1"):
         unfold(folded, build_edges([np.array([(0, 1)])]))

@@ -2,10 +2,12 @@
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
@@ -130,6 +132,21 @@ def test_a_staged_segment_is_not_seen_and_replaces_that_of_its_number_whole(fold
         assert reader.read().num_rows == 2, "who has the file open still reads the one it opened"
     assert [segment.rows for segment in folder.segments()] == [5]
     assert names(folder) == ["events-00000001.parquet"]
+
+
+def test_one_file_is_written_by_many_at_a_time(folder):
+    with ThreadPoolExecutor(16) as pool:
+        for n in range(20):
+            list(pool.map(lambda each, n=n: folder.write_file(f"_agents-{n}.bin", each), [b"same"] * 16))
+            assert folder.read_file(f"_agents-{n}.bin") == b"same"
+    assert len(names(folder)) == 20
+
+
+def test_a_writer_that_is_fenced_and_its_successor_write_segments_of_one_number(folder):
+    old = folder.stage(1, table_of(5), meta())
+    assert folder.publish(folder.stage(1, table_of(7), meta())).rows == 7
+    assert [segment.rows for segment in folder.segments()] == [7]
+    assert folder.publish(old).rows == 5
 
 
 def test_leftovers_of_a_crash_are_removed(folder):
@@ -285,10 +302,11 @@ def test_a_damaged_page_is_not_read_as_rows(folder):
         EventLog.open(folder.where).query()
 
 
-def test_a_full_disk_does_not_change_existing_files(folder, tmp_path):
+def test_a_full_disk_does_not_change_existing_files(folder, monkeypatch):
     folder.write(1, table_of(2), meta())
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "0")
     # What is written to /dev/full meets a full disk.
-    (tmp_path / "a" / "log" / "_events-00000001.parquet.tmp").symlink_to("/dev/full")
+    (Path(folder.path) / "_events-00000001.parquet.0.tmp").symlink_to("/dev/full")
     with pytest.raises(OSError, match="space"):
         folder.write(1, table_of(5), meta())
     assert names(folder) == ["events-00000001.parquet"]
