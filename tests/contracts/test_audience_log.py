@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections import Counter
 from contextlib import aclosing
@@ -14,19 +15,25 @@ from support.contracts import WAIT_S
 from support.step_society import LoggedGroups, digests_of
 from typer.testing import CliRunner
 
-from ray_messaging import EventLog, LogError, MessagingConfig, columns
+from ray_messaging import EventLog, LogError, MessagingConfig, Unbalanced, columns
 from ray_messaging.audiences.building import build_edges
+from ray_messaging.audiences.folding import agents_digest
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cli.app import app
-from ray_messaging.interception.rules import BlackList, MaxLength, RateLimit
+from ray_messaging.eventlog.writing import hearers
+from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, RateLimit, Rule, rewrite
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
+from ray_messaging.observability.health.actor_checks import check_actor
+from ray_messaging.observability.health.findings import ActorFacts, Report
+from ray_messaging.receipt import FATES
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.step_values import StepSettings
 
 AGENTS = 60
 LOST = 3  # the last agents, which nobody hosts
+HOSTS = range(AGENTS // 2), range(AGENTS // 2, AGENTS - LOST)
 
 
 def pairs_of(edges):
@@ -45,15 +52,15 @@ class Society(LoggedGroups):
         self.fates = Counter()
         self.arrived = Counter()
 
-    async def begin(self, steps=None):
+    async def begin(self, steps=None, **of_writer):
         """Open all; `steps` are the settings of steps."""
         self.store = await self.transport()
         if steps is not None:
             await self.store.steps.begin(steps)
-        self.log_writer = await self.writer()
+        self.log_writer = await self.writer(**of_writer)
         settings = MessagingConfig(strict_senders=False, mailbox_messages=2**22, inbox_messages=2**22)
         options = {"settings": settings, "audiences": LocalFolder(self.folder / "audiences")}
-        for name, host in (("west", range(AGENTS // 2)), ("east", range(AGENTS // 2, AGENTS - LOST))):
+        for name, host in zip(("west", "east"), HOSTS, strict=True):
             await (await self.messager(self.interceptor, name=name, **options)).host_agents(host, ["agent-chat"])
         return self
 
@@ -137,6 +144,159 @@ async def test_receipts_arrivals_and_log_agree_about_each_pair(society):
     assert balance.rows < counts.total()
     whole = log.balance(expand=True)
     assert (whole.sends, whole.rows, whole.fates) == (balance.sends, counts.total(), balance.fates)
+
+
+class Loud(Rule):
+    """Rewrites and labels what is said to some hearers of one broadcast."""
+
+    needs_payload = True
+
+    def __init__(self, hearers):
+        self.hearers = hearers
+
+    def check(self, message):
+        heard = message.to_id in self.hearers and message.payload["n"] == 2
+        return rewrite({"n": "loud"}, "raised") if heard else ALLOW
+
+
+async def step_broadcasts(society, until=6, *, say):
+    """Take both groups of a society through some steps, in the first of which agent 0 speaks; return who heard what."""
+    heard = Counter()
+
+    async def drive(messager):
+        async with aclosing(messager.steps(until=until)) as steps:
+            async for step in steps:
+                heard.update((message.to_id, message.payload["n"], message.labels) for message in step.messages)
+                if not step.number and 0 in step.places.agents:
+                    say(step)
+
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*map(drive, society.messagers))
+    return heard
+
+
+async def agrees_with_steps(society, until=6):
+    """Return the log of a society in steps; fail unless its digests and counts are those of its groups."""
+    log = await society.log()
+    assert [log.digest(step) for step in range(until)] == await digests_of(society.store.steps, until)
+    counts = Counter()
+    for step in range(until):
+        for closed in (await society.store.steps.closed_step(step)).values():
+            counts.update(StepCounts.decode(closed.counts).fates)
+    for expand in (False, True):
+        assert Counter(log.balance(expand=expand).fates) == Counter(dict.fromkeys(FATES, 0)) | counts
+    assert Counter(log.query(expand=True)["fate"].to_pylist()) == counts
+    return log
+
+
+def said(log):
+    """Return which messages the log has as delivered, by hearer, payload and labels."""
+    found = log.query(fate="delivered", expand=True).to_pylist()
+    return Counter((row["to_id"], json.loads(row["payload"])["n"], tuple(row["labels"] or ())) for row in found)
+
+
+IN_STEPS = StepSettings(seed=1, groups=2, digest=True)
+HOSTED = [*range(1, AGENTS - LOST)]
+
+
+@pytest.mark.parametrize("ruled", [False, True])
+async def test_a_step_whose_broadcasts_are_read_in_several_steps_is_logged_with_all_hearers(opened, ruled):
+    if not ruled:
+        opened.interceptor = None
+    society = await opened.begin(IN_STEPS)
+    await society.create("all", MemberEdges.among(AgentSet.of([*range(AGENTS)])))
+
+    def say(step):
+        for later in (1, 2, 3):
+            step.broadcast(0, "all", {"n": later}, deliver_at=later)
+
+    heard = await step_broadcasts(society, say=say)
+    assert heard == Counter((agent, n, ()) for agent in HOSTED for n in (1, 2, 3))
+    log = await agrees_with_steps(society)
+    assert said(log) == heard
+    assert log.query(fate="undeliverable", expand=True)["to_id"].to_pylist() == [57, 57, 57, 58, 58, 58, 59, 59, 59]
+    edges = log.edges(fate="delivered")
+    assert sorted({*edges["to_id"].to_pylist()}) == HOSTED
+
+
+@pytest.mark.parametrize("hearers", [range(AGENTS), [1, 40], [58]])
+async def test_a_rule_that_rewrites_one_broadcast_leaves_the_others_of_its_frame_their_hearers(opened, hearers):
+    society = await opened.begin(IN_STEPS)
+    await society.interceptor.change(lambda: society.interceptor.rules.insert(Loud(hearers)))
+    await society.create("all", MemberEdges.among(AgentSet.of([*range(AGENTS)])))
+    heard = await step_broadcasts(society, say=lambda step: [step.broadcast(0, "all", {"n": n}) for n in (1, 2, 3)])
+    wanted = Counter((agent, n, ()) for agent in HOSTED for n in (1, 3))
+    wanted.update((agent, "loud", ("raised",)) if agent in hearers else (agent, 2, ()) for agent in HOSTED)
+    assert heard == wanted
+    assert said(await agrees_with_steps(society)) == wanted
+
+
+@pytest.mark.parametrize("hearers", [range(AGENTS), [1, 40], [58]])
+async def test_outside_of_steps_a_rewritten_broadcast_leaves_the_others_their_hearers(society, hearers):
+    await society.interceptor.change(lambda: society.interceptor.rules.insert(Loud(hearers)))
+    await society.create("all", MemberEdges.among(AgentSet.of([*range(AGENTS)])))
+    await society.broadcast("all", [0, 0, 0], [{"n": n} for n in (1, 2, 3)])
+    got = [message for messager in society.messagers for message in await messager.fetch_messages(timeout=WAIT_S)]
+    wanted = Counter((agent, n, ()) for agent in HOSTED for n in (1, 3))
+    wanted.update((agent, "loud", ("raised",)) if agent in hearers else (agent, 2, ()) for agent in HOSTED)
+    assert Counter((message.to_id, message.payload["n"], message.labels) for message in got) == wanted
+    for agent in HOSTED:
+        in_order = [message.payload["n"] for message in got if message.to_id == agent]
+        assert in_order == [1, "loud" if agent in hearers else 2, 3]
+    log = await society.log()
+    assert said(log) == wanted
+    for expand in (False, True):
+        found = log.balance(expand=expand).fates
+        assert (found["delivered"], found["undeliverable"]) == (3 * len(HOSTED), 3 * LOST)
+
+
+@pytest.mark.parametrize("steps", [None, IN_STEPS])
+async def test_a_broadcast_without_hearers_in_the_log_is_in_its_health_and_balance(opened, steps, tmp_path):
+    society = await opened.begin(steps, audiences=tmp_path / "elsewhere")
+    await society.create("all", MemberEdges.among(AgentSet.of([*range(AGENTS - LOST)])))
+    if steps is None:
+        await society.broadcast("all", [0], [{"n": 1}])
+    else:
+        await step_broadcasts(society, 2, say=lambda step: step.broadcast(0, "all", {"n": 1}))
+    await society.log_writer.caught_up()
+    why = r"broadcasts of west to audience 'all', version 1, have no hearers in the log: .* has no files in .*elsewhere"
+    missing = society.log_writer.stats()["missing"]
+    assert re.match(why, missing[0])
+    assert len(missing) == (1 if steps is None else 2)  # the groups have counted them, too
+    found = [*check_actor(ActorFacts("log", Report(0.0, stats=society.log_writer.stats())))]
+    assert [(each.what, each.value) for each in found if each.level == "critical"] == [("log: complete", each) for each in missing]
+    log = await society.log()
+    with pytest.raises(Unbalanced, match=why):
+        log.balance()
+    (society.folder / "_account.json").unlink()
+    with pytest.raises(Unbalanced, match=r"2 of 2 sends .* in entry .* of east has no hearers in the log"):
+        log.balance()
+
+
+async def test_the_log_waits_until_the_agents_of_a_mailbox_can_be_kept(society):
+    await society.create("all", MemberEdges.among(AgentSet.of([*range(AGENTS)])))
+    taken = [society.folder / f"_agents-{agents_digest(AgentSet.of(each)).hex()}.bin" for each in HOSTS]
+    for folder in taken:
+        folder.mkdir()
+    await society.broadcast("all", [0], [{"n": 1}])
+    with pytest.raises(LogError, match="stands still"):
+        await society.log_writer.caught_up()
+    assert "IsADirectoryError" in society.log_writer.stats()["error"]
+    for folder in taken:
+        folder.rmdir()
+    assert await society.log_writer.wait_beyond(0, WAIT_S)
+    log = await society.log()
+    assert society.log_writer.stats()["error"] is None
+    assert log.balance(expand=True).fates["delivered"] == AGENTS - LOST - 1
+
+
+async def test_broadcasts_to_more_audiences_than_are_kept_in_memory_have_their_hearers(society, monkeypatch):
+    monkeypatch.setattr(hearers, "_KEPT", 1)
+    names = [f"circle-{n}" for n in range(4)]
+    for name in names:
+        await society.create(name, MemberEdges.among(AgentSet.of([0, 1, 40])))
+    await asyncio.gather(*(society.messagers[0].broadcast_columns([0], name, [{"n": 1}]) for name in names))
+    assert (await society.log()).balance(expand=True).fates["delivered"] == 2 * len(names)
 
 
 async def test_one_row_for_each_broadcast_and_mailbox_stays_where_the_files_of_its_audience_are_gone(society):

@@ -76,7 +76,8 @@ class StepCalls:
         self.end(error)
         assert self._end_by is not None
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._over.wait(), self._end_by - perf_counter())
+            async with asyncio.timeout(self._end_by - perf_counter()):  # wait_for could lose a cancellation
+                await self._over.wait()
 
     def end(self, error: BaseException) -> None:
         """End the calls with an error, from any thread. Remembered calls in flight get some time to end."""

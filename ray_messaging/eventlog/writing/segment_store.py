@@ -200,7 +200,8 @@ class SegmentStore:
 
     async def _pause(self, pause_s: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), pause_s)
+            async with asyncio.timeout(pause_s):  # wait_for could lose a cancellation
+                await self._stopping.wait()
 
     def _report(self, error: Exception) -> None:
         trouble = f"{type(error).__name__}: {error}"

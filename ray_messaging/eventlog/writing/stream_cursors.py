@@ -170,7 +170,8 @@ class Waiters:
             return
         self._asked.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._asked.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):  # wait_for could lose a cancellation
+                await self._asked.wait()
 
     async def wait_change(self) -> None:
         """Wait until entries were read, or the writer has failed."""
