@@ -264,7 +264,9 @@ async def test_a_broadcast_without_hearers_in_the_log_is_in_its_health_and_balan
     assert re.match(why, missing[0])
     assert len(missing) == (1 if steps is None else 2)  # the groups have counted them, too
     found = [*check_actor(ActorFacts("log", Report(0.0, stats=society.log_writer.stats())))]
-    assert [(each.what, each.value) for each in found if each.level == "critical"] == [("log: complete", each) for each in missing]
+    assert [(each.what, each.value) for each in found if each.level == "critical"] == [
+        ("log: incomplete", each) for each in missing
+    ]
     log = await society.log()
     with pytest.raises(Unbalanced, match=why):
         log.balance()

@@ -130,6 +130,30 @@ async def moves_its_light_cone(server, folder, town, seed, at):
         return len(differ), len(ban.states)
 
 
+class Crier(Town):
+    """Groups of which one agent tells all others what they hear in three of the next steps."""
+
+    def speak(self, step, agent, inbox, payload):
+        if agent == 0:
+            for later in (1, 2, 3):
+                step.broadcast(agent, "friends", payload, deliver_at=step.number + later)
+        elif len(inbox):
+            step.send(agent, 0, payload)
+
+
+async def test_a_twin_hears_the_broadcasts_of_its_parent_and_causes_lead_to_them(valkey_config, exp_id, tmp_path):
+    town = 10, [(0, agent) for agent in range(1, 10)], 2, 2
+    async with Crier(valkey_config, exp_id, tmp_path / "parent", town, 7) as parent:
+        log, digests = await parent.run()
+        async with Crier(valkey_config, f"{exp_id}-twin", tmp_path / "twin", town, 7) as twin:
+            mine, again = await twin.run(fork=(parent, Folder(str(parent.folder)).checkpoints()[1]))
+    assert again == digests == [mine.digest(step) for step in range(STEPS)]
+    assert [log.digest(step) for step in range(STEPS)] == digests
+    assert log.diff(mine) is None
+    assert log.balance(expand=True) == mine.balance(expand=True)
+    assert [cause.message.message_id for cause in mine.why("7-0-3", depth=1).causes] == ["4-2-0", "5-1-0", "6-0-0"]
+
+
 @pytest.mark.parametrize("examples", [2, pytest.param(15, marks=pytest.mark.long)])
 def test_a_ban_moves_its_light_cone_and_nobody_else(valkey_config, tmp_path, examples):
     found = []

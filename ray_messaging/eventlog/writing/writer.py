@@ -48,8 +48,8 @@ class LogWriter:
     """Writer of one experiment's log into a folder while the experiment runs.
 
     Args: run is the id of this run of the experiment; known returns whether the server still knows that run's log;
-    with `checkpoint` it keeps a checkpoint after every so many steps; `audiences` is the folder of the audiences (None: that in
-    the log's folder).
+    with `checkpoint` it keeps a checkpoint after every so many steps; `audiences` is the folder of the audiences (None:
+    that in the log's folder).
     Tests crash the writer in `crash`, which is called at the risky points: checked, staged, locked, renamed, written.
     """
 

@@ -152,10 +152,10 @@ def _counters(actor: str, report: Report) -> Iterator[Finding]:
         )
     for missing in stats.get("missing", ()):
         yield critical(
-            f"{actor}: complete",
+            f"{actor}: incomplete",
             missing,
-            "the other rows are right, and log.balance() says the same; mend the cause, or what is sent from now on will "
-            "lack in the log, too",
+            "mend the cause, or later messages will be missing, too; log.balance() raises the same from now on, and "
+            "the other rows are right",
         )
     for rule, found in stats.get("rule_failures", {}).items():
         yield _failing(actor, rule, found)

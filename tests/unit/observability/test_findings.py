@@ -217,7 +217,7 @@ def actor(name="group 'west'", *, report=True, **changes):
         (actor(stats={"lane_refused": 3}), "warning", "group 'west': lane_refused", "inside the cluster"),
         (actor("interceptor", stats={"server_behind": 1}), "warning", "interceptor: server_behind", "replica"),
         (actor("log", stats={"lag_s": 90.0}), "warning", "log: lag", "disk"),
-        (actor("log", stats={"missing": ["no hearers"]}), "critical", "log: complete", "log.balance()"),
+        (actor("log", stats={"missing": ["no hearers"]}), "critical", "log: incomplete", "log.balance()"),
         (actor(restarts=7), "warning", "group 'west': restarts", "find out why"),
         (actor(SERVER_ACTOR, stats={"restarts": 5}), "warning", f"{SERVER_ACTOR}: restarts", "find out why"),
         (actor(skew_s=5.0, margin_s=0.1), "warning", "clock of group 'west'", "NTP"),
