@@ -293,6 +293,7 @@ class Keys:
         self.dead = prefix + "dead"
         self.surveys = prefix + "surveys"  # the records of surveys
         self.ended = prefix + "ended"  # streams of removed mailboxes that the event log still reads
+        self.hearers = prefix + "hearers"  # sets of agents that broadcasts name, until the event log has them
         self.bodies = prefix + "bodies"  # the steps for which a server has bodies of large frames
         self.mark = prefix + "mark"  # written before WAIT, so that WAIT covers all earlier writes
         self.own = prefix + "own"  # Pub/Sub: marks before and after our own script's messages

@@ -177,6 +177,19 @@ def agents_of(claim: Claim) -> AgentSet:
     return AgentSet(np.frombuffer(claim.ints, "<i8"), claim.strings)
 
 
+def encode_agents(agents: AgentSet) -> bytes:
+    """Encode a set of agents for the server."""
+    return msgspec.msgpack.encode(_claim((), agents))
+
+
+def decode_agents(data: bytes) -> AgentSet:
+    """Decode a set of agents from the server; raise FrameError if it is invalid."""
+    try:
+        return agents_of(msgspec.msgpack.decode(data, type=Claim))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FrameError(f"a set of agents on the server cannot be read: {error}") from error
+
+
 def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
     """Return the agents of each subtopic before a change."""
     came, went = agents_of(change.came), agents_of(change.went)

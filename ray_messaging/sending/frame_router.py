@@ -10,6 +10,7 @@ from ray_messaging.addressing.channels import build_channel
 from ray_messaging.addressing.directory import NOBODY, Directory, Record
 from ray_messaging.audiences.folding import agents_digest, fold
 from ray_messaging.limits_and_timeouts import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Fold
 from ray_messaging.receipt import DELIVERED, UNDELIVERABLE, PairFates
@@ -27,6 +28,7 @@ _ROW_BYTES = 24
 
 _UNOWNED_BYTES = CALL_BYTES  # the most bytes of a frame for channels without a mailbox
 _SHORT = 2**16  # fewer routes than this fit into 16 bits
+_SETS = 1_000  # digests of sets that are remembered
 UNOWNED = ""  # the queue of messages on channels without a mailbox
 
 
@@ -59,6 +61,8 @@ class FrameRouter:
         self._routed: tuple[Batch, int, NDArray[np.int32]] | None = None  # the last batch, directory version, routes
         self._kinded: tuple[Batch, NDArray[np.intp] | None] | None = None  # of the last batch, see `_kinds`
         self._digests: dict[str, tuple[Record, str, bytes]] = {}  # by mailbox, for one record and topic
+        self.unkept: dict[bytes, AgentSet] = {}  # sets that frames name and the server may not have, by digest
+        self._kept: set[bytes] = set()
         self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in their step
 
     def route(self, in_flight: InFlightBatch, rows: Rows | None, *, settle: bool = True) -> list[OutboundFrame]:
@@ -117,7 +121,7 @@ class FrameRouter:
                 folded = copy(batch if len(part) == batch.rows else batch.take(part))
                 folded.numbers, folded.extension = None, copy(folded.extension)
                 assert folded.extension is not None
-                folded.extension.fold = Fold(reach.agents, int(counts[part].sum()))
+                folded.extension.fold = Fold(self._named(reach.agents, record, batch), int(counts[part].sum()))
                 data = encode(folded)
                 frames.append(
                     OutboundFrame(queue, 0, len(part), data, in_flight=in_flight, taken=part, nbytes=len(data))
@@ -294,7 +298,8 @@ class FrameRouter:
         reaching = [mailbox in names for names in self.directory.routes]
         there = np.flatnonzero(np.array(reaching)[self._routes(in_flight.batch)])
         rows = np.arange(batch.rows) if rows is None else rows
-        folded, first = fold(batch, rows, there, self._digest(mailbox, batch.topics[0]), self._kinds(in_flight))
+        digest = self._named(self._digest(mailbox, batch.topics[0]), self.directory.records[mailbox], batch)
+        folded, first = fold(batch, rows, there, digest, self._kinds(in_flight))
         if in_flight.rewritten and self.directory.logged:
             marked = [at for at, row in enumerate(first.tolist()) if row in in_flight.rewritten]
             folded.noted = np.array(marked, np.uint32) if marked else None
@@ -306,6 +311,17 @@ class FrameRouter:
         if found is None or found[0] is not batch or found[1] != self.directory.version:
             found = self._routed = batch, self.directory.version, self.directory.route(batch)
         return found[2]
+
+    def _named(self, digest: bytes, record: Record, batch: Batch) -> bytes:
+        """Return the digest of a mailbox's agents. If it is new, and there is an event log, note that it lacks them."""
+        if self.directory.logged and digest not in self._kept:
+            self.unkept[digest] = record.agents(batch.topics[0])
+        return digest
+
+    def kept(self) -> None:
+        """Note that the server has the sets in `unkept`."""
+        self._kept = {*self.unkept} if len(self._kept) > _SETS else self._kept.union(self.unkept)
+        self.unkept = {}
 
     def _kinds(self, in_flight: InFlightBatch) -> NDArray[np.intp] | None:
         """Return a number for each row, equal for rows that rules rewrote and labelled alike; None if they did neither.

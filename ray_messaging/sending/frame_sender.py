@@ -247,10 +247,17 @@ class FrameSender:
                     break  # the head was refused, and until it is written, the rest would be refused too
         return ready
 
+    async def keep_agents(self) -> None:
+        """Write the sets of agents that frames name and the event log may not have, before these frames."""
+        if self._router.unkept:
+            await self._transport.keep_agents(self._router.unkept)
+            self._router.kept()
+
     async def exchange(
         self, frames: list[OutboundFrame], verdict_epoch: int, conclusion: Conclusion | None = None
     ) -> SendReply:
         """Make one call with numbered frames. The caller clears `attempted` after it has processed the reply."""
+        await self.keep_agents()
         version = self.directory.version
         self.attempted = True
         began = time.perf_counter()

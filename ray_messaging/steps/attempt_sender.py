@@ -197,6 +197,7 @@ class AttemptSender:
         with suppress(MailboxFull):  # if the server's memory is full, it still accepts the close of a step alone
             frames = await self._frames_of(batches, first)
             if frames:
+                await self._answer(self._frames.keep_agents(), step.number)
                 self._settle(frames)
                 counts = self._account.take()
                 rows = sum(frame.rows for frame in frames if "@" in frame.mailbox)

@@ -1,10 +1,11 @@
 """The transport of messages that a group sends in its steps: it writes frames to boxes, with the attempt's tag."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ray_messaging.addressing.directory import NO_DATES, HostDates, Record
 from ray_messaging.errors import StepAborted, StepTooLarge
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.transports.step_values import StepTag
 from ray_messaging.transports.values import DirectoryDelta, FrameFate, SenderState, SendReply, SendRequest, SendStatus
 
@@ -96,6 +97,10 @@ class StepTransport:
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:  # noqa: ARG002
         """Return None, because a frame that was refused for a full box is never tried again."""
         return None
+
+    async def keep_agents(self, sets: Mapping[bytes, AgentSet]) -> None:
+        """Keep sets of agents, by digest, for the event log, before frames that name them are written."""
+        await self._transport.keep_agents(sets)
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames to boxes. Raises StepAborted if the attempt is over, StepTooLarge for a full box."""

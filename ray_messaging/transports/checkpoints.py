@@ -17,7 +17,7 @@ from ray_messaging.transports.connection.link import RedisLink
 _AT_ONCE = 1_000  # keys in one round of reads, and values in one write
 # A start has its own: who runs the experiment and its groups, its rules' code, its log, those who wait.
 _OF_A_START = re.compile(
-    r"rules|answers|dead|mark|ended.*|open:.*|lease:.*|state::.*|mailbox::.*|step:.*:(sent|results)"
+    r"rules|answers|dead|mark|hearers|ended.*|open:.*|lease:.*|state::.*|mailbox::.*|step:.*:(sent|results)"
     r"|steps:(news|holds)"
 )
 _META = "meta"

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.directory import decode_agents
 from ray_messaging.errors import Fenced
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.transports.connection.blocking_reads import BlockingReads
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.cursors import following
@@ -197,6 +199,21 @@ class RedisLog:
             args += [stream, messages, nbytes]
         await self._under_epoch("note_resumed", [self.keys.meta, self.keys.state(LOG)], args)
 
+    async def agents(self, digest: bytes) -> AgentSet | None:
+        """Return the agents with a digest that a broadcast names; None if nobody has kept them here."""
+        data = await self.link.command("HGET", self.keys.hearers, digest)
+        return None if data is None else decode_agents(data)
+
+    async def agent_digests(self) -> list[bytes]:
+        """Return the digests of all sets of agents that are kept here."""
+        found: list[bytes] = await self.link.command("HKEYS", self.keys.hearers)
+        return found
+
+    async def forget_agents(self, digests: Sequence[bytes]) -> None:
+        """Delete sets of agents that are in the log's folder."""
+        if digests:
+            await self.link.command("HDEL", self.keys.hearers, *digests)
+
     async def writer_epoch(self) -> int:
         """Return the epoch of the last writer, or 0 if there was none or the server lost its data."""
         return int(await self.link.command("HGET", self.keys.state(LOG), "epoch") or 0)
@@ -209,6 +226,7 @@ class RedisLog:
         Raises: Fenced if a newer writer has the log.
         """
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG), self.keys.ended, self.keys.stream(LOG_STREAM)]
+        keys.append(self.keys.hearers)
         await self._under_epoch("close_log", keys, [epoch, self.keys.prefix])
 
     async def _under_epoch(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> None:

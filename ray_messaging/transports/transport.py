@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 
 from ray_messaging.addressing.channels import Keys, all_agents
-from ray_messaging.addressing.directory import HostDates, Record, decode_record, encode_record
+from ray_messaging.addressing.directory import HostDates, Record, decode_record, encode_agents, encode_record
 from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.audiences.records import decode_audiences
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import RedisConfig, ShardsConfig
 from ray_messaging.errors import Closed, ConnectionFailed, ServerRefused
 from ray_messaging.limits_and_timeouts import DEAD_BYTES
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.checkpoints import RedisCheckpoints
 from ray_messaging.transports.connection.blocking_reads import BlockingReads
@@ -238,6 +239,11 @@ class RedisTransport:
             return Held(reply[1].decode(), reply[2].decode(), bool(reply[3]))
         self._born[name] = str(reply[5])
         return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])), reply[6], reply[7] or b"")
+
+    async def keep_agents(self, sets: Mapping[bytes, AgentSet]) -> None:
+        """Keep sets of agents, by digest, for the event log, before frames that name them are written."""
+        for digest, agents in sets.items():
+            await self.link.command("HSET", self.keys.hearers, digest, encode_agents(agents))
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish messages, all in one call."""

@@ -11,6 +11,7 @@ import msgspec
 from ray_messaging.addressing.directory import NO_DATES, NO_SCHEMAS, HostDates, Record
 from ray_messaging.audiences.records import NO_AUDIENCES, AudienceTexts
 from ray_messaging.errors import Fenced
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks
 
 
@@ -237,6 +238,9 @@ class FramePort(Protocol):
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
         """Delete a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
+
+    async def keep_agents(self, sets: Mapping[bytes, AgentSet]) -> None:
+        """Keep sets of agents, by digest, for the event log, before frames that name them are written."""
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish messages, atomically; a frame whose number was written before is DUPLICATE.

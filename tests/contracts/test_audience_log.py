@@ -12,10 +12,12 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
 from support.contracts import WAIT_S
+from support.log_writing import Crash, failed
 from support.step_society import LoggedGroups, digests_of
 from typer.testing import CliRunner
 
 from ray_messaging import EventLog, LogError, MessagingConfig, Unbalanced, columns
+from ray_messaging.addressing import directory
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.folding import agents_digest
 from ray_messaging.audiences.member_edges import MemberEdges
@@ -290,6 +292,27 @@ async def test_the_log_waits_until_the_agents_of_a_mailbox_can_be_kept(society):
     log = await society.log()
     assert society.log_writer.stats()["error"] is None
     assert log.balance(expand=True).fates["delivered"] == AGENTS - LOST - 1
+
+
+async def test_a_log_that_lags_knows_the_agents_of_mailboxes_that_have_changed_or_ended_since(opened, monkeypatch):
+    monkeypatch.setattr(directory, "_MOST_CHANGES", 1)
+    opened.interceptor = None
+    society = await opened.begin(crash=Crash("checked"), segment_age_s=0.0)
+    await society.create("all", MemberEdges.among(AgentSet.of([*range(AGENTS)])))
+    guest = await society.messager(audiences=LocalFolder(society.folder / "audiences"))
+    await guest.host_agents([AGENTS - 1], ["agent-chat"])
+    await society.broadcast("all", [0], [{"n": 0}])
+    await failed(society.log_writer)
+    for n in range(1, 5):
+        await society.messagers[0].move_agents([n], to="east")
+        await society.broadcast("all", [0], [{"n": n}])
+    await guest.fetch_messages(timeout=WAIT_S)
+    await guest.close()
+    society.log_writer = await society.writer()
+    log = await society.log()
+    assert Counter(rows_of(log.query(expand=True))) == society.fates
+    assert log.balance(expand=True).fates["delivered"] == 5 * (AGENTS - LOST)
+    assert not await society.store.log.agent_digests()
 
 
 async def test_broadcasts_to_more_audiences_than_are_kept_in_memory_have_their_hearers(society, monkeypatch):

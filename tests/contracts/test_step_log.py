@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import msgspec
 import pytest
-from support.log_writing import POINTS, Crash, Died
+from support.log_writing import POINTS, Crash, Died, failed
 from support.patience import WAIT_S
 from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, digests_of, live, run_step, sequential
 from typer.testing import CliRunner
@@ -43,13 +43,6 @@ class Society(LoggedGroups):
 async def within(awaitable):
     async with asyncio.timeout(60):
         return await awaitable
-
-
-async def failed(writer):
-    """Wait until the writer of a log has died."""
-    async with asyncio.timeout(WAIT_S):
-        while writer.error is None:
-            await writer._waiters.wait_change()
 
 
 def digests(folder):

@@ -29,6 +29,7 @@ from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.values import LOG, FrameWrite, Limits, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import decode, encode
 from ray_messaging.wire.notes import Before, LogNote, Why, encode_log_note
+from support.patience import WAIT_S
 
 LIMITS = Limits(messages=10**9, nbytes=10**12, lease_s=60.0, leased=False)
 
@@ -251,3 +252,10 @@ async def die(host):
     host._writer._read_task.cancel()
     await asyncio.gather(host._writer._read_task, return_exceptions=True)
     await host.abandon()
+
+
+async def failed(writer):
+    """Wait until the writer of a log has died."""
+    async with asyncio.timeout(WAIT_S):
+        while writer.error is None:
+            await writer._waiters.wait_change()

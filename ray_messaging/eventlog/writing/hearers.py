@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,6 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
 from ray_messaging.transports.transport import RedisTransport
-from ray_messaging.transports.values import DirectoryDelta
 from ray_messaging.wire.frames import decode, is_folded
 
 _KEPT = 256  # most edges to keep, each those of an audience's version toward a mailbox's agents
@@ -107,18 +107,15 @@ class BroadcastHearers:
     While a file cannot be read or written it is tried again. Broadcasts whose audience or agents are not there, or are
     damaged, are logged without hearers, and `lacking` says so.
 
-    Args: `audiences` is the folder of the audiences (None: they cannot be reached). `retry` repeats a call while the
-    server is away, `persist` one that meets an OSError.
+    Args: `audiences` is the folder of the audiences (None: they cannot be reached). `persist` repeats a call while the
+    server is away or a file cannot be read or written.
     """
 
-    def __init__(
-        self, transport: RedisTransport, folder: Folder, audiences: Path | None, retry: Retry, persist: Retry
-    ) -> None:
+    def __init__(self, transport: RedisTransport, folder: Folder, audiences: Path | None, persist: Retry) -> None:
         self._transport = transport
-        self._retry, self._persist = retry, persist
+        self._persist = persist
         self._folder = folder
         self._audiences = AudienceCache(None if audiences is None else LocalFolder(audiences))
-        self._agents: dict[bytes, AgentSet] = {}
         self._edges: OrderedDict[_Key, Edges] = OrderedDict()
         self._lacking: dict[str, None] = {}  # texts, in their order
 
@@ -161,15 +158,24 @@ class BroadcastHearers:
         await asyncio.to_thread(edges.counts, batch.from_ids)  # the first time takes a pass over all pairs
         return edges
 
+    async def tidy(self) -> None:
+        """Store all sets of agents that senders have kept on the server, and delete them there.
+
+        Raises: OSError or ConnectionFailed if that fails; then it may be called again.
+        """
+        digests = await self._transport.log.agent_digests()
+        for digest in digests:
+            with suppress(FrameError, UnknownName):  # another program has written it
+                await self._agents_of(digest)
+        await self._transport.log.forget_agents(digests)
+
     async def _agents_of(self, digest: bytes) -> AgentSet:
-        """Return the agents with a digest, and store them in the folder; raise UnknownName if no mailbox has them."""
-        if digest not in self._agents:
-            found = await asyncio.to_thread(self._stored, digest)
-            if found is None:
-                found = await self._of_a_mailbox(digest)
-                await asyncio.to_thread(write_agents, self._folder, digest.hex(), found)
-            self._agents[digest] = found
-        return self._agents[digest]
+        """Return the agents with a digest, and store them in the folder; raise UnknownName if nobody has them."""
+        found = await asyncio.to_thread(self._stored, digest)
+        if found is None:
+            found = await self._transport.log.agents(digest) or await self._of_a_mailbox(digest)
+            await asyncio.to_thread(write_agents, self._folder, digest.hex(), found)
+        return found
 
     def _stored(self, digest: bytes) -> AgentSet | None:
         """Return the agents with a digest, None if the folder does not have them, or has a damaged file."""
@@ -179,8 +185,8 @@ class BroadcastHearers:
             return None
 
     async def _of_a_mailbox(self, digest: bytes) -> AgentSet:
-        directory: DirectoryDelta = await self._retry(partial(self._transport.load_directory, 0))
-        for record in directory.changed:
+        """Return the agents that a frame names which was written before there was a log."""
+        for record in (await self._transport.load_directory(0)).changed:
             for agents in (*record.by_subtopic().values(), *record.former()):
                 if agents_digest(agents) == digest:
                     return agents

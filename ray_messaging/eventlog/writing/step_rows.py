@@ -269,9 +269,12 @@ class StepFeed:
         return await self._reader.retry(partial(self._store.covered_boxes, first, last))
 
     async def _counts(self, step: int) -> Counter[str] | None:
-        """Return the number of messages by fate that the groups counted in a step; None if some group did not count."""
+        """Return the number of messages by fate that the groups counted in a step.
+
+        Return None if some group did not count, or the server keeps the counts no longer.
+        """
         closed = await self._reader.retry(partial(self._store.closed_step, step))
-        if not all(each.counts for each in closed.values()):
+        if not closed or not all(each.counts for each in closed.values()):
             return None
         counts: Counter[str] = Counter()
         for each in closed.values():

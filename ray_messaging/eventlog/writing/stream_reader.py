@@ -55,7 +55,7 @@ class StreamReader:
     ) -> None:
         self.transport, self.exp_id, self.folder = transport, exp_id, folder
         self.unreadable = 0
-        self.hearers = BroadcastHearers(transport, folder, audiences, self.retry, persist)
+        self.hearers = BroadcastHearers(transport, folder, audiences, persist)
         self._age_s = 0.0  # the age of the oldest entry of the last read
         self._read_at = 0.0
         self.away: str | None = None

@@ -367,6 +367,8 @@ class LogWriter:
         if self._feed is not None and self._collected is not None and sealed.steps is not None:
             await self._feed.written(sealed.steps)
             await self._collected.write(least=FILE_BYTES)
+        if not self._segments.lost:
+            await self._segments.retry(self._reader.hearers.tidy)
         if not closed:  # it is idle: a busy writer would need the memory again at once
             await asyncio.to_thread(pa.default_memory_pool().release_unused)
 

@@ -55,6 +55,7 @@ return 1
 -- KEYS[3] log state  hash: epoch of the log's writer; it stays, so that the call can be repeated
 -- KEYS[4] ended      set: <name>:<born> of streams whose mailbox is gone: ended:<name>:<born> is such a stream
 -- KEYS[5] log        stream: emptied rather than deleted, so that no entry id comes again
+-- KEYS[6] hearers    hash: sets of agents that broadcasts name, by digest
 -- ARGV[1] the writer's epoch  [2] prefix of this experiment's keys: mailbox:<name>:<born> is a stream, state:<mailbox> a
 --         hash (born, keep = oldest entry that the reader needs, and what the log counted)
 -- Returns 1, or 0 where a newer writer has the log
@@ -70,7 +71,7 @@ for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
   end
 end
 for _, stream in ipairs(redis.call('SMEMBERS', KEYS[4])) do redis.call('DEL', ARGV[2] .. 'ended:' .. stream) end
-redis.call('DEL', KEYS[4])
+redis.call('DEL', KEYS[4], KEYS[6])
 redis.call('XTRIM', KEYS[5], 'MAXLEN', 0)
 redis.call('HDEL', KEYS[3], 'logged', 'unlogged', 'unlogged_bytes', 'taken', 'taken_bytes', 'base', 'base_bytes', 'last')
 return 1
