@@ -9,6 +9,7 @@ import pytest
 from support.log_writing import POINTS, Crash, Died, failed
 from support.patience import WAIT_S
 from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, digests_of, live, run_step, sequential
+from support.step_society import messages_of as sent_in
 from typer.testing import CliRunner
 
 from ray_messaging import EventLog, columns
@@ -117,6 +118,17 @@ async def test_each_row_is_there_once_although_the_log_dies(society, point, afte
     await within(living)
     await within(later.close())
     has_each_message_once(society)
+
+
+async def test_a_log_that_lags_behind_the_counts_that_the_server_keeps_lacks_nothing(society):
+    await society.begin(groups=2, digest=True, lag=100, horizon=2)
+    writer = await society.writer(segment_rows=1, crash=Crash("checked"))
+    await within(asyncio.gather(*map(live, await society.groups(2))))
+    await failed(writer)
+    later = await society.writer()
+    await within(later.close())
+    assert later.stats()["missing"] == []
+    assert EventLog.open(society.folder).balance().sends == sent_in(STEPS)
 
 
 async def test_steps_wait_for_a_log_that_lags_and_no_longer(society):
