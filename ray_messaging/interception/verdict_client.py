@@ -66,10 +66,6 @@ class VerdictClient:
         """Return a verdict that passes broadcasts without expanding them to hearers; None if there may be rules."""
         return None
 
-    async def step_rules(self) -> list[str]:
-        """Return the names of the rules that judge whole steps. Raises as `judge`."""
-        return []
-
     async def close(self) -> None:
         """Close the connection to the interceptor."""
 
@@ -142,10 +138,6 @@ class LocalVerdictClient(VerdictClient):
         """Return a verdict that passes broadcasts without expanding them, or None if there are rules."""
         await self.judge(broadcasts.take(np.zeros(0, np.intp)))  # after this, the rules are those of the batch's step
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
-
-    async def step_rules(self) -> list[str]:
-        """Return the names of the rules that judge whole steps."""
-        return [rule.name for rule in self._interceptor.rules.whole]
 
 
 async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
@@ -245,10 +237,6 @@ class RemoteVerdictClient(VerdictClient):
                     "sent: does something block the event loop, or is the machine overloaded? Then send again"
                 )
         return rules.judge(broadcasts) if rules.empty else None
-
-    async def step_rules(self) -> list[str]:
-        """Return the names of the rules that judge whole steps."""
-        return await self._unless_over(_retry(self._handle.step_rules.remote, self._timeout_s))
 
     async def _verdicts(self, batch: Batch, *, with_payload: bool, patient: bool = False) -> VerdictReply:
         for payloads in dict.fromkeys((with_payload, True)):

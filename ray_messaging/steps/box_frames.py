@@ -1,11 +1,14 @@
 """Frames of boxes as batches."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.folding import fold, kept_places, spread
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import AskedOutside, Extension, OutsideQuestion
 from ray_messaging.model.joining import joined_arrays
@@ -18,17 +21,25 @@ FIRST_ADDED = 2**30  # ordinals from here on are of messages that a rule added
 FIRST_OUTSIDE = 2**31  # ordinals from here on are of messages from outside
 
 
-def batches_of(frames: Iterable[BoxFrame], step: int) -> list[Batch]:
-    """Decode the frames of a box that count for a step, with the supervisor's changes applied.
+class BoxBatches(NamedTuple):
+    """The frames of a box, decoded: messages, broadcasts (`folded`), and the supervisor's changes of both."""
+
+    messages: list[Batch]
+    folded: list[Batch]
+    amendments: list[Batch]
+
+
+def batches_of(frames: Iterable[BoxFrame], step: int) -> BoxBatches:
+    """Decode the frames of a box that count for a step, with the supervisor's changes applied to all but broadcasts.
 
     Raises: FrameError for a frame that cannot be decoded.
     """
-    batches: list[Batch] = []
-    amendments: list[Batch] = []
+    found = BoxBatches([], [], [])
     for frame in frames:
         batch = batch_of(frame, step)
-        (amendments if amends(frame, batch) else batches).append(batch)
-    return amended(batches, amendments) if amendments else batches
+        kind = found.amendments if amends(frame, batch) else found.messages if batch.fold is None else found.folded
+        kind.append(batch)
+    return found._replace(messages=amended(found.messages, found.amendments)) if found.amendments else found
 
 
 def from_outside(frames: Iterable[BoxFrame], step: int) -> list[Batch]:
@@ -92,6 +103,58 @@ def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch
     return [batch for batch in found if batch.rows]
 
 
+def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
+    """Return a folded batch of broadcasts with amendments of its pairs applied; None if no pair is left.
+
+    Pairs of one broadcast that are changed in different ways are in different rows.
+
+    Args: edges are the pairs of the audience's version whose hearers are the agents to which the frame refers.
+    """
+    return _amended_pairs(folded, edges, amendments, without_changed=False)
+
+
+def unamended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
+    """Return those pairs of a folded batch that no amendment blocks or changes; None if there are none.
+
+    Args: edges are as in `amended_broadcasts`.
+    """
+    return _amended_pairs(folded, edges, amendments, without_changed=True)
+
+
+def _amended_pairs(folded: Batch, edges: Edges, amendments: Sequence[Batch], *, without_changed: bool) -> Batch | None:
+    changes = [each for each in amendments if each.step == folded.step]
+    if not changes:
+        return folded
+    assert folded.fold is not None
+    pairs = _spread(folded, edges)
+    kept = kept_places(folded.fold.kept, pairs.rows) if folded.fold.kept else np.arange(pairs.rows)
+    hits = {int(kept[row]): place for row, place in _hits([pairs.take(kept)], changes)[0].items()}
+    if not hits:
+        return folded
+    changed = {row: place for row, place in hits.items() if changes[place.batch].sender == CHANGED}
+    gone = hits.keys() if without_changed else hits.keys() - changed.keys()
+    kept = kept[~np.isin(kept, np.fromiter(gone, np.intp))]
+    if not len(kept):
+        return None
+    kinds = None
+    if changed and not without_changed:
+        pairs, kinds = _changed(pairs, changed, changes), np.zeros(pairs.rows, np.intp)
+        known: dict[tuple[bytes, tuple[str, ...]], int] = {}
+        assert pairs.lines is not None
+        for row in changed:
+            kinds[row] = known.setdefault((pairs.lines.row(row), tuple(pairs.labels_of(row))), len(known) + 1)
+    made, _ = fold(pairs, kept, np.arange(pairs.rows), folded.fold.agents, kinds)
+    made.numbers = None
+    return made
+
+
+def _spread(folded: Batch, edges: Edges) -> Batch:
+    """Return all pairs of broadcasts, also those that do not count. Each broadcast is numbered by its row."""
+    numbered = copy(folded)
+    numbered.numbers = None
+    return spread(numbered, edges)
+
+
 def _hits(targets: Sequence[Batch], amendments: Sequence[Batch]) -> list[dict[int, _Place]]:
     """Return, for each target, the rows that are changed, each with the place of its amendment."""
     keys = message_keys([*amendments, *targets])
@@ -111,6 +174,14 @@ def _hits(targets: Sequence[Batch], amendments: Sequence[Batch]) -> list[dict[in
 
 def _apply(batch: Batch, rows: dict[int, _Place], amendments: Sequence[Batch]) -> Batch:
     changed = {row: place for row, place in rows.items() if amendments[place.batch].sender == CHANGED}
+    made = _changed(batch, changed, amendments)
+    stay = np.ones(batch.rows, np.bool_)
+    stay[[row for row in rows if row not in changed]] = False
+    return made if stay.all() else made.take(np.flatnonzero(stay))
+
+
+def _changed(batch: Batch, changed: Mapping[int, _Place], amendments: Sequence[Batch]) -> Batch:
+    """Return a batch with the payloads and labels of amendments in place of those of some rows."""
     lines: dict[int, bytes] = {}
     labels = {name: set(marked.tolist()) for name, marked in batch.labels.items()}
     for row, place in changed.items():
@@ -121,14 +192,18 @@ def _apply(batch: Batch, rows: dict[int, _Place], amendments: Sequence[Batch]) -
             labels.setdefault(name, set()).add(row)
     made = batch.with_payloads(lines)
     made.labels = {name: np.array(sorted(marked), np.uint32) for name, marked in labels.items()}
-    stay = np.ones(batch.rows, np.bool_)
-    stay[[row for row in rows if row not in changed]] = False
-    return made if stay.all() else made.take(np.flatnonzero(stay))
+    return made
 
 
 def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
-    """Return a number for each row, which is equal for equal from_id and ordinal. The batches belong to one step."""
+    """Return a number for each row, which is equal for copies of one message. The batches belong to one step.
+
+    Copies have equal from_id and ordinal, and if some rows are broadcasts, equal to_id: that of broadcasts is None.
+    """
     _, senders = np.unique(id_ranks([batch.from_ids for batch in batches]), return_inverse=True)
     ordinals = joined_arrays([batch.ordinal for batch in batches if batch.ordinal is not None])
     keys: NDArray[np.int64] = (senders.astype(np.int64) << 32) | ordinals.astype(np.int64)
+    if any(batch.extension is not None and batch.extension.audience is not None for batch in batches):
+        said = np.unique(keys, return_inverse=True)[1].astype(np.int64)
+        keys = (said << 32) | np.unique(id_ranks([batch.to_ids for batch in batches]), return_inverse=True)[1]
     return keys

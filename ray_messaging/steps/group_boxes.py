@@ -13,7 +13,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Fold
 from ray_messaging.receiving.unfolder import Unfolder
-from ray_messaging.steps.box_frames import batch_of, batches_of, from_outside
+from ray_messaging.steps.box_frames import BoxBatches, amended_broadcasts, batch_of, batches_of, from_outside
 from ray_messaging.steps.inbox import FoldedBatch
 from ray_messaging.steps.moved_agents import MovedAgents
 from ray_messaging.transports.box_reader import BoxReader
@@ -64,20 +64,27 @@ class GroupBoxes:
         others = [frames for origin in moved.origins.items() if (frames := await self._of_origin(*origin, step))]
         if late and not others:  # the common case
             batches = batches_of(own, step)
-            folded = [FoldedBatch(each, await self._unfolder.edges(each)) for each in batches if each.fold is not None]
-            return ReadBoxes([each for each in batches if each.fold is None], folded, from_outside(own, step))
+            return ReadBoxes(batches.messages, await self._folded(batches), from_outside(own, step))
         boxes = [OpenBox(own, moved.left, besides=True)]
         boxes += [OpenBox(frames, moved.came, besides=False) for frames in others]
         found = ReadBoxes([], [], [])
         for each in boxes:
-            for batch in batches_of(each.frames, step):
-                if batch.fold is None:
-                    found.batches.append(_read_by(batch, each))
-                else:
-                    agents = record.agents(batch.topics[0])
-                    found.folded.append(await toward_agents(self._unfolder, batch, agents, _chosen(each, agents)))
+            batches = batches_of(each.frames, step)
+            found.batches.extend(_read_by(batch, each) for batch in batches.messages)
+            for batch, _ in await self._folded(batches):
+                agents = record.agents(batch.topics[0])
+                found.folded.append(await toward_agents(self._unfolder, batch, agents, _chosen(each, agents)))
         outside = [(frame.first, _read_by(batch_of(frame, step), each)) for each in boxes for frame in _outside(each)]
         found.outside.extend(batch for _, batch in sorted(outside, key=lambda each: each[0]))
+        return found
+
+    async def _folded(self, box: BoxBatches) -> list[FoldedBatch]:
+        """Return the broadcasts of a box, with the supervisor's changes applied."""
+        found: list[FoldedBatch] = []
+        for batch in box.folded:
+            edges = await self._unfolder.edges(batch)
+            left = amended_broadcasts(batch, edges, box.amendments)
+            found += [] if left is None else [FoldedBatch(left, edges)]
         return found
 
     async def _of_origin(self, mailbox: str, since: int, step: int) -> list[BoxFrame]:

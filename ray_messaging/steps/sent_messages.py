@@ -1,7 +1,7 @@
 """The messages that groups have sent in one step, across all boxes."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.sending.bulk_input import ColumnChunk
 from ray_messaging.steps.box_frames import batch_of, message_keys
-from ray_messaging.steps.canonical_order import joined_in_order
+from ray_messaging.steps.canonical_order import id_ranks, joined_in_order
 from ray_messaging.transports.box_reader import BoxReader
 from ray_messaging.transports.step_values import ASKER, OUTSIDE, Cover, box_name
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 Rows = NDArray[np.intp]
+Unfold = Callable[[str, Batch], Awaitable[Batch]]  # of a mailbox's broadcasts: a row for each hearer
 
 
 class BoxBatch(NamedTuple):
@@ -46,7 +47,7 @@ class Copies(NamedTuple):
 
 
 class SentMessages:
-    """Messages of groups in one step.
+    """Messages of groups in one step, a broadcast as a message for each hearer.
 
     `batch` has each message once, in canonical order, even if several mailboxes have a copy.
 
@@ -57,9 +58,10 @@ class SentMessages:
         self._sources = sources
         batches = [source.batch for source in sources]
         joined, order = joined_in_order(batches)
-        keys = message_keys([joined])
+        keys, hearers = message_keys([joined]), id_ranks([joined.to_ids])
         self._first = np.ones(len(order), np.bool_)
-        self._first[1:] = keys[1:] != keys[:-1]  # the copies of a message are adjacent
+        # The copies of a message are adjacent.
+        self._first[1:] = (keys[1:] != keys[:-1]) | (hearers[1:] != hearers[:-1])
         self._message = np.cumsum(self._first) - 1
         counts = [batch.rows for batch in batches]
         self._source = np.repeat(np.arange(len(sources)), counts)[order]
@@ -86,7 +88,7 @@ def no_messages(sender: str, step: int, attempt: int = 0) -> Batch:
     return batch
 
 
-async def sent_messages(store: "RedisSteps", number: int, horizon: int) -> SentMessages | None:
+async def sent_messages(store: "RedisSteps", number: int, horizon: int, unfold: Unfold) -> SentMessages | None:
     """Return the messages that groups sent to mailboxes in a step that all have closed, or None if there are none."""
     covered = await store.covered_boxes(number + 1, number + horizon)
     boxes = {
@@ -94,13 +96,13 @@ async def sent_messages(store: "RedisSteps", number: int, horizon: int) -> SentM
         for box, covers in covered.items()
         if not box.startswith((":", ASKER))
     }
-    parts = await asyncio.gather(*(_sent_to(store, box, covers) for box, covers in boxes.items() if covers))
+    parts = await asyncio.gather(*(_sent_to(store, box, covers, unfold) for box, covers in boxes.items() if covers))
     sources = [source for part in parts for source in part]
     return SentMessages(number, sources) if sources else None
 
 
-async def _sent_to(store: "RedisSteps", box: str, covers: Sequence[Cover]) -> list[BoxBatch]:
+async def _sent_to(store: "RedisSteps", box: str, covers: Sequence[Cover], unfold: Unfold) -> list[BoxBatch]:
     mailbox, _, step = box.rpartition("@")
-    frames = await BoxReader(store, box).covered(covers)
-    batches = [BoxBatch(mailbox, int(step), batch_of(frame, int(step))) for frame in frames]
-    return [each for each in batches if each.batch.rows and each.batch.fold is None]  # rules see no broadcasts
+    batches = [batch_of(frame, int(step)) for frame in await BoxReader(store, box).covered(covers)]
+    spread = [each if each.fold is None else await unfold(mailbox, each) for each in batches]
+    return [BoxBatch(mailbox, int(step), each) for each in spread if each.rows]

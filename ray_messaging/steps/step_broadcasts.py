@@ -1,6 +1,7 @@
 """The broadcasts of a step before they are written to boxes.
 
-A broadcast is one row if no rule judges it and each of its hearers is in a group, otherwise one row for each hearer.
+A broadcast is one row if no rule judges it before the step has ended and each of its hearers is in a group, otherwise
+one row for each hearer.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,6 @@ from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, current_audience
 from ray_messaging.audiences.folding import spread
 from ray_messaging.engine import Engine
-from ray_messaging.errors import ConfigError
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
 from ray_messaging.sending.bulk_input import edges_of, within_pairs
@@ -22,7 +22,6 @@ class StepBroadcasts:
 
     def __init__(self, engine: Engine, directory: Directory) -> None:
         self._engine = engine
-        self._checked = False  # it was checked that no rule judges whole steps
         self._directory = directory
         self._reaches: dict[tuple[Audience, str], tuple[AgentPlaces, int, Reaches]] = {}
         self.digests: dict[Audience, bytes] = {}
@@ -30,8 +29,7 @@ class StepBroadcasts:
     async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[EncodedBatch]:
         """Return batches in a form that can be sent, in which those of broadcasts know their hearers.
 
-        Raises: UnknownName if an audience does not exist; FrameError if its pairs are damaged; ConfigError for
-        broadcasts if a rule judges whole steps.
+        Raises: UnknownName if an audience does not exist; FrameError if its pairs are damaged.
         """
         made: list[EncodedBatch] = []
         for batch in batches:
@@ -39,21 +37,12 @@ class StepBroadcasts:
             if audience is None:
                 made.append(EncodedBatch(batch=batch))
                 continue
-            await self._check_rules()
             if audience.version == UNRESOLVED and batch.extension is not None:
                 audience = current_audience(self._directory.audiences, audience.name, step)
                 batch.extension.audience = audience
             reaches = await self._reach(audience, batch.topics[0], senders)
             made += await self._sendable(batch, reaches)
         return made
-
-    async def _check_rules(self) -> None:
-        if not self._checked and (found := await self._engine.verdict_client.step_rules()):
-            raise ConfigError(
-                f"rule {found[0]!r} judges whole steps, and it would see no broadcasts: take it out, or send to each "
-                "hearer by step.send_columns"
-            )
-        self._checked = True
 
     async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[EncodedBatch]:
         records = self._directory.records.values()

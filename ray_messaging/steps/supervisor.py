@@ -3,17 +3,23 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
+from ray_messaging.audiences.cache import AudienceCache, audience_of
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.errors import Fenced, MessagingError, StepAborted
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.limits_and_timeouts import CALL_BYTES, STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.extension import Audience
+from ray_messaging.receiving.unfolder import Unfolder
+from ray_messaging.sending.bulk_input import edges_of
 from ray_messaging.steps.blocked_sends import encode_blocked
 from ray_messaging.steps.digests import SIZE
 from ray_messaging.steps.sent_messages import no_messages, sent_messages
@@ -48,7 +54,8 @@ class Supervisor:
     After a fault in the middle of a step, the step begins again under a higher attempt, and nothing of the earlier
     attempt counts.
 
-    Args: `epoch` is the interceptor's, FOREIGN for one that the server does not know.
+    Args: `epoch` is the interceptor's, FOREIGN for one that the server does not know. `audiences` has the pairs to
+    which groups broadcast.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class Supervisor:
         settings: StepSettings,
         reviewer: RuleReviewer,
         epoch: int,
+        audiences: AudienceCache,
     ) -> None:
         self.error = ""  # why the last attempt failed; "": it has not failed
         self.failed_at = 0.0  # the monotonic time, in s, of the first failure since a step was closed
@@ -70,6 +78,7 @@ class Supervisor:
         self._directory = Directory(transport.exp_id)  # the directory of mailboxes with steps
         self._shut: set[str] = set()  # boxes that accept nothing in the step `_shut_in`
         self._shut_in = -1
+        self._broadcasts = JudgedBroadcasts(self._directory, audiences, self._reload)
         self._state: bytes | None = None
         self._total: Counter[str] = Counter()
 
@@ -146,21 +155,26 @@ class Supervisor:
 
     async def _changes(self, number: int, attempt: int) -> tuple[StepChanges, Counter[AgentId | None], bytes]:
         """Return what the rules change in a step, the number of blocked messages by sender, and these messages."""
-        changes = StepChanges(number, attempt, self._directory, self._shut, digest=self._settings.digest)
+        said = self._broadcasts
+        said.digests.clear()
+        changes = StepChanges(number, attempt, self._directory, self._shut, said.digests, digest=self._settings.digest)
         violations: Counter[AgentId | None] = Counter()
         if not self._reviewer.reads():
             return changes, violations, b""
-        sent = await sent_messages(self._store, number, self._settings.horizon)
+        sent = await sent_messages(self._store, number, self._settings.horizon, said.unfold)
         batch = no_messages("", number) if sent is None else sent.batch
         verdict, added = await self._reviewer.review(number, batch)
         if added or verdict.blocked or verdict.rewritten or verdict.labels:
-            delta = await self._transport.load_directory(self._directory.version)
-            self._directory.update(*delta._replace(changed=[each for each in delta.changed if each.exclusive]))
+            await self._reload()
         if sent is not None:
             changes.apply(sent, verdict)
         changes.add(added)
         violations.update(batch.from_ids.take(np.fromiter(verdict.blocked, np.intp)).tolist())
         return changes, violations, encode_blocked([(batch, verdict.blocked)])
+
+    async def _reload(self) -> None:
+        delta = await self._transport.load_directory(self._directory.version)
+        self._directory.update(*delta._replace(changed=[each for each in delta.changed if each.exclusive]))
 
     async def _send(self, sender: StepTransport, writes: Sequence[FrameWrite], attempt: int) -> None:
         reply = await sender.send(SendRequest(SUPERVISOR, attempt, 0, self._epoch, writes))
@@ -171,6 +185,41 @@ class Supervisor:
                 step=sender.step,
                 group=SUPERVISOR,
             )
+
+
+class JudgedBroadcasts:
+    """The broadcasts of a step as its rules see them: a message for each hearer.
+
+    `digests` has the hash of the pairs of each audience, for the step's digest.
+
+    Args: `reload` updates the directory.
+    """
+
+    def __init__(self, directory: Directory, audiences: AudienceCache, reload: Callable[[], Awaitable[None]]) -> None:
+        self.digests: dict[Audience, bytes] = {}
+        self._directory = directory
+        self._audiences = audiences
+        self._reload = reload
+        self._unfolders: dict[str, Unfolder] = {}  # by mailbox
+
+    async def unfold(self, mailbox: str, broadcasts: Batch) -> Batch:
+        """Return the messages of a mailbox's folded frame; raises as `Unfolder.unfold`."""
+        audience = audience_of(broadcasts)
+        if audience not in self.digests:
+            await self._reload()
+            edges = await edges_of(audience, broadcasts.topics[0], self._directory, self._audiences)
+            self.digests[audience] = edges.digest
+        found = self._unfolders.get(mailbox)
+        if found is None:
+            found = self._unfolders[mailbox] = Unfolder(self._audiences)
+            found.former = lambda: self._agents_of(mailbox)
+        return await found.unfold(broadcasts)
+
+    def _agents_of(self, mailbox: str) -> Iterator[AgentSet]:
+        record = self._directory.records.get(mailbox)
+        if record is not None:
+            yield from record.by_subtopic().values()
+            yield from record.former()
 
 
 def _calls(writes: Sequence[FrameWrite]) -> Iterator[list[FrameWrite]]:

@@ -13,7 +13,7 @@ from ray_messaging.interception.server.step_judge import AddedMessage
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
-from ray_messaging.model.extension import Extension
+from ray_messaging.model.extension import Audience, Extension
 from ray_messaging.receipt import BLOCKED, DELIVERED, FATES, PUBLISHED, UNDELIVERABLE
 from ray_messaging.sending.bulk_input import ColumnChunk
 from ray_messaging.sending.logged_frames import logged
@@ -33,10 +33,20 @@ _ROWS = 8_192  # the most rows of a frame
 class StepChanges:
     """Frames that change one step, and the changes of its counts.
 
-    Args: `directory` is that of mailboxes with steps; `shut` are boxes that accept nothing.
+    Args: `directory` is that of mailboxes with steps; `shut` are boxes that accept nothing; `audiences` has the hash of
+    each version to which was broadcast.
     """
 
-    def __init__(self, number: int, attempt: int, directory: Directory, shut: Set[str], *, digest: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        attempt: int,
+        directory: Directory,
+        shut: Set[str],
+        audiences: Mapping[Audience, bytes],
+        *,
+        digest: bool,
+    ) -> None:
         self.writes: list[FrameWrite] = []  # without numbers
         self.fates: Counter[str] = Counter()
         self.digest = 0  # the number that is added to the sum of the step's digests
@@ -44,6 +54,7 @@ class StepChanges:
         self._attempt = attempt
         self._directory = directory
         self._shut = shut
+        self._audiences = audiences
         self._digests = digest
 
     def apply(self, sent: SentMessages, verdict: BatchVerdict) -> None:
@@ -85,8 +96,8 @@ class StepChanges:
         self._note(batch, LogNote(BLOCKED, why=why_of([verdict.blocked[row] for row in messages])))
         before = copies.source.batch.take(copies.rows[once])
         blocks = {at: verdict.blocked[row] for at, row in enumerate(messages)}
-        self._count(digest_rows(before, [DELIVERED] * before.rows, {}), -1)
-        self._count(digest_rows(batch, [BLOCKED] * batch.rows, blocks), 1)
+        self._count(digest_rows(before, [DELIVERED] * before.rows, {}, self._audiences), -1)
+        self._count(digest_rows(batch, [BLOCKED] * batch.rows, blocks, self._audiences), 1)
 
     def _change(self, copies: Copies, verdict: BatchVerdict) -> None:
         messages = copies.messages.tolist()
@@ -101,7 +112,7 @@ class StepChanges:
         self._note(taken, LogNote(DELIVERED, copies.source.mailbox, why_of(why), said))
         once = np.flatnonzero(copies.first)
         for batch, sign in ((copies.source.batch.take(copies.rows[once]), -1), (taken.take(once), 1)):
-            self._count(digest_rows(batch, [DELIVERED] * batch.rows, {}), sign)
+            self._count(digest_rows(batch, [DELIVERED] * batch.rows, {}, self._audiences), sign)
 
     def _amend(self, copies: Copies, taken: Batch, *, with_payload: bool = True) -> None:
         for low in range(0, taken.rows, _ROWS):

@@ -117,7 +117,7 @@ async def _run(
         supervising: list[asyncio.Task[None]] = []
         if reviewer is not None:
             await store.join(SUPERVISOR)
-            supervisor = Supervisor(transport, store, settings, reviewer, FOREIGN)
+            supervisor = Supervisor(transport, store, settings, reviewer, FOREIGN, messagers[0].engine.audiences)
             supervising.append(asyncio.create_task(supervisor.run(), name="ray_messaging step rules"))
             stack.push_async_callback(end, supervising[0])
         plan_of = {plan.name: _known(plan) for plan in plans}

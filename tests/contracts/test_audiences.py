@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 from support.contracts import WAIT_S, fetch_batch, vanish
 
-from ray_messaging import ConfigError, Messager, MessagingConfig, UnknownName, columns
+from ray_messaging import Messager, MessagingConfig, UnknownName, columns
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.interception.rules import BlackList
-from ray_messaging.interception.rules.rule import StepRule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
+from ray_messaging.transports.step_values import StepSettings
 
 FRIENDS, PLAZA = "friends", "plaza"
 WEST, EAST = range(10), range(10, 20)
@@ -355,16 +354,11 @@ async def stepped(server, exp_id, shelf):
     """Return a function that opens the one group of an experiment with steps."""
     async with AsyncExitStack() as stack:
 
-        async def open_one(exp=exp_id, rule=None):
-            interceptor = None if rule is None else Interceptor(exp, [rule])
-            if interceptor is not None:
-                interceptor.supervised = True
-            messager = await stack.enter_async_context(Messager(server, exp, interceptor, name="all", audiences=shelf))
+        async def open_one(exp=exp_id):
+            messager = await stack.enter_async_context(Messager(server, exp, name="all", audiences=shelf))
             await messager.engine.transport.steps.begin(StepSettings(seed=1, groups=1, digest=True))
             await messager.host_agents(range(20), ["agent-chat"])
             await shelf.add(messager, FRIENDS, graph(PAIRS))
-            if rule is not None:
-                await messager.engine.transport.steps.join(SUPERVISOR)
             return messager
 
         yield open_one
@@ -389,14 +383,6 @@ async def test_a_step_that_runs_again_hears_and_counts_the_same(stepped, exp_id)
     assert len(broken[1]) == 2
     assert repr(broken[1]) == repr(whole[1] * 2)
     assert repr(broken[2]) == repr(whole[2])
-
-
-async def test_rules_on_whole_steps_refuse_broadcasts(stepped):
-    messager = await stepped(rule=StepRule())
-    async with aclosing(messager.steps(until=2)) as steps:
-        (await anext(steps)).broadcast(1, FRIENDS, {"n": 1})
-        with pytest.raises(ConfigError, match="'step_rule' judges whole steps"):
-            await anext(steps)
 
 
 async def test_what_waits_of_broadcasts_moves_with_the_hearers(opened):

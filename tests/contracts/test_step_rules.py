@@ -7,14 +7,17 @@ from contextlib import AsyncExitStack, aclosing
 from itertools import count
 from random import Random
 
+import numpy as np
 import pytest
 from support.contracts import until
 from support.step_society import AGENTS, FRIENDS, SEED, LoggedGroups, digests_of, sealed
 
 from ray_messaging import ConfigError, EventLog, Messager, StepAborted
+from ray_messaging.audiences.building import build_edges
 from ray_messaging.compat.supervisor import Message, MessageKind, SupervisorBase
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import (
+    ALLOW,
     Added,
     RateLimit,
     Rule,
@@ -222,6 +225,118 @@ async def test_the_first_answers_in_columns_pass_whatever_their_subtopics(societ
             step.reply_columns(step.messages, {})
         answered = [message.in_reply_to for message in step.messages]
     assert answered == ["0-0-0", "0-0-1"]
+
+
+# -- broadcasts -------------------------------------------------------------------------------------------------------
+
+EDGES = [(agent, friend) for agent, friends in FRIENDS.items() for friend in friends if friend != agent]
+
+
+class SayingSociety(Society):
+    """Agents that broadcast to their friends, some of it for a later step, and to all, and send."""
+
+    async def begin(self, *rules, **settings):
+        groups = await super().begin(*rules, **settings)
+        await self.create("friends", build_edges([np.array(EDGES)]))
+        return groups
+
+    async def live(self, messager, until=STEPS):
+        async with aclosing(messager.steps(until=until)) as steps:
+            async for step in steps:
+                heard = step.heard("friends")
+                counts = dict(zip(step.places.ints.tolist(), heard.count().tolist(), strict=True))
+                for agent, inbox in step.by_agent():
+                    said = [(message.from_id, message.payload["word"], message.labels) for message in inbox]
+                    self.heard[step.number, agent] = said
+                    assert counts[agent] == sum(" f" in word for _, word, _ in said)
+                    later = step.number + 1 + agent % 2
+                    step.broadcast(agent, "friends", {"word": f"{step.number} f{agent}"}, deliver_at=later)
+                    if agent % 20 == 3:
+                        step.broadcast(agent, "*", {"word": f"{step.number} *{agent}"})
+                    step.send(agent, (agent + 1) % AGENTS, {"word": f"{step.number} s{agent}"})
+
+
+def fate_of(from_id, to_id):
+    """Return what a PairCensor does with messages of this pair."""
+    return ["block", "rewrite", "label", "own words", "pass", "pass", "pass"][(3 * from_id + to_id) % 7]
+
+
+class PairCensor(StepRule):
+    """A rule that judges by the pair, and counts the messages that it has seen in each step."""
+
+    def __init__(self):
+        self.seen = {}
+
+    async def check_step(self, number, batch, exp_id):
+        pairs = [*zip(batch.from_ids.tolist(), batch.to_ids.tolist(), strict=True)]
+        self.seen[number] = len(pairs)
+        made = {
+            "block": lambda word, to_id: block("no"),
+            "rewrite": lambda word, to_id: rewrite({"word": f"{word}!"}, "mended"),
+            "label": lambda word, to_id: label("odd", "pair"),
+            "own words": lambda word, to_id: rewrite({"word": f"{word}@{to_id}"}),
+            "pass": lambda word, to_id: ALLOW,
+        }
+        return StepVerdicts(
+            {
+                row: made[fate_of(*pair)](json.loads(batch.lines.row(row))["word"], pair[1])
+                for row, pair in enumerate(pairs)
+            }
+        )
+
+
+def said_in(until=STEPS):
+    """Return what agents say: (step, step of reading, from_id, to_id, word), ..."""
+    found = []
+    for step in range(until):
+        for agent in range(AGENTS):
+            word = f"{step} f{agent}"
+            found += [(step, step + 1 + agent % 2, agent, b, word) for a, b in EDGES if a == agent]
+            if agent % 20 == 3:
+                found += [(step, step + 1, agent, b, f"{step} *{agent}") for b in range(AGENTS) if b != agent]
+            found.append((step, step + 1, agent, (agent + 1) % AGENTS, f"{step} s{agent}"))
+    return found
+
+
+def heard_under(judged, until=STEPS):
+    """Return the sorted words that each agent hears in each step, if a PairCensor judges the steps in `judged`."""
+    heard = {(step, agent): [] for step in range(until) for agent in range(AGENTS)}
+    for step, read, from_id, to_id, word in said_in(until):
+        fate = fate_of(from_id, to_id) if step in judged else "pass"
+        word = {"rewrite": f"{word}!", "own words": f"{word}@{to_id}"}.get(fate, word)
+        labels = {"rewrite": ("mended",), "label": ("odd", "pair")}.get(fate, ())
+        if read < until and fate != "block":
+            heard[read, to_id].append((from_id, word, labels))
+    return {key: sorted(entries) for key, entries in heard.items()}
+
+
+def logged_under(judged, until=STEPS):
+    """Return the rows of the log: (step, step of reading, from_id, to_id, fate, payload before, payload)."""
+    for step, read, from_id, to_id, word in said_in(until):
+        fate = fate_of(from_id, to_id) if step in judged else "pass"
+        new = {"rewrite": f"{word}!", "own words": f"{word}@{to_id}"}.get(fate)
+        text = f'{{"word":"{word}"}}'
+        texts = (None, text) if new is None else (text, f'{{"word":"{new}"}}')
+        yield step, read, from_id, to_id, "blocked" if fate == "block" else "delivered", *texts
+
+
+async def test_broadcasts_are_judged_for_each_hearer(societies):
+    digests = {}
+    for groups in (1, 3):
+        society, rule = await societies(SayingSociety), PairCensor()
+        await society.run(await society.begin(rule, groups=groups))
+        assert {key: sorted(said) for key, said in society.heard.items()} == heard_under(range(STEPS))
+        said = said_in()
+        assert rule.seen == Counter(step for step, *_ in said)
+        log, digests[groups] = await society.logged()
+        expected = Counter(logged_under(range(STEPS)))
+        rows = log.query(expand=True).to_pylist()
+        columns = "step", "step_read", "from_id", "to_id", "fate", "payload_before", "payload"
+        found = [tuple(int(row[name]) if name.endswith("_id") else row[name] for name in columns) for row in rows]
+        assert Counter(found) == expected
+        assert await society.fates() == Counter(fate for *_, fate, _, _ in expected.elements())
+        assert log.balance(expand=True).sends == len(said)
+    assert digests[1] == digests[3]
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------

@@ -150,7 +150,6 @@ class Town(LoggedGroups):
         return SimpleNamespace(
             lane=Method(lambda **_: self._alive().lane_address),
             forward_batch=Method(self._forward),
-            step_rules=Method(lambda: [rule.name for rule in self._alive().interceptor.rules.whole]),
         )
 
     def _alive(self):

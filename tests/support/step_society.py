@@ -8,6 +8,7 @@ from hashlib import blake2b
 import numpy as np
 
 from ray_messaging import Messager
+from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.files import version_folder, write_edges
 from ray_messaging.audiences.records import AudienceFacts, Audiences, Kind, encode_facts
 from ray_messaging.audiences.source import LocalFolder
@@ -203,7 +204,8 @@ class LoggedGroups:
         transport = await self.transport()
         await transport.steps.join(SUPERVISOR)
         reviewer = RuleReviewer(interceptor, settings.horizon)
-        supervisor = Supervisor(transport, transport.steps, settings, reviewer, FOREIGN)
+        audiences = AudienceCache(None if self.folder is None else LocalFolder(self.folder / "audiences"))
+        supervisor = Supervisor(transport, transport.steps, settings, reviewer, FOREIGN, audiences)
         self.tasks.append(asyncio.create_task(supervisor.run()))
         return supervisor
 

@@ -60,7 +60,8 @@ class InterceptorActor:
     async def _begin(self, spec: InterceptorSpec, redis: ServerConfig | None) -> None:
         from ray_messaging.cluster.actors.interceptor_host import InterceptorHost  # noqa: PLC0415 - see above
 
-        self._newest = InterceptorHost(spec, await embedded_config(spec) if redis is None else redis)
+        config, me = await embedded_config(spec) if redis is None else redis, ray.get_runtime_context().current_actor
+        self._newest = InterceptorHost(spec, config, me)
         try:
             await self._newest.start(get_node_ip_address())
         except BaseException:
@@ -113,10 +114,6 @@ class InterceptorActor:
         self._check_ours(exp_id)
         answer = self._host.interceptor.answer(request, patient=patient)
         return answer if isinstance(answer, bytes) else await answer
-
-    async def step_rules(self) -> list[str]:
-        """Return the names of the rules that judge whole steps."""
-        return [rule.name for rule in self._host.interceptor.rules.whole]
 
     # -- control: a change applies to every send that begins after it has returned ----------------------------------
 

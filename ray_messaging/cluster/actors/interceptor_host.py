@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.addressing.directory import Directory
+from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.records import Audiences
 from ray_messaging.cluster.actors.ownership import Heartbeat, take_claim
 from ray_messaging.cluster.actors.rule_editor import RuleEditor
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, StragglerWatch, check_step_rules
+from ray_messaging.cluster.audience_files import AudienceFiles
 from ray_messaging.cluster.rule_store import RuleStore, description, pickled
 from ray_messaging.cluster.spec import InterceptorSpec, PickledRule
 from ray_messaging.common.task_health import TaskHealth
@@ -48,10 +50,14 @@ _EXIT_FACTOR, _EXIT_LEAST_S = 1.5, 5.0
 
 
 class InterceptorHost:
-    """Host of one experiment's interceptor; serves its lane and stores its rules and their state."""
+    """Host of one experiment's interceptor; serves its lane and stores its rules and their state.
 
-    def __init__(self, spec: InterceptorSpec, redis: ServerConfig) -> None:
+    Args: `actor` is the handle of the actor that has this host.
+    """
+
+    def __init__(self, spec: InterceptorSpec, redis: ServerConfig, actor: object = None) -> None:
         self.experiment = spec.experiment(redis)
+        self._audiences = AudienceCache(AudienceFiles(self.experiment, actor))
         self.call_limits = CallLimits(spec.calls or Calls())
         self._tracer = tracer_of(spec.tracing, spec.exp_id, "interceptor")
         reset = spec.on_existing == "reset"
@@ -128,7 +134,9 @@ class InterceptorHost:
             self._stragglers = StragglerWatch(self.steps, self._spec.exp_id, self._spec.steps.stall_s)
             self._serving.push_async_callback(self._stragglers.close)
             settings = await self.steps.settings() or StepSettings.of(self._spec.steps)
-            self._step_rules = StepRuleRunner(self.transport, self.steps, settings, self.interceptor, self.editor)
+            self._step_rules = StepRuleRunner(
+                self.transport, self.steps, settings, self.interceptor, self.editor, self._audiences
+            )
             self._serving.push_async_callback(self._step_rules.close)
             await self._step_rules.release()
             await self._step_rules.follow()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import ConnectionFailed, MessagingError, RuleError, UnknownName
@@ -33,7 +34,7 @@ class StepRuleRunner:
 
     The supervisor runs while a rule acts at the end of a step, or while a change of the rules waits for its step.
 
-    Args: `settings` are those of the experiment's steps.
+    Args: `settings` are those of the experiment's steps. `audiences` has the pairs to which groups broadcast.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class StepRuleRunner:
         settings: StepSettings,
         interceptor: Interceptor,
         editor: "RuleEditor",
+        audiences: AudienceCache,
     ) -> None:
         self._closing = -1  # the last step that the supervisor has begun to close
         self._wait_for = settings.wait_for
@@ -50,7 +52,7 @@ class StepRuleRunner:
         self._interceptor = interceptor
         self._editor = editor
         self._reviewer = RuleReviewer(interceptor, settings.horizon, closing=self.step_closing, begins=self.step_begins)
-        self._supervisor = Supervisor(transport, store, settings, self._reviewer, interceptor.epoch)
+        self._supervisor = Supervisor(transport, store, settings, self._reviewer, interceptor.epoch, audiences)
         self._task: asyncio.Task[None] | None = None
         self._following = asyncio.Lock()
         self._holding = asyncio.Lock()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from ray_messaging.eventlog.writing.repeated_columns import nulls, repeated
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
+from ray_messaging.steps.box_frames import unamended_broadcasts
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.wire.frames import decode, is_folded
 
@@ -124,11 +125,8 @@ class BroadcastHearers:
         found, self._lacking = [*self._lacking], {}
         return found
 
-    async def of_frames(self, frames: Iterable[bytes]) -> HearersOf:
-        """Load what is needed to find the hearers in some frames; return a function that returns them for each.
-
-        The function returns None for a frame whose rows are not broadcasts, or whose hearers are not known.
-        """
+    async def of_frames(self, frames: Iterable[bytes]) -> "FrameHearers":
+        """Load what is needed to find the hearers in some frames, and return it."""
         found: dict[_Key, Edges | None] = {}
         for frame in filter(is_folded, frames):
             try:
@@ -138,7 +136,7 @@ class BroadcastHearers:
             key = _key_of(batch)
             if found.get(key) is None:
                 found[key] = await self._load(batch, *key)
-        return partial(self._of, found)
+        return FrameHearers(found, self._lack)
 
     async def _load(self, batch: Batch, audience: Audience, digest: bytes) -> Edges | None:
         edges = self._edges.pop((audience, digest), None)
@@ -192,10 +190,25 @@ class BroadcastHearers:
                     return agents
         raise UnknownName(f"no mailbox has the agents {digest.hex()} any more", kind="agents", value=digest.hex())
 
-    def _of(self, found: dict[_Key, Edges | None], batch: Batch) -> Hearers | None:
-        if batch.fold is None:
-            return None
-        edges = found.get(_key_of(batch))
+    def _lack(self, batch: Batch, error: MessagingError) -> None:
+        audience, version = audience_of(batch)
+        text = f"broadcasts of {batch.sender} to audience {audience!r}, version {version}, have no hearers in the log"
+        self._lacking[f"{text}: {error}"] = None
+
+
+class FrameHearers:
+    """Who hears the broadcasts in some frames. It is called with the batch of one of these frames.
+
+    It returns None for a batch whose rows are not broadcasts, or whose hearers are not known.
+    """
+
+    def __init__(self, found: Mapping[_Key, Edges | None], lack: Callable[[Batch, MessagingError], None]) -> None:
+        self._found = found
+        self._lack = lack
+
+    def __call__(self, batch: Batch) -> Hearers | None:
+        """Return the hearers of each row."""
+        edges = None if batch.fold is None else self._found.get(_key_of(batch))
         if edges is not None:
             try:
                 return hearers_of(batch, edges)
@@ -203,7 +216,7 @@ class BroadcastHearers:
                 self._lack(batch, error)
         return None
 
-    def _lack(self, batch: Batch, error: MessagingError) -> None:
-        audience, version = audience_of(batch)
-        text = f"broadcasts of {batch.sender} to audience {audience!r}, version {version}, have no hearers in the log"
-        self._lacking[f"{text}: {error}"] = None
+    def unamended(self, batch: Batch, amendments: Sequence[Batch]) -> Batch | None:
+        """Return those broadcasts of a batch that no amendment changes for all hearers; None if there are none."""
+        edges = self._found.get(_key_of(batch))
+        return batch if edges is None else unamended_broadcasts(batch, edges, amendments)

@@ -13,10 +13,11 @@ from ray_messaging.errors import BodyLost, FrameError, LogError
 from ray_messaging.eventlog.folder import StepPosition
 from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.entries import delivered, noted, without
-from ray_messaging.eventlog.writing.hearers import HearersOf
+from ray_messaging.eventlog.writing.hearers import FrameHearers
 from ray_messaging.eventlog.writing.placed_rows import PlacedRows, in_order, ordinals_of
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
+from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE
 from ray_messaging.model.joining import joined_arrays
 from ray_messaging.receipt import FATES
@@ -191,15 +192,21 @@ class StepFeed:
         frames, hearers_of = await self._frames(box, covers, self._after.get(box, _START), step)
         self._sizes[step] = self._sizes.get(step, 0) + sum(len(frame.frame) for frame in frames)
         notes = box.startswith(NOTES)
+        amendments = [] if notes else self._amendments(frames, step)
         return [
             (part, notes and frame.tag.group == SUPERVISOR)
             for frame in frames
-            if (part := self._part(box, frame, hearers_of)) is not None
+            if (part := self._part(box, frame, hearers_of, amendments)) is not None
         ]
+
+    def _amendments(self, frames: Sequence[BoxFrame], step: int) -> list[Batch]:
+        """Return the supervisor's changes among the frames of a box."""
+        made = [(frame, batch_of(frame, step)) for frame in frames if frame.tag.group == SUPERVISOR]
+        return [batch for frame, batch in made if amends(frame, batch)]
 
     async def _frames(
         self, box: str, covers: list[Cover], after: str, step: int | None = None
-    ) -> tuple[list[BoxFrame], HearersOf]:
+    ) -> tuple[list[BoxFrame], FrameHearers]:
         """Return the frames that covers name, and who hears them. Frames of attempts that do not count are dropped.
 
         Args: after is the entry to begin after; step is the step whose frames are wanted, None: those from outside.
@@ -237,7 +244,7 @@ class StepFeed:
             lost=True,
         )
 
-    def _fresh(self, box: str, frames: Sequence[BoxFrame], hearers_of: HearersOf) -> list[Part]:
+    def _fresh(self, box: str, frames: Sequence[BoxFrame], hearers_of: FrameHearers) -> list[Part]:
         """Return the rows of frames from outside that are not in the log yet."""
         left, parts = self.position.outside.get(box, 0), []
         for frame in frames:
@@ -247,7 +254,10 @@ class StepFeed:
                 parts.append(part)
         return parts
 
-    def _part(self, box: str, frame: BoxFrame, hearers_of: HearersOf) -> Part | None:
+    def _part(
+        self, box: str, frame: BoxFrame, hearers_of: FrameHearers, amendments: Sequence[Batch] = ()
+    ) -> Part | None:
+        """Return the rows of a frame; None if it has none. Notes have the pairs of broadcasts that are amended."""
         mailbox, _, at = box.rpartition("@")
         try:
             batch = batch_of(frame, int(at))
@@ -255,6 +265,11 @@ class StepFeed:
                 return None  # its rows are in a note
             if batch.lines is None or batch.ordinal is None:
                 raise FrameError("this is no valid frame of a step")  # noqa: TRY301 - one way out
+            if batch.fold is not None and amendments:
+                found = hearers_of.unamended(batch, amendments)
+                if found is None:
+                    return None
+                batch = found
             # Each box numbers its entries on its own, so the same entry id may be in several boxes.
             entry = f"{frame.entry}@{at}"
             if mailbox == NOTES:
