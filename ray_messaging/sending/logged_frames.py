@@ -1,7 +1,5 @@
 """Notes for the event log about messages that are not in any mailbox's stream, or not with all their facts."""
 
-from collections import defaultdict
-
 import numpy as np
 
 from ray_messaging.model.batch import Batch
@@ -9,13 +7,14 @@ from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.transports.values import LoggedFrame
 from ray_messaging.wire.frames import encode
-from ray_messaging.wire.notes import Before, LogNote, encode_log_note, why_of
+from ray_messaging.wire.notes import Before, LogNote, before_of, encode_log_note, why_of
 
 
 def blocked(in_flight: InFlightBatch, rows: Rows) -> LoggedFrame:
-    """Build the note about blocked rows, with their payloads."""
-    why = why_of(map(in_flight.stopped.__getitem__, rows.tolist()))
-    return logged(in_flight.outgoing.take(rows), LogNote(BLOCKED, why=why))
+    """Build the note about blocked rows, with their payloads as the rule that blocked them has seen them."""
+    places = rows.tolist()
+    why = why_of(map(in_flight.stopped.__getitem__, places))
+    return logged(in_flight.outgoing.take(rows), LogNote(BLOCKED, why=why, before=_originals(in_flight, places)))
 
 
 def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> LoggedFrame:
@@ -43,16 +42,17 @@ def rewritten(
 
 def _note(in_flight: InFlightBatch, fate: int, mailbox: str, places: list[int]) -> LogNote:
     """Build a note about rows, with the original payloads of rewritten ones."""
-    lines, changes = in_flight.batch.lines, in_flight.rewritten
-    if not changes or lines is None:
-        return LogNote(fate, mailbox)
+    changes = in_flight.rewritten
     why = why_of((changes[row][0], "") if row in changes else None for row in places)
-    originals: defaultdict[bytes, list[int]] = defaultdict(list)
-    for at, row in enumerate(places):
-        if row in changes:
-            originals[lines.row(row)].append(at)
-    before = (Before(np.array(rows, "<u4").tobytes(), line) for line, rows in originals.items())
-    return LogNote(fate, mailbox, why, tuple(before))
+    return LogNote(fate, mailbox, why, _originals(in_flight, places))
+
+
+def _originals(in_flight: InFlightBatch, places: list[int]) -> tuple[Before, ...]:
+    """Return the payloads of rewritten rows as their senders have sent them."""
+    lines, changes = in_flight.batch.lines, in_flight.rewritten
+    if lines is None:
+        return ()
+    return before_of({at: lines.row(row) for at, row in enumerate(places) if row in changes})
 
 
 def logged(batch: Batch, note: LogNote) -> LoggedFrame:

@@ -25,7 +25,7 @@ from ray_messaging.steps.step_account import digest_rows
 from ray_messaging.transports.step_values import SUPERVISOR, box_name
 from ray_messaging.transports.values import LOG, FrameWrite, Published
 from ray_messaging.wire.frames import encode
-from ray_messaging.wire.notes import Before, LogNote, why_of
+from ray_messaging.wire.notes import Before, LogNote, before_of, why_of
 
 _ROWS = 8_192  # the most rows of a frame
 
@@ -85,30 +85,25 @@ class StepChanges:
     # -- messages of groups ---------------------------------------------------------------------------------------
 
     def _block(self, copies: Copies, verdict: BatchVerdict) -> None:
-        labels = _labels(copies, verdict)
-        taken = _taken(copies, box_frames.BLOCKED, labels)
+        taken, rewritten = _taken(copies, box_frames.BLOCKED, verdict)
         self._amend(copies, taken, with_payload=False)
         once = np.flatnonzero(copies.first)
         batch = taken.take(once)
         messages = copies.messages[once].tolist()
         if not messages:
             return
-        self._note(batch, LogNote(BLOCKED, why=why_of([verdict.blocked[row] for row in messages])))
+        said = _before({at: row for at, row in enumerate(once.tolist()) if row in rewritten}, copies)
+        self._note(batch, LogNote(BLOCKED, why=why_of([verdict.blocked[row] for row in messages]), before=said))
         before = copies.source.batch.take(copies.rows[once])
         blocks = {at: verdict.blocked[row] for at, row in enumerate(messages)}
         self._count(digest_rows(before, [DELIVERED] * before.rows, {}, self._audiences), -1)
         self._count(digest_rows(batch, [BLOCKED] * batch.rows, blocks, self._audiences), 1)
 
     def _change(self, copies: Copies, verdict: BatchVerdict) -> None:
-        messages = copies.messages.tolist()
-        taken = _taken(copies, box_frames.CHANGED, _labels(copies, verdict))
-        lines = taken.lines
-        assert lines is not None
-        rewritten = {at: verdict.rewritten[row] for at, row in enumerate(messages) if row in verdict.rewritten}
-        taken = taken.with_payloads({at: line for at, (_, line) in rewritten.items()})
+        taken, rewritten = _taken(copies, box_frames.CHANGED, verdict)
         self._amend(copies, taken)
-        said = tuple(Before(np.array([at], "<u4").tobytes(), lines.row(at)) for at in rewritten)
-        why = [(rewritten[at][0], "") if at in rewritten else None for at in range(len(messages))]
+        why = [(rewritten[at], "") if at in rewritten else None for at in range(taken.rows)]
+        said = _before({at: at for at in rewritten}, copies)
         self._note(taken, LogNote(DELIVERED, copies.source.mailbox, why_of(why), said))
         once = np.flatnonzero(copies.first)
         for batch, sign in ((copies.source.batch.take(copies.rows[once]), -1), (taken.take(once), 1)):
@@ -164,12 +159,21 @@ def _labels(copies: Copies, verdict: BatchVerdict) -> Mapping[str, set[int]]:
     return {name: rows for name, rows in found.items() if rows}
 
 
-def _taken(copies: Copies, sender: str, labels: Mapping[str, set[int]]) -> Batch:
-    """Return the copies as a batch of the supervisor, with these labels added."""
+def _taken(copies: Copies, sender: str, verdict: BatchVerdict) -> tuple[Batch, dict[int, str]]:
+    """Return the copies as a batch of the supervisor, with new labels and payloads, and the rules that rewrote rows."""
     taken = copies.source.batch.take(copies.rows)
     taken.sender, taken.numbers, taken.noted = sender, None, None
+    found = {at: verdict.rewritten[row] for at, row in enumerate(copies.messages.tolist()) if row in verdict.rewritten}
+    taken = taken.with_payloads({at: line for at, (_, line) in found.items()})
     both = {name: set(rows.tolist()) for name, rows in taken.labels.items()}
-    for name, rows in labels.items():
+    for name, rows in _labels(copies, verdict).items():
         both.setdefault(name, set()).update(rows)
     taken.labels = {name: np.array(sorted(rows), np.uint32) for name, rows in both.items()}
-    return taken
+    return taken, {at: rule for at, (rule, _) in found.items()}
+
+
+def _before(rows: Mapping[int, int], copies: Copies) -> tuple[Before, ...]:
+    """Return the payloads of copies before they were rewritten, each under the number of a row."""
+    lines = copies.source.batch.lines
+    assert lines is not None
+    return before_of({at: lines.row(int(copies.rows[copy])) for at, copy in rows.items()})

@@ -1,7 +1,7 @@
 """Notes on the server: for the event log about a frame, and about the service of a mailbox."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import numpy as np
@@ -32,6 +32,14 @@ def why_of(reasons: Iterable[tuple[str, str] | None]) -> tuple[Why, ...]:
         if why is not None:
             found[why].append(row)
     return tuple(Why(rule, reason, np.array(rows, "<u4").tobytes()) for (rule, reason), rows in found.items())
+
+
+def before_of(lines: Mapping[int, bytes]) -> tuple[Before, ...]:
+    """Group rows by their payload before a rewrite."""
+    found: defaultdict[bytes, list[int]] = defaultdict(list)
+    for row, line in lines.items():
+        found[line].append(row)
+    return tuple(Before(np.array(rows, "<u4").tobytes(), line) for line, rows in found.items())
 
 
 class LogNote(msgspec.Struct, array_like=True, frozen=True):

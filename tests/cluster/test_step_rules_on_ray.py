@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-from support.cluster import PATIENCE_S, kill, wait_for
+from support.cluster import PATIENCE_S, die_once, kill, wait_for
 
 from ray_messaging import EventLog, Messaging, rules
 from ray_messaging.config import Steps
@@ -190,3 +190,35 @@ def test_a_change_in_the_middle_of_a_step_is_recorded_as_that(tmp_path):
         ("add pairs", "black_list", False),
     ]
     assert read_rule_changes(Folder(tmp_path / "log")) == found
+
+
+def tell(me, inbox):
+    me.state["heard"] = [*me.state.get("heard", []), *sorted(f"{m.from_id}: {m.payload['say']}" for m in inbox)]
+    me.broadcast("friends", {"say": f"{me.step} {me.id}"})
+    if me.step == 5 and me.id == 0 and me.shared is not None:
+        die_once(me.shared)
+
+
+class Even(rules.StepRule):
+    """A rule that blocks what even agents hear."""
+
+    async def check_step(self, number, batch, exp_id):
+        return rules.StepVerdicts({row: rules.block("even") for row, to in enumerate(batch.to_ids) if to % 2 == 0})
+
+
+@pytest.mark.parametrize(("calls", "dies"), [([6], False), ([1] * 6, False), ([2, 4], True)], ids=str)
+def test_a_rule_that_comes_at_a_step_judges_the_broadcasts_from_that_step_on(tmp_path, calls, dies):
+    with start(steps=Steps(seed=3, digest=True), log_dir=tmp_path / "log") as town:
+        town.create_audience("friends", graph=EDGES)
+        with town.start_run(tell, agents=AGENTS, groups=2, shared=tmp_path / "died" if dies else None) as live:
+            live.advance(1)
+            town.rules.insert(Even(), at_step=4)
+            for steps in calls:
+                live.advance(steps)
+        assert (tmp_path / "died").exists() == dies
+        heard = town.log.query(expand=True).to_pylist()
+        assert town.steps.digest(5) == town.log.digest(5)
+    fates = {(row["step"], int(row["to_id"]), row["fate"]) for row in heard}
+    fate = lambda step, to_id: "blocked" if step >= 4 and to_id % 2 == 0 else "delivered"  # noqa: E731
+    assert fates == {(step, to_id, fate(step, to_id)) for step in range(7) for to_id in range(AGENTS)}
+    assert len(heard) == 7 * len(EDGES)

@@ -227,6 +227,53 @@ async def test_the_first_answers_in_columns_pass_whatever_their_subtopics(societ
     assert answered == ["0-0-0", "0-0-1"]
 
 
+class Polite(Rule):
+    """A rule that rewrites what it does not like."""
+
+    needs_payload = True
+
+    def check(self, message):
+        word = message.payload["word"]
+        return rewrite({"word": f"polite {word}"}, "polite") if int(word.split()[1]) % 3 else ALLOW
+
+
+def of_word(word):
+    """Return what both kinds of Hush do with a word."""
+    number = int(word.split()[-2])
+    made = [lambda: block("hush"), lambda: rewrite({"word": f"quiet {word}"}, "quiet"), lambda: label("heard")]
+    return made[number % 4]() if number % 4 < 3 else ALLOW
+
+
+class Hush(Rule):
+    name, needs_payload = "hush", True
+
+    def check(self, message):
+        return of_word(message.payload["word"])
+
+
+class StepHush(StepRule):
+    name = "hush"
+
+    async def check_step(self, number, batch, exp_id):
+        words = [json.loads(batch.lines.row(row))["word"] for row in range(len(batch))]
+        return StepVerdicts({row: of_word(word) for row, word in enumerate(words)})
+
+
+async def test_the_log_has_the_same_of_a_rewritten_message_whichever_rule_judges_it_later(societies):
+    found = []
+    for rule in (Hush(), StepHush()):
+        society = await societies()
+        await society.run(await society.begin(Polite(), rule, groups=2))
+        log, digests = await society.logged()
+        columns = ["step", "from_id", "to_id", "fate", "rule", "reason", "labels", "payload_before", "payload"]
+        found.append((digests, society.heard, sorted(map(str, log.query().select(columns).to_pylist()))))
+    assert found[0] == found[1]
+    row = log.query(step=0, from_id=4, to_id=FRIENDS[4][0], fate="blocked").to_pylist()[0]
+    assert (row["payload_before"], row["payload"]) == ('{"word":"0 4 0"}', '{"word":"polite 0 4 0"}')
+    assert (row["rule"], row["labels"]) == ("hush", ["polite"])
+    assert log.balance().sends == STEPS * sum(map(len, FRIENDS.values()))
+
+
 # -- broadcasts -------------------------------------------------------------------------------------------------------
 
 EDGES = [(agent, friend) for agent, friends in FRIENDS.items() for friend in friends if friend != agent]

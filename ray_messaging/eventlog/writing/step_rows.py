@@ -3,10 +3,11 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.common import task_health
 from ray_messaging.errors import BodyLost, FrameError, LogError
@@ -38,6 +39,7 @@ from ray_messaging.transports.step_values import (
     StepSettings,
     counted,
 )
+from ray_messaging.wire.notes import LogNote, before_of, why_of
 
 logger = logging.getLogger(__name__)
 
@@ -300,12 +302,45 @@ class StepFeed:
 def _superseded(parts: Sequence[Part], changed: Sequence[Part]) -> list[Part]:
     """Return the parts without the messages that are also among the changed parts, followed by the changed parts."""
     keys = message_keys([part.batch for part in (*changed, *parts)])
-    ends = np.cumsum([len(part.batch) for part in (*changed, *parts)])
-    gone = np.isin(keys, keys[: ends[len(changed) - 1]])
-    cut = [
-        without(part, gone[end - len(part.batch) : end]) for part, end in zip(parts, ends[len(changed) :], strict=True)
+    found = np.split(keys, np.cumsum([len(part.batch) for part in (*changed, *parts)])[:-1])
+    news, olds = found[: len(changed)], found[len(changed) :]
+    gone = joined_arrays(news)
+    cut = [without(part, np.isin(old, gone)) for part, old in zip(parts, olds, strict=True)]
+    earlier = Earlier(zip(parts, olds, strict=True))
+    return [
+        *(part for part in cut if part is not None),
+        *(earlier.kept_in(part, new) for part, new in zip(changed, news, strict=True)),
     ]
-    return [*(part for part in cut if part is not None), *changed]
+
+
+class Earlier:
+    """What rules on single messages rewrote: by a message's key its original payload, and the rule.
+
+    Args: `parts` have all rows of a step, with their keys.
+    """
+
+    def __init__(self, parts: Iterable[tuple[Part, NDArray[np.int64]]]) -> None:
+        self._lines: dict[int, bytes] = {}
+        self._rules: dict[int, tuple[str, str]] = {}
+        for part, keys in parts:
+            if part.note is not None and part.note.before:
+                for said in part.note.before:
+                    self._lines |= dict.fromkeys(keys[np.frombuffer(said.rows, "<u4")].tolist(), said.line)
+                for why in part.note.why:
+                    self._rules |= dict.fromkeys(keys[np.frombuffer(why.rows, "<u4")].tolist(), (why.rule, why.reason))
+
+    def kept_in(self, part: Part, keys: NDArray[np.int64]) -> Part:
+        """Return a part about the same messages that has the original payloads, and who rewrote them if nobody has."""
+        known = [(row, key) for row, key in enumerate(keys.tolist()) if key in self._lines] if self._lines else []
+        if not known or part.note is None:
+            return part
+        note = part.note
+        lines = {row: said.line for said in note.before for row in np.frombuffer(said.rows, "<u4").tolist()}
+        rules = {row: (why.rule, why.reason) for why in note.why for row in np.frombuffer(why.rows, "<u4").tolist()}
+        lines |= {row: self._lines[key] for row, key in known}
+        rules = {row: self._rules[key] for row, key in known} | rules
+        made = LogNote(note.fate, note.mailbox, why_of(map(rules.get, range(len(keys)))), before_of(lines))
+        return part._replace(note=made)
 
 
 def _rows_and_fates(

@@ -221,8 +221,8 @@ class RulePipeline:
                 self.verdict.labels.setdefault(name, set()).add(place)
             if verdict.blocked:
                 blocked.append(row)
+                # It keeps the payload that the rule has seen, for the event log.
                 self.verdict.blocked[place] = (rule.name, verdict.reason[:REASON_CHARS])
-                self.verdict.rewritten.pop(place, None)
             elif line is not None:
                 changed[row] = line
                 self.verdict.rewritten[place] = (rule.name, line)

@@ -85,7 +85,7 @@ def reference(rules, k):
         kind = getattr(rule, "kind", rule)
         what = kind.does[k % len(kind.does)]
         if what in {"block", "raise"}:
-            return (rule.name, None, labels)
+            return (rule.name, rewritten and (rewritten, k), labels)  # as the rule has seen it
         if what == "label":
             labels.append(rule.name)
         if what in {"rewrite", "both"}:
