@@ -116,8 +116,8 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return self.topics[0 if self.topic is None else self.topic[row]]
 
     def labels_of(self, row: int) -> tuple[str, ...]:
-        """Return the labels of one message."""
-        return tuple(name for name, rows in self.labels.items() if row in rows) if self.labels else ()
+        """Return the labels of one message, sorted: the order in a batch depends on the messages beside it."""
+        return tuple(sorted(name for name, rows in self.labels.items() if row in rows)) if self.labels else ()
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the named value of each payload. For typed columns it is their own array, without a copy.

@@ -127,7 +127,7 @@ class InFlightBatch:
         blocks.update((row, why) for row, why in verdict.blocked.items() if fresh(row))
         self.rewritten = {row: change for row, change in self.rewritten.items() if not fresh(row)}
         self.rewritten.update((row, change) for row, change in verdict.rewritten.items() if fresh(row))
-        for name in dict.fromkeys((*self.labels, *verdict.labels)):  # in the order of the rules
+        for name in dict.fromkeys((*self.labels, *verdict.labels)):
             kept = {row for row in self.labels.get(name, ()) if not fresh(row)}
             self.labels[name] = kept | {row for row in verdict.labels.get(name, ()) if fresh(row)}
         self.outgoing = self.batch.with_payloads({row: line for row, (_, line) in self.rewritten.items()})

@@ -15,6 +15,7 @@ from support.step_society import AGENTS, FRIENDS, SEED, LoggedGroups, digests_of
 from ray_messaging import ConfigError, EventLog, Messager, StepAborted
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.compat.supervisor import Message, MessageKind, SupervisorBase
+from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import (
     ALLOW,
@@ -384,6 +385,25 @@ async def test_broadcasts_are_judged_for_each_hearer(societies):
         assert await society.fates() == Counter(fate for *_, fate, _, _ in expected.elements())
         assert log.balance(expand=True).sends == len(said)
     assert digests[1] == digests[3]
+
+
+class Nothing(StepRule):
+    """A rule that lets nothing pass."""
+
+    async def check_step(self, number, batch, exp_id):
+        return StepVerdicts(dict.fromkeys(range(len(batch)), block("nothing")))
+
+
+async def test_what_comes_from_outside_passes_rules_on_whole_steps(society):
+    groups = await society.begin(Nothing())
+    speaker = await society.messager(society.interceptor, settings=MessagingConfig(strict_senders=False))
+    await speaker.send_message(speaker.get_agent_chat_channel(5), {"word": "to one"})
+    assert (await speaker.broadcast(None, "*", {"word": "to all"})).counts()["delivered"] == AGENTS
+    await society.run(groups)
+    said = {
+        agent: [word for step in range(STEPS) for _, word, _ in society.heard[step, agent]] for agent in range(AGENTS)
+    }
+    assert said == {agent: ["to one", "to all"] if agent == 5 else ["to all"] for agent in range(AGENTS)}
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ def _labels(run: _Run) -> pa.Array:
     borne = [
         (name, rows.astype(np.int64) + start)
         for part, start in zip(run.parts, run.starts, strict=True)
-        for name, rows in part.batch.labels.items()
+        for name, rows in sorted(part.batch.labels.items())
         if len(rows)
     ]
     if not borne:

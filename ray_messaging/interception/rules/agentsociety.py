@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, MutableSet
+from collections.abc import Callable, Iterable, Iterator, MutableSet, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,15 @@ class Block(SlowRule):
             return self._verdict(answer, message)
         except Exception as error:  # noqa: BLE001 - the user's class: on_error decides
             return self.count_failure(error)
+
+    @property
+    def counts_blocked(self) -> bool:
+        """Return True: the block gets the counts of blocked messages."""
+        return True
+
+    def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
+        """Return one message for each sender: the block may look at each count."""
+        return [1] * len(senders)
 
     async def close(self) -> None:
         """Wait a moment for a cancelled call to end."""

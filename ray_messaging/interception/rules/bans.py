@@ -1,16 +1,19 @@
 """Rules that ban senders, or pairs of agents, after repeated violations."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.checks import check_count
+from ray_messaging.interception.rules.limits import group, ranks
 from ray_messaging.interception.rules.pairs import Pair, PairIndex, PairTable, blocks, name_of
-from ray_messaging.interception.rules.rule import ALLOW, PairCheck, Rule, SlowRule, Verdict, checked
+from ray_messaging.interception.rules.rule import ALLOW, UNLIMITED, PairCheck, Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.server.table import Table
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
@@ -25,8 +28,7 @@ class Ban(Rule):
     The key of a message is its sender, or its sender and receiver. A violation is a message that the check blocks. A
     message on which the check fails is blocked too, unless `on_error` of either rule is "allow", but it is no
     violation. The user's violations are blocked and not counted. `state` holds the count of each key, up to `after`,
-    and the check's own state. A check that judges whole batches and keeps counts has counted the whole batch in which a
-    ban begins.
+    and the check's own state. The check sees no messages with banned keys.
     """
 
     state: Table[Any]
@@ -67,7 +69,9 @@ class Ban(Rule):
         with self._in_context():
             if type(self.inner).check_batch is Rule.check_batch:
                 return self._one_by_one(batch, exp_id)
-            return self._at_once(batch, exp_id)
+            if self.inner.state is None:
+                return self._at_once(batch, exp_id)
+            return self._in_parts(batch, exp_id)
 
     @contextmanager
     def _in_context(self) -> Iterator[None]:
@@ -96,6 +100,33 @@ class Ban(Rule):
             if verdict is not ALLOW:
                 found[row] = verdict
         return found
+
+    def _in_parts(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
+        """Apply a check that may keep counts in parts, in each of which only the last row of a key can begin a ban.
+
+        The check must not count messages behind the one with which a ban begins. Each sender's rows stay in order.
+        """
+        found, left = dict[int, Verdict](), np.arange(len(batch))
+        while len(left):
+            now = self._before_bans(batch.take(left))
+            rows = left[now]
+            verdicts = self._at_once(batch if len(rows) == len(batch) else batch.take(rows), exp_id)
+            found |= {int(rows[row]): verdict for row, verdict in verdicts.items()}
+            left = left[~now]
+        return found
+
+    def _before_bans(self, batch: Batch) -> NDArray[np.bool_]:
+        """Return which rows come before any row of their sender with a key that an earlier row may have banned."""
+        senders = group(batch.from_ids).codes
+        keys: list[Any] = [self._key_of(batch, row) for row in range(len(batch))]
+        places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+        room = [self.after - self.state.get(key, 0) if key is not None else UNLIMITED for key in places]
+        codes = np.fromiter(map(places.__getitem__, keys), np.intp, len(keys))
+        late = ranks(codes) >= np.array([count if count > 0 else UNLIMITED for count in room])[codes]
+        firsts = np.full(len(batch), len(batch))
+        np.minimum.at(firsts, senders[late], np.flatnonzero(late))
+        before: NDArray[np.bool_] = np.arange(len(batch)) < firsts[senders]
+        return before
 
     def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
         """Apply a check that judges whole batches; only rows that it blocks, or that may be banned, are visited."""
@@ -163,6 +194,16 @@ class Ban(Rule):
             self.state.pop((_CHECK, field.decode(), ""), None)
         for field, value in changes.put.items():
             self.state[_CHECK, field.decode(), ""] = value.decode()
+
+    @property
+    def counts_blocked(self) -> bool:
+        """Return whether the check counts blocked messages."""
+        return self.inner.counts_blocked
+
+    def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
+        """Return what the check returns."""
+        with self._in_context():
+            return self.inner.room(senders)
 
     def new_round(self) -> None:
         """Begin a new round for the check; bans and counts of violations remain."""

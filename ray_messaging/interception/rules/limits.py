@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.checks import check_count, check_positive
 from ray_messaging.interception.rules.pairs import blocks, name_of
-from ray_messaging.interception.rules.rule import Rule, Verdict
+from ray_messaging.interception.rules.rule import UNLIMITED, Rule, Verdict
 from ray_messaging.interception.server.table import Table
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
@@ -42,11 +42,16 @@ class Groups(NamedTuple):
             return np.zeros(0, np.intp)
         rows = np.flatnonzero(over[self.codes])
         codes = self.codes[rows]
-        order = np.argsort(codes, kind="stable")
-        ordered = codes[order]
-        ranks = np.empty(len(rows), np.intp)
-        ranks[order] = np.arange(len(rows)) - np.searchsorted(ordered, ordered)
-        return rows[ranks >= allowed[codes]]
+        return rows[ranks(codes) >= allowed[codes]]
+
+
+def ranks(codes: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return for each row how many rows before it have the same code."""
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    found = np.empty(len(codes), np.intp)
+    found[order] = np.arange(len(codes)) - np.searchsorted(ordered, ordered)
+    return found
 
 
 def group(ids: IdColumn) -> Groups:
@@ -174,8 +179,8 @@ class RoundQuota(Rule):
         contacts: the number of agents that one agent may write to in a round (None: no limit). It may write to the same
             agent again. Plain channels are not contacts. Each hearer of a broadcast is one.
         blocked: once this many messages of an agent were blocked in a round, by any rule, all its messages are blocked
-            until `new_round`, also to plain channels (None: no limit). Messages blocked in the current batch count from
-            the next batch on.
+            until `new_round`, also to plain channels (None: no limit). In steps a blocked message counts for the
+            agent's next message, a broadcast for the one after it. Outside of steps it counts from the next batch on.
         name: the rule's name.
 
     Raises: RuleError if both quotas are None, or one is not valid.
@@ -203,6 +208,20 @@ class RoundQuota(Rule):
         self.state.clear()
         self.restored()
         self._begin()
+
+    @property
+    def counts_blocked(self) -> bool:
+        """Return whether the rule has a quota of blocked messages."""
+        return self.blocked is not None
+
+    def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
+        """Return how many messages of each sender are left in its quota of blocked ones; without limit if none is."""
+        if self.blocked is None:
+            return super().room(senders)
+        if _BEGUN not in self.state:
+            self._begin()
+        left = [0 if sender is None else self.blocked - self._since(sender) for sender in senders]
+        return [count if count > 0 else UNLIMITED for count in left]
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
         """Return blocks for the rows that exceed a quota."""
@@ -236,7 +255,8 @@ class RoundQuota(Rule):
         }
 
     def _since(self, sender: AgentId) -> int:
-        assert self.context is not None
+        if self.context is None:
+            return 0
         count, before = self.context.violations.get(sender, 0), self.state.get(sender, 0)
         if count < before:  # the counts were reset
             before = self.state[sender] = 0

@@ -33,6 +33,7 @@ class Verdict(NamedTuple):
 
 
 ALLOW = Verdict()
+UNLIMITED = 2**62  # more messages than there are
 
 
 def block(reason: str) -> Verdict:
@@ -122,6 +123,19 @@ class Rule:
     def failed(self, error: BaseException) -> Verdict:
         """Return the verdict on a message on which this rule failed."""
         return ALLOW if self.on_error == "allow" else block(failure(error))
+
+    @property
+    def counts_blocked(self) -> bool:
+        """Return whether verdicts depend on how many messages of their sender were blocked before, by any rule."""
+        return False
+
+    def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
+        """Return for each sender how many of its messages can be blocked before a verdict may change because of that.
+
+        In steps a batch is judged in parts for a rule that counts blocked messages. A sender has at most so many
+        messages in a part, at least one.
+        """
+        return [UNLIMITED] * len(senders)
 
     def new_round(self) -> None:
         """Begin a new round: reset the counts that are kept per round."""

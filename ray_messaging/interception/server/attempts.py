@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict
-from ray_messaging.interception.server.rule_pipeline import Asked, RulePipeline
+from ray_messaging.interception.server.rule_pipeline import Asked
 from ray_messaging.interception.server.table import Journal, Table
+from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 
 logger = logging.getLogger(__name__)
@@ -218,11 +219,14 @@ def _put_back(table: Table[Any], key: Any, added: int | None, *before: Any) -> N
 
 
 class Judging(NamedTuple):
-    """A batch of an attempt, and how far its rules are: `sections` yields each time a slow rule must be asked."""
+    """A batch of an attempt, its verdict so far, and how far its rules are.
+
+    `sections` yields each time a slow rule must be asked.
+    """
 
     batch: Batch
     attempt: Attempt
-    pipeline: RulePipeline
+    verdict: BatchVerdict
     rules: Sequence[Rule]
     sections: Generator[Asked, Sequence[Verdict], None]
 
@@ -233,14 +237,13 @@ class StepBatches:
     The rules up to a slow rule, and those after it, are applied to the whole batch at once. What they change is
     recorded for the attempt, so that it can be undone. A later attempt of the group ends the wait.
 
-    Args: `ask` asks a slow rule about one message; `count` counts a batch that all rules have judged.
+    Args: `ask` asks a slow rule about one message.
     """
 
-    def __init__(self, attempts: StepAttempts, ask: Ask, count: Callable[[Judging], None]) -> None:
+    def __init__(self, attempts: StepAttempts, ask: Ask) -> None:
         self.running: dict[str, tuple[Judging, asyncio.Task[bytes]]] = {}  # by the batch's key
         self._attempts = attempts
         self._ask = ask
-        self._count = count
 
     def __len__(self) -> int:
         return sum(judging.batch.rows for judging, _ in self.running.values())
@@ -254,7 +257,6 @@ class StepBatches:
             try:
                 asked = judging.sections.send(verdicts)  # type: ignore[arg-type]  # None begins
             except StopIteration:
-                self._count(judging)
                 return True
             return False
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,15 +12,15 @@ import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import Fenced, RuleError
-from ray_messaging.interception.broadcasts import Intersections
+from ray_messaging.interception.broadcasts import Intersections, pair_rows
 from ray_messaging.interception.rule_snapshot import decode_snapshot_request
 from ray_messaging.interception.rules.black_list import BlackList
-from ray_messaging.interception.rules.rule import Rule, failure
+from ray_messaging.interception.rules.rule import Rule, Verdict, failure
 from ray_messaging.interception.server.answers import Answers, key_of, record
 from ray_messaging.interception.server.attempts import Attempt, Judging, StepAttempts, StepBatches, attempt_at
 from ray_messaging.interception.server.forward_call import forwarded
 from ray_messaging.interception.server.rule_delegation import PublishSnapshot, RuleDelegation
-from ray_messaging.interception.server.rule_pipeline import Asked, RulePipeline
+from ray_messaging.interception.server.rule_pipeline import Asked, RulePipeline, parts_of
 from ray_messaging.interception.server.rule_set import RuleFailures, RuleSet
 from ray_messaging.interception.server.slow_rule_runner import SlowRuleRunner
 from ray_messaging.interception.server.state_writer import StateStore, StateWriter
@@ -101,9 +101,7 @@ class Interceptor:
         self._answers = Answers(self._writer, keep_s, self._attempts.keeps)
         self.calls = RuleCalls()
         self._slow_rules = SlowRuleRunner(self, self._writer, self._answers, keep_s)
-        self._in_steps = StepBatches(
-            self._attempts, self._slow_rules.ask, lambda judging: self.count(judging.batch, judging.pipeline.verdict)
-        )
+        self._in_steps = StepBatches(self._attempts, self._slow_rules.ask)
         self._closing: set[asyncio.Task[None]] = set()
         self._forwarded = 0
 
@@ -219,9 +217,11 @@ class Interceptor:
         version = self.state_version
         if not self._attempts.enter(attempt):
             return _over(batch.rows)
-        pipeline = RulePipeline(batch, self.exp_id, self.watch, self._intersections)
-        rules = self.rules.for_broadcasts if pipeline.of_pairs else self.rules.each
-        judging = Judging(batch, attempt, pipeline, rules, pipeline.in_order(rules))
+        rules, verdict = self.rules.for_broadcasts if pair_rows(batch) is not None else self.rules.each, BatchVerdict()
+        for rule in rules:
+            if rule.counts_blocked:
+                rule.room(())  # what it records of the beginning of a round belongs to no attempt
+        judging = Judging(batch, attempt, verdict, rules, self._in_parts(batch, rules, verdict))
         with self._traced(batch):
             asked = self._in_steps.advance(judging)
         if asked is not None:
@@ -232,13 +232,25 @@ class Interceptor:
             return answer
         return self._answers.keep(key, answer, data, sender=batch.sender)
 
+    def _in_parts(
+        self, batch: Batch, rules: Sequence[Rule], verdict: BatchVerdict
+    ) -> Generator[Asked, Sequence[Verdict], None]:
+        """Apply rules to a batch, as `RulePipeline.in_order` does; count their verdict, and add it to `verdict`."""
+        for rows in parts_of(batch, rules):
+            whole = len(rows) == batch.rows
+            part = batch if whole else batch.take(rows)
+            pipeline = RulePipeline(part, self.exp_id, self.watch, self._intersections)
+            yield from pipeline.in_order(rules)
+            self.count(part, pipeline.verdict)
+            verdict.add(pipeline.verdict if whole else pipeline.verdict.moved(dict(enumerate(rows.tolist()))))
+
     async def _judge_slowly(self, judging: Judging, asked: Asked | None, key: str) -> bytes:
         while asked is not None:
             asked = self._in_steps.advance(judging, await self._in_steps.ask_all(asked))
         return await self._answers.keep(key, *self._answer_of(judging, key))
 
     def _answer_of(self, judging: Judging, key: str) -> tuple[bytes, bytes]:
-        answer = self.encode(judging.pipeline.verdict, judging.batch.rows)
+        answer = self.encode(judging.verdict, judging.batch.rows)
         self._attempts.answers.setdefault(judging.attempt.group, set()).add(key)
         return answer, record(answer, ())
 

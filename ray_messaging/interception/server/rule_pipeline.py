@@ -1,7 +1,7 @@
 """The pipeline that applies the rules to one batch."""
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from operator import index
 from time import perf_counter
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.interception.broadcasts import Intersections, PairRows, once_each, pair_rows
+from ray_messaging.interception.rules.limits import group, ranks
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked
 from ray_messaging.interception.server.watchdog import FAILURES, Stuck, Watch, told
 from ray_messaging.interception.verdicts import BatchVerdict
@@ -242,6 +243,27 @@ class RulePipeline:
 
     def _place(self, row: int) -> int:
         return row if self._rows is None else int(self._rows[row])
+
+
+def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
+    """Yield the rows of a batch in parts, which are to be judged and counted one after the other.
+
+    Within a part no verdict depends on what is blocked there. So the result does not depend on where batches were cut.
+    The rows of each sender stay in order, and those of a broadcast together.
+    """
+    counting, left = [rule for rule in rules if rule.counts_blocked], np.arange(batch.rows)
+    while counting and len(left):
+        senders = group(batch.from_ids.take(left))
+        room = np.min([rule.room(senders.keys) for rule in counting], axis=0)
+        before = ranks(senders.codes)
+        if batch.extension is not None and batch.extension.audience is not None and batch.numbers is not None:
+            begins = np.diff(batch.numbers[left].astype(np.int64), prepend=-1) != 0
+            before = before[begins][np.cumsum(begins) - 1]
+        now = before < room[senders.codes]
+        yield left[now]
+        left = left[~now]
+    if len(left) or not batch.rows:
+        yield left
 
 
 def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:
