@@ -33,7 +33,7 @@ class ReadBoxes(NamedTuple):
 
     batches: list[Batch]
     folded: list[FoldedBatch]
-    outside: list[Batch]
+    outside: list[FoldedBatch | Batch]
 
 
 class OpenBox(NamedTuple):
@@ -65,20 +65,32 @@ class GroupBoxes:
         if late and not others:  # the common case
             batches = batches_of(own, step)
             folded = [FoldedBatch(each, await self._unfolder.edges(each)) for each in batches if each.fold is not None]
-            return ReadBoxes([each for each in batches if each.fold is None], folded, from_outside(own, step))
+            said = from_outside(own, step)
+            outside = [
+                each if each.fold is None else FoldedBatch(each, await self._unfolder.edges(each)) for each in said
+            ]
+            return ReadBoxes([each for each in batches if each.fold is None], folded, outside)
         boxes = [OpenBox(own, moved.left, besides=True)]
         boxes += [OpenBox(frames, moved.came, besides=False) for frames in others]
         found = ReadBoxes([], [], [])
-        for each in boxes:
-            for batch in batches_of(each.frames, step):
-                if batch.fold is None:
-                    found.batches.append(_read_by(batch, each))
+        for where in boxes:
+            for batch in batches_of(where.frames, step):
+                read = await self._read_by(batch, where, record)
+                if isinstance(read, Batch):
+                    found.batches.append(read)
                 else:
-                    agents = record.agents(batch.topics[0])
-                    found.folded.append(await toward_agents(self._unfolder, batch, agents, _chosen(each, agents)))
-        outside = [(frame.first, _read_by(batch_of(frame, step), each)) for each in boxes for frame in _outside(each)]
-        found.outside.extend(batch for _, batch in sorted(outside, key=lambda each: each[0]))
+                    found.folded.append(read)
+        arrived = [(frame, where) for where in boxes for frame in where.frames if frame.tag.group == OUTSIDE]
+        for frame, where in sorted(arrived, key=lambda pair: pair[0].first):
+            found.outside.append(await self._read_by(batch_of(frame, step), where, record))
         return found
+
+    async def _read_by(self, batch: Batch, box: OpenBox, record: Record) -> FoldedBatch | Batch:
+        """Return what the group reads of a batch; raises as `toward_agents`."""
+        if batch.fold is None:
+            return _addressed(batch, box)
+        agents = record.agents(batch.topics[0])
+        return await toward_agents(self._unfolder, batch, agents, _chosen(box, agents))
 
     async def _of_origin(self, mailbox: str, since: int, step: int) -> list[BoxFrame]:
         """Return the frames of an origin's box that count, from steps before the agents had left the origin."""
@@ -87,16 +99,12 @@ class GroupBoxes:
         return await BoxReader(self._store, name).covered(covers)
 
 
-def _outside(box: OpenBox) -> list[BoxFrame]:
-    return [frame for frame in box.frames if frame.tag.group == OUTSIDE]
-
-
 def _chosen(box: OpenBox, agents: AgentSet) -> Callable[[AgentSet], AgentSet]:
     """Return a function that selects, of the agents that the mailbox had then, those for whom the group reads."""
     return lambda then: then & (agents - box.agents if box.besides else agents & box.agents)
 
 
-def _read_by(batch: Batch, box: OpenBox) -> Batch:
+def _addressed(batch: Batch, box: OpenBox) -> Batch:
     """Return the rows of a batch that the group reads. Rows on plain channels are read by the box's own group only."""
     found = box.agents.find(batch.to_ids)
     plain = np.array([topic[:1] == ":" for topic in batch.topics], np.bool_)

@@ -1,6 +1,6 @@
 """Digests of an experiment's steps, and the first difference between the steps of two runs, from the log's rows."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, tee, zip_longest
@@ -8,20 +8,30 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.audiences.pairs import Pairs
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.reading.event_rows import LogRow, dicts_of, rows_of
 from ray_messaging.eventlog.reading.expansion import Expansion
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.results import stored, with_ids
 from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.joining import joined_ids
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
-from ray_messaging.steps.digests import DigestRow, HeardBy, history_digest, step_digest, sum_of
-from ray_messaging.steps.step_account import Pair, outside_ordinal
+from ray_messaging.steps.digests import (
+    DigestRow,
+    HeardBy,
+    history_digest,
+    numbered_outside,
+    step_digest,
+    sum_of,
+)
 
 _OF_MESSAGES = ["message_id", "step", "step_read", "ordinal", "from_id", "to_id", "subtopic", "payload"]
-_OF_BROADCASTS = ["audience", "audience_version", "pairs", "hearing_agents"]
+_OF_BROADCASTS = ["audience", "audience_version", "pairs", "hearing_agents", "kept_pairs"]
 _COLUMNS = [*_OF_MESSAGES, *_OF_BROADCASTS, "fate", "rule", "labels", "in_reply_to", "expects_answer"]
 
 
@@ -51,30 +61,38 @@ def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]
 
 def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
     """Yield the messages of steps once each, with their weights in the count: 1, or a broadcast's number of pairs."""
-    before, places = "", defaultdict[int, Counter[Pair]](Counter)
-    expansion = Expansion(view.folder)
+    before, expansion, outside = "", Expansion(view.folder), list[pa.Table]()
     for part in scan(view, filters, stored(_COLUMNS), text=True):
-        for row in dicts_of(with_ids(_in_steps(part))):
+        ordinals = part["ordinal"].to_numpy()  # null becomes NaN, which is in no range
+        for row in dicts_of(with_ids(part.filter(pa.array((ordinals >= 0) & (ordinals < FIRST_OUTSIDE))))):
             if row["audience"] is not None:
-                found = expansion.audience_digest(row["audience"], row["audience_version"])
-                heard_by = HeardBy(row["audience"], found)
-                yield digest_row(row)._replace(to_id=None, audience=heard_by), row["pairs"] or 1
+                yield _digest_row(row, expansion), row["pairs"] or 1
             elif row["message_id"] != before:
                 before = row["message_id"]
-                if row["ordinal"] < FIRST_OUTSIDE:
-                    yield digest_row(row), 1
-                elif row["to_id"] is not None:
-                    pair = row["from_id"], row["to_id"]
-                    yield digest_row(row | {"ordinal": outside_ordinal(places[row["step"]], pair)}), 1
+                yield _digest_row(row, expansion), 1
+        outside.append(part.filter(pa.array(ordinals >= FIRST_OUTSIDE)))
+    arrived = pa.concat_tables(outside) if outside else pa.table({"step": pa.array([], pa.int64())})
+    for step in pc.unique(arrived["step"]).to_pylist():
+        yield from _outside(arrived.filter(pc.equal(arrived["step"], step)), expansion)
 
 
-def _in_steps(part: pa.Table) -> pa.Table:
-    ordinals = part["ordinal"].to_numpy()
-    return part.filter(pa.array(ordinals >= 0))  # null becomes NaN, which is not >= 0
+def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, int]]:
+    """Yield the messages from outside that a step has read, as groups count them."""
+    part = part.sort_by("ordinal").combine_chunks()  # in the order of their arrival
+    rows = [row if row["pairs"] else row | {"audience": None} for row in dicts_of(with_ids(part))]
+    heard = expansion.hearers(part)
+    plain = [at for at, row in enumerate(rows) if row["to_id"] is not None]
+    hearers = joined_ids([IdColumn.of([rows[at]["to_id"] for at in plain]), *(each.hearers for each in heard)])
+    pairs = Pairs(np.concatenate([np.array(plain, np.intp), *(each.rows for each in heard)]), hearers)
+    yield from numbered_outside([_digest_row(row, expansion) for row in rows], pairs)
 
 
-def digest_row(row: dict[str, Any]) -> DigestRow:
+def _digest_row(row: dict[str, Any], expansion: Expansion) -> DigestRow:
     """Return the fields of a row that count for the digest, in the form in which groups compute it."""
+    audience = None
+    if row["audience"] is not None:
+        found = expansion.audience_digest(row["audience"], row["audience_version"])
+        audience = HeardBy(row["audience"], found)
     return DigestRow(
         row["step"],
         row["step_read"],
@@ -88,6 +106,7 @@ def digest_row(row: dict[str, Any]) -> DigestRow:
         row["payload"].encode(),
         row["in_reply_to"],
         bool(row["expects_answer"]),
+        audience,
     )
 
 
