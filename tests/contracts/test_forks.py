@@ -15,14 +15,16 @@ from support.step_society import LoggedGroups, digests_of, sealed
 
 from ray_messaging import EventLog
 from ray_messaging.audiences.building import build_edges
+from ray_messaging.audiences.source import LocalFolder
+from ray_messaging.cluster.fork import Fork
 from ray_messaging.eventlog.checkpoints import read_checkpoint
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.forking import copy_run
+from ray_messaging.eventlog.forking import copy_run, outside_after
 from ray_messaging.eventlog.records import FORMAT, RunRecord, write_run
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.transports.step_values import StepSettings
 
-STEPS = 8
+STEPS, HEARD = 8, 3  # before step HEARD the user speaks
 
 
 @st.composite
@@ -62,14 +64,36 @@ class Town(LoggedGroups):
         await (self.first(transport) if fork is None else self.load(transport, *fork))
         writer = await self.writer(checkpoint=self.every)
         groups = await self.groups(self.count, self.judge(*rules), range(self.agents))
+        user = await self.messager(audiences=LocalFolder(self.folder / "audiences"))
         async with asyncio.timeout(WAIT_S):
-            await asyncio.gather(*map(self.drive, groups))
+            await asyncio.gather(*(self.drive(group, HEARD) for group in groups))
+            if fork is None:
+                await self.speak_from_outside(user)
+            elif fork[1] < HEARD:
+                await self.repeat_from_outside(user, *fork)
+            await asyncio.gather(*(self.drive(group, STEPS) for group in groups))
             await sealed(transport.steps, STEPS - 1)
             await writer.close()
         return EventLog.open(self.folder), await digests_of(transport.steps, STEPS)
 
-    async def drive(self, messager):
-        async with aclosing(messager.steps(until=STEPS)) as steps:
+    async def speak_from_outside(self, user):
+        """Send, ask, and broadcast, also in the name of agents."""
+        await user.send(None, 0, {"n": 1})
+        await user.ask_columns(None, [0, 1, 2], {"n": 1.0}, timeout=None)
+        await user.broadcast(None, "*", {"n": 2})
+        for speaker in {a for a, _ in self.edges if a != self.edges[0][0]}:
+            await user.broadcast(speaker, "friends", {"n": speaker})
+        await user.send_columns([None, 1], [2, 1], [{"n": 1}, {"n": None}])
+
+    async def repeat_from_outside(self, user, parent, step):
+        """Send again what the user of the parent said after a step."""
+        folder, log = Folder(str(parent.folder)), EventLog.open(parent.folder)
+        rows = outside_after(folder, log, step)
+        assert {row.step_read for row in rows} == {HEARD}
+        await Fork(log, step, step + 1, rows, None).send_again(user.engine, rows)
+
+    async def drive(self, messager, until):
+        async with aclosing(messager.steps(until=until)) as steps:
             async for step in steps:
                 states = json.loads(step.state) if step.state else {}
                 for agent, inbox in step.by_agent():
