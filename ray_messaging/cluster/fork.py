@@ -204,7 +204,7 @@ def start_fork(
     else:
         step = _checkpoint_of(there, target, record.experiment, at_step)
     log = EventLog.open(parent.where)
-    outside, checkpoints = outside_after(parent, log, step), parent.checkpoints()
+    outside, checkpoints = outside_after(log, step), parent.checkpoints()
     resumed = there is not None
     fork = Fork(log, step, at_step or step + 1, outside, states, checkpoints=checkpoints, resumed=resumed)
     begin: dict[str, Any] = {"on_existing": "resume"} if resumed else {"on_existing": "error", "fork": step}

@@ -111,15 +111,12 @@ def _copy(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
     )
 
 
-def outside_after(parent: Folder, log: EventLog, step: int) -> list[LogRow]:
+def outside_after(log: EventLog, step: int) -> list[LogRow]:
     """Return what was sent from outside to the agents of a run, and read or blocked after a step; see `outside_of`."""
     found: list[LogRow] = []
-    for path in (path for segment in parent.segments() for path in segment.files):
-        table = _read(parent, path, ["ordinal", "step_read", POSITION.name])
-        ordinals, read = (_numbers(table, name) for name in ("ordinal", "step_read"))
-        later = ~(ordinals < FIRST_OUTSIDE) & (read > step)
-        for position in table[POSITION.name].filter(pa.array(later)).to_pylist():
-            found += rows_of(log.query(after=position - 1, limit=1, text=True))
+    for page in log.pages(step_read=slice(step + 1, None), text=True):
+        ordinals = page["ordinal"].to_numpy()  # null becomes NaN
+        found += rows_of(page.filter(pa.array(~(ordinals < FIRST_OUTSIDE))))
     return outside_of(found)
 
 

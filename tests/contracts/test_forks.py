@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.patience import WAIT_S
 from support.step_society import LoggedGroups, digests_of, sealed
 
-from ray_messaging import EventLog
+from ray_messaging import EventLog, NotRepeatable
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cluster.fork import Fork
@@ -88,9 +88,10 @@ class Town(LoggedGroups):
     async def repeat_from_outside(self, user, parent, step):
         """Send again what the user of the parent said after a step."""
         folder, log = Folder(str(parent.folder)), EventLog.open(parent.folder)
-        rows = outside_after(folder, log, step)
+        rows = outside_after(log, step)
         assert {row.step_read for row in rows} == {HEARD}
-        await Fork(log, step, step + 1, rows, None).send_again(user.engine, rows)
+        fork = Fork(log, step, STEPS, rows, None, checkpoints=folder.checkpoints())
+        await fork.send_again(user.engine, rows)
 
     async def drive(self, messager, until):
         async with aclosing(messager.steps(until=until)) as steps:
@@ -167,3 +168,22 @@ def test_a_ban_moves_its_light_cone_and_nobody_else(valkey_config, tmp_path, exa
     asks()
     differ, states = map(sum, zip(*found, strict=True))
     assert 0 < differ < states
+
+
+class Growing(Town):
+    """A town whose user makes a new version of its graph before they speak."""
+
+    async def speak_from_outside(self, user):
+        await self.create("friends", build_edges([[(0, 1), (1, 2)]]), version=2)
+        await user.broadcast(1, "friends", {"n": 1})
+
+
+async def test_a_broadcast_to_an_audience_that_a_fork_lacks_is_named_with_the_step_that_has_it(valkey_config, tmp_path):
+    name, town = uuid.uuid4().hex, (4, [(0, 1), (1, 2), (2, 3)], 1, 2)
+    async with Growing(valkey_config, name, tmp_path / name, town, 1) as parent:
+        await parent.run()
+        async with Town(valkey_config, f"{name}-twin", tmp_path / f"{name}-twin", town, 1) as twin:
+            says = r"version 2 of audience 'friends'.* version 1.*fork at step 4 or later"
+            with pytest.raises(NotRepeatable, match=says) as caught:
+                await twin.run(fork=(parent, 1))
+        assert (caught.value.step, caught.value.agent) == (HEARD, 1)
