@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ray_messaging.model.columns import IdColumn
 
 if TYPE_CHECKING:
-    from ray_messaging.model.batch import Batch
+    from ray_messaging.model.batch import Batch, TopicColumn
 
 Fate = Literal["delivered", "published", "undeliverable", "blocked"]
 FATES: tuple[Fate, ...] = ("delivered", "published", "undeliverable", "blocked")
@@ -62,7 +62,7 @@ class Outcome:
         self.sent_at = batch.sent_at if isinstance(batch.sent_at, float) else batch.sent_at.copy()
         self.codes = bytearray(_UNKNOWN * batch.rows)
         self.blocks: dict[int, tuple[str, str]] = {}
-        self._addresses: tuple[IdColumn, tuple[str, ...], NDArray[np.uint16] | None] | None = None
+        self._addresses: tuple[IdColumn, tuple[str, ...], TopicColumn | None] | None = None
         self.done_at = 0.0
         self.pairs: PairFates | None = None
 

@@ -270,6 +270,7 @@ class Directory:
         self.routes: list[tuple[str, ...]] = [()]
         self._route_ids: dict[tuple[str, ...], int] = {(): NOBODY}
         self._tables: dict[str, IdTable[np.int32] | None] = {}
+        self._claims: dict[str, list[tuple[Claim, str]]] = {}  # by subtopic, each with its mailbox
         self._strings: dict[tuple[str, str], int] = {}
         self._channels: dict[str, int] = {}
         self.cached: dict[tuple[AgentId | None, str], tuple[str, ...]] = {}  # id, topic -> mailboxes (single messages)
@@ -305,6 +306,9 @@ class Directory:
             for glob in record.globs:
                 matches = self._compiled[glob] = compiled.get(glob) or compile_glob(glob)
                 self._globs.setdefault(literal_prefix(glob), []).append((matches, record.mailbox))
+            for claim in record.claims:
+                for subtopic in claim.subtopics:
+                    self._claims.setdefault(subtopic, []).append((claim, record.mailbox))
             for channel in record.channels:
                 self._channels[channel] = self._extend(self._channels.get(channel, NOBODY), record.mailbox)
         self._glob_lengths = sorted({len(prefix) for prefix in self._globs})
@@ -369,13 +373,11 @@ class Directory:
 
     def _build_table(self, topic: str) -> IdTable[np.int32] | None:
         columns: list[tuple[NDArray[np.int64], str]] = []
-        for record in self.records.values():
-            for claim in record.claims:
-                if topic in claim.subtopics:
-                    columns.append((np.frombuffer(claim.ints, "<i8"), record.mailbox))
-                    for name in claim.strings:
-                        known = self._strings.get((topic, name), NOBODY)
-                        self._strings[topic, name] = self._extend(known, record.mailbox)
+        for claim, mailbox in self._claims.get(topic, ()):
+            columns.append((np.frombuffer(claim.ints, "<i8"), mailbox))
+            for name in claim.strings:
+                known = self._strings.get((topic, name), NOBODY)
+                self._strings[topic, name] = self._extend(known, mailbox)
         ids = ascending(np.concatenate([ids for ids, _ in columns])) if columns else np.zeros(0, np.int64)
         if not len(ids):
             return None

@@ -69,7 +69,9 @@ class AudienceCache:
         """Return the pairs of a version whose hearers are among `agents`, which have this digest. Raises as `edges`."""
         found = self._edges.get((audience, digest))
         if found is None:
-            found = MemberEdges.among(agents) if audience == EVERYBODY else (await self.edges(audience)).toward(agents)
+            found = (
+                MemberEdges.everybody(agents) if audience == EVERYBODY else (await self.edges(audience)).toward(agents)
+            )
         return self._keep(audience, digest, found)
 
     def _keep(self, audience: Audience, digest: bytes, edges: Edges) -> Edges:

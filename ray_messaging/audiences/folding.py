@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.graph_edges import gathered
+from ray_messaging.audiences.pairs import Pairs
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
@@ -60,7 +61,11 @@ def agents_digest(agents: AgentSet) -> bytes:
 
 def spread(broadcasts: Batch, edges: Edges) -> Batch:
     """Return a batch of broadcasts with one row for each hearer. Rows of one broadcast share number and payload."""
-    rows, hearers = edges.expand(broadcasts.from_ids)
+    return _of_pairs(broadcasts, edges.expand(broadcasts.from_ids))
+
+
+def _of_pairs(broadcasts: Batch, found: Pairs) -> Batch:
+    rows, hearers = found
     bare = copy(broadcasts)
     bare.lines = None
     pairs = bare.take(rows)
@@ -106,18 +111,23 @@ def unfold(broadcasts: Batch, edges: Edges) -> Batch:
 
     Raises: FrameError if the edges do not give the number of pairs that the frame has.
     """
+    return _of_pairs(broadcasts, kept_pairs(broadcasts, edges))
+
+
+def kept_pairs(broadcasts: Batch, edges: Edges) -> Pairs:
+    """Return the pairs of the rows of a folded frame; args and errors are those of `unfold`."""
     folded = broadcasts.fold
     assert folded is not None
     found = int(edges.counts(broadcasts.from_ids).sum())
     if not folded.kept and found != folded.pairs:
         raise _other_pairs(broadcasts, found)
-    pairs = spread(broadcasts, edges)
-    if folded.kept:
-        kept = kept_places(folded.kept, pairs.rows)
-        if len(kept) != folded.pairs:
-            raise _other_pairs(broadcasts, len(kept))
-        pairs = pairs.take(kept)
-    return pairs
+    rows, hearers = edges.expand(broadcasts.from_ids)
+    if not folded.kept:
+        return Pairs(rows, hearers)
+    kept = kept_places(folded.kept, len(rows))
+    if len(kept) != folded.pairs:
+        raise _other_pairs(broadcasts, len(kept))
+    return Pairs(rows[kept], hearers.take(kept))
 
 
 def _other_pairs(broadcasts: Batch, found: int) -> FrameError:

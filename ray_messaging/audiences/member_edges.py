@@ -87,6 +87,14 @@ class MemberEdges:
             digest.update(b"\0" + name.encode())
         return cls(members, digest.digest())
 
+    @classmethod
+    def everybody(cls, agents: AgentSet) -> "MemberEdges":
+        """Return the pairs of all agents with each other.
+
+        They have no digest: who all agents are depends on the mailbox, the subtopic and the time.
+        """
+        return cls(agents, b"")
+
     @property
     def pairs(self) -> int:
         """Return the number of pairs, of senders that are members, too."""

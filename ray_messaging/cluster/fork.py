@@ -1,32 +1,41 @@
 """Fork of a run: an experiment of its own that begins with a checkpoint of another one, its parent."""
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_messaging.addressing.channels import AgentId, check_id, check_name
+from ray_messaging.addressing.channels import AgentId, check_id, check_name, survey_mailbox
+from ray_messaging.audiences.cache import EVERYBODY
 from ray_messaging.cluster.lifecycle import StartedExperiment, start_experiment
 from ray_messaging.cluster.run.agent import StateChange
 from ray_messaging.cluster.spec import absolute
 from ray_messaging.config import Steps
 from ray_messaging.errors import ConfigError, NotRepeatable
 from ray_messaging.interception.rules import Rule
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.sending.bulk_input import ColumnChunk
+from ray_messaging.surveys.surveys import open_mailbox, questions
 
 if TYPE_CHECKING:
+    from ray_messaging.audiences.records import Audiences
     from ray_messaging.cluster.messaging import Messaging
+    from ray_messaging.engine import Engine
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.eventlog.reading.event_rows import LogRow
     from ray_messaging.eventlog.records import RunRecord
-    from ray_messaging.messager import Messager
 
 
 class Fork:
     """What a fork does between its steps as its parent did, for the process that has started it.
 
-    The steps before `at_step` must have the parent's messages; what reached the parent's agents from outside of the
-    steps, such as the user's messages, is sent again.
+    The steps before `at_step` must have the parent's messages; what came to the parent's agents from outside of the
+    steps, such as the user's messages and questions, is sent again. Answers to these questions count for nobody.
+
+    Args: `checkpoints` are the parent's. `resumed` says that an earlier process may have sent some of it.
     """
 
     def __init__(
@@ -36,11 +45,17 @@ class Fork:
         at_step: int,
         outside: "Sequence[LogRow]",
         states: Mapping[AgentId, Mapping[str, Any]] | None,
+        *,
+        checkpoints: Sequence[int] = (),
+        resumed: bool = False,
     ) -> None:
         self.change = StateChange(at_step, states or {})
         self._parent = parent
         self._checkpoint = step
         self._at_step = at_step
+        self._checkpoints = checkpoints
+        self._resumed = resumed
+        self._answers = survey_mailbox("asked-again")
         self._outside: dict[int, list[LogRow]] = {}
         for row in outside:
             assert row.step_read is not None
@@ -75,19 +90,80 @@ class Fork:
                 )
 
     def _send(self, step: int, messaging: "Messaging") -> None:
-        async def send(messager: "Messager") -> None:
-            for row in self._outside[step]:
-                payload = row.payload if row.text_before is None else row.payload_before
-                subtopic = row.subtopic or ""
-                if row.audience is not None:
-                    await messager.broadcast(row.from_id, row.audience, payload, subtopic=subtopic)
-                elif row.to_id is not None:
-                    await messager.send(row.from_id, row.to_id, payload, subtopic=subtopic)
-                else:
-                    await messager.send_message(row.channel, payload, row.from_id)
-
-        messaging._user.run(send(messaging._user.messager))
+        rows = self._outside[step]
+        if self._resumed:
+            rows = _left(rows, step, messaging.log)
+        messaging._user.run(self.send_again(messaging._user.messager.engine, rows))
         del self._outside[step]
+        self._resumed = False  # later steps have not begun
+
+    async def send_again(self, engine: "Engine", rows: "Sequence[LogRow]") -> None:
+        """Send messages from outside as they were sent in the parent, to the byte.
+
+        Raises: NotRepeatable for a broadcast to a version of an audience that is not there.
+        """
+        for (audience, subtopic, asks, _), same in groupby(rows, key=_way):
+            some = [*same]
+            lines = [(row.text if row.text_before is None else row.text_before).encode() for row in some]
+            columns = ColumnChunk(
+                IdColumn.of([row.from_id for row in some]),
+                IdColumn.of([row.to_id for row in some]),
+                PayloadColumn.of(lines, raw=any(b"\n" in line for line in lines)),
+            )
+            chunks, sender = columns.within_limits(), engine.bulk_sender
+            if audience is not None:
+                await engine.frame_sender.refresh()
+                self._check_audience(engine.directory.audiences, some[0])
+                await sender.broadcast(audience, chunks, subtopic, engine.step)
+            elif asks:
+                await open_mailbox(engine, self._answers, len(rows))
+                await sender.send_batches([questions(engine, self._answers, chunk, subtopic) for chunk in chunks])
+            else:
+                await sender.send_columns(chunks, subtopic)
+
+    def _check_audience(self, audiences: "Audiences", row: "LogRow") -> None:
+        """Raise NotRepeatable if a broadcast cannot be sent again, because its audience was made from outside, too."""
+        assert row.audience is not None
+        name, step, version = row.audience, row.step_read or 0, audiences.last_version(row.audience)
+        if name == EVERYBODY.name or version == row.audience_version or (step >= self._at_step and version):
+            return
+        later = [each + 1 for each in self._checkpoints if each >= step]
+        here = f"version {version}" if version else "none"
+        raise NotRepeatable(
+            f"the broadcast from outside {row.text} cannot be sent again before step {step}: the parent had version "
+            f"{row.audience_version} of audience {name!r} then, which was made from outside after the fork's "
+            f"checkpoint, and here is {here}. Make it by messaging.create_audience, as the parent did"
+            + (f", or fork at step {min(later)} or later" if later else "")
+            + "; the run goes on from there",
+            step=step,
+            agent=row.from_id,
+            what="message",
+            mine=None,
+            theirs=row.text,
+        )
+
+
+def _left(rows: "Sequence[LogRow]", step: int, log: "EventLog") -> "list[LogRow]":
+    """Return the messages from outside that a log has not among those that a step reads."""
+    from ray_messaging.eventlog.forking import outside_of  # noqa: PLC0415 - brings pyarrow
+    from ray_messaging.eventlog.reading.event_rows import rows_of  # noqa: PLC0415 - as above
+
+    sent, left = Counter(map(_said, outside_of(rows_of(log.query(step_read=step, text=True))))), []
+    for row in rows:
+        sent[_said(row)] -= 1
+        left += [row] if sent[_said(row)] < 0 else []
+    return left
+
+
+def _said(row: "LogRow") -> tuple[object, ...]:
+    return row.from_id, row.to_id, row.audience, row.subtopic, row.expects_answer, row.text_before or row.text
+
+
+def _way(row: "LogRow") -> tuple[str | None, str, bool, int | None]:
+    """Return what messages from outside have in common that can be sent together."""
+    plain = row.audience is None and row.to_id is None
+    subtopic = f":{row.channel}" if plain else row.subtopic or ""
+    return row.audience, subtopic, bool(row.expects_answer), row.audience_version
 
 
 def start_fork(
@@ -98,6 +174,7 @@ def start_fork(
     log_dir: str | Path,
     rules: Sequence[Rule] | None,
     states: Mapping[AgentId, Mapping[str, Any]] | None,
+    on_existing: str,
     **options: Any,  # noqa: ANN401 - those of start_experiment
 ) -> tuple[StartedExperiment, Fork]:
     """Start a fork; arguments and errors are those of `Messaging.fork`."""
@@ -105,7 +182,10 @@ def start_fork(
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415
     from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415
     from ray_messaging.eventlog.forking import checkpoint_before, copy_run, outside_after, record_of  # noqa: PLC0415
+    from ray_messaging.eventlog.records import read_run  # noqa: PLC0415
 
+    if on_existing not in {"error", "resume"}:
+        raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', or 'resume' to go on with a fork")
     if at_step is not None and (isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 1):
         raise ConfigError(f"at_step={at_step!r} must be the number of a step, from 1 on")
     if not isinstance(states or {}, Mapping) or not all(isinstance(each, Mapping) for each in (states or {}).values()):
@@ -115,21 +195,40 @@ def start_fork(
     record = record_of(parent)
     if record.steps is None:
         raise ConfigError(f"{parent.where} is of a run without steps: only a run with steps=Steps() can be forked")
-    step = checkpoint_before(parent, at_step)
     _check_rules(record, parent.where, rules)
     check_name("exp_id", exp_id)
-    copy_run(parent, Folder(target), exp_id, step)
+    there = read_run(Folder(target)) if on_existing == "resume" else None
+    if there is None:
+        step = checkpoint_before(parent, at_step)
+        copy_run(parent, Folder(target), exp_id, step)
+    else:
+        step = _checkpoint_of(there, target, record.experiment, at_step)
     log = EventLog.open(parent.where)
-    fork = Fork(log, step, at_step or step + 1, outside_after(parent, log, step), states)
+    outside, checkpoints = outside_after(log, step), parent.checkpoints()
+    resumed = there is not None
+    fork = Fork(log, step, at_step or step + 1, outside, states, checkpoints=checkpoints, resumed=resumed)
+    begin: dict[str, Any] = {"on_existing": "resume"} if resumed else {"on_existing": "error", "fork": step}
     steps = Steps(**record.steps)
     try:
-        started = start_experiment(
-            exp_id, steps=steps, log_dir=target, rules=rules or (), on_existing="error", fork=step, **options
-        )
+        started = start_experiment(exp_id, steps=steps, log_dir=target, rules=rules or (), **begin, **options)
     except BaseException:
-        shutil.rmtree(target, ignore_errors=True)  # a URI is no folder here
+        if not resumed:
+            shutil.rmtree(target, ignore_errors=True)  # a URI is no folder here
         raise
     return started, fork
+
+
+def _checkpoint_of(fork: "RunRecord", where: str, parent: str, at_step: int | None) -> int:
+    """Return the step of the checkpoint with which a fork began; raise ConfigError if it is not this parent's fork."""
+    if fork.parent is None or fork.parent.experiment != parent:
+        of = "no fork" if fork.parent is None else f"a fork of {fork.parent.experiment!r}"
+        raise ConfigError(f"{where} has {of}, so this fork of {parent!r} cannot go on there: pass another log_dir")
+    if at_step is not None and at_step <= fork.parent.step:
+        raise ConfigError(
+            f"{where} has a fork that began after step {fork.parent.step}: fork at step {fork.parent.step + 1} or "
+            "later to go on with it, or pass another log_dir"
+        )
+    return fork.parent.step
 
 
 def _check_rules(record: "RunRecord", where: str, rules: Sequence[Rule] | None) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import ray
 
@@ -166,6 +166,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         settings: "MessagingConfig | None" = None,
         data_dir: str | Path | None = None,
         calls: "Calls | None" = None,
+        on_existing: Literal["error", "resume"] = "error",
     ) -> "Messaging":
         """Start an experiment that begins in the middle of another run, from a checkpoint in its folder.
 
@@ -185,9 +186,12 @@ class Messaging(AbstractContextManager["Messaging"]):
             settings: As those of `start`.
             data_dir: As that of `start`.
             calls: As those of `start`.
+            on_existing: What to do if `log_dir` has a log: "error", or "resume" to go on with this fork, whose process
+                was killed; then pass what it was begun with.
 
-        Raises: ConfigError if there is no checkpoint before `at_step`, or the parent had rules and none are given;
-        AlreadyExists if `log_dir` has a log; LogError if the parent's folder cannot be read; otherwise as `start`.
+        Raises: ConfigError if there is no checkpoint before `at_step`, the parent had rules and none are given, or
+        `log_dir` has another fork; AlreadyExists if `log_dir` has a log and `on_existing` is "error"; LogError if the
+        parent's folder cannot be read; otherwise as `start`.
         """
         from ray_messaging.cluster.fork import start_fork
         from ray_messaging.config import MessagingConfig
@@ -203,6 +207,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             settings=MessagingConfig() if settings is None else settings,
             data_dir=data_dir,
             calls=calls,
+            on_existing=on_existing,
         )
         messaging = cls(started.experiment, started.interceptor, started)
         messaging._fork = fork

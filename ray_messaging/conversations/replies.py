@@ -9,7 +9,7 @@ import numpy as np
 from ray_messaging.addressing.channels import is_survey_mailbox, payback_channel
 from ray_messaging.errors import Closed, NoQuestion
 from ray_messaging.messages import Slice
-from ray_messaging.model.batch import Batch
+from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import NONE
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.typed.table import Payloads
@@ -50,8 +50,7 @@ def _replies(part: Slice, lines: Payloads, exp_id: str, step: int | None, *, fai
     users = np.zeros(len(rows), np.bool_) if to_ids.kinds is None else to_ids.kinds == NONE
     if users.any():
         topics = (*topics, ":" + payback_channel(exp_id))
-        topic = np.zeros(len(rows), np.uint16) if topic is None else topic.copy()
-        topic[users] = len(topics) - 1
+        topic = topic_column(np.where(users, len(topics) - 1, 0 if topic is None else topic), len(topics))
     return Batch(
         sender="",
         epoch=0,

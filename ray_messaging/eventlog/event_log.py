@@ -303,8 +303,8 @@ class EventLog:
     def diff(self, other: "EventLog") -> Difference | None:
         """Return the first message that differs from another run's log, or None if both runs sent the same messages.
 
-        It is for runs in steps. Messages are compared in the order of step, recipient, sender and n-th send, and by the
-        fields that `digest` covers.
+        It is for runs in steps. It compares what each agent said in each step, to whom, in which order, with fate, rule
+        and labels; ids are not compared. The first message is that in the order of step, recipient, sender, n-th send.
 
         Raises: ConfigError if neither run, or only one of them, had steps.
         """

@@ -2,8 +2,9 @@
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from errno import EEXIST, ENOTDIR, ENOTEMPTY
+from heapq import merge
 from pathlib import Path
 from uuid import uuid4
 
@@ -110,26 +111,43 @@ def _copy(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
     )
 
 
-def outside_after(parent: Folder, log: EventLog, step: int) -> list[LogRow]:
-    """Return the messages from outside that the agents of a run read after a step, in the order of their arrival.
-
-    A broadcast, which has a row for each mailbox, comes once. Questions, and answers to questions, are left out.
-    """
+def outside_after(log: EventLog, step: int) -> list[LogRow]:
+    """Return what was sent from outside to the agents of a run, and read or blocked after a step; see `outside_of`."""
     found: list[LogRow] = []
-    for path in (path for segment in parent.segments() for path in segment.files):
-        if (_numbers(_read(parent, path, ["ordinal"]), "ordinal") >= FIRST_OUTSIDE).any():
-            table = _read(parent, path, ["ordinal", "step_read", POSITION.name])
-            later = (_numbers(table, "ordinal") >= FIRST_OUTSIDE) & (_numbers(table, "step_read") > step)
-            for position in table[POSITION.name].filter(pa.array(later)).to_pylist():
-                found += rows_of(log.query(after=position - 1, limit=1, text=True))
-    found.sort(key=lambda row: (row.step_read, row.ordinal))
-    first = {_broadcast(row): row.mailbox for row in reversed(found)}
-    plain = [row for row in found if not row.expects_answer and row.in_reply_to is None]
-    return [row for row in plain if row.audience is None or row.mailbox == first[_broadcast(row)]]
+    for page in log.pages(step_read=slice(step + 1, None), text=True):
+        ordinals = page["ordinal"].to_numpy()  # null becomes NaN
+        found += rows_of(page.filter(pa.array(~(ordinals < FIRST_OUTSIDE))))
+    return outside_of(found)
+
+
+def outside_of(rows: Iterable[LogRow]) -> list[LogRow]:
+    """Return those rows of steps whose messages came from outside, in the order of their arrival.
+
+    Those that a rule changed or blocked have no place in that order, so they are placed by the time of their sending. A
+    broadcast, which has a row for each mailbox and each blocked pair, comes once.
+    """
+    in_steps = [row for row in rows if row.step is not None]
+    placed = [row for row in in_steps if row.ordinal is not None and row.ordinal >= FIRST_OUTSIDE]
+    placed.sort(key=lambda row: (row.step_read, row.ordinal))
+    noted = sorted((row for row in in_steps if row.ordinal is None), key=lambda row: (row.step_read, row.position))
+    return _each_broadcast_once([*merge(placed, noted, key=lambda row: (row.step_read, row.sent_at))])
+
+
+def _each_broadcast_once(rows: Sequence[LogRow]) -> list[LogRow]:
+    first: dict[tuple[object, ...], str | None] = {}  # of each broadcast the mailbox whose rows count
+    for row in rows:
+        first[_broadcast(row)] = first.get(_broadcast(row)) or row.mailbox
+    found: dict[object, LogRow] = {}
+    for row in rows:
+        if row.audience is None:
+            found[row.position] = row
+        elif row.mailbox == first[_broadcast(row)]:
+            found.setdefault((row.message_id, row.step_read), row)
+    return [*found.values()]
 
 
 def _broadcast(row: LogRow) -> tuple[object, ...]:
-    return row.audience, row.from_id, row.subtopic, row.sent_at, row.text, row.sender
+    return row.audience, row.from_id, row.subtopic, row.sent_at, row.text_before or row.text, row.sender
 
 
 def _copy_collected(parent: Folder, folder: Folder, step: int) -> None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import Extension, Fold
@@ -13,6 +13,7 @@ from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.model.typed.table import Payloads
 from ray_messaging.model.typed.values import column_of, part_of
 
+_SHORT = 2**16
 CONTEXT_BYTES = 25  # trace id 16, span id 8, flags 1: the contents of W3C's traceparent
 
 
@@ -35,14 +36,22 @@ class TracePoint(NamedTuple):
     fetched: bytes = b""
 
 
+TopicColumn = NDArray[np.uint16] | NDArray[np.uint32]
+
+
+def topic_column(places: ArrayLike, topics: int) -> TopicColumn:
+    """Return the index of each message's topic as uint16, or as uint32 if so many topics need it."""
+    return np.asarray(places, np.uint16) if topics <= _SHORT else np.asarray(places, np.uint32)
+
+
 class Batch(msgspec.Struct, eq=False, kw_only=True):
     """N messages of one sender as columns.
 
-    Message i has the number `first + numbers[i]` (uint32; None: `first + i`), the topic `topics[topic[i]]` (uint16;
-    None: the only topic), a step (int64 column, or one for all), a time (float64 column, or one for all; unix s) and
-    the payload `lines[i]`, unless the batch has ids only. `labels` maps a label to its rows (uint32, ascending).
-    `noted` are the rows that the event log reads from a note instead (see `wire.notes`). `rows` is n; it is an
-    attribute because a call of `len` is slow.
+    Message i has the number `first + numbers[i]` (uint32; None: `first + i`), the topic `topics[topic[i]]` (see
+    `topic_column`; None: the only topic), a step (int64 column, or one for all), a time (float64 column, or one for
+    all; unix s) and the payload `lines[i]`, unless the batch has ids only. `labels` maps a label to its rows (uint32,
+    ascending). `noted` are the rows that the event log reads from a note instead (see `wire.notes`). `rows` is n; it is
+    an attribute because a call of `len` is slow.
     """
 
     sender: str
@@ -51,7 +60,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     from_ids: IdColumn
     to_ids: IdColumn
     topics: tuple[str, ...]
-    topic: NDArray[np.uint16] | None = None
+    topic: TopicColumn | None = None
     numbers: NDArray[np.uint32] | None = None
     step: NDArray[np.int64] | int | None = None
     sent_at: NDArray[np.float64] | float = 0.0

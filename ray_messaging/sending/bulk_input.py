@@ -337,7 +337,7 @@ async def edges_of(audience: Audience, topic: str, directory: Directory, audienc
     everybody = NO_AGENTS
     for record in directory.records.values():
         everybody |= record.agents(topic)
-    return MemberEdges.among(everybody)
+    return MemberEdges.everybody(everybody)
 
 
 def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.errors import Closed, InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.interception.verdicts import BatchVerdict
-from ray_messaging.model.batch import Batch
+from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import INT, IdColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.joining import joined_payloads
@@ -290,7 +290,7 @@ def _joined(parts: list[Batch]) -> Batch:
         rows=sum(map(len, parts)),
         to_ids=IdColumn.of([to_id for part in parts for to_id in part.to_ids.tolist()]),
         topics=tuple(topics),
-        topic=np.array([topics[part.topic_of(row)] for part in parts for row in range(len(part))], np.uint16),
+        topic=topic_column([topics[part.topic_of(row)] for part in parts for row in range(len(part))], len(topics)),
         numbers=np.concatenate([_numbers(part) + np.uint32(part.first - first.first) for part in parts]),
         step=np.concatenate(steps) if steps else None,
         sent_at=np.concatenate([np.broadcast_to(np.asarray(part.sent_at, np.float64), len(part)) for part in parts]),

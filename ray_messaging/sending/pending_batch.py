@@ -16,7 +16,7 @@ from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import agents_digest
 from ray_messaging.errors import MessagingError, PayloadTooLarge, TransactionError
 from ray_messaging.limits_and_timeouts import BATCH_BYTES, BATCH_ROWS
-from ray_messaging.model.batch import Batch
+from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Behind, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
@@ -235,7 +235,7 @@ class RowBatch(PendingBatch, eq=False):
         table, topic = (topics[0],), None
         if topics.count(topics[0]) < len(topics):
             places = {name: place for place, name in enumerate(dict.fromkeys(topics))}
-            table, topic = tuple(places), np.array([places[name] for name in topics], np.uint16)
+            table, topic = tuple(places), topic_column([places[name] for name in topics], len(places))
         batch = Batch(
             sender=sender,
             epoch=epoch,

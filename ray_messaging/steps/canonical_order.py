@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.model.batch import Batch
+from ray_messaging.model.batch import Batch, TopicColumn, topic_column
 from ray_messaging.model.columns import NONE, STR, IdColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.joining import joined_arrays, joined_ids, joined_payloads
@@ -172,7 +172,7 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
         rows=len(order),
         to_ids=_ids(to_ranks) if to_ids.kinds is None else to_ids.take(order),
         topics=tuple(table),
-        topic=joined_arrays(topics)[order] if len(table) > 1 else None,
+        topic=topic_column(joined_arrays(topics)[order], len(table)) if len(table) > 1 else None,
         step=_taken(steps, order),
         sent_at=_times(batches, rows, order),
         lines=lines,
@@ -227,8 +227,8 @@ def _taken(values: Any, order: Order) -> Any:  # noqa: ANN401 - an array, or one
     return values[order] if isinstance(values, np.ndarray) else values
 
 
-def _topics(batch: Batch, table: dict[str, int]) -> NDArray[np.uint16]:
-    places = np.array([table.setdefault(name, len(table)) for name in batch.topics], np.uint16)
+def _topics(batch: Batch, table: dict[str, int]) -> TopicColumn:
+    places = topic_column([table.setdefault(name, len(table)) for name in batch.topics], len(table))
     return places[np.zeros(batch.rows, np.intp) if batch.topic is None else batch.topic]
 
 

@@ -1,22 +1,31 @@
 """Digests of the messages of a step: equal for equal rows, in any order and layout.
 
 A row's canonical bytes are, in this order: step sent, step read, from_id, ordinal (it is the n-th send of its agent in
-the step), to_id, subtopic, fate, rule, labels, payload. A question has "q" after them. An answer has "a" and the id of
-its question; of a question from outside the ordinal is left out, because it depends on the layout. A broadcast has "b",
-its audience's name and the hash of the audience's pairs instead of to_id, and counts once for each of its pairs. A
-number takes 8 bytes, little endian; a text has its length before it. The digest of a step is the sum of the rows'
-BLAKE2b-256 modulo 2**256. The history digest chains them: it is the BLAKE2b-256 of the previous history digest, the
-step, the number of rows, and the step's digest.
+the step; from outside the n-th message of its sender to its hearer), to_id, subtopic, fate, rule, labels, payload. A
+question has "q" after them. An answer has "a" and the id of its question; of a question from outside the ordinal is
+left out, because it depends on the layout. A broadcast has "b", its audience's name and the hash of the audience's
+pairs (none, of the audience of all agents) instead of to_id, and counts once for each of its pairs. A number takes 8
+bytes, little endian; a text has its length before it. The digest of a step is the sum of the rows' BLAKE2b-256 modulo
+2**256. The history digest chains them: it is the BLAKE2b-256 of the previous history digest, the step, the number of
+rows, and the step's digest.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import repeat
 from struct import Struct as Packer
 from typing import NamedTuple
 
+import numpy as np
+
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.audiences.cache import audience_of
+from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.pairs import Pairs
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
+from ray_messaging.steps.canonical_order import id_ranks
 
 SIZE = 32  # bytes of a digest
 _MODULUS: int = 1 << 8 * SIZE
@@ -30,6 +39,11 @@ class HeardBy(NamedTuple):
 
     name: str
     digest: bytes
+
+    @classmethod
+    def of(cls, broadcasts: Batch, edges: Edges) -> "HeardBy":
+        """Return the audience of some broadcasts, with its pairs."""
+        return cls(audience_of(broadcasts).name, edges.digest)
 
 
 class DigestRow(NamedTuple):
@@ -91,6 +105,28 @@ def sum_of(rows: Iterable[DigestRow], weights: Iterable[int] = repeat(1)) -> int
     for row, weight in zip(rows, weights, strict=False):
         total += weight * int.from_bytes(blake2b(row_bytes(row), digest_size=SIZE).digest(), "little")
     return total % _MODULUS
+
+
+def numbered_outside(rows: Sequence[DigestRow], pairs: Pairs) -> Iterator[tuple[DigestRow, int]]:
+    """Yield messages from outside, given in the order of their arrival, with their ordinals and how often each counts.
+
+    Agents that hear the same sender may number a message differently. It is yielded once for each number, and counts
+    for these agents. So the rows do not depend on the layout: all that arrives at an agent is in one box.
+
+    Args: `pairs` has the hearers of each row.
+    """
+    if not rows:
+        return
+    of, count = pairs.rows, len(pairs.rows)
+    ends = id_ranks([IdColumn.of([row.from_id for row in rows])])[of], id_ranks([pairs.hearers])
+    order = np.lexsort((of, *ends))
+    begins = np.flatnonzero(np.any([np.diff(end[order], prepend=end[order][:1] - 1) for end in ends], axis=0))
+    ordinals = np.empty(count, np.int64)
+    ordinals[order] = np.arange(count) - np.repeat(begins, np.diff(begins, append=count))
+    keys, weights = np.unique(of * count + ordinals, return_counts=True)
+    for key, weight in zip(keys.tolist(), weights.tolist(), strict=True):
+        row, ordinal = divmod(key, count)
+        yield rows[row]._replace(ordinal=FIRST_OUTSIDE + ordinal), weight
 
 
 def step_digest(sums: Iterable[int]) -> bytes:

@@ -33,7 +33,7 @@ class ReadBoxes(NamedTuple):
 
     batches: list[Batch]
     folded: list[FoldedBatch]
-    outside: list[Batch]
+    outside: list[FoldedBatch | Batch]
 
 
 class OpenBox(NamedTuple):
@@ -64,18 +64,23 @@ class GroupBoxes:
         others = [frames for origin in moved.origins.items() if (frames := await self._of_origin(*origin, step))]
         if late and not others:  # the common case
             batches = batches_of(own, step)
-            return ReadBoxes(batches.messages, await self._folded(batches), from_outside(own, step))
+            outside = [
+                each if each.fold is None else FoldedBatch(each, await self._unfolder.edges(each))
+                for each in from_outside(own, step)
+            ]
+            return ReadBoxes(batches.messages, await self._folded(batches), outside)
         boxes = [OpenBox(own, moved.left, besides=True)]
         boxes += [OpenBox(frames, moved.came, besides=False) for frames in others]
         found = ReadBoxes([], [], [])
-        for each in boxes:
-            batches = batches_of(each.frames, step)
-            found.batches.extend(_read_by(batch, each) for batch in batches.messages)
-            for batch, _ in await self._folded(batches):
-                agents = record.agents(batch.topics[0])
-                found.folded.append(await toward_agents(self._unfolder, batch, agents, _chosen(each, agents)))
-        outside = [(frame.first, _read_by(batch_of(frame, step), each)) for each in boxes for frame in _outside(each)]
-        found.outside.extend(batch for _, batch in sorted(outside, key=lambda each: each[0]))
+        for where in boxes:
+            batches = batches_of(where.frames, step)
+            found.batches.extend(_addressed(batch, where) for batch in batches.messages)
+            found.folded.extend([await self._toward(each.batch, where, record) for each in await self._folded(batches)])
+        arrived = [(frame, where) for where in boxes for frame in where.frames if frame.tag.group == OUTSIDE]
+        for frame, where in sorted(arrived, key=lambda pair: pair[0].first):
+            batch = batch_of(frame, step)
+            ours = _addressed(batch, where) if batch.fold is None else await self._toward(batch, where, record)
+            found.outside.append(ours)
         return found
 
     async def _folded(self, box: BoxBatches) -> list[FoldedBatch]:
@@ -87,6 +92,11 @@ class GroupBoxes:
             found += [] if left is None else [FoldedBatch(left, edges)]
         return found
 
+    async def _toward(self, batch: Batch, box: OpenBox, record: Record) -> FoldedBatch:
+        """Return what the group reads of broadcasts; raises as `toward_agents`."""
+        agents = record.agents(batch.topics[0])
+        return await toward_agents(self._unfolder, batch, agents, _chosen(box, agents))
+
     async def _of_origin(self, mailbox: str, since: int, step: int) -> list[BoxFrame]:
         """Return the frames of an origin's box that count, from steps before the agents had left the origin."""
         name = box_name(mailbox, step)
@@ -94,16 +104,12 @@ class GroupBoxes:
         return await BoxReader(self._store, name).covered(covers)
 
 
-def _outside(box: OpenBox) -> list[BoxFrame]:
-    return [frame for frame in box.frames if frame.tag.group == OUTSIDE]
-
-
 def _chosen(box: OpenBox, agents: AgentSet) -> Callable[[AgentSet], AgentSet]:
     """Return a function that selects, of the agents that the mailbox had then, those for whom the group reads."""
     return lambda then: then & (agents - box.agents if box.besides else agents & box.agents)
 
 
-def _read_by(batch: Batch, box: OpenBox) -> Batch:
+def _addressed(batch: Batch, box: OpenBox) -> Batch:
     """Return the rows of a batch that the group reads. Rows on plain channels are read by the box's own group only."""
     found = box.agents.find(batch.to_ids)
     plain = np.array([topic[:1] == ":" for topic in batch.topics], np.bool_)

@@ -9,14 +9,25 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.channels import AgentId
+from ray_messaging.audiences.folding import kept_pairs
+from ray_messaging.audiences.pairs import Pairs
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import NONE
 from ray_messaging.model.extension import Audience
+from ray_messaging.model.joining import joined_ids
 from ray_messaging.receipt import DELIVERED, FATES, UNDELIVERABLE, UNKNOWN, Outcome, PairFates
 from ray_messaging.steps.blocked_sends import encode_blocked
-from ray_messaging.steps.box_frames import FIRST_OUTSIDE
-from ray_messaging.steps.digests import SIZE, DigestRow, HeardBy, history_digest, step_digest, sum_of
+from ray_messaging.steps.digests import (
+    SIZE,
+    DigestRow,
+    HeardBy,
+    history_digest,
+    numbered_outside,
+    step_digest,
+    sum_of,
+)
+from ray_messaging.steps.inbox import FoldedBatch
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -24,7 +35,6 @@ if TYPE_CHECKING:
 
 _NAMED = 5  # the most addresses of undeliverable messages that are named
 NO_AUDIENCES: Mapping[Audience, bytes] = {}
-Pair = tuple[AgentId | None, AgentId | None]  # sender and recipient
 Blocked = list[tuple[Batch, Mapping[int, tuple[str, str]]]]  # batches with blocked rows: rule and reason of each
 Kept = tuple[dict[str, int], int, int, Blocked, dict[str, int], dict[str, int]]  # a StepAccount's fields
 
@@ -108,11 +118,11 @@ class StepAccount:
             if address in self.unheard or len(self.unheard) < _NAMED:
                 self.unheard[address] += 1
 
-    def hear(self, batches: Sequence[Batch]) -> None:
+    def hear(self, read: Sequence[FoldedBatch | Batch]) -> None:
         """Add messages from outside, in the order of their arrival, to the digest."""
-        rows = outside_rows(batches)
-        self._outside += len(rows)
-        self._sum += sum_of(rows)
+        for row, weight in outside_rows(read):
+            self._outside += weight
+            self._sum += sum_of([row], [weight])
 
     def take(self) -> StepCounts:
         """Return the counts of the step, and begin those of the next step."""
@@ -129,38 +139,44 @@ class StepAccount:
         return encode_blocked(blocked)
 
 
-def outside_rows(batches: Sequence[Batch]) -> list[DigestRow]:
-    """Return messages from outside to agents in their form for the digest, without those that a rule rewrote.
+def outside_rows(read: Sequence[FoldedBatch | Batch]) -> list[tuple[DigestRow, int]]:
+    """Return messages from outside to agents in their form for the digest, each with how often it counts.
 
-    The event log has rewritten ones without ordinals. The ordinal of a row is its position among the rows of the same
-    sender and recipient, so that it does not depend on the groups.
+    Those that a rule rewrote are left out, because the event log has them without ordinals.
     """
-    rows, places = [], Counter[Pair]()
-    for batch in batches:
-        asks = _asks(batch)
-        noted = set() if batch.noted is None else set(batch.noted.tolist())
+    rows: list[DigestRow] = []
+    places, hearers = [], []
+    for each in read:
+        batch, heard_by = (each, None) if isinstance(each, Batch) else (each.batch, HeardBy.of(*each))
+        said, heard = _outside_pairs(each)
+        counted = np.isin(said, [] if batch.noted is None else batch.noted, invert=True)
+        said, heard = said[counted], heard.take(counted)
+        used, numbers = np.unique(said, return_inverse=True)
+        places.append(len(rows) + numbers)
+        hearers.append(heard)
+        asks, to_ids = _asks(batch), batch.to_ids.tolist()
         assert isinstance(batch.step, int)
         assert batch.lines is not None
-        pairs = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), strict=True)
-        for row, pair in enumerate(pairs):
-            if pair[1] is not None and row not in noted:
-                fields = (batch.topic_of(row), FATES[DELIVERED], None, batch.labels_of(row), batch.lines.row(row))
-                ordinal = outside_ordinal(places, pair)
-                ends = (batch.step, batch.step, pair[0], ordinal, pair[1])
-                rows.append(DigestRow(*ends, *fields, expects_answer=asks[row]))
-    return rows
+        for row in used.tolist():
+            ends = batch.step, batch.step, batch.from_ids[row], 0, to_ids[row]
+            fields = batch.topic_of(row), FATES[DELIVERED], None, batch.labels_of(row), batch.lines.row(row)
+            rows.append(DigestRow(*ends, *fields, expects_answer=asks[row], audience=heard_by))
+    return [*numbered_outside(rows, Pairs(np.concatenate(places), joined_ids(hearers)))] if rows else []
+
+
+def _outside_pairs(read: FoldedBatch | Batch) -> Pairs:
+    """Return the agents that read the messages of a batch from outside."""
+    if not isinstance(read, Batch):
+        return kept_pairs(*read)
+    kinds = read.to_ids.kinds
+    rows = np.arange(read.rows) if kinds is None else np.flatnonzero(kinds != NONE)
+    return Pairs(rows, read.to_ids.take(rows))
 
 
 def _asks(batch: Batch) -> Sequence[bool]:
     """Return for each message whether it is a question."""
     asks = None if batch.extension is None else batch.extension.expects_answer
     return [False] * batch.rows if asks is None else asks.tolist()
-
-
-def outside_ordinal(places: "Counter[Pair]", pair: Pair) -> int:
-    """Return the ordinal of the next message from outside for one pair of sender and recipient, and count it."""
-    places[pair] += 1
-    return FIRST_OUTSIDE + places[pair] - 1
 
 
 def digest_rows(

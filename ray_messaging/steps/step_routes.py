@@ -6,7 +6,7 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.model.batch import Batch
+from ray_messaging.model.batch import Batch, TopicColumn, topic_column
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import AskedOutside, Audience, OutsideQuestion
 from ray_messaging.model.message_ids import MessageIdColumn
@@ -46,7 +46,7 @@ class RowRoutes(NamedTuple):
 
     lane: Route
     topics: tuple[str, ...]
-    topic: NDArray[np.uint16] | None
+    topic: TopicColumn | None
     asks: NDArray[np.bool_] | None
 
     @classmethod
@@ -63,16 +63,17 @@ class RowRoutes(NamedTuple):
             return cls.same(found[0], len(numbers))
         topics = {route.topic: None for route in found}
         table = {name: place for place, name in enumerate(topics)}
-        topic = np.array([table[route.topic] for route in found], np.uint16)[places] if len(table) > 1 else None
+        topic = topic_column([table[route.topic] for route in found], len(table))[places] if len(table) > 1 else None
         asks = np.array([route.asks for route in found])[places]
         return cls(found[0].lane, tuple(table), topic, asks if asks.any() else None)
 
     def part(self, low: int, high: int) -> "RowRoutes":
         """Return the routes of some of the messages."""
-        return self._replace(
-            topic=None if self.topic is None else self.topic[low:high],
-            asks=None if self.asks is None else self.asks[low:high],
-        )
+        topics, topic = self.topics, None if self.topic is None else self.topic[low:high]
+        if topic is not None and len(topics) > len(topic):  # each frame contains its topics
+            used, places = np.unique(topic, return_inverse=True)
+            topics, topic = tuple(topics[place] for place in used.tolist()), topic_column(places, len(used))
+        return RowRoutes(self.lane, topics, topic, None if self.asks is None else self.asks[low:high])
 
 
 def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -> Iterator[NDArray[np.intp]]:

@@ -139,9 +139,7 @@ class AsyncSurvey:
         lines = PayloadColumn.of([self.record.question], np.zeros(len(places), np.uint32))
         agents = self.tally.agents.column.take(places)
         chunk = ColumnChunk(IdColumn.constant(None, len(places)), agents, lines)
-        [batch] = batches_of_columns([chunk], self.record.subtopic, self._engine.step)
-        kind = Questions(self.record.mailbox, lambda *_: None)
-        return EncodedBatch(step=None, batch=batch, conversation=ConversationRows(kind))
+        return questions(self._engine, self.record.mailbox, chunk, self.record.subtopic)
 
     async def remind(self, timeout: float | None) -> int:
         """Ask all agents again that have no answer that fits; return how many.
@@ -176,6 +174,13 @@ async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening
         listening = await transport.listen(record, delta.version, limits, owner="", epoch=None)
         if isinstance(listening, Listening):
             return listening
+
+
+def questions(engine: Engine, mailbox: str, chunk: ColumnChunk, subtopic: str) -> EncodedBatch:
+    """Return some columns as questions whose answers a mailbox gets."""
+    [batch] = batches_of_columns([chunk], subtopic, engine.step)
+    kind = Questions(mailbox, lambda *_: None)
+    return EncodedBatch(step=None, batch=batch, conversation=ConversationRows(kind))
 
 
 class Surveys:

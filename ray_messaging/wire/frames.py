@@ -10,8 +10,9 @@ A frame, in order; all numbers are little endian:
                                    a fold there are no to_ids
     columns by flags               deliver i8, ordinal u4, numbers i8 and places u4 of `in_reply_to`, expects_answer u1,
                                    numbers i8 and places u4 of `caused_by`;
-                                   numbers u4, kinds of from_ids and to_ids u1, topic u2, step i8, sent_at f8,
-                                   index u4 (each row's line), lengths u4 (a row per line, where lines have no ends)
+                                   numbers u4, kinds of from_ids and to_ids u1, topic u2 (by a flag u4), step i8,
+                                   sent_at f8, index u4 (each row's line), lengths u4 (a row per line, where lines have
+                                   no ends)
     payloads                       one JSON text per line
 
 An absent column takes no bytes. A frame with payloads in typed columns has the flag `_TYPED`, and instead of the lines
@@ -56,17 +57,19 @@ _I8, _I4, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<i4", "<f8", "<u4", "<u2",
 _OPTIONAL = (
     (_NUMBERS, _U4), (_FROM_KINDS, _U1), (_TO_KINDS, _U1), (_TOPIC, _U2), (_STEPS, _I8), (_TIMES, _F8), (_INDEX, _U4)
 )  # fmt: skip
+_WIDE_OPTIONAL = tuple((flag, _U4 if flag == _TOPIC else dtype) for flag, dtype in _OPTIONAL)
 _FLAGS = (*(flag for flag, _ in _OPTIONAL), _LENGTHS)
 _ABSENT = (None,) * len(_FLAGS)
 _NO_COLUMNS = [None] * len(_OPTIONAL)
 _NO_EXTENSION = Extension()
 
 # Flags: the frame has an extension; its optional columns, in their order after the fixed ones; typed columns; ids as
-# int32, which only frames with typed columns and frames of steps may have; rows that represent pairs; causes.
+# int32, which only frames with typed columns and frames of steps may have; rows that represent pairs; causes; more
+# topics than uint16 can number.
 (
     _EXTENSION, _DELIVER, _ORDINAL, _REPLY_NUMBERS, _REPLY_PLACES, _EXPECTS, _TYPED, _SMALL_IDS, _FOLD,
-    _CAUSE_NUMBERS, _CAUSE_PLACES
-) = (1 << bit for bit in range(8, 19))  # fmt: skip
+    _CAUSE_NUMBERS, _CAUSE_PLACES, _WIDE_TOPICS
+) = (1 << bit for bit in range(8, 20))  # fmt: skip
 _EXTENSION_COLUMNS = (
     (_DELIVER, _I8), (_ORDINAL, _U4), (_REPLY_NUMBERS, _I8), (_REPLY_PLACES, _U4), (_EXPECTS, _U1),
     (_CAUSE_NUMBERS, _I8), (_CAUSE_PLACES, _U4)
@@ -137,6 +140,8 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
             if column is not None:
                 flags |= flag
                 columns.append(np.ascontiguousarray(column).data)
+        if batch.topic is not None and batch.topic.itemsize > _U2.itemsize:
+            flags |= _WIDE_TOPICS
     given = (from_ids, to_ids) if batch.fold is None else (from_ids,)
     ids: list[bytes | memoryview] = [each.packed for each in given]
     extension = batch.extension
@@ -305,11 +310,11 @@ def _prefix_trouble(magic: bytes, version: int, at: int, size: int) -> str | Non
 def _header_trouble(header: Header, size: int) -> str | None:
     if header.rows > size:
         return "its count of rows is impossible"
-    if header.flags >= 2 * _CAUSE_PLACES:
+    if header.flags >= 2 * _WIDE_TOPICS:
         return "it has columns that there are not"
     if bool(header.flags & _FOLD) != (header.fold is not None) or (header.fold and header.audience is None):
         return "it stands for pairs that it does not name"
-    if header.flags & ~(_TYPED | _SMALL_IDS) >= _EXTENSION and not header.flags & _EXTENSION:
+    if header.flags & ~(_TYPED | _SMALL_IDS | _WIDE_TOPICS) >= _EXTENSION and not header.flags & _EXTENSION:
         return "it has columns of an extension that it has not"
     if len(header.trace) not in {0, CONTEXT_BYTES}:
         return "it names no span"
@@ -329,7 +334,8 @@ def _decode_columns(header: Header, reader: FrameReader) -> Batch:
     from_values, to_values = reader.cut(size), b"" if folded else reader.cut(size)
     extension = _extension(header, reader) if header.flags & _EXTENSION else None
     # A single message, for which latency matters most, has none of these columns.
-    found = _columns(header, reader, _OPTIONAL) if header.flags & (_EXTENSION - 1) else _NO_COLUMNS
+    known = _WIDE_OPTIONAL if header.flags & _WIDE_TOPICS else _OPTIONAL
+    found = _columns(header, reader, known) if header.flags & (_EXTENSION - 1) else _NO_COLUMNS
     numbers, from_kinds, to_kinds, topic, steps, times, index = found
     from_ids = IdColumn(None, from_kinds, header.from_strings, from_values, _small=small)
     to_ids = nobody(header.rows) if folded else IdColumn(None, to_kinds, header.to_strings, to_values, _small=small)

@@ -30,7 +30,8 @@ from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.actor_checks import check_actor
 from ray_messaging.observability.health.findings import ActorFacts, Report
 from ray_messaging.receipt import FATES
-from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.digests import history_digest
+from ray_messaging.steps.step_account import StepCounts, digest_of, messages_of, sealed_counts
 from ray_messaging.transports.step_values import StepSettings
 
 AGENTS = 60
@@ -419,3 +420,67 @@ async def test_the_logs_digests_of_steps_are_those_of_the_groups(opened, listed)
     fates = sum((Counter(each.fates) for every in counts for each in every), Counter())
     assert Counter(log.query(expand=True)["fate"].to_pylist()) == fates
     assert {fate: count for fate, count in log.balance(expand=True).fates.items() if count} == fates
+
+
+class Broadcasters(LoggedGroups):
+    """Groups in steps, and a user, that broadcast; some agents listen to a subtopic of their own."""
+
+    async def run(self, count, *listed):
+        """Run three steps on so many groups; return the digests of the server and those of the log."""
+        transport = await self.transport()
+        await transport.steps.begin(StepSettings(seed=1, groups=count, digest=True))
+        writer = await self.writer()
+        await self.create("friends", build_edges([np.random.default_rng(5).integers(0, AGENTS, (400, 2))]))
+        await self.create("plaza", MemberEdges.among(AgentSet.of([*range(0, AGENTS, 3), "guest"])))
+        judge = self.judge(BlackList(listed)) if listed else None
+        groups = await self.groups(count, judge, [*range(AGENTS - 1), "guest"])
+        for number, group in enumerate(groups):
+            await group.host_agents([*range(AGENTS // 2)][number::count], ["news"])
+        user = await self.messager(judge, audiences=LocalFolder(self.folder / "audiences"))
+        async with asyncio.timeout(WAIT_S):
+            for step in range(3):
+                await asyncio.gather(*(self.drive(group, step + 1) for group in groups))
+                await self.speak(user)
+                if step == 1:
+                    if count > 1:
+                        await groups[0].move_agents([0, 12], to=groups[-1].name)
+                    await self.speak(user)
+            await asyncio.gather(*(self.drive(group, 4) for group in groups))
+            await writer.close()
+        log, store = EventLog.open(self.folder), transport.steps
+        history = b""
+        for step in range(4):
+            counts = await sealed_counts(store, step)
+            history = history_digest(history, step, messages_of(counts), digest_of(counts))
+        assert log.history_digest(3) == history
+        return await digests_of(store, 4), [log.digest(step) for step in range(4)]
+
+    async def drive(self, messager, until):
+        async with aclosing(messager.steps(until=until)) as steps:
+            async for step in steps:
+                for agent in (each for each in step.places if each in {1, 2, 7, "guest"}):
+                    step.broadcast(agent, "*", {"n": step.number})
+                    step.broadcast(agent, "*", {"n": step.number}, subtopic="news")
+                    step.broadcast(agent, "plaza", {"n": agent})
+
+    async def speak(self, user):
+        for number, (name, subtopic) in enumerate(TOLD):
+            await user.broadcast(None, name, {"n": number})
+            await user.send(None, number, {"n": number})
+            await user.broadcast(number, name, {"n": number}, subtopic=subtopic)
+            await user.send(None, 7, {"n": number})
+            await user.broadcast(None, name, {"n": number})
+
+
+TOLD = [("*", "agent-chat"), ("friends", "news"), ("plaza", "agent-chat"), ("*", "news"), ("plaza", "news")]
+
+
+@pytest.mark.parametrize(
+    "listed", [[], pytest.param([(None, 5), (2, 7), (1, 9), (None, 12)], marks=pytest.mark.long)], ids=["free", "ruled"]
+)
+async def test_digests_of_broadcasts_are_those_of_the_log_on_every_layout(valkey_config, exp_id, tmp_path, listed):
+    found = []
+    for count in (1, 4):
+        async with Broadcasters(valkey_config, f"{exp_id}-{count}", tmp_path / f"log{count}") as society:
+            found += await society.run(count, *listed)
+    assert found == found[:1] * 4

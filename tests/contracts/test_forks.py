@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 from support.patience import WAIT_S
 from support.step_society import LoggedGroups, digests_of, sealed
 
-from ray_messaging import EventLog
+from ray_messaging import EventLog, NotRepeatable
 from ray_messaging.audiences.building import build_edges
+from ray_messaging.audiences.source import LocalFolder
+from ray_messaging.cluster.fork import Fork
 from ray_messaging.eventlog.checkpoints import read_checkpoint
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.forking import copy_run
+from ray_messaging.eventlog.forking import copy_run, outside_after
 from ray_messaging.eventlog.records import FORMAT, RunRecord, write_run
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.transports.step_values import StepSettings
 
-STEPS = 8
+STEPS, HEARD = 8, 3  # before step HEARD the user speaks
 
 
 @st.composite
@@ -62,14 +64,37 @@ class Town(LoggedGroups):
         await (self.first(transport) if fork is None else self.load(transport, *fork))
         writer = await self.writer(checkpoint=self.every)
         groups = await self.groups(self.count, self.judge(*rules), range(self.agents))
+        user = await self.messager(audiences=LocalFolder(self.folder / "audiences"))
         async with asyncio.timeout(WAIT_S):
-            await asyncio.gather(*map(self.drive, groups))
+            await asyncio.gather(*(self.drive(group, HEARD) for group in groups))
+            if fork is None:
+                await self.speak_from_outside(user)
+            elif fork[1] < HEARD:
+                await self.repeat_from_outside(user, *fork)
+            await asyncio.gather(*(self.drive(group, STEPS) for group in groups))
             await sealed(transport.steps, STEPS - 1)
             await writer.close()
         return EventLog.open(self.folder), await digests_of(transport.steps, STEPS)
 
-    async def drive(self, messager):
-        async with aclosing(messager.steps(until=STEPS)) as steps:
+    async def speak_from_outside(self, user):
+        """Send, ask, and broadcast, also in the name of agents."""
+        await user.send(None, 0, {"n": 1})
+        await user.ask_columns(None, [0, 1, 2], {"n": 1.0}, timeout=None)
+        await user.broadcast(None, "*", {"n": 2})
+        for speaker in {a for a, _ in self.edges if a != self.edges[0][0]}:
+            await user.broadcast(speaker, "friends", {"n": speaker})
+        await user.send_columns([None, 1], [2, 1], [{"n": 1}, {"n": None}])
+
+    async def repeat_from_outside(self, user, parent, step):
+        """Send again what the user of the parent said after a step."""
+        folder, log = Folder(str(parent.folder)), EventLog.open(parent.folder)
+        rows = outside_after(log, step)
+        assert {row.step_read for row in rows} == {HEARD}
+        fork = Fork(log, step, STEPS, rows, None, checkpoints=folder.checkpoints())
+        await fork.send_again(user.engine, rows)
+
+    async def drive(self, messager, until):
+        async with aclosing(messager.steps(until=until)) as steps:
             async for step in steps:
                 states = json.loads(step.state) if step.state else {}
                 for agent, inbox in step.by_agent():
@@ -167,3 +192,22 @@ def test_a_ban_moves_its_light_cone_and_nobody_else(valkey_config, tmp_path, exa
     asks()
     differ, states = map(sum, zip(*found, strict=True))
     assert 0 < differ < states
+
+
+class Growing(Town):
+    """A town whose user makes a new version of its graph before they speak."""
+
+    async def speak_from_outside(self, user):
+        await self.create("friends", build_edges([[(0, 1), (1, 2)]]), version=2)
+        await user.broadcast(1, "friends", {"n": 1})
+
+
+async def test_a_broadcast_to_an_audience_that_a_fork_lacks_is_named_with_the_step_that_has_it(valkey_config, tmp_path):
+    name, town = uuid.uuid4().hex, (4, [(0, 1), (1, 2), (2, 3)], 1, 2)
+    async with Growing(valkey_config, name, tmp_path / name, town, 1) as parent:
+        await parent.run()
+        async with Town(valkey_config, f"{name}-twin", tmp_path / f"{name}-twin", town, 1) as twin:
+            says = r"version 2 of audience 'friends'.* version 1.*fork at step 4 or later"
+            with pytest.raises(NotRepeatable, match=says) as caught:
+                await twin.run(fork=(parent, 1))
+        assert (caught.value.step, caught.value.agent) == (HEARD, 1)

@@ -414,3 +414,27 @@ def calls(until):
 
 def measures(until):
     return [{"step": step, "agent": agent, "x": agent * 0.5 + step} for step in range(until) for agent in range(AGENTS)]
+
+
+@pytest.mark.long
+async def test_more_subtopics_than_two_bytes_can_number_are_read_answered_and_logged(valkey_config, exp_id, tmp_path):
+    names = [f"t{number}" for number in range(2**16 + 10)]
+    async with Society(valkey_config, exp_id, tmp_path / "log") as society:
+        store = await society.begin(groups=1, digest=True)
+        writer = await society.writer()
+        group = await society.messager(name="all")
+        await group.host_agents([1, 2], names)
+        async with asyncio.timeout(10 * WAIT_S), aclosing(group.steps(until=3)) as steps:
+            async for step in steps:
+                if step.number == 0:
+                    for name in names:
+                        step.ask(1, 2, {"of": name}, subtopic=name)
+                elif step.number == 1:
+                    assert [message.payload["of"] for message in step.inbox(2)] == names
+                    step.reply_columns(step.messages, {"yes": True})
+                else:
+                    assert [message.subtopic for message in step.inbox(1)] == names
+        await within(writer.close())
+        log = EventLog.open(tmp_path / "log")
+        assert log.query(step=0)["subtopic"].to_pylist() == names
+        assert [log.digest(step) for step in range(3)] == await digests_of(store, 3)

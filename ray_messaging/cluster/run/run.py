@@ -195,8 +195,9 @@ class Run(AbstractContextManager["Run"]):
         parent = parent_of(messaging)
         if parent is not None and messaging._fork is None:
             sys.stderr.write(
-                f"this goes on with a fork of {parent} in another process than the one that forked it: what reached "
-                "that run from outside later, such as the user's messages, is not sent again, nor is a state set\n"
+                f"this goes on with a fork of {parent}, and not by Messaging.fork(..., on_existing='resume'): what "
+                "reached that run from outside later, such as the user's messages, is not sent again, nor is a state "
+                "set\n"
             )
         change = NO_CHANGE if messaging._fork is None else messaging._fork.change
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):

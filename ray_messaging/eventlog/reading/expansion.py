@@ -18,7 +18,7 @@ from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.errors import FrameError, LogError, UnknownName
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.records import all_agents, read_agents
+from ray_messaging.eventlog.records import read_agents
 from ray_messaging.model.columns import INT, STR, IdColumn
 from ray_messaging.model.extension import Audience
 
@@ -29,20 +29,20 @@ NEEDED = (
 )  # fmt: skip
 
 
-class _Rows(NamedTuple):
+class RowHearers(NamedTuple):
     """Hearers, and for each of them the row (ascending) of the broadcast that it hears."""
 
     rows: NDArray[np.intp]
     hearers: IdColumn
 
-    def to(self, recipients: Sequence[AgentId | None]) -> "_Rows":
+    def to(self, recipients: Sequence[AgentId | None]) -> "RowHearers":
         """Return those of these hearers that are among some agents."""
         near = np.isin(self.hearers.values, np.array([each for each in recipients if isinstance(each, int)], np.int64))
         if self.hearers.kinds is not None:
             names = [code for code, name in enumerate(self.hearers.strings) if name in recipients]
             named = self.hearers.kinds == STR
             near = np.where(named, np.isin(self.hearers.values, names), near & (self.hearers.kinds == INT))
-        return _Rows(self.rows[near], self.hearers.take(near))
+        return RowHearers(self.rows[near], self.hearers.take(near))
 
 
 class Expansion:
@@ -77,11 +77,7 @@ class Expansion:
         said = np.flatnonzero(part["pairs"].is_valid().to_numpy())
         if not len(said):
             return part
-        groups: dict[tuple[Audience, str], list[int]] = {}
-        names, versions, agents = (part[name].to_pylist() for name in NEEDED[6:8] + NEEDED[9:10])
-        for row in said.tolist():
-            groups.setdefault((Audience(names[row], versions[row]), agents[row]), []).append(row)
-        found = [self._hearers(part, audience, digest, rows) for (audience, digest), rows in groups.items()]
+        found = self.hearers(part)
         if recipients is not None:  # before the rows are repeated for all the others
             found = [each.to(recipients) for each in found]
         others = np.setdiff1d(np.arange(len(part)), said)
@@ -96,7 +92,15 @@ class Expansion:
             table = _replaced(table, name, column.take(pa.array(order)))
         return _replaced(table, "channel", _channels(table))
 
-    def _hearers(self, part: pa.Table, audience: Audience, digest: str, rows: Sequence[int]) -> _Rows:
+    def hearers(self, part: pa.Table) -> list[RowHearers]:
+        """Return the hearers of all broadcasts in a part that has the columns NEEDED; raises as `expanded`."""
+        groups: dict[tuple[Audience, str], list[int]] = {}
+        names, versions, agents = (part[name].to_pylist() for name in NEEDED[6:8] + NEEDED[9:10])
+        for row in np.flatnonzero(part["pairs"].is_valid().to_numpy()).tolist():
+            groups.setdefault((Audience(names[row], versions[row]), agents[row]), []).append(row)
+        return [self._hearers(part, audience, digest, rows) for (audience, digest), rows in groups.items()]
+
+    def _hearers(self, part: pa.Table, audience: Audience, digest: str, rows: Sequence[int]) -> RowHearers:
         places = pa.array(rows)
         counts, kept = part["pairs"].take(places).to_numpy(), part["kept_pairs"].take(places).to_pylist()
         numbers, names = (part[name].take(places).to_pylist() for name in ("from_id", "from_name"))
@@ -114,14 +118,13 @@ class Expansion:
             at, hearers = at[stay], hearers.take(stay)
         if not np.array_equal(np.bincount(at, minlength=len(rows)), counts):
             raise self._unknown(audience, "its files give other pairs than the log has counted")
-        return _Rows(np.asarray(rows)[at], hearers)
+        return RowHearers(np.asarray(rows)[at], hearers)
 
     def audience_digest(self, name: str, version: int) -> bytes:
-        """Return the hash of an audience's pairs, of EVERYBODY all agents in the folder. Raises LogError."""
+        """Return the hash of an audience's pairs, b"" of EVERYBODY. Raises LogError."""
         audience = Audience(name, version)
         if audience not in self._digests:
-            edges = MemberEdges.among(all_agents(self._folder)) if audience == EVERYBODY else self._read(audience)
-            self._digests[audience] = edges.digest
+            self._digests[audience] = b"" if audience == EVERYBODY else self._read(audience).digest
         return self._digests[audience]
 
     def _read(self, audience: Audience) -> Edges:
@@ -139,7 +142,7 @@ class Expansion:
             if agents is None:
                 raise self._unknown(audience, f"the agents {digest} of a mailbox are not in it")
             everybody = audience == EVERYBODY
-            self._edges[key] = MemberEdges.among(agents) if everybody else self._read(audience).toward(agents)
+            self._edges[key] = MemberEdges.everybody(agents) if everybody else self._read(audience).toward(agents)
         return self._edges[key]
 
     def _unknown(self, audience: Audience, why: str) -> LogError:

@@ -1,27 +1,39 @@
 """Digests of an experiment's steps, and the first difference between the steps of two runs, from the log's rows."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, tee, zip_longest
+from difflib import SequenceMatcher
+from itertools import chain, groupby, pairwise, tee, zip_longest
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.audiences.pairs import Pairs
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.reading.event_rows import LogRow, dicts_of, rows_of
 from ray_messaging.eventlog.reading.expansion import Expansion
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.results import stored, with_ids
 from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.joining import joined_ids
+from ray_messaging.receipt import BLOCKED, FATES
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
-from ray_messaging.steps.digests import DigestRow, HeardBy, history_digest, step_digest, sum_of
-from ray_messaging.steps.step_account import Pair, outside_ordinal
+from ray_messaging.steps.digests import (
+    DigestRow,
+    HeardBy,
+    history_digest,
+    numbered_outside,
+    step_digest,
+    sum_of,
+)
 
 _OF_MESSAGES = ["message_id", "step", "step_read", "ordinal", "from_id", "to_id", "subtopic", "payload"]
-_OF_BROADCASTS = ["audience", "audience_version", "pairs", "hearing_agents"]
+_OF_BROADCASTS = ["audience", "audience_version", "pairs", "hearing_agents", "kept_pairs"]
 _COLUMNS = [*_OF_MESSAGES, *_OF_BROADCASTS, "fate", "rule", "labels", "in_reply_to", "expects_answer"]
 
 
@@ -51,30 +63,38 @@ def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]
 
 def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
     """Yield the messages of steps once each, with their weights in the count: 1, or a broadcast's number of pairs."""
-    before, places = "", defaultdict[int, Counter[Pair]](Counter)
-    expansion = Expansion(view.folder)
+    before, expansion, outside = "", Expansion(view.folder), list[pa.Table]()
     for part in scan(view, filters, stored(_COLUMNS), text=True):
-        for row in dicts_of(with_ids(_in_steps(part))):
+        ordinals = part["ordinal"].to_numpy()  # null becomes NaN, which is in no range
+        for row in dicts_of(with_ids(part.filter(pa.array((ordinals >= 0) & (ordinals < FIRST_OUTSIDE))))):
             if row["audience"] is not None:
-                found = expansion.audience_digest(row["audience"], row["audience_version"])
-                heard_by = HeardBy(row["audience"], found)
-                yield digest_row(row)._replace(to_id=None, audience=heard_by), row["pairs"] or 1
+                yield _digest_row(row, expansion), row["pairs"] or 1
             elif row["message_id"] != before:
                 before = row["message_id"]
-                if row["ordinal"] < FIRST_OUTSIDE:
-                    yield digest_row(row), 1
-                elif row["to_id"] is not None:
-                    pair = row["from_id"], row["to_id"]
-                    yield digest_row(row | {"ordinal": outside_ordinal(places[row["step"]], pair)}), 1
+                yield _digest_row(row, expansion), 1
+        outside.append(part.filter(pa.array(ordinals >= FIRST_OUTSIDE)))
+    arrived = pa.concat_tables(outside) if outside else pa.table({"step": pa.array([], pa.int64())})
+    for step in pc.unique(arrived["step"]).to_pylist():
+        yield from _outside(arrived.filter(pc.equal(arrived["step"], step)), expansion)
 
 
-def _in_steps(part: pa.Table) -> pa.Table:
-    ordinals = part["ordinal"].to_numpy()
-    return part.filter(pa.array(ordinals >= 0))  # null becomes NaN, which is not >= 0
+def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, int]]:
+    """Yield the messages from outside that a step has read, as groups count them."""
+    part = part.sort_by("ordinal").combine_chunks()  # in the order of their arrival
+    rows = [row if row["pairs"] else row | {"audience": None} for row in dicts_of(with_ids(part))]
+    heard = expansion.hearers(part)
+    plain = [at for at, row in enumerate(rows) if row["to_id"] is not None]
+    hearers = joined_ids([IdColumn.of([rows[at]["to_id"] for at in plain]), *(each.hearers for each in heard)])
+    pairs = Pairs(np.concatenate([np.array(plain, np.intp), *(each.rows for each in heard)]), hearers)
+    yield from numbered_outside([_digest_row(row, expansion) for row in rows], pairs)
 
 
-def digest_row(row: dict[str, Any]) -> DigestRow:
+def _digest_row(row: dict[str, Any], expansion: Expansion) -> DigestRow:
     """Return the fields of a row that count for the digest, in the form in which groups compute it."""
+    audience = None
+    if row["audience"] is not None:
+        found = expansion.audience_digest(row["audience"], row["audience_version"])
+        audience = HeardBy(row["audience"], found)
     return DigestRow(
         row["step"],
         row["step_read"],
@@ -88,15 +108,18 @@ def digest_row(row: dict[str, Any]) -> DigestRow:
         row["payload"].encode(),
         row["in_reply_to"],
         bool(row["expects_answer"]),
+        audience,
     )
 
 
-_Key = tuple[Any, ...]
 _PART = 4096  # rows that are compared at once
 _COMPARED = (
     "message_id", "step", "step_read", "ordinal", "subtopic", "from_id", "to_id", "audience", "in_reply_to",
     "expects_answer", "payload", "labels", "fate", "rule",
 )  # fmt: skip
+_MUCH = 2**20  # pairs of messages of an agent in a step, above which the two orders are compared place by place
+Rows = list[LogRow]
+Unequal = tuple[LogRow | None, LogRow | None]  # a message of the one run, and of the other one; None: it lacks it
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,75 +139,157 @@ class Difference:
 def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Difference | None:
     """Return the first difference between the rows of two logs, which come page by page; None if they are equal.
 
-    It compares the fields that the digests of steps cover.
+    It compares what each agent said, to whom, in which order, with fate, rule and labels. Ids are not compared.
 
     Raises: ConfigError if neither log has messages of steps.
     """
-    rows, before = 0, ""
-    pairs = beside(mine, theirs)
-    for one_part, other_part, equal in pairs:
-        if not equal:
-            pairs = chain([(one_part, other_part, False)], pairs)
-            break
-        rows, before = rows + len(one_part), last_id(one_part, before)
-    parts, other_parts = tee(pairs)
-    ours = sent_by_groups((part for part, _, _ in parts), before)
-    for one, other in zip_longest(ours, sent_by_groups((part for _, part, _ in other_parts), before)):
-        rows += 1
-        if one is not None and other is not None and content_of(one) == content_of(other):
-            continue
-        first = min((row for row in (one, other) if row is not None), key=key_of)
-        rows_of_it = [row if row is not None and key_of(row) == key_of(first) else None for row in (one, other)]
-        assert first.step is not None
-        return Difference(first.step, first.from_id, first.message_id, *rows_of_it)
+    rows = 0
+
+    def counted(pages: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        nonlocal rows
+        for page in pages:
+            rows += len(page)
+            yield page
+
+    _, others = beside(counted(mine), counted(theirs))
+    for _, ours, those in others:
+        if found := unequal(ours, those):
+            return _first(found)
     if not rows:
         raise ConfigError("neither log has messages of steps: only runs with steps=Steps() can be compared")
     return None
 
 
-def beside(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Iterator[tuple[pa.Table, pa.Table, bool]]:
-    """Yield the rows of two logs beside each other in parts, and whether these and all earlier ones are equal.
+def _first(found: Sequence[Unequal]) -> Difference:
+    """Return the first of some differences, in canonical order."""
+    mine, theirs = min(found, key=lambda pair: min(_place(row) for row in pair if row is not None))
+    first = mine or theirs
+    assert first is not None
+    assert first.step is not None
+    return Difference(first.step, first.from_id, first.message_id, mine, theirs)
 
-    Equal parts need not be read row by row. Where one log has ended, its parts are empty.
+
+def beside(
+    mine: Iterable[pa.Table], theirs: Iterable[pa.Table]
+) -> tuple[dict[int, Counter[bool]], Iterator[tuple[int, Rows, Rows]]]:
+    """Lay two logs beside each other.
+
+    Return by step the messages with which both begin, counted by whether they are blocked; and the others of each step
+    that has some. Rows that are equal need not be read one by one. Messages from outside are left out.
     """
-    equal = True
+    equal: defaultdict[int, Counter[bool]] = defaultdict(Counter)
+    before: _Message = None
+    pairs = _in_parts(mine, theirs)
+    for one, other in pairs:
+        if not one.select(_COMPARED).equals(other.select(_COMPARED)):
+            pairs = chain([(one, other)], pairs)
+            break
+        counts = _of_groups(one, before).group_by(["step", "fate"]).aggregate([([], "count_all")])
+        for row in counts.to_pylist():
+            equal[row["step"]][row["fate"] == FATES[BLOCKED]] += row["count_all"]
+        before = _last(one, before)
+    parts, other_parts = tee(pairs)
+    ours, those = _sent((part for part, _ in parts), before), _sent((part for _, part in other_parts), before)
+    return equal, _by_step(ours, those)
+
+
+def _in_parts(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Yield the rows of two logs beside each other in parts. Where one log has ended, its parts are empty."""
     for one, other in zip_longest(mine, theirs):
         pages = [other.slice(0, 0) if one is None else one, one.slice(0, 0) if other is None else other]
         for low in range(0, max(map(len, pages)), _PART):
-            parts = [page.slice(low, _PART) for page in pages]
-            equal = equal and parts[0].select(_COMPARED).equals(parts[1].select(_COMPARED))
-            yield parts[0], parts[1], equal
+            yield pages[0].slice(low, _PART), pages[1].slice(low, _PART)
 
 
-def of_groups(part: pa.Table, before: str) -> pa.Table:
-    """Return the first row of each message that a group sent, but for that with the id `before`."""
+_Message = tuple[str, AgentId | None] | None  # its id and recipient
+
+
+def _of_groups(part: pa.Table, before: _Message) -> pa.Table:
+    """Return the first row of each message that a group sent, but for the message `before`: it may have several."""
     own = part.filter(pa.array(part["ordinal"].to_numpy() < FIRST_OUTSIDE))
-    ids = own["message_id"].to_numpy()
-    return own.filter(pa.array(ids != np.concatenate([np.array([before], object), ids[:-1]])))
+    keys = [before, *_messages(own)]
+    return own.filter(pa.array([key != earlier for earlier, key in pairwise(keys)], pa.bool_()))
 
 
-def last_id(part: pa.Table, before: str) -> str:
-    """Return the id of the last message that a group sent in a part, `before` if there is none."""
-    own = of_groups(part, before)
-    return str(own["message_id"][-1]) if len(own) else before
+def _messages(own: pa.Table) -> Iterator[_Message]:
+    return zip(own["message_id"].to_pylist(), own["to_id"].to_pylist(), strict=True)
 
 
-def sent_by_groups(pages: Iterable[pa.Table], before: str = "") -> Iterator[LogRow]:
-    """Yield the messages that groups sent after that with the id `before`, each once, in canonical order."""
-    for page in pages:
-        yield from rows_of(of_groups(page, before))
-        before = last_id(page, before)
+def _last(part: pa.Table, before: _Message) -> _Message:
+    """Return the last message that a group sent in a part, `before` if there is none."""
+    own = part.filter(pa.array(part["ordinal"].to_numpy() < FIRST_OUTSIDE))
+    return next(_messages(own.slice(len(own) - 1))) if len(own) else before
 
 
-def content_of(row: LogRow) -> tuple[Any, ...]:
+def _sent(parts: Iterable[pa.Table], before: _Message) -> Iterator[LogRow]:
+    """Yield the messages that groups sent after the message `before`, each once, in canonical order."""
+    for part in parts:
+        yield from rows_of(_of_groups(part, before))
+        before = _last(part, before)
+
+
+def _by_step(ours: Iterator[LogRow], those: Iterator[LogRow]) -> Iterator[tuple[int, Rows, Rows]]:
+    """Yield each step that either has messages of, and these messages."""
+    runs = [groupby(rows, key=lambda row: row.step) for rows in (ours, those)]
+    heads = [next(run, None) for run in runs]
+    while steps := [head[0] for head in heads if head is not None and head[0] is not None]:
+        step, found = min(steps), list[Rows]()
+        for at, head in enumerate(heads):
+            there = head is not None and head[0] == step
+            found.append([*head[1]] if there and head is not None else [])
+            heads[at] = next(runs[at], None) if there else head
+        yield step, found[0], found[1]
+
+
+def unequal(mine: Rows, theirs: Rows) -> list[Unequal]:
+    """Return the messages of a step in which two runs differ, agent by agent, those to the same recipient together."""
+    found: list[Unequal] = []
+    agents: dict[AgentId | None, tuple[Rows, Rows]] = {}
+    for side, rows in enumerate((mine, theirs)):
+        for row in rows:
+            agents.setdefault(row.from_id, ([], []))[side].append(row)
+    for sides in agents.values():
+        one, other = (sorted(rows, key=lambda row: (row.ordinal, _rank(row.to_id))) for rows in sides)
+        said, told = ([_content(row) for row in rows] for rows in (one, other))
+        if said == told:
+            continue
+        if len(said) * len(told) > _MUCH:
+            blocks = [(0, len(said), 0, len(told))]
+        else:
+            codes = SequenceMatcher(None, said, told, autojunk=False).get_opcodes()
+            blocks = [places for kind, *places in codes if kind != "equal"]  # type: ignore[misc]
+        for low, high, begin, end in blocks:
+            found += _paired(one[low:high], other[begin:end])
+    return found
+
+
+def _paired(mine: Rows, theirs: Rows) -> Iterator[Unequal]:
+    """Yield messages of an agent in pairs of the same recipient, those that have no match alone."""
+    waiting: defaultdict[AgentId | None, deque[LogRow]] = defaultdict(deque)
+    for row in theirs:
+        waiting[row.to_id].append(row)
+    for row in mine:
+        match = waiting[row.to_id].popleft() if waiting[row.to_id] else None
+        if match is None or _content(row) != _content(match):
+            yield row, match
+    yield from ((None, row) for rows in waiting.values() for row in rows)
+
+
+def _content(row: LogRow) -> tuple[Any, ...]:
     """Return what of a message counts when runs are compared."""
     rule = row.rule if row.fate == "blocked" else None
-    asked = bool(row.expects_answer), row.in_reply_to
-    said = row.subtopic, row.audience, row.fate, rule, sorted(row.labels), row.text
-    return key_of(row), row.step_read, *said, *asked
+    question = None if row.in_reply_to is None else _asked(row.in_reply_to)
+    said = row.subtopic, row.audience, row.fate, rule, tuple(sorted(row.labels)), row.text
+    return row.to_id, row.step_read, *said, bool(row.expects_answer), question
 
 
-def key_of(row: LogRow) -> _Key:
+def _asked(message_id: str) -> tuple[str, str]:
+    """Return the step and the asker of a question, without its place among the asker's messages."""
+    step, _, rest = message_id.partition("-")
+    return step, rest.partition("-")[2]
+
+
+def _place(row: LogRow) -> tuple[Any, ...]:
     """Return the sort key of a row in canonical order."""
     return row.step, _rank(row.to_id), _rank(row.from_id), row.ordinal
 

@@ -51,7 +51,12 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Taken
     if item.step is not None:
         before = batch.extension or Extension()
         batch.step = item.step
-        batch.extension = Extension(deliver=item.step, expects_answer=before.expects_answer, caused_by=before.caused_by)
+        batch.extension = Extension(
+            deliver=item.step,
+            expects_answer=before.expects_answer,
+            caused_by=before.caused_by,
+            audience=before.audience,
+        )
     return Taken(noted(batch, item.entry, item.note, item.takers), len(batch))
 
 

@@ -21,7 +21,7 @@ from ray_messaging.inspector.sources.log_rows import agent_id, row_of
 from ray_messaging.inspector.values import Preview, cut, name
 from ray_messaging.interception.rules import RateLimit, Rule
 from ray_messaging.interception.rules.rule import Verdict
-from ray_messaging.model.batch import Batch
+from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 
 ASK_S = 20.0
@@ -214,7 +214,7 @@ def batch_of(rows: list[Mapping[str, Any]]) -> Batch:
         from_ids=IdColumn.of([row["from_id"] for row in rows]),
         to_ids=IdColumn.of([row["to_id"] for row in rows]),
         topics=(*topics,),
-        topic=np.array([numbers[row["subtopic"] or row["channel"]] for row in rows], np.uint16),
+        topic=topic_column([numbers[row["subtopic"] or row["channel"]] for row in rows], len(numbers)),
         sent_at=np.array([row["sent_at"] for row in rows]),
         lines=PayloadColumn.of([row["payload"].encode() for row in rows], raw=True),
     )

@@ -58,3 +58,33 @@ def test_a_broadcast_to_another_audience_is_a_difference(tmp_path):
         write_folder(tmp_path / name, [[row(0, 1, None, channel=channel, **ids) | facts]])
     found = compare(tmp_path / "friends", tmp_path / "enemies").first
     assert (found.step, found.message_id) == (0, "0-0-1")
+
+
+def told(*messages):
+    """Return what agent 1 says in step 0, each given as recipient, text, and what it answers."""
+    found = []
+    for ordinal, (to_id, text, *question) in enumerate(messages):
+        ids = {"message_id": f"0-{ordinal}-1", "step": 0, "step_read": 1, "ordinal": ordinal, "sent_at": T0}
+        found.append(row(0, 1, to_id, text=text, **ids) | {"in_reply_to": question[0] if question else None})
+    return sorted(found, key=lambda each: (-1 if each["to_id"] is None else each["to_id"], each["ordinal"]))
+
+
+@pytest.mark.parametrize(
+    ("others", "differ"),
+    [
+        ([(2, "a"), (3, "b"), (2, "c", "0-8-2"), (2, "d")], 1),  # the answer to the user moves the ordinals of all
+        ([(None, "yes", "0-2147483650-None"), (2, "a"), (3, "b"), (2, "c", "0-9-2"), (2, "d")], 0),
+        ([(None, "yes", "0-2147483648-None"), (3, "b"), (2, "a"), (2, "c", "0-8-2"), (2, "d")], 2),
+        ([(None, "yes", "0-2147483648-None"), (2, "a"), (3, "b"), (2, "c", "0-8-2"), (3, "d")], 2),
+        ([(None, "yes", "0-2147483648-None"), (2, "a"), (3, "b"), (2, "c", "0-8-4"), (2, "d")], 1),
+        ([(None, "yes", "0-2147483648-None"), (2, "a"), (2, "c", "0-8-2"), (2, "d")], 1),
+    ],
+    ids=["no answer", "other ids", "other order", "other recipient", "other asker", "one less"],
+)
+def test_what_was_said_to_whom_in_which_order_is_compared_and_no_ids(tmp_path, others, differ):
+    user = (None, "yes", "0-2147483648-None")
+    write_folder(tmp_path / "one", [told(user, (2, "a"), (3, "b"), (2, "c", "0-8-2"), (2, "d"))])
+    write_folder(tmp_path / "other", [told(*others)])
+    found = compare(tmp_path / "one", tmp_path / "other")
+    assert found.table["differ"].to_pylist() == [differ]
+    assert (found.first is None) == (differ == 0)

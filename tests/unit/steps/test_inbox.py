@@ -5,16 +5,19 @@ import pickle
 import numpy as np
 import pytest
 from support.batches import batch_to
+from support.step_society import open_step
 
 from ray_messaging.audiences.cache import EVERYBODY
 from ray_messaging.audiences.folding import agents_digest
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.errors import ConfigError, FrameError
+from ray_messaging.limits_and_timeouts import BATCH_ROWS
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension, Fold
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.inbox import FoldedBatch, HeardBroadcasts, StepInbox
+from ray_messaging.wire.frames import decode, encode
 
 
 def numbered(lines):
@@ -60,6 +63,26 @@ def test_messages_of_an_agent_read_pickle_as_others_do():
         again = pickle.loads(pickle.dumps((messages, read)))
         assert again == (messages, read)
         assert [message.payload["n"] for message in again[1]] == [agent - 1, agent + 1][: len(read)]
+
+
+def test_more_subtopics_than_two_bytes_can_number():
+    names = [f"t{number}" for number in range(2**16 + 10)]
+    asked = []
+    for low in range(0, len(names), BATCH_ROWS):
+        topics = names[low : low + BATCH_ROWS]
+        ordinal, topic = low + np.arange(len(topics), dtype=np.uint32), np.arange(len(topics), dtype=np.uint16)
+        extension = Extension(attempt=1, deliver=1, ordinal=ordinal, expects_answer=np.ones(len(topics), np.bool_))
+        facts = {"step": 0, "lines": PayloadColumn.of([b"{}"] * len(topics)), "extension": extension}
+        asked.append(batch_to([2] * len(topics), [1] * len(topics), topics=(*topics,), topic=topic, **facts))
+    inbox = StepInbox("exp", AgentPlaces(AgentSet.of([2])), asked)
+    assert [message.subtopic for message in inbox.messages] == names
+    assert [message.subtopic for message in pickle.loads(pickle.dumps(inbox.messages))] == names
+    later = open_step(1)
+    for question in inbox.questions_of(inbox.messages, 1):
+        later.sends.add_replies(question, {"yes": True}, "exp", None)
+    answers = [decode(encode(batch)) for batch in later.sends.take()]
+    assert [batch.topic_of(row) for batch in answers for row in range(batch.rows)] == names
+    assert max(len(batch.topics) for batch in answers) <= BATCH_ROWS
 
 
 def test_broadcasts_whose_subtopics_have_other_hearers_are_read_as_messages():

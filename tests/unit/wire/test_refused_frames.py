@@ -51,7 +51,7 @@ NO_ROWS = [b"\x03\0\0\0", b"\xff" * 4, b"\0\0\0\0\x07\0\0\0", b"\0", b"\0" * 7]
         ("extended", {"flags": 2**14 + 2**8}, "lines and columns"),
         ("extended", {"payload_columns": [["x", "float64", 0]]}, "describes columns"),
         ("extended", {"flags": 2**9}, "extension that it has not"),
-        ("extended", {"flags": 2**19 + 2**8}, "columns that there are not"),
+        ("extended", {"flags": 2**20 + 2**8}, "columns that there are not"),
         ("extended", {"flags": 2**16 + 2**8}, "stands for pairs"),
         ("extended", {"fold": [b"x", 2, b""]}, "stands for pairs"),
         ("extended", {"flags": 0}, "another length|match its rows|does not announce|names messages|pairs"),
