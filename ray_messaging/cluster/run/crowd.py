@@ -19,7 +19,7 @@ from ray_messaging.cluster.run.step_calls import unfit_answer
 from ray_messaging.common.awaitables import RAISED, raising
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
-from ray_messaging.model.exact import decode_exactly
+from ray_messaging.model.exact import decode_exactly, type_name
 from ray_messaging.model.places import checked_text
 from ray_messaging.model.typed.input import exact_array, holds_all
 from ray_messaging.steps.agent_places import AgentPlaces
@@ -183,7 +183,7 @@ def _encoded(crowd: Crowd) -> bytes:
     kept = {}
     for name, array in crowd.state.items():
         found = _checked(name, array)
-        kept[name] = found.dtype.str, found.shape, found.tobytes()
+        kept[name] = type_name(found.dtype), found.shape, found.tobytes()
         crowd.state[name] = found.copy()  # as after a restart, when no other key and nobody else has it
     return _encode((_ids_of(crowd.ids), kept))
 

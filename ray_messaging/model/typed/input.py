@@ -177,16 +177,17 @@ def exact_array(value: Any, place: str) -> NDArray[Any]:  # noqa: ANN401 - what 
         raise TypeError(f"{place} holds Python objects, or several fields: keep numbers or bools")
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise TypeError(f"{place} has masked values: fill them, or keep the mask as an array of its own")
-    if not isinstance(value, np.ndarray | np.generic):
-        if is_rounded(value, found):
-            raise TypeError(f"{place} holds whole numbers that floats beside them would round: keep two arrays")
-        given = np.asarray(value, object).ravel().tolist()
-        kinds = {*map(type, given)}
-        if len(kinds) > 1 and (found.dtype.kind in "USb" or not kinds.isdisjoint({bool, np.bool_})):
-            listed = " and ".join(sorted(kind.__name__ for kind in kinds))
-            raise TypeError(f"{place} holds values of the types {listed}: use one")
-        if found.dtype.kind in "US" and any(text[-1:] in ("\0", b"\0") for text in given):
-            raise TypeError(f"{place} holds a text that ends with a null character, which numpy would cut off")
+    if isinstance(value, np.ndarray):
+        return found
+    if not isinstance(value, np.generic) and is_rounded(value, found):
+        raise TypeError(f"{place} holds whole numbers that floats beside them would round: keep two arrays")
+    given = [value] if isinstance(value, np.generic) else np.asarray(value, object).ravel().tolist()
+    kinds = {*map(type, given)}
+    if len(kinds) > 1 and (found.dtype.kind in "USb" or not kinds.isdisjoint({bool, np.bool_})):
+        listed = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(f"{place} holds values of the types {listed}: use one")
+    if found.dtype.kind in "US" and any(text[-1:] in ("\0", b"\0") for text in given):
+        raise TypeError(f"{place} holds a text that ends with a null character, which numpy would cut off")
     return found
 
 

@@ -298,6 +298,7 @@ async def test_a_start_that_fails_and_a_collect_that_does_more_than_look_are_nam
         ),
         ({"start": lambda group: {"n": [1, "a"]}}, "group.state.'n'. holds values of the types int and str"),
         ({"start": lambda group: {"n": np.ma.array([1], mask=[1])}}, "group.state.'n'. has masked values"),
+        ({"start": lambda group: {"t": np.str_("a\0")}}, "group.state.'t'. holds a text that ends with a null"),
         ({"start": lambda group: {1: np.zeros(3)}}, "group.state.1. has a key of type int"),
         ({"model": lambda group, step: {}}, "returned an object of type dict, .* set group.state"),
         ({"model": lambda group, step: next(iter([]))}, "the model failed for group 'east'.*it raised StopIteration"),
@@ -319,7 +320,7 @@ async def test_a_crowds_arrays_are_its_own_as_after_a_restart():
 
     def start(group):
         zeros = np.zeros(5)
-        return {"a": zeros, "b": zeros, "c": group.shared}
+        return {"a": zeros, "b": zeros, "c": group.shared, "d": np.zeros(5, np.longlong)}
 
     def society():
         return CrowdSociety("east", grow, start=start, shared=shared)
@@ -331,7 +332,8 @@ async def test_a_crowds_arrays_are_its_own_as_after_a_restart():
         await going.run(step)
         state = step.state
         for name, array in restarted.states["east"].items():
-            assert array.tolist() == going.states["east"][name].tolist()
+            other = going.states["east"][name]
+            assert (array.tolist(), array.dtype.char) == (other.tolist(), other.dtype.char)
     going.states["east"]["c"] += 1
     assert not shared.any()
 
