@@ -101,9 +101,10 @@ class CrowdSociety:
         if starts and self._start is not None:
             with self._named_in_errors("start", step):
                 crowd._draw = partial(uniform_rows, step.seed, START, step.places)
-                crowd.state = raising(self._start, crowd)
-                if not isinstance(crowd.state, dict):
-                    raise TypeError(f"start must return a dict of arrays, not {type(crowd.state).__name__}")
+                state = raising(self._start, crowd)
+                if not isinstance(state, dict):
+                    raise TypeError(f"start must return a dict of arrays, not {type(state).__name__}")
+                crowd.state = {name: _checked(name, array).copy() for name, array in state.items()}
         if step.number == self.change.step:
             with self._named_in_errors("states=", step):
                 self._change_states(crowd)

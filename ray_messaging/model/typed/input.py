@@ -181,7 +181,7 @@ def exact_array(value: Any, place: str) -> NDArray[Any]:  # noqa: ANN401 - what 
         return found
     if not isinstance(value, np.generic) and is_rounded(value, found):
         raise TypeError(f"{place} holds whole numbers that floats beside them would round: keep two arrays")
-    given = [value] if isinstance(value, np.generic) else np.asarray(value, object).ravel().tolist()
+    given: list[Any] = [value] if isinstance(value, np.generic) else np.asarray(value, object).ravel().tolist()
     kinds = {*map(type, given)}
     if len(kinds) > 1 and (found.dtype.kind in "USb" or not kinds.isdisjoint({bool, np.bool_})):
         listed = " and ".join(sorted(kind.__name__ for kind in kinds))

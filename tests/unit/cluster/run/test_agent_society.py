@@ -294,7 +294,7 @@ async def test_a_start_that_fails_and_a_collect_that_does_more_than_look_are_nam
         ({"model": lambda group, step: 1 / 0}, "the model failed for group 'east' in step 0.*ZeroDivisionError"),
         (
             {"start": lambda group: {"n": [2**53 + 1, 1.5]}},
-            "the model failed for group 'east'.*group.state.'n'. holds whole numbers that floats beside",
+            "start failed for group 'east'.*group.state.'n'. holds whole numbers that floats beside",
         ),
         ({"start": lambda group: {"n": [1, "a"]}}, "group.state.'n'. holds values of the types int and str"),
         ({"start": lambda group: {"n": np.ma.array([1], mask=[1])}}, "group.state.'n'. has masked values"),
@@ -336,6 +336,22 @@ async def test_a_crowds_arrays_are_its_own_as_after_a_restart():
             assert (array.tolist(), array.dtype.char) == (other.tolist(), other.dtype.char)
     going.states["east"]["c"] += 1
     assert not shared.any()
+
+
+async def test_a_state_set_from_outside_is_each_agents_own():
+    given = [0]
+
+    def model(me, inbox):
+        me.state["x"].append(me.id)
+
+    society, step = Society("east", model), open_step()
+    society.change = StateChange(0, {agent: {"x": given, "y": given} for agent in range(AGENTS)})
+    await society.run(step)
+    assert society.states == {agent: {"x": [0, agent], "y": [0]} for agent in range(AGENTS)}
+    society = Society("east", model)
+    society.change = StateChange(0, {2: {"x": [], "y": [{3: object()}]}})
+    with pytest.raises(StepFailed, match=r'states= failed for agent 2 .*states\[2\]\["y"\]\[0\]\[3\] is <object'):
+        await society.run(open_step())
 
 
 @pytest.mark.parametrize(
