@@ -12,7 +12,6 @@ from decimal import Decimal
 from enum import Enum
 from gc import get_referents
 from itertools import chain
-from reprlib import repr as shortened
 from sys import getrefcount
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -22,6 +21,7 @@ import msgspec
 import numpy as np
 from msgspec.msgpack import Ext
 
+from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.places import NOTHING, Place, checked_text, shown
 from ray_messaging.model.read_only import ReadOnlyDict
@@ -129,13 +129,13 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a valu
     parts = None if form is None else form.parts(value)
     if form is None or parts is None:
         raise InvalidPayload(
-            f"{shown(place)} is {shortened(value)}, of type {kind.__name__}, which would not come back equal: "
+            f"{shown(place)} is {short_repr(value)}, of type {kind.__name__}, which would not come back equal: "
             f"{_advice(value)}. What comes back equal: {KEPT}"
         )
     try:
         return Ext(form.code, _encode(_formed(kind, parts, place)))
     except UnicodeEncodeError as error:
-        raise InvalidPayload(f"{shown(place)} is {shortened(value)}, which cannot be kept: {error}") from error
+        raise InvalidPayload(f"{shown(place)} is {short_repr(value)}, which cannot be kept: {error}") from error
 
 
 def _formed(kind: type, parts: Any, place: Place) -> Any:  # noqa: ANN401 - as an extension has them

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import deepcopy
-from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_name
+from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.edge_pairs import edge_pairs
@@ -61,7 +61,7 @@ def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
                 record[name] = deepcopy(record[name])
             except Exception as error:  # of any kind: by the object's own code
                 raise ConfigError(
-                    f"column {name!r} of agents holds {shortened(record[name])}, which cannot be copied, and each "
+                    f"column {name!r} of agents holds {short_repr(record[name])}, which cannot be copied, and each "
                     f"agent has a copy of its own: pass it as shared= ({type(error).__name__}: {error})"
                 ) from error
     return records

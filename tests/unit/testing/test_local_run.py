@@ -188,6 +188,19 @@ def test_what_a_crowd_gets_is_its_own_from_the_first_step_on():
     assert result.states["group0"]["seen"].tolist() == [0] * 4
 
 
+def test_a_sender_that_is_changed_in_place_is_looked_up_again():
+    def crowd(group, step):
+        sender = np.array(0)
+        for agent in group.ids.tolist():
+            sender[...] = agent
+            step.send(sender, 0, {"from": agent})
+        found = [(message.from_id, message.payload["from"]) for message in step.messages]
+        group.state["found"] = np.array(found, np.int64).reshape(-1, 2)
+
+    result = run(crowd, agents=3, until=2, groups=1, by="group")
+    assert result.states["group0"]["found"].tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
 def test_a_crowd_has_the_same_random_numbers_on_any_number_of_groups_also_in_a_running_event_loop():
     def crowd(group, step):
         assert group.uniform(2).tolist() == step.uniform(2).tolist()
