@@ -120,7 +120,7 @@ def test_an_id_that_is_refused_is_to_be_a_number(agent_id):
         check_id(agent_id)
 
 
-@pytest.mark.parametrize("number", [2**63, -(10**5000)])
+@pytest.mark.parametrize("number", [2**63, -(10**5000)], ids=["by one", "by far"])
 def test_an_id_that_is_too_large_is_refused(number):
     with pytest.raises(InvalidAddress, match=r"agent id .* does not fit 64 bits"):
         check_id(number)
