@@ -4,7 +4,7 @@ import pickle
 from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
-from time import perf_counter
+from time import thread_time
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -18,13 +18,13 @@ _SETS = frozenset((set, frozenset))
 
 
 def content_digest(value: object, *, anywhere: bool = True) -> str | None:
-    """Return a digest of a value; None if it has none, or that takes more than a second.
+    """Return a digest of a value; None if it has none, or that takes more than a second of the processor.
 
     With `anywhere` it is the same in all processes. Without, it tells changes of one object in this process alone, is
     faster, and may hold itself.
     """
     with suppress(Exception):  # of any kind: the objects' own code runs
-        return _digest(value, perf_counter() + _LONGEST_S, anywhere).hex()
+        return _digest(value, thread_time() + _LONGEST_S, anywhere).hex()
     return None
 
 
@@ -37,7 +37,10 @@ def _digest(value: object, until: float, anywhere: bool) -> bytes:  # noqa: FBT0
 
 
 class _Written:
-    """A file that keeps only a digest of what was written. Raises TimeoutError after `until`."""
+    """A file that keeps only a digest of what was written.
+
+    Raises: TimeoutError if the thread has run until `until`.
+    """
 
     def __init__(self, until: float) -> None:
         self.hash = blake2b(digest_size=16)
@@ -45,7 +48,7 @@ class _Written:
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - bytes, or what has them
         self.hash.update(data)
-        if perf_counter() > self._until:
+        if thread_time() > self._until:
             raise TimeoutError
         return len(data)
 

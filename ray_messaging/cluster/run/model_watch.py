@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from ctypes import string_at
 from functools import partial
-from time import perf_counter
+from time import perf_counter, thread_time
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -97,9 +97,9 @@ class ModelWatch:
 
 def _digests(kept: Mapping[str, object]) -> dict[str, str | None]:
     """Return a digest of each thing; None if it has none, or there is no time left."""
-    end = perf_counter() + _LONGEST_S
+    end = thread_time() + _LONGEST_S
     return {
-        name: content_digest(value, anywhere=False) if perf_counter() < end else None for name, value in kept.items()
+        name: content_digest(value, anywhere=False) if thread_time() < end else None for name, value in kept.items()
     }
 
 
