@@ -29,12 +29,13 @@ class ModelWatch:
 
     The first steps are checked, and then as many as take a hundredth of the time.
 
-    Args: `told` has what this run has told already; groups in one process share it.
+    Args: `given` has by name what a model gets and must not change. `told` has what this run has told already; groups
+    in one process share it.
     """
 
-    def __init__(self, model: object, shared: object, told: set[str] | None = None) -> None:
+    def __init__(self, model: object, given: Mapping[str, object], told: set[str] | None = None) -> None:
         self._model = model
-        self._shared = shared
+        self._given = given
         self._told: set[str] = set() if told is None else told
         self._before: dict[str, tuple[int, str | None]] = {}  # of each kept thing the step before which it was so
         self._begun = 0
@@ -70,9 +71,8 @@ class ModelWatch:
             self._before[name] = step + 1, now
 
     def _kept(self) -> Mapping[str, object]:
-        """Return, by name, what outlives a step: `shared`, and what the model's functions find in globals, closures."""
-        found = {} if self._shared is None else {"shared": self._shared}
-        found |= _named(self._model)
+        """Return, by name, what outlives a step: what is given, and what the model's functions refer to."""
+        found = {**self._given, **_named(self._model)}
         return {name: value for name, value in found.items() if name not in self._told}
 
     def _tell_drawn(self, sources: set[str], step: int) -> None:

@@ -67,6 +67,14 @@ def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
     return records
 
 
+def changeable(rows: Rows) -> list[Any]:
+    """Return the values in agents' data that a model can change; none if the first agent has none."""
+    kinds = {type(value) for data, _ in [*rows.values()][:1] for value in data.values()}
+    if kinds <= _FIXED:
+        return []
+    return [value for data, _ in rows.values() for value in data.values() if type(value) not in _FIXED]
+
+
 def senders_of(plans: Sequence[GroupPlan]) -> dict[str, set[str]]:
     """Return for each group the groups that have an agent with a neighbour in it."""
     owners = {agent: plan.name for plan in plans for agent in plan.agents}

@@ -18,7 +18,7 @@ from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.model_watch import ModelWatch
-from ray_messaging.cluster.run.plan import GroupPlan, Homes
+from ray_messaging.cluster.run.plan import GroupPlan, Homes, changeable
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import AlreadyExists, BudgetSpent, MoveFailed, StepAborted, UnknownName
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
@@ -148,7 +148,7 @@ class RunActor:
         model, options, shared = await inputs.model, await inputs.options, await inputs.shared
         self._society = society_of(plan, model, options, shared, self._thread)
         self._society.change = inputs.change
-        self._watch = ModelWatch(model, shared, self._told)
+        self._watch = ModelWatch(model, {"shared": shared, "me.data": changeable(plan.rows)}, self._told)
         self._homes = Homes(plan, inputs.plans)
         if messaging is not None:
             if isinstance(self._society, Society):

@@ -87,7 +87,12 @@ def draws_arrays(me, inbox):
     np.random.shuffle([1, 2, 3])  # noqa: NPY002 - what is told
 
 
+def grows(me, inbox):
+    me.data["friends"].append(me.id)
+
+
 def fine(me, inbox):
+    me.state["friends"] = [*me.data["friends"], me.step]
     me.state["x"] = (me.rng.random(), LIMITS["high"], me.shared.day, len(SEEN))
     me.send(me.id, {})
 
@@ -111,11 +116,13 @@ def told(caplog):
         (moves_in, "shared has changed in step 0"),
         (draws, "random numbers of the module random were drawn in step 1: .* Draw by me.rng"),
         (draws_arrays, "random numbers of numpy.random were drawn in step 0: .* Draw by me.rng"),
+        (grows, "me.data has changed in step 0"),
         (fine, None),
     ],
 )
 def test_what_a_model_keeps_or_draws_outside_of_its_agents_is_told_once(model, text, caplog):
-    run(model, agents=6, until=2, groups=2, shared=World())
+    rows = pd.DataFrame({"age": [20] * 6, "friends": [[0]] * 6})
+    run(model, agents=rows, until=2, groups=2, shared=World())
     found = told(caplog)
     assert len(found) == (text is not None)
     if text is not None:
@@ -138,7 +145,7 @@ def test_a_crowd_that_draws_is_told_wherever_it_does(part, caplog):
 
 def test_a_change_is_told_also_where_the_steps_are_short_and_many(caplog):
     shared, step = {"n": 0}, 0
-    watch, end = ModelWatch(fine, shared), time.monotonic() + WAIT_S
+    watch, end = ModelWatch(fine, {"shared": shared}), time.monotonic() + WAIT_S
     while not told(caplog) and time.monotonic() < end:
         with watch.over(step):
             shared["n"] = min(step, 1000) // 1000
