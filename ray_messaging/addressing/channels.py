@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote
 from uuid import UUID
 
 from ray_messaging.addressing.patterns import is_glob
+from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidAddress
 
 AgentId = int | str
@@ -125,9 +126,11 @@ def check_id(agent_id: object) -> AgentId:
     if number is not None:
         if INT64_MIN <= number <= INT64_MAX:
             return number
-        raise InvalidAddress(f"agent id {agent_id!r} does not fit 64 bits: use a smaller int, or a str", value=agent_id)
+        raise InvalidAddress(
+            f"agent id {short_repr(agent_id)} does not fit 64 bits: use a smaller int, or a str", value=agent_id
+        )
     raise InvalidAddress(
-        f"agent id {agent_id!r} is a {type(agent_id).__name__}: an id must be an int or a str", value=agent_id
+        f"agent id {short_repr(agent_id)} is a {type(agent_id).__name__}: an id must be an int or a str", value=agent_id
     )
 
 

@@ -8,6 +8,8 @@ import random
 import time
 from dataclasses import dataclass
 
+_jitter = random.SystemRandom()  # not the generator of the process, which may be seeded
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -44,8 +46,7 @@ class Backoff:
         """Return the pause before the next attempt; the one after it is longer."""
         pause_s = self._pause_s
         self._pause_s = min(2 * pause_s, self.policy.longest_s)
-        # This is not a secret, so `random` suffices.
-        return pause_s * (0.5 + random.random()) if self.policy.jitter else pause_s  # noqa: S311
+        return pause_s * (0.5 + _jitter.random()) if self.policy.jitter else pause_s
 
     async def sleep(self) -> None:
         """Sleep until the next attempt."""

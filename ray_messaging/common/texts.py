@@ -1,6 +1,7 @@
 """Texts that are shown to people: without control characters, shortened, with times in UTC."""
 
 from datetime import UTC, datetime
+from reprlib import Repr
 
 TEXT_WIDTH = 80  # the most characters of a payload in a table
 
@@ -13,6 +14,18 @@ def printable(text: str) -> str:
 def shortened(text: str) -> str:
     """Return a text for a table: its beginning, if it is too long."""
     return text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 3] + "..."
+
+
+class _Short(Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        try:
+            return super().repr_int(x, level)
+        except ValueError:  # Python makes no text of an int of more than 4,300 digits
+            return f"<int of about {int(x.bit_length() * _DIGITS_PER_BIT) + 1:,} digits>"
+
+
+_DIGITS_PER_BIT = 0.30103
+short_repr = _Short().repr  # a value for an error's text, shortened if it is long
 
 
 def utc_time(seconds: float) -> str:

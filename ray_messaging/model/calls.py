@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from reprlib import repr as shortened
 from typing import Any
 
 import msgspec
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.exact import encode_exactly
 
@@ -85,7 +85,7 @@ def json_text(value: object) -> str:
     try:
         return _encode_json(value).decode()
     except _UNENCODABLE:
-        return _encode_json(shortened(value)).decode()
+        return _encode_json(short_repr(value)).decode()
 
 
 def encode_calls(calls: Sequence[CallRecord]) -> bytes:
@@ -119,4 +119,4 @@ def _digest(content: bytes) -> str:
 
 
 _encode = msgspec.msgpack.Encoder(order="deterministic", enc_hook=_exact).encode
-_encode_json = msgspec.json.Encoder(enc_hook=shortened).encode
+_encode_json = msgspec.json.Encoder(enc_hook=short_repr).encode

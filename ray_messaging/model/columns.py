@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id
+from ray_messaging.common.texts import short_repr
 from ray_messaging.compat.msg import Msg
 from ray_messaging.compat.payload_objects import is_native, is_object
 from ray_messaging.errors import InvalidAddress, InvalidPayload, PayloadTooLarge
 from ray_messaging.model.finite import MAYBE_NULL, NULL, all_finite, may_have_null, parts_of
 from ray_messaging.model.json_form import (
+    INT_DIGITS,
     LINE_END,
     encode_dict,
     encode_lines,
@@ -83,7 +85,7 @@ class IdColumn(msgspec.Struct, eq=False):
         if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu" and ids.dtype != np.uint64:
             return cls(_read_only(ids.astype(np.int64, copy=True)))
         if not isinstance(ids, Iterable) or isinstance(ids, str | bytes) or getattr(ids, "ndim", 1) == 0:
-            raise InvalidAddress(f"ids must be an array or a list of ids, not {ids!r}", value=ids)
+            raise InvalidAddress(f"ids must be an array or a list of ids, not {short_repr(ids)}", value=ids)
         return cls.of([None if none and agent_id is None else check_id(agent_id) for agent_id in ids])
 
     @classmethod
@@ -203,7 +205,8 @@ def _encode_any(payload: Any) -> bytes:  # noqa: ANN401 - any payload
         raise
     except _REFUSALS:
         plain, line = False, b""
-    if not plain or (MAYBE_NULL in line and line.find(NULL) >= 0 and not all_finite(payload)):
+    doubtful = (MAYBE_NULL in line and line.find(NULL) >= 0) or len(line) > INT_DIGITS
+    if not plain or (doubtful and not all_finite(payload)):
         form = json_form(payload)  # raises an error that says which part is invalid
         try:
             line = encode(form)

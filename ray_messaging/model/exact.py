@@ -12,7 +12,6 @@ from decimal import Decimal
 from enum import Enum
 from gc import get_referents
 from itertools import chain
-from reprlib import repr as shortened
 from sys import getrefcount
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -22,6 +21,7 @@ import msgspec
 import numpy as np
 from msgspec.msgpack import Ext
 
+from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.places import NOTHING, Place, checked_text, shown
 from ray_messaging.model.read_only import ReadOnlyDict
@@ -32,6 +32,16 @@ KEPT = (
 )
 # msgpack keeps these exactly, except some ints and strs, for which the encoder fails.
 _LEAVES = frozenset((NOTHING, bool, int, float, str, bytes))
+_ADVICE: tuple[tuple[Any, str], ...] = (
+    (Enum, "keep its .value"),
+    (datetime, "keep a datetime.datetime, as its to_pydatetime()"),
+    (ZoneInfo, "keep zoneinfo.ZoneInfo(key), which gives one object for each key"),
+    (
+        np.ndarray | np.generic,
+        "keep its tolist(), or an array of numbers, bools, texts or dates without fields and masks",
+    ),
+    (bytearray | memoryview, "keep bytes(...) of it"),
+)
 _CONTAINERS = frozenset((dict, list))
 _NUMPY_KINDS = "biufcMmSU"  # those without Python objects and fields
 _encode = msgspec.msgpack.Encoder().encode
@@ -119,13 +129,23 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a valu
     parts = None if form is None else form.parts(value)
     if form is None or parts is None:
         raise InvalidPayload(
-            f"{shown(place)} is {shortened(value)}, of type {kind.__name__}, which would not come back equal: "
+            f"{shown(place)} is {short_repr(value)}, of type {kind.__name__}, which would not come back equal: "
             f"{_advice(value)}. What comes back equal: {KEPT}"
         )
     try:
-        return Ext(form.code, _encode(_form(parts, place)))
+        return Ext(form.code, _encode(_formed(kind, parts, place)))
     except UnicodeEncodeError as error:
-        raise InvalidPayload(f"{shown(place)} is {shortened(value)}, which cannot be kept: {error}") from error
+        raise InvalidPayload(f"{shown(place)} is {short_repr(value)}, which cannot be kept: {error}") from error
+
+
+def _formed(kind: type, parts: Any, place: Place) -> Any:  # noqa: ANN401 - as an extension has them
+    """Return the parts of a value of a type with an extension in their forms; errors name keys, not such parts."""
+    if kind is tuple or type(parts) is not list:
+        return _form(parts, place)
+    if kind is dict:
+        places = chain.from_iterable((place, (place, key)) for key in parts[::2])
+        return [*map(_form, parts, places)]
+    return [_form(part, place) for part in parts]
 
 
 def _is_plain_key(key: object) -> bool:
@@ -134,20 +154,15 @@ def _is_plain_key(key: object) -> bool:
 
 def _advice(value: Any) -> str:  # noqa: ANN401 - any part of a value
     """Return, as part of an error's text, what to keep instead of a value."""
-    if isinstance(value, Enum):
-        return "keep its .value"
     if hasattr(value, "_asdict"):
         return "keep its _asdict(), or a tuple(...) of it"
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, Enum):
         return "keep dataclasses.asdict(...) of it"
     if hasattr(value, "model_dump"):
         return "keep its model_dump()"
-    if isinstance(value, datetime):
-        return "keep a datetime.datetime, as its to_pydatetime()"
-    if isinstance(value, np.ndarray | np.generic):
-        return "keep its tolist(), or an array of numbers, bools, texts or dates without fields and masks"
-    if isinstance(value, bytearray | memoryview):
-        return "keep bytes(...) of it"
+    for kinds, advice in _ADVICE:
+        if isinstance(value, kinds):
+            return advice
     for kind in (dict, list, tuple, set, str, int, float):
         if isinstance(value, kind):
             return f"keep {kind.__name__}(...) of it"
@@ -169,7 +184,13 @@ def _array_parts(value: Any) -> list[Any] | None:  # noqa: ANN401 - an array or 
     dtype = value.dtype
     if dtype.kind not in _NUMPY_KINDS or dtype.fields:
         return None
-    return [dtype.str, [*value.shape], value.tobytes()]
+    return [type_name(dtype), [*value.shape], value.tobytes()]
+
+
+def type_name(dtype: np.dtype[Any]) -> str:
+    """Return the text from which numpy builds this very type: of two integers of one size, `str` names but one."""
+    name = dtype.str
+    return name if np.dtype(name).char == dtype.char else name[0] + dtype.char
 
 
 def _array(parts: list[Any]) -> Any:  # noqa: ANN401 - an array
@@ -178,6 +199,24 @@ def _array(parts: list[Any]) -> Any:  # noqa: ANN401 - an array
     if dtype.kind not in _NUMPY_KINDS:
         raise InvalidPayload(f"a kept value is damaged: it is an array of {name}")
     return np.ndarray(shape, dtype, data).copy()
+
+
+def _number(parts: list[Any]) -> Any:  # noqa: ANN401 - a number, or a text, of numpy
+    name, _, data = parts
+    dtype = np.dtype(name)
+    if dtype.kind not in "US":
+        return _array(parts)[()]
+    data = data[: dtype.itemsize]  # not an array's, which would drop the null characters at the end
+    if dtype.kind == "S":
+        return np.bytes_(data)
+    return np.str_(data.decode(f"utf-32-{'be' if name[0] == '>' else 'le'}", "surrogatepass"))
+
+
+def _zone_key(zone: ZoneInfo) -> str | None:
+    """Return the key of a zone, or None if its key gives another object: zones are equal only to themselves."""
+    with suppress(TypeError, ValueError, LookupError, OSError):  # no key, or one of no zone
+        return zone.key if ZoneInfo(zone.key) is zone else None
+    return None
 
 
 def _zone_parts(zone: timezone) -> list[Any]:
@@ -217,12 +256,12 @@ _FORMS: dict[type, _Form] = {
     ),
     timedelta: _Form(9, lambda found: [found.days, found.seconds, found.microseconds], lambda parts: timedelta(*parts)),
     timezone: _Form(10, _zone_parts, _zone),
-    ZoneInfo: _Form(11, lambda zone: zone.key, ZoneInfo),
+    ZoneInfo: _Form(11, _zone_key, ZoneInfo),
     Decimal: _Form(12, str, Decimal),
     complex: _Form(16, lambda found: [found.real, found.imag], lambda parts: complex(*parts)),
     UUID: _Form(13, lambda found: found.bytes, lambda data: UUID(bytes=data)),
     np.ndarray: _Form(14, _array_parts, _array),
-    np.generic: _Form(15, _array_parts, lambda parts: _array(parts)[()]),
+    np.generic: _Form(15, _array_parts, _number),
 }
 _JOINED = {form.code: form.joined for form in _FORMS.values()}
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from datetime import date, datetime, time
 from enum import Enum
 from os import PathLike, fspath
-from reprlib import repr as shortened
 from typing import Any
 
 import msgspec
 import numpy as np
 import orjson
 
+from ray_messaging.common.texts import short_repr
 from ray_messaging.compat.msg import Msg
 from ray_messaging.compat.payload_objects import encode_object, is_object
 from ray_messaging.errors import InvalidPayload
@@ -25,6 +25,9 @@ from ray_messaging.model.places import NOTHING, Place, checked_text, shown
 SCALARS = frozenset((NOTHING, bool, int, float, str))  # JSON's types; it has no NaN and infinities
 _LISTS = frozenset((list, tuple))
 _EXACT_NUMBERS = frozenset((int, bool))
+_LARGE = 2**64
+INT_DIGITS = 4299  # encoders write ints with more digits, too, which nobody can read
+_TOO_LONG = 10**INT_DIGITS
 # A single plain payload is checked and encoded in one call, `orjson.dumps(payload, None, PLAIN)`. Its bytes are the
 # same as those of `encode_dict`, so that a payload has the same form alone and among many. There are three exceptions,
 # which its caller looks for: null, which may have been NaN, large numbers, which are 1e+16 instead of 1e16, and the
@@ -138,7 +141,9 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
 
 def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tuple, a set, or numpy's
     if isinstance(value, list | tuple):
-        if _EXACT_NUMBERS.issuperset(map(type, value)):  # only numbers, as from an array
+        if _EXACT_NUMBERS.issuperset(map(type, value)) and (
+            not value or max(map(abs, value)) < _LARGE
+        ):  # as an array's
             return value
         return [_form(part, (place, at)) for at, part in enumerate(value)]
     if isinstance(value, set | frozenset):  # in an order that does not depend on the process
@@ -155,10 +160,11 @@ def _dict_form(found: dict[Any, Any], place: Place) -> dict[str, Any]:
         if isinstance(key, str):
             name = _text(str.__str__(key), place)
         elif isinstance(key, int | np.integer) and not isinstance(key, bool):
+            _check_digits(int(key), place, "has the key")
             name = str(int(key))
         else:
             raise InvalidPayload(
-                f"{_PREFIX}{shown(place)} has the key {shortened(key)}, of type {type(key).__name__}: use texts, or "
+                f"{_PREFIX}{shown(place)} has the key {short_repr(key)}, of type {type(key).__name__}: use texts, or "
                 "whole numbers, which become texts"
             )
         if name in made:
@@ -218,21 +224,36 @@ def _has_set(value: Any) -> bool:  # noqa: ANN401 - any part of an object
 
 def _leaf(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payload without parts
     if isinstance(value, datetime | time):
+        if value != value:  # pandas's NaT
+            raise InvalidPayload(
+                f"{_PREFIX}{shown(place)} is NaT, which JSON does not have; send None or a text for it"
+            )
         offset = value.utcoffset()
         if offset is not None and offset.total_seconds() % 60:
             raise InvalidPayload(
                 f"{_PREFIX}{shown(place)} is {value.isoformat()}, and the seconds of its zone's offset ({offset}) have "
                 "no form in JSON: send its isoformat() as a text, or value.astimezone(datetime.UTC)"
             )
+    if isinstance(value, int):
+        _check_digits(value, place)
     try:
         encode_dict(value)
     except InvalidPayload:
         raise
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
         raise InvalidPayload(
-            f"{_PREFIX}{shown(place)} is {shortened(value)}: {error}; use dicts, lists, str, numbers, bool and None"
+            f"{_PREFIX}{shown(place)} is {short_repr(value)}: {error}; use dicts, lists, str, numbers, bool and None"
         ) from error
     return value
+
+
+def _check_digits(number: int, place: Place, what: str = "is") -> None:
+    """Raise InvalidPayload for a number that nobody could read."""
+    if not -_TOO_LONG < number < _TOO_LONG:
+        raise InvalidPayload(
+            f"{_PREFIX}{shown(place)} {what} {short_repr(number)}, and a number in JSON has at most {INT_DIGITS:,} "
+            "digits: send a text, such as hex(...) of it"
+        )
 
 
 def _as_json(value: object) -> object:

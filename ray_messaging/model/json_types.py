@@ -4,10 +4,13 @@ The other way round, the JSON Schema of a type.
 """
 
 from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from functools import reduce
 from itertools import chain
 from operator import or_
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import msgspec
 
@@ -34,25 +37,38 @@ _KNOWN = {
     *_IGNORED, *chain.from_iterable(BOUNDS.values()), "$ref", "allOf", "anyOf", "oneOf", "const", "enum", "type",
     "properties", "required", "additionalProperties", "items", "prefixItems",
 }  # fmt: skip
+# The formats of texts that have a type, and so one meaning.
+FORMATS: dict[str, Any] = {
+    "date-time": datetime, "date": date, "time": time, "duration": timedelta, "uuid": UUID, "decimal": Decimal
+}  # fmt: skip
 _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
 
 
 class JsonTypes:
-    """Builder of Python types from one JSON Schema. Raises ConfigError for a constraint that msgspec cannot check."""
+    """Builder of Python types from one JSON Schema. Raises ConfigError for a constraint that msgspec cannot check.
 
-    def __init__(self, schema: Node) -> None:
+    Args: with `formats` a text must have its format, if that is one of `FORMATS`.
+    """
+
+    def __init__(self, schema: Node, *, formats: bool = False) -> None:
+        self._formats = FORMATS if formats else {}
         self._defs: Node = schema.get("$defs", {})
         self._open: list[str] = []  # the references that were followed to the current node
         self._schema, self.top = schema, self.resolved(schema)
 
-    def decoder(self) -> msgspec.json.Decoder[Any]:
-        """Return a decoder that refuses payloads that the schema does not allow.
+    def decoder(self, *, lists: bool = False) -> msgspec.json.Decoder[Any]:
+        """Return a decoder that refuses payloads, or with `lists` lists of payloads, that the schema does not allow.
 
         Raises: ConfigError if the schema is not one of JSON objects, or msgspec cannot check it.
         """
         if self.top.get("type", "object") != "object" or not ({"type", "properties"} & self.top.keys()):
             raise ConfigError("a schema is one of payloads, which are JSON objects: use a class with fields")
-        decoder: msgspec.json.Decoder[Any] = built(lambda: msgspec.json.Decoder(self.type_of(self._schema, "")))
+
+        def make() -> msgspec.json.Decoder[Any]:
+            kind = self.type_of(self._schema, "")
+            return msgspec.json.Decoder(list.__class_getitem__(kind) if lists else kind)
+
+        decoder: msgspec.json.Decoder[Any] = built(make)
         return decoder
 
     def resolved(self, node: Node) -> Node:
@@ -109,6 +125,8 @@ class JsonTypes:
     def _of_kind(self, kind: str, node: Node, where: str) -> Any:  # noqa: ANN401 - as above
         if kind == "object":
             return self._of_object(node, where)
+        if kind == "string" and node.get("format") in self._formats:
+            return self._formats[node["format"]]
         found = self._of_array(node, where) if kind == "array" else _PLAIN[kind]
         return found if "prefixItems" in node else self._bounded(found, kind, node)
 

@@ -1,7 +1,6 @@
 """Places within a value, which errors name, and checks that all codecs share."""
 
-from reprlib import repr as shortened
-
+from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidPayload
 
 Place = str | tuple["Place", object]  # the name of the whole value, or a container's place and an index or key
@@ -13,7 +12,7 @@ def shown(place: Place) -> str:
     if isinstance(place, str):
         return place
     within, key = place
-    name = f'"{key}"' if type(key) is str and key.isprintable() else shortened(key)
+    name = f'"{key}"' if type(key) is str and key.isprintable() else short_repr(key)
     return f"{shown(within)}[{name}]"
 
 

@@ -56,10 +56,10 @@ def read_trace(
     """Read a SNAP edge list, a CSV file with a header or JSON lines, gzipped or plain.
 
     The extension (without .gz) selects the format: .txt, .edges, .edgelist, .tsv; .csv; .jsonl, .ndjson; for any other
-    extension the content decides. The columns of an edge list are `src`, `dst` and `time`; without a third column the
-    time is the row number from 0. `from_field` and `to_field` may be templates of plain fields, such as
-    `{game}-{sender}`. Times are numbers, or ISO-8601 (without an offset: UTC), which become unix s. An id that spells
-    an int64 is that integer.
+    extension the content decides. The columns of an edge list are `src`, `dst` and `time`, between tabs in a .tsv file
+    and between white space in others; without a third column the time is the row number from 0. `from_field` and
+    `to_field` may be templates of plain fields, such as `{game}-{sender}`. Times are numbers, or ISO-8601 (without an
+    offset: UTC), which become unix s. An id that spells an int64 is that integer.
 
     Raises: TraceError with `file` and `line` (from 1; 0 if the file cannot be opened) if the file is not a valid trace;
     ConfigError for a template that is not plain.

@@ -26,6 +26,8 @@ _TEXTS = frozenset(FIELDS["text"][1])
 KONECT_FIELDS = ("src", "dst", "weight", "time")
 _KONECT = re.compile(r"(\s*#[^\n]*\n)*\s*%(%|\s)")
 _MATRIX = "%%MatrixMarket"
+_NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")
+_LATE_QUOTE = re.compile(r'(^|[,\n])[ \t]+"')  # in CSV, unless it stands within quotes
 _JSON_ARRAY = re.compile(r"\s*\[\s*[{\[\]]")
 
 
@@ -124,15 +126,16 @@ def reader_for(source: Source) -> Reader:
 
 
 def read_edges(source: Source, requested: Requested) -> Columns:
-    """Read `src dst [time]` lines, split at white space. The first line decides whether there are times.
+    """Read `src dst [time]` lines, split at tabs in a .tsv file and at white space in others.
 
-    Lines that begin with # are comments. In files of KONECT, lines that begin with % are comments, too, and the others
-    are `src dst [weight [time]]`.
+    The first line decides whether there are times. Lines that begin with # are comments. In files of KONECT, lines that
+    begin with % are comments, too, and the others are `src dst [weight [time]]`, split at white space.
 
-    Raises: TraceError with the number of the first line that is not valid.
+    Raises: TraceError with the number of the first line that is not valid, or may be read in two ways.
     """
     konect = _KONECT.match(source.text)
     names, comments = (KONECT_FIELDS, ("#", "%")) if konect else (EDGE_FIELDS, ("#",))
+    cells_of = str.split if konect else _cells_between_tabs if source.extension == ".tsv" else _cells
     try:
         # A row number in place of a time is always the last cell.
         columns = Columns({name: -1 if name == "time" else place for place, name in enumerate(names)}, requested)
@@ -140,12 +143,13 @@ def read_edges(source: Source, requested: Requested) -> Columns:
         raise source.broken(1, str(broken)) from None
     width = 0
     for line, content in enumerate(source.text.split("\n"), 1):
-        cells: list[Any] = content.split()
-        if cells and cells[0] == _MATRIX:
+        first = content.split(maxsplit=1)
+        if first and first[0] == _MATRIX:
             raise source.broken(line, "this is a Matrix Market file: drop its comments and the line of its size")
-        if not cells or cells[0].startswith(comments):
+        if not content.strip("\r ") or (first and first[0].startswith(comments)):
             continue
         try:
+            cells: list[Any] = cells_of(content)
             if not width:
                 _check_first(cells)
                 width = len(cells) if TIMELESS_WIDTH <= len(cells) < len(names) else len(names)
@@ -154,12 +158,46 @@ def read_edges(source: Source, requested: Requested) -> Columns:
             columns.add(cells if width == len(names) else [*cells, len(columns)])
         except RowError as broken:
             expected, found = " ".join(names[: width or len(names)]), cut(content.strip())
+            between = " with tabs between" if cells_of is _cells_between_tabs else ""
             raise source.broken(
                 line,
-                f"expected {expected!r}, found {found!r} ({broken}): correct the line, or begin it with # "
-                "to skip it; a file in another format needs its extension, .csv or .jsonl",
+                f"expected {expected!r}{between}, found {found!r} ({broken}): correct the line, or begin it with # "
+                "to skip it; a file in another format needs its extension, .csv or .jsonl, or .txt for cells that end "
+                "at white space",
             ) from None
     return _filled(source, columns)
+
+
+def _cells(content: str) -> list[str]:
+    """Return the cells of a line, split at white space; raise RowError if tabs may mean others."""
+    if "\t" in content:
+        for cell in content.rstrip().split("\t"):
+            words = cell.split()
+            if not words:
+                raise RowError("it has an empty cell between tabs: give the file the extension .tsv, or fill the cell")
+            if len(words) > 1 and not all(map(_NUMBER.fullmatch, words)):
+                raise RowError(
+                    f"{cut(cell.strip())!r} between tabs is one cell or several: give the file the extension .tsv, or "
+                    "write spaces for all tabs"
+                )
+    return _unquoted(content.split())
+
+
+def _cells_between_tabs(content: str) -> list[str]:
+    """Return the cells of a line, split at tabs; raise RowError for several numbers in one cell."""
+    cells = [cell.strip() for cell in content.split("\t")]
+    for cell in cells:
+        if len(words := cell.split()) > 1 and all(map(_NUMBER.fullmatch, words)):
+            raise RowError(f"{cut(cell)!r} is one cell or several: write tabs between cells")
+    return _unquoted(cells)
+
+
+def _unquoted(cells: list[str]) -> list[str]:
+    """Return cells; raise RowError for one in quotes, which may or may not belong to it."""
+    for cell in cells:
+        if len(cell) > 1 and cell[0] == cell[-1] == '"':
+            raise RowError(f"{cut(cell)} has quotes: drop them, or write CSV or JSON lines")
+    return cells
 
 
 def read_csv(source: Source, requested: Requested) -> Columns:
@@ -202,7 +240,7 @@ def read_json_lines(source: Source, requested: Requested) -> Columns:
     return _filled(source, columns)
 
 
-# By extension. A .tsv file has no header, as in SNAP's files.
+# By extension. A .tsv file has no header.
 READERS: dict[str, Reader] = {
     **dict.fromkeys((".txt", ".edges", ".edgelist", ".tsv"), read_edges),
     ".csv": read_csv,
@@ -223,8 +261,16 @@ def _csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
     # Lines end at \n only, so that line numbers match an editor.
     rows = csv.reader(StringIO(source.text, newline="\n"), strict=True)
     begin = 1
+    # The same rows, but quotes after spaces quote a cell: where these differ, the file may be read in two ways.
+    others: Iterator[list[str]] | None = None
+    if _LATE_QUOTE.search(source.text):
+        others = csv.reader(StringIO(source.text, newline="\n"), skipinitialspace=True)
     try:
         for cells in rows:
+            if others is not None and [*map(_left, cells)] != [*map(_left, next(others, []))]:
+                raise source.broken(
+                    begin, "a quote stands after a space, so that it may or may not belong to its cell: drop the space"
+                )
             if len(cells) > 1 or "".join(cells).strip():
                 yield begin, cells
             begin = rows.line_num + 1
@@ -234,6 +280,10 @@ def _csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
             f"no valid CSV row ({error}): close and double its quotes, and end lines by \\n or \\r\\n; "
             f"a cell of over {csv.field_size_limit()} characters needs JSON lines",
         ) from error
+
+
+def _left(cell: str) -> str:
+    return cell.lstrip(" ")
 
 
 def _header_keys(cells: list[str]) -> dict[str, int]:

@@ -37,6 +37,7 @@ _OF_LOG = (
 )
 _encode = msgspec.json.Encoder().encode
 _PART = re.compile(r"\{\{|\}\}|[^{}]+|\{(?P<field>[^{}.\[\]!:]+)\}")  # of a template
+_FIRST_DATE, _LAST_DATE = 1900_01_01_00_00_00, 2100_01_01_00_00_00  # of dates that are written as numbers
 _FINER = re.compile(r"\.\d{6}\d*[1-9]")  # a time that is finer than a microsecond
 
 
@@ -142,7 +143,13 @@ class Columns:
             return self.places.setdefault(_checked(raw, noun), len(self.places))
         known = self._known.get(raw)
         if known is None:
-            known = self._known[raw] = self.places.setdefault(_checked(raw.strip(), noun), len(self.places))
+            stripped = raw.strip()
+            if stripped[:1] == '"' != raw[:1]:
+                raise RowError(
+                    f"the {noun} {cut(stripped)} has a quote after white space, which may or may not belong to it: "
+                    "drop the white space"
+                )
+            known = self._known[raw] = self.places.setdefault(_checked(stripped, noun), len(self.places))
         return known
 
 
@@ -175,6 +182,8 @@ def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
         value = inf
     except ValueError:
         return _iso_time(raw)
+    if _FIRST_DATE <= value < _LAST_DATE:
+        _check_no_date(raw, int(value))
     if not isfinite(value) or (type(raw) is str and "_" in raw):  # float() accepts 1_000, which no trace means
         raise RowError(_no_time(raw))
     if type(raw) is not float and not is_exact(str(raw), value):
@@ -183,6 +192,17 @@ def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
             "write seconds, with six decimals at most (of nanoseconds a billionth), or sequence numbers"
         )
     return value
+
+
+def _check_no_date(raw: object, number: int) -> None:
+    """Raise RowError for a number that may be a date without marks between its parts."""
+    try:
+        date = datetime.strptime(str(number), "%Y%m%d%H%M%S").isoformat()  # noqa: DTZ007 - no zone is known
+    except ValueError:
+        return
+    raise RowError(
+        f"time {cut(str(raw))} is a number, or {date}: write dates in ISO-8601 ({date}Z), and numbers in another unit"
+    )
 
 
 def is_exact(spelled: str, value: float) -> bool:

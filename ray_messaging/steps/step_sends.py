@@ -27,6 +27,7 @@ from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.step_routes import Replied, Route, RowRoutes, question_id, routes_of, rows_in_order
 
 _NOBODY = object()
+_FIXED = int, str, np.generic  # types of ids that cannot be changed
 _NO_QUESTION = None, None
 _CELLS = 3  # of a message
 _FULL = _CELLS * BATCH_ROWS
@@ -95,7 +96,8 @@ class StepSends:
         if place is None:
             if from_id is not self._from_id:
                 self._check_sending()
-                self._place, self._from_id = self._place_of(from_id), from_id
+                self._place = self._place_of(from_id)
+                self._from_id = from_id if isinstance(from_id, _FIXED) else _NOBODY
             place = self._place
         elif get_ident() != self._thread or len(self._cells) >= _FULL:
             self._check_sending()

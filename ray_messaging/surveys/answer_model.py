@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, get_origin, is_typeddict
 
 import msgspec
 
-from ray_messaging.compat.payload_objects import Misfit, is_msgspecs, is_native, reader_of
+from ray_messaging.compat.payload_objects import Misfit, explained, is_msgspecs, is_native, reader_of
 from ray_messaging.errors import ConfigError
-from ray_messaging.model.json_types import schema_of
+from ray_messaging.model.json_types import FORMATS, JsonTypes, schema_of
 
 
 class InvalidAnswer(NamedTuple):
@@ -26,6 +27,8 @@ class InvalidAnswer(NamedTuple):
 class AnswerModel:
     """The type of the answers to a survey: a pydantic model, a dataclass, a TypedDict or a msgspec.Struct.
 
+    An answer must fit the JSON schema first, which every process checks alike, and then the type, where it is known.
+
     Args: `read_all` decodes a JSON array of answers, and `read_one` a single answer; they raise any error if one does
     not fit the type. `dump` returns values as dicts.
     """
@@ -41,6 +44,7 @@ class AnswerModel:
         self.dump = dump
         self._read_all = read_all
         self._read_one = read_one
+        self._fit_all, self._fit_one = _checks_of(schema)
 
     @classmethod
     def of(cls, model: Any) -> "AnswerModel":  # noqa: ANN401 - a class, or a type of typing
@@ -64,38 +68,76 @@ class AnswerModel:
     @classmethod
     def of_schema(cls, schema: bytes) -> "AnswerModel":
         """Build the model from a JSON schema: answers are checked against it, and stay dicts."""
-        import jsonschema  # type: ignore[import-untyped]  # noqa: PLC0415 - a process that has the type needs none
-        from referencing import Registry  # noqa: PLC0415
-
-        known = msgspec.json.decode(schema)
-        registry: Any = Registry()  # without it a $ref could lead to another host
-        validator = jsonschema.Draft202012Validator(known, registry=registry)  # pydantic and msgspec write this draft
-
-        def read_one(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
-            value = msgspec.json.decode(line)
-            validator.validate(value)
-            return value
-
-        def read_all(text: bytes) -> list[Any]:
-            return [read_one(line) for line in msgspec.json.decode(text, type=list[msgspec.Raw])]
-
-        return cls(schema, read_all, read_one, list)
+        return cls(schema, msgspec.json.decode, msgspec.json.decode, list)
 
     def check(self, lines: Sequence[bytes]) -> list[Any]:
         """Return answers, given as JSON, as values of the type, or as an InvalidAnswer."""
+        text = b"[" + b",".join(lines) + b"]"
         try:
-            values = self._read_all(b"[" + b",".join(lines) + b"]")
+            self._fit_all(text)
+            values = self._read_all(text)
         except Exception:  # noqa: BLE001 - a user's validator may raise any error; `_checked` finds the answer
             return [self._checked(line) for line in lines]
         return values if len(values) == len(lines) else [self._checked(line) for line in lines]
 
     def _checked(self, line: bytes) -> Any:  # noqa: ANN401 - a value of the type
         try:
-            return self._read_one(line)
+            value = self._read_one(line)
+            self._fit_one(line)
+            return value  # noqa: TRY300 - either may raise
         except Misfit as error:
             return InvalidAnswer(f"{error.field}: {error.reason}" if error.field else error.reason, line)
         except Exception as error:  # noqa: BLE001 - as above
             return InvalidAnswer(str(error).partition("\n")[0] or type(error).__name__, line)
+
+
+def _checks_of(schema: bytes) -> tuple[Callable[[bytes], object], Callable[[bytes], object]]:
+    """Return functions that raise an error for a JSON array of answers, and for one answer, that a schema refuses."""
+    known = msgspec.json.decode(schema)
+    try:
+        types = JsonTypes(known, formats=True)
+        decode = types.decoder().decode
+
+        def check(line: bytes) -> None:
+            try:
+                decode(line)
+            except msgspec.ValidationError as error:
+                raise Misfit(*explained(str(error))) from error
+
+        return types.decoder(lists=True).decode, check
+    except ConfigError:  # it says more than msgspec can check
+        return _slow_checks(known)
+
+
+def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[bytes], object]]:  # noqa: ANN401 - JSON
+    """Return the same for any schema, with the types and formats as `JsonTypes` has them."""
+    import jsonschema  # type: ignore[import-untyped]  # noqa: PLC0415 - few schemas need it
+    from referencing import Registry  # noqa: PLC0415
+
+    draft = jsonschema.Draft202012Validator  # pydantic and msgspec write this draft
+    whole = draft.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # not 1.0
+    registry: Any = Registry()  # without it a $ref could lead to another host
+    formats = jsonschema.FormatChecker(())
+    for name, kind in FORMATS.items():
+        formats.checks(name, msgspec.ValidationError)(partial(_has_format, kind))
+    strict = jsonschema.validators.extend(draft, type_checker=whole)
+    validator = strict(schema, registry=registry, format_checker=formats)
+
+    def check(value: object) -> None:
+        if (error := jsonschema.exceptions.best_match(validator.iter_errors(value))) is not None:
+            raise Misfit(error.message, ".".join(map(str, error.absolute_path)))
+
+    def check_all(text: bytes) -> None:
+        for value in msgspec.json.decode(text):
+            check(value)
+
+    return check_all, lambda line: check(msgspec.json.decode(line))
+
+
+def _has_format(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
+    if isinstance(value, str):  # of others a format says nothing
+        msgspec.convert(value, kind)
+    return True
 
 
 def _list_of(model: Any) -> tuple[Callable[[bytes], list[Any]], Callable[[list[Any]], list[dict[str, Any]]]]:  # noqa: ANN401 - a type

@@ -123,9 +123,9 @@ async def _run(
         plan_of = {plan.name: _known(plan) for plan in plans}
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(plan.agents, SUBTOPICS)
-        calls = []
+        calls, told = [], set[str]()
         for plan, messager, copied in zip(plans, messagers, shared, strict=True):
-            actor = RunActor(messager)
+            actor = RunActor(messager, told)
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
             calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, 1, with_states=True)))
             stack.push_async_callback(end, calls[-1])

@@ -261,6 +261,23 @@ def test_a_run_that_resumes_with_a_changed_model_is_told(ray_cluster, tmp_path, 
 
 
 @pytest.mark.long
+def test_a_later_call_with_other_inputs_is_told(ray_cluster, tmp_path, capfd):
+    exp_id, rows = f"run-{uuid.uuid4().hex[:8]}", pd.DataFrame({"age": [1, 2]})
+    first = {"agents": rows, "graph": [(0, 1)], "shared": {"x": 1}}
+    others = {"agents": rows + 1, "graph": [(1, 0)], "shared": {"x": 2}}
+    calls = [[first, first | {"shared": {"x": 3}}], [first | {"shared": {"x": 3}}, others]]
+    found = []
+    for until, (arguments, on_existing) in enumerate(zip(calls, ("error", "resume"), strict=True)):
+        steps = Steps(seed=SEED)
+        with Messaging.start(exp_id, steps=steps, log_dir=tmp_path / "log", on_existing=on_existing) as messaging:
+            for number, given in enumerate(arguments):
+                messaging.run(lambda me, inbox: None, **given, groups=1, until=2 * until + number + 1, progress=False)
+                lines = capfd.readouterr().err.splitlines()
+                found.append([line.partition("=")[0] for line in lines if "of this call of run is not" in line])
+    assert found == [[], ["shared"], [], ["the DataFrame agents", "graph", "shared"]]
+
+
+@pytest.mark.long
 def test_a_run_of_active_agents_alone_is_the_same_where_groups_die_and_where_a_fork_wakes_one(start_steps, tmp_path):
     def dying(me, inbox):
         ripple(me, inbox)

@@ -35,11 +35,17 @@ leaves = (
     | st.complex_numbers()
 )
 odd = st.sampled_from([object(), ..., int, range(3), bytearray(b"x"), np.array([None]), np.ma.masked_array([1], [1])])
-arrays = st.sampled_from([*"bihfdD?", "i1", "u8", "f2", ">i4", "M8[s]", "m8[D]", "U3", "S2"]).flatmap(
+odd |= st.just(ZoneInfo.no_cache("Europe/Berlin"))
+arrays = st.sampled_from([*"bihfdDqQ?", ">q", "i1", "u8", "f2", ">i4", "M8[s]", "m8[D]", "U3", "S2"]).flatmap(
     lambda kind: st.binary(max_size=96).map(lambda data: _array_of(np.dtype(kind), data))
 )
-numbers = arrays | arrays.filter(len).map(lambda array: array[0])
-hashable = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3))
+numpy_texts = st.text("ab\0", max_size=3).flatmap(
+    lambda text: st.sampled_from([np.str_(text), np.bytes_(text.encode())])
+)
+numbers = arrays | arrays.filter(len).map(lambda array: array[0]) | numpy_texts
+hashable = st.recursive(
+    leaves | numpy_texts, lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3)
+)
 anything = st.recursive(
     leaves | numbers | odd,
     lambda inner: (
@@ -70,7 +76,7 @@ def marked(value):
     if kind is dict:
         return kind, [(marked(key), marked(part)) for key, part in value.items()]
     if isinstance(value, np.ndarray | np.generic):
-        return kind, value.dtype.str, value.shape, value.tobytes()
+        return kind, value.dtype.str, value.dtype.char, value.shape, value.tobytes()
     if isinstance(value, tzinfo):
         return kind, repr(value)
     return kind, repr(value), repr(getattr(value, "fold", 0))

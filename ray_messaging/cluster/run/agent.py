@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from traceback import StackSummary, TracebackException
@@ -290,7 +289,10 @@ class Society:
         """Change states from outside; this wakes their agents."""
         for agent in self._agents:
             if agent.id in self.change.states:
-                agent.state |= deepcopy(self.change.states[agent.id])
+                try:
+                    agent.state |= decode_exactly(encode_exactly(self.change.states[agent.id], f"states[{agent.id!r}]"))
+                except InvalidPayload as error:
+                    raise self._failed(agent, error, "states=") from error
                 self._active.append(agent._place)
         self._forms = []  # an agent that has stopped is not called, but its state has changed
 
@@ -365,9 +367,7 @@ class Society:
                     agent.state = self._start(agent)
                 except RAISED as error:
                     raise self._failed(agent, error, "start") from error
-                if not isinstance(agent.state, dict):
-                    wrong = TypeError(f"start must return a dict, not {type(agent.state).__name__}")
-                    raise self._failed(agent, wrong, "start")
+            self._keep(new, "start")
 
     def _refuse(self, from_id: AgentId, *_arguments: object) -> None:
         raise self.cannot("send", from_id)
@@ -385,18 +385,7 @@ class Society:
         """
         self._stopped = sorted([*self._stopped, *(agent._place for agent in called if agent.stopped)])
         changed = called if self._forms else self._agents
-        states = [agent.state for agent in changed]
-        for agent in () if {dict}.issuperset(map(type, states)) else changed:
-            self._check_state(agent)
-        try:
-            encoded, kept = kept_exactly(states, _STATE)
-        except InvalidPayload:
-            for agent in changed:
-                self._check_state(agent)
-            raise
-        if kept is not states:
-            for agent, state in zip(changed, kept, strict=True):
-                agent.state = state
+        encoded = self._keep(changed)
         if not self._only_active:
             return _encode((self._ids, msgspec.Raw(encoded), self._stopped, None))
         forms = [form.copy() for form in _parts_of(encoded)]
@@ -408,14 +397,34 @@ class Society:
         self._active = sorted(self.staying)
         return _encode((self._ids, self._forms, self._stopped, self._active))
 
-    def _check_state(self, agent: Agent) -> None:
+    def _keep(self, agents: Sequence[Agent], function: str = "the model") -> bytes:
+        """Return the encoded states of agents, and give the agents copies decoded from them, unless each has its own.
+
+        Raises: StepFailed for a state that cannot be kept; `function` made it.
+        """
+        states = [agent.state for agent in agents]
+        for agent in () if {dict}.issuperset(map(type, states)) else agents:
+            self._check_state(agent, function)
+        try:
+            encoded, kept = kept_exactly(states, _STATE)
+        except InvalidPayload:
+            for agent in agents:
+                self._check_state(agent, function)
+            raise
+        if kept is not states:
+            for agent, state in zip(agents, kept, strict=True):
+                agent.state = state
+        return encoded
+
+    def _check_state(self, agent: Agent, function: str) -> None:
         """Raise StepFailed for a state that cannot be kept."""
         if not isinstance(agent.state, dict):
-            raise self._failed(agent, TypeError(f"me.state must be a dict, not {type(agent.state).__name__}"))
+            what = "me.state must be" if function == "the model" else f"{function} must return"
+            raise self._failed(agent, TypeError(f"{what} a dict, not {type(agent.state).__name__}"), function)
         try:
             encode_exactly(agent.state, _STATE)
         except InvalidPayload as error:
-            raise self._failed(agent, error) from error
+            raise self._failed(agent, error, function) from error
 
     @property
     def _broken(self) -> MessagingError | None:

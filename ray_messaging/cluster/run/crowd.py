@@ -19,7 +19,7 @@ from ray_messaging.cluster.run.step_calls import unfit_answer
 from ray_messaging.common.awaitables import RAISED, raising
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
-from ray_messaging.model.exact import decode_exactly
+from ray_messaging.model.exact import decode_exactly, type_name
 from ray_messaging.model.places import checked_text
 from ray_messaging.model.typed.input import exact_array, holds_all
 from ray_messaging.steps.agent_places import AgentPlaces
@@ -101,9 +101,10 @@ class CrowdSociety:
         if starts and self._start is not None:
             with self._named_in_errors("start", step):
                 crowd._draw = partial(uniform_rows, step.seed, START, step.places)
-                crowd.state = raising(self._start, crowd)
-                if not isinstance(crowd.state, dict):
-                    raise TypeError(f"start must return a dict of arrays, not {type(crowd.state).__name__}")
+                state = raising(self._start, crowd)
+                if not isinstance(state, dict):
+                    raise TypeError(f"start must return a dict of arrays, not {type(state).__name__}")
+                crowd.state = {name: _checked(name, array).copy() for name, array in state.items()}
         if step.number == self.change.step:
             with self._named_in_errors("states=", step):
                 self._change_states(crowd)
@@ -183,7 +184,7 @@ def _encoded(crowd: Crowd) -> bytes:
     kept = {}
     for name, array in crowd.state.items():
         found = _checked(name, array)
-        kept[name] = found.dtype.str, found.shape, found.tobytes()
+        kept[name] = type_name(found.dtype), found.shape, found.tobytes()
         crowd.state[name] = found.copy()  # as after a restart, when no other key and nobody else has it
     return _encode((_ids_of(crowd.ids), kept))
 

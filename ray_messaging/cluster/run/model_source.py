@@ -1,11 +1,19 @@
-"""Name and source of a model, by which a resumed run tells that its model has changed."""
+"""Name and source of a model, and digests of its inputs, by which a later call of `run` tells that they are others."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
+
+import msgspec
+
+from ray_messaging.cluster.run.content_digest import content_digest
+from ray_messaging.cluster.run.plan import GroupPlan
+
+_INPUTS: Final = {"agents": "the DataFrame agents=", "graph": "graph=", "shared": "shared="}
+_encode = msgspec.msgpack.encode
 
 
 def name_of(function: object) -> str:
@@ -23,6 +31,30 @@ def source_of(model: object) -> str | None:
         with suppress(OSError, TypeError):
             return blake2b(inspect.getsource(found).encode(), digest_size=8).hexdigest()  # type: ignore[arg-type]
     return None
+
+
+def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupPlan]) -> dict[str, str | None]:  # noqa: ANN401 - a DataFrame, or ids
+    """Return digests of a run's DataFrame of agents, graph and `shared`; None: none was given, or it has no digest."""
+    frame = agents if hasattr(agents, "itertuples") and hasattr(agents, "sort_index") else None
+    with suppress(TypeError):  # ids of several types
+        frame = None if frame is None else frame.sort_index()
+    ends = [[neighbours for _, neighbours in plan.rows.values()] for plan in plans]
+    return {
+        "agents": None if frame is None else content_digest(frame),
+        "graph": None if graph is None else blake2b(_encode(ends), digest_size=16).hexdigest(),
+        "shared": None if shared is None else content_digest(shared),
+    }
+
+
+def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each of the inputs of a run that is not that of the call `before`."""
+    for name, what in _INPUTS.items():
+        given = now.get(name), before.get(name)
+        if None not in given and given[0] != given[1]:
+            yield (
+                f"{what} of this call of run is not that of its last call: the steps so far had that one, and the next "
+                "ones have this one; on_existing='reset' begins anew\n"
+            )
 
 
 def change_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:

@@ -2,17 +2,22 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_name
+from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.edge_pairs import edge_pairs
 
 # By agent its data and its neighbours; empty if the run has neither.
 Rows = dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]]
+
+
+_FIXED = frozenset((type(None), bool, int, float, str, bytes))  # common types of values that cannot be changed
 
 
 class GroupPlan(NamedTuple):
@@ -34,7 +39,7 @@ def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> lis
     if frame is not None and not frame.columns.is_unique:
         raise ConfigError(f"two columns of agents have one name, of {[*frame.columns]}: rename one")
     named = _named_groups(agents if frame is None else frame.index, groups, cpus)
-    data = {} if frame is None else dict(zip(map(check_id, _plain(frame.index)), frame.to_dict("records"), strict=True))
+    data = {} if frame is None else dict(zip(map(check_id, _plain(frame.index)), _records(frame), strict=True))
     neighbours = None if graph is None else _neighbours(graph)
     if neighbours is not None:
         _check_neighbours(neighbours, named.values())
@@ -43,6 +48,31 @@ def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> lis
         for agent in plan.agents:
             plan.rows[agent] = data.get(agent, {}), () if neighbours is None else neighbours.get(agent, ())
     return plans
+
+
+def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
+    """Return the rows of a DataFrame, in which rows share no object that can be changed."""
+    records: list[dict[str, Any]] = frame.to_dict("records")
+    for name in (name for name, dtype in frame.dtypes.items() if dtype.kind == "O"):
+        if {type(record[name]) for record in records} <= _FIXED:
+            continue
+        for record in records:
+            try:
+                record[name] = deepcopy(record[name])
+            except Exception as error:  # of any kind: by the object's own code
+                raise ConfigError(
+                    f"column {name!r} of agents holds {short_repr(record[name])}, which cannot be copied, and each "
+                    f"agent has a copy of its own: pass it as shared= ({type(error).__name__}: {error})"
+                ) from error
+    return records
+
+
+def changeable(rows: Rows) -> list[Any]:
+    """Return the values in agents' data that a model can change; none if the first agent has none."""
+    kinds = {type(value) for data, _ in [*rows.values()][:1] for value in data.values()}
+    if kinds <= _FIXED:
+        return []
+    return [value for data, _ in rows.values() for value in data.values() if type(value) not in _FIXED]
 
 
 def senders_of(plans: Sequence[GroupPlan]) -> dict[str, set[str]]:

@@ -21,7 +21,7 @@ from ray_messaging.cluster.handles.connection import result, start_in_turn
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
 from ray_messaging.cluster.lifecycle import attempt, leave, remote
 from ray_messaging.cluster.run.agent import NO_CHANGE
-from ray_messaging.cluster.run.model_source import change_of, name_of, source_of
+from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
 from ray_messaging.cluster.run.plan import GroupPlan, plan_groups, senders_of
 from ray_messaging.cluster.run.result import CallCounts, Result, series_frame
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
@@ -56,6 +56,7 @@ class RunActors:
 
     def __init__(self) -> None:
         self.run: Run | None = None  # the one that stands
+        self.inputs: Mapping[str, Any] = {}  # digests of what the last call of `run` was given
         self.turns = itertools.count(1)  # numbers of the actors' calls
         self._kept: dict[str, Any] = {}
         self._end: threading.Timer | None = None
@@ -208,7 +209,11 @@ class Run(AbstractContextManager["Run"]):
         self._open = True
         self._spent = False
         with self._ending():
-            _note(messaging, model, until, options, plans)
+            inputs = inputs_of(agents, graph, shared, plans)
+            before = _note(messaging, model, until, options, plans, inputs) or kept.inputs
+            for line in changes_of(inputs, before) if self.step else ():
+                sys.stderr.write(line)
+            kept.inputs = inputs
 
             def start(name: str) -> Any:  # noqa: ANN401 - an ObjectRef
                 if name not in actors:
@@ -356,11 +361,19 @@ def parent_of(messaging: "Messaging") -> str | None:
 
 
 def _note(
-    messaging: "Messaging", model: object, until: int | None, options: RunOptions, plans: Sequence[GroupPlan]
-) -> None:
-    """Record this call in the folder of the event log, if there is one; tell if it resumes with another model."""
+    messaging: "Messaging",
+    model: object,
+    until: int | None,
+    options: RunOptions,
+    plans: Sequence[GroupPlan],
+    inputs: Mapping[str, str | None],
+) -> Mapping[str, Any] | None:
+    """Record this call in the folder of the event log, if there is one; tell if it resumes with another model.
+
+    Returns: what was recorded of the last call, if an earlier start made it.
+    """
     if messaging.log_dir is None:
-        return
+        return None
     facts = {
         "model": name_of(model),
         "source": source_of(model),
@@ -369,11 +382,13 @@ def _note(
         "until": until,
         "concurrency": options.concurrency,
         "timeout": options.timeout,
+        **inputs,
     }
     noted = messaging.log_actor.note_model.remote(facts, {plan.name: len(plan.agents) for plan in plans})
-    before = result(noted, actor_name=f"the event log of experiment {messaging.exp_id!r}")
+    before: Mapping[str, Any] | None = result(noted, actor_name=f"the event log of experiment {messaging.exp_id!r}")
     if before is not None and (change := change_of(facts, before)) is not None:
         sys.stderr.write(change)
+    return before
 
 
 def gathered(

@@ -17,7 +17,8 @@ from ray_messaging.cluster.run.agent import NO_CHANGE, Society, StateChange, ste
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.model_thread import ModelThread
-from ray_messaging.cluster.run.plan import GroupPlan, Homes
+from ray_messaging.cluster.run.model_watch import ModelWatch
+from ray_messaging.cluster.run.plan import GroupPlan, Homes, changeable
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import AlreadyExists, BudgetSpent, MoveFailed, StepAborted, UnknownName
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
@@ -80,15 +81,17 @@ class RunActor:
 
     It gets its arguments by calls, not from the constructor, because Ray keeps no large arguments for a restart.
 
-    Args: `messager` already hosts the group's agents (None: `open` opens one).
+    Args: `messager` already hosts the group's agents (None: `open` opens one). `told` is that of `ModelWatch`.
     """
 
-    def __init__(self, messager: "GroupMessager | None" = None) -> None:
+    def __init__(self, messager: "GroupMessager | None" = None, told: set[str] | None = None) -> None:
         self._since = time.time()  # no module of the user was imported before this time
         self._messager = messager
         self._loop: StepLoop | None = None
         self._society: Society | CrowdSociety | None = None
         self._homes: Homes | None = None
+        self._watch: ModelWatch | None = None
+        self._told = told
         self._thread = ModelThread()  # one for all runs: clients in a user's module are bound to its event loop
         self._turn = 0  # which call of `run` this is
         self._last: int | None = None  # the step after which to end it early
@@ -145,6 +148,7 @@ class RunActor:
         model, options, shared = await inputs.model, await inputs.options, await inputs.shared
         self._society = society_of(plan, model, options, shared, self._thread)
         self._society.change = inputs.change
+        self._watch = ModelWatch(model, {"shared": shared, "me.data": changeable(plan.rows)}, self._told)
         self._homes = Homes(plan, inputs.plans)
         if messaging is not None:
             if isinstance(self._society, Society):
@@ -159,7 +163,9 @@ class RunActor:
             from ray_messaging.eventlog.calls import parent_calls  # noqa: PLC0415 - brings pyarrow, 80 MB
 
             loop.calls.parent = partial(parent_calls, parent, step.number, step.places.agents)
-        await society.run(step, loop.calls)
+        assert self._watch is not None
+        with self._watch.over(step.number):
+            await society.run(step, loop.calls)
         if isinstance(society, Society) and society.moves:
             assert self._messager is not None
             await move_agents(self._messager, society.moves, step.number)
@@ -199,7 +205,7 @@ class RunActor:
     async def rest(self) -> None:
         """Leave the mailbox and forget the run, whose steps have ended. The process stays for the next run."""
         await self.close()
-        self._messager = self._loop = self._society = self._homes = self._last = None
+        self._messager = self._loop = self._society = self._homes = self._watch = self._last = None
         gc.collect()  # agents and their group refer to each other
 
     def is_current(self) -> bool:

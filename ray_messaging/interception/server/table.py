@@ -2,7 +2,6 @@
 
 import logging
 import math
-import reprlib
 from collections.abc import Iterator, KeysView, Mapping, MutableMapping
 from operator import is_
 from typing import Any, Generic, TypeVar, cast
@@ -10,6 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 import numpy as np
 
+from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import RuleError
 from ray_messaging.transports.experiment_store import Fields, TableChanges
 
@@ -152,7 +152,7 @@ def _checked(key: Any) -> Key:  # noqa: ANN401 - any key that a rule sets
     if isinstance(key, str):
         return _text(key)
     raise RuleError(
-        f"a rule cannot keep anything under {reprlib.repr(key)}: use an id, a text, None, or a tuple of these", rule=""
+        f"a rule cannot keep anything under {short_repr(key)}: use an id, a text, None, or a tuple of these", rule=""
     )
 
 
@@ -166,12 +166,12 @@ def _kept(value: Any) -> Any:  # noqa: ANN401 - JSON
         value = value.item() if isinstance(value, np.generic) else value
         if isinstance(value, float) and not math.isfinite(value):
             raise RuleError(
-                f"a rule cannot keep {reprlib.repr(value)}: JSON has no such number, use None or a limit", rule=""
+                f"a rule cannot keep {short_repr(value)}: JSON has no such number, use None or a limit", rule=""
             )
     try:
         return _decode(_encode(value))
     except Exception as error:
-        raise RuleError(f"a rule cannot keep {reprlib.repr(value)}, as it is no JSON ({error})", rule="") from error
+        raise RuleError(f"a rule cannot keep {short_repr(value)}, as it is no JSON ({error})", rule="") from error
 
 
 def _text(text: str) -> str:
@@ -179,7 +179,7 @@ def _text(text: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise RuleError(
-            f"a rule cannot keep the text {reprlib.repr(text)}: it is no Unicode ({error})", rule=""
+            f"a rule cannot keep the text {short_repr(text)}: it is no Unicode ({error})", rule=""
         ) from error
     return str.__str__(text)  # numpy's, too
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidColumns
 from ray_messaging.model.typed.column import NUMBERS, NumberColumn, TextColumn, TypedColumn
 from ray_messaging.model.typed.table import TypedColumns
@@ -177,16 +178,17 @@ def exact_array(value: Any, place: str) -> NDArray[Any]:  # noqa: ANN401 - what 
         raise TypeError(f"{place} holds Python objects, or several fields: keep numbers or bools")
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise TypeError(f"{place} has masked values: fill them, or keep the mask as an array of its own")
-    if not isinstance(value, np.ndarray | np.generic):
-        if is_rounded(value, found):
-            raise TypeError(f"{place} holds whole numbers that floats beside them would round: keep two arrays")
-        given = np.asarray(value, object).ravel().tolist()
-        kinds = {*map(type, given)}
-        if len(kinds) > 1 and (found.dtype.kind in "USb" or not kinds.isdisjoint({bool, np.bool_})):
-            listed = " and ".join(sorted(kind.__name__ for kind in kinds))
-            raise TypeError(f"{place} holds values of the types {listed}: use one")
-        if found.dtype.kind in "US" and any(text[-1:] in ("\0", b"\0") for text in given):
-            raise TypeError(f"{place} holds a text that ends with a null character, which numpy would cut off")
+    if isinstance(value, np.ndarray):
+        return found
+    if not isinstance(value, np.generic) and is_rounded(value, found):
+        raise TypeError(f"{place} holds whole numbers that floats beside them would round: keep two arrays")
+    given: list[Any] = [value] if isinstance(value, np.generic) else np.asarray(value, object).ravel().tolist()
+    kinds = {*map(type, given)}
+    if len(kinds) > 1 and (found.dtype.kind in "USb" or not kinds.isdisjoint({bool, np.bool_})):
+        listed = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(f"{place} holds values of the types {listed}: use one")
+    if found.dtype.kind in "US" and any(text[-1:] in ("\0", b"\0") for text in given):
+        raise TypeError(f"{place} holds a text that ends with a null character, which numpy would cut off")
     return found
 
 
@@ -227,7 +229,9 @@ def _texts(array: NDArray[Any]) -> list[str]:
             raise InvalidColumns(f"strings of the shape {array.shape} cannot travel: use (n,)")
         kinds = [{*map(type, np.ravel(row).tolist())} for row in array]
         row = next((row for row, found in enumerate(kinds) if len(found) > 1 or found != kinds[0]), 0)
-        raise InvalidColumns(f"row {row} has {array[row].tolist()!r}: use vectors of one type of numbers", row=row)
+        raise InvalidColumns(
+            f"row {row} has {short_repr(array[row].tolist())}: use vectors of one type of numbers", row=row
+        )
     texts: list[Any] = array.tolist()
     if {*map(type, texts)} <= {str}:
         return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
@@ -240,19 +244,20 @@ def _texts(array: NDArray[Any]) -> list[str]:
     if {*map(type, texts)} == {int}:
         row = next((row for row, found in enumerate(texts) if not -(2**63) <= found < 2**63), 0)
         raise InvalidColumns(
-            f"row {row} has {texts[row]}, and neither int64 nor uint64 holds all numbers of the column: send texts",
+            f"row {row} has {short_repr(texts[row])}, and neither int64 nor uint64 holds all numbers of the column: "
+            "send texts",
             row=row,
         )
     if all(isinstance(found, list | tuple) for found in texts):
         forms = [(len(found), _kinds(found)) for found in texts]
         row = next((row for row, form in enumerate(forms) if len(form[1]) > 1 or form != forms[0]), 0)
-        text = f"row {row} has {texts[row]!r}: use vectors of one type of numbers, and of one length"
+        text = f"row {row} has {short_repr(texts[row])}: use vectors of one type of numbers, and of one length"
         raise InvalidColumns(text, row=row)
     row = next((row for row, found in enumerate(texts) if type(found) is not type(texts[0])), 0)
-    found, before = texts[row], f" and row 0 has {texts[0]!r}" if row else ""
+    found, before = texts[row], f" and row 0 has {short_repr(texts[0])}" if row else ""
     dates = _DATES if isinstance(found, date | time | timedelta) else ""
     raise InvalidColumns(
-        f"row {row} has {found!r} ({type(found).__name__}){before}: use one type, {_TYPES}{dates}", row=row
+        f"row {row} has {short_repr(found)} ({type(found).__name__}){before}: use one type, {_TYPES}{dates}", row=row
     )
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from random import random
+from random import Random
 from struct import Struct
 from time import time
 
@@ -43,6 +43,7 @@ from ray_messaging.receipt import FATES, Outcome
 _GROUP = "opentelemetry_traces_exporter"  # the group of entry points of all exporters of spans
 _PACKED = Struct(">QQQB")
 _SYSTEM = "ray_messaging"
+_random = Random().random  # noqa: S311 - no secret. Not the generator of the process, which a model may use
 
 
 # -- the provider -----------------------------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ class Tracer:
             return None
         if current.is_recording() or context.is_remote:
             return get_current()
-        return Context() if random() < self._sample else None  # noqa: S311 - no secret
+        return Context() if _random() < self._sample else None
 
     @contextmanager
     def sending(self, batches: Sequence[Batch]) -> Iterator[None]:

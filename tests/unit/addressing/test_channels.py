@@ -120,6 +120,12 @@ def test_an_id_that_is_refused_is_to_be_a_number(agent_id):
         check_id(agent_id)
 
 
+@pytest.mark.parametrize("number", [2**63, -(10**5000)], ids=["by one", "by far"])
+def test_an_id_that_is_too_large_is_refused(number):
+    with pytest.raises(InvalidAddress, match=r"agent id .* does not fit 64 bits"):
+        check_id(number)
+
+
 @given(st.text("ab*?", max_size=8), st.text("ab", max_size=8))
 def test_simple_patterns_are_those_of_fnmatch(glob, text):
     assert bool(glob_pattern(glob).fullmatch(text.encode())) == bool(re.match(fnmatch.translate(glob), text))

@@ -64,6 +64,13 @@ def test_a_value_comes_back_equal_or_is_refused_with_its_place(value):
         np.float32(0.1),
         np.arange(6, dtype=">i2").reshape(2, 3)[:, ::2],
         np.array(["2026-01-01", "NaT"], "M8[s]"),
+        np.str_("a\0"),
+        np.str_(f"cut {HALF}"),
+        np.bytes_(b"a\0\0"),
+        {np.str_("k\0"): 1, np.str_("k"): 2},
+        {np.bytes_(b"k\0"), np.bytes_(b"k")},
+        np.longlong(3),
+        np.arange(3, dtype=np.ulonglong).astype(">Q"),
     ],
 )
 def test_values_that_msgpack_alone_would_change(value):
@@ -82,6 +89,12 @@ def test_values_that_msgpack_alone_would_change(value):
         ({"a": [f"cut {HALF}"]}, r'^it\["a"\]\[0\] is .*ud83d.*half of a character.*errors=.replace'),
         ({"a": {HALF: 1}}, r'^it\["a"\] is .*half of a character'),
         ({"a": bytearray(b"x")}, r'^it\["a"\] is .*keep bytes'),
+        ({(1, 2): 0, (3, 4): object()}, r"^it\[\(3, 4\)\] is <object"),
+        (
+            {"z": ZoneInfo.no_cache("Europe/Berlin")},
+            r'^it\["z"\] is zoneinfo.*of type ZoneInfo.*keep zoneinfo.ZoneInfo',
+        ),
+        ([datetime(2026, 1, 1, tzinfo=ZoneInfo.no_cache("UTC"))], r"^it\[0\] is zoneinfo.*keep zoneinfo.ZoneInfo"),
     ],
 )
 def test_what_would_not_come_back_equal_is_refused_with_its_place_and_a_remedy(value, text):

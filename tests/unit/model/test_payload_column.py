@@ -172,7 +172,17 @@ class Mood(Enum):
     BOTH = {1: 2, "1": 3}  # noqa: RUF012 - a member
 
 
+@dataclass
+class Born:
+    at: datetime
+
+
+class Whole(pydantic.BaseModel):
+    n: int
+
+
 BERLIN = ZoneInfo("Europe/Berlin")
+LONG = 10**5000
 CHANGED = [
     ({1: "a", "1": "b"}, 'payload has two keys that become "1", and one value would be lost'),
     ({"t": [{2: 0, "2": 1}]}, r'payload\["t"\]\[0\] has two keys that become "2"'),
@@ -198,15 +208,38 @@ CHANGED = [
         ({"at": value}, r'payload\["at"\](\[1\])? is (nan|inf), which JSON does not have')
         for value in (np.float64("nan"), np.float32("inf"), np.array([1, np.nan]), Price("nan"))
     ),
+    *(
+        ({"at": [value]}, r'payload\["at"\]\[0\] is NaT, which JSON does not have')
+        for value in (pd.NaT, pd.Timedelta("NaT"))
+    ),
+    ({"born": Born(pd.NaT)}, r'payload\["born"\]\["at"\] is NaT'),
+    *(
+        (
+            {"n": value},
+            r'payload\["n"\](\[\d\]|\["n"\])? is .*, and a number in JSON has at most 4,299 digits: send a text',
+        )
+        for value in (LONG, -(10**4300) + 1, [1, LONG], (LONG,), {LONG}, np.array([LONG]), Whole(n=LONG))
+    ),
+    ({"n": {LONG: 1}}, r'payload\["n"\] has the key <int of about 5,001 digits>, and a number in JSON has at most'),
+    ({LONG: {1: object()}}, r"payload has the key <int of about 5,001 digits>"),
+    ({"at": (LONG, object())}, r'payload\["at"\]\[0\] is <int of about 5,001 digits>'),
 ]
 
 
 @pytest.mark.parametrize(("payload", "text"), CHANGED, ids=map(str, range(len(CHANGED))))
 def test_what_json_would_change_is_refused_with_its_place(payload, text):
     with pytest.raises(InvalidPayload, match=f"^this payload cannot become JSON: {text}"):
-        encode_payload(payload, 1_000)
+        encode_payload(payload, 10_000)
     with pytest.raises(InvalidPayload, match=f"^row 1: this payload cannot become JSON: {text}"):
-        PayloadColumn.encode([{}, payload], 1_000)
+        PayloadColumn.encode([{}, payload], 10_000)
+
+
+@pytest.mark.parametrize("number", [2**70, 10**4299 - 1, 1 - 10**4299])
+def test_an_int_that_can_be_read_is_sent(number):
+    for payload in ({"n": [number]}, Whole(n=number)):
+        [line] = PayloadColumn.encode([payload], 10_000).list
+        assert line == encode_payload(payload, 10_000)
+        assert msgspec.json.decode(line)["n"] in (number, [number])
 
 
 INNER = Msg("A", "hi", "user")

@@ -88,6 +88,24 @@ def test_times_that_would_become_one_are_refused(write, spelled, blame):
     assert f"time {spelled}" in found
 
 
+@pytest.mark.parametrize("spelled", ["20240131235959", "20240131235959.0", "2.0240131235959e13", "19000101000000"])
+def test_a_number_that_may_be_a_date_is_refused(write, spelled, blame):
+    date = "1900-01-01T00:00:00" if spelled.startswith("19") else "2024-01-31T23:59:59"
+    expected = f"is a number, or {date}: write dates in ISO-8601 ({date}Z)"
+    assert expected in blame(write("m.csv", f"from,to,time\n1,2,{spelled}\n"))[1]
+    rows = ['{"from":1,"to":2,"time":1}', '{"from":1,"to":2,"time":' + spelled + "}"]
+    line, found = blame(write("m.jsonl", "\n".join(rows)))
+    assert line == 2
+    assert expected in found
+
+
+@pytest.mark.parametrize(
+    "spelled", ["20240231235959", "20240131", "1706745599000", "1706745599000000", "20241301000000"]
+)
+def test_a_number_that_is_no_date_is_a_time(write, spelled):
+    assert read_trace(write("m.csv", f"from,to,time\n1,2,{spelled}\n")).times.tolist() == [float(spelled)]
+
+
 @pytest.mark.parametrize("spelled", ["inf", "-Infinity", "1e999", "yesterday", "2004-13-01", " "])
 def test_no_times(write, spelled, blame):
     assert "is neither a finite number nor ISO-8601" in blame(write("m.csv", f"from,to,time\n1,2,{spelled}\n"))[1]

@@ -11,11 +11,12 @@ import pytest
 from ray_messaging.errors import TraceError
 from ray_messaging.replay.trace import read_trace
 
+LATE = "a quote stands after a space, so that it may or may not belong to its cell: drop the space"
 CSV = "from,to,time,text\n1,2,10,hi\n2,1,11,\n"
 JSONL = '{"sender":"a","receiver":"b","seq":0,"text":"hi"}\n{"sender":"b","receiver":"a","seq":1,"text":""}\n'
 
 
-@pytest.mark.parametrize("name", ["g.txt", "g.edges", "g.edgelist", "g.tsv", "g.TXT", "g.txt.gz", "g.txt.GZ", "g"])
+@pytest.mark.parametrize("name", ["g.txt", "g.edges", "g.edgelist", "g.TXT", "g.txt.gz", "g.txt.GZ", "g"])
 def test_edge_list(write, name):
     path = write(
         name,
@@ -26,6 +27,42 @@ def test_edge_list(write, name):
     assert (trace.senders, trace.receivers, trace.texts, trace.name) == ([1, 3], [2, 1], None, "g")
     assert trace.times.tolist() == [30.0, 20.5]
     assert trace.times.dtype == np.float64
+
+
+@pytest.mark.parametrize("name", ["g.tsv", "g.TSV.gz"])
+def test_cells_of_a_tsv_end_at_tabs(write, name):
+    content = "# one two\n1\t2\t30\n\nagent 7\t ann lee \t2024-01-31 10:00\r\n"
+    trace = read_trace(write(name, content, zipped=name.endswith("gz")))
+    assert (trace.senders, trace.receivers) == ([1, "agent 7"], [2, "ann lee"])
+    assert trace.times.tolist() == [30.0, 1706695200.0]
+    trace = read_trace(write(name, "agent 7\t9\n"))
+    assert (trace.senders, trace.receivers, trace.times.tolist()) == (["agent 7"], [9], [0.0])
+
+
+@pytest.mark.parametrize(
+    ("row", "in_tsv", "in_txt"),
+    [
+        ("1\t\t100", "the receiver is empty", "it has an empty cell between tabs: give the file the extension .tsv"),
+        ("1\t \t100", "the receiver is empty", "it has an empty cell between tabs"),
+        ("\t2\t100", "the sender is empty", "it has an empty cell between tabs"),
+        ("\t\t", "the sender is empty", "it has an empty cell between tabs"),
+        ("1\t2\t", "time '' is neither", "(2 columns instead of 3)"),
+        ("1 2 3", "expected 'src dst time' with tabs between", None),
+        ("1\t2 3", "'2 3' is one cell or several: write tabs", None),
+        ("agent 7\t9", "(2 columns instead of 3)", "'agent 7' between tabs is one cell or several"),
+        ("ann lee\tbob\t3", None, "'ann lee' between tabs is one cell or several: give the file the extension .tsv"),
+        ('"ann"\t2\t3', '"ann" has quotes: drop them', '"ann" has quotes: drop them'),
+    ],
+)
+def test_a_row_of_an_edge_list_that_may_be_read_in_two_ways_is_refused(write, blame, row, in_tsv, in_txt):
+    content = f"1\t2\t3\n{row}\n4\t5\t6\n"
+    for name, message in (("g.tsv", in_tsv), ("g.txt", in_txt), ("g", in_txt)):
+        if message is None:
+            assert len(read_trace(write(name, content))) == 3
+        else:
+            line, found = blame(write(name, content))
+            assert line == 2
+            assert message in found
 
 
 def test_edge_list_fields_go_by_name(write):
@@ -134,6 +171,11 @@ def test_csv_named_fields_and_awkward_text(write):
         (CSV + "-1.00,1,3,x\n", 4, "the sender '-1.00' is"),
         (CSV + "1.1439261872364217e+18,1,3,x\n", 4, "in pandas by astype('Int64')"),
         ("from_id,to_id,sent_at,payload,payload.n\n1,2,3,,4\n", 1, "export the log to .jsonl"),
+        *((CSV + row, 4, LATE) for row in ('1, "2",1,x\n', ' "1",2,1,x\n', '1,2,1, "x"\n', '1,2,1, "x,y"\n')),
+        (CSV + '1,2,1, "x\ny"\n', 4, LATE),
+        (CSV + '1,2,1," ""x, ""y"""\n1,2,1, "x"\n', 5, LATE),
+        ('from, "to",time\n1,2,3\n', 1, LATE),
+        (CSV + '1,\t"2",1,x\n', 4, 'the receiver "2" has a quote after white space'),
         (CSV + "1,2\n", 4, "expected 4 cells as in the header, found 2"),
         (CSV + "\n,2,3,x\n", 5, "the sender is empty"),
         (CSV + "1, ,3,x\n", 4, "the receiver is empty"),

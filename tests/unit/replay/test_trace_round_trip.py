@@ -32,6 +32,11 @@ names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(
 ids = integers | names.map(check_id)
 times = st.floats(allow_nan=False, allow_infinity=False)
 words = ids.filter(lambda i: len(str(i).split()) == 1 and str(i)[0] not in "#%" and str(i)[-1] not in ",;")
+words = words.filter(lambda i: str(i)[:1] != '"')
+
+tabbed = ids.filter(
+    lambda i: str(i)[0] not in '#%"' and str(i)[-1] not in ",;" and not re.search(r"\d\s+[-+\d.]", str(i))
+)
 
 
 @given(
@@ -41,6 +46,14 @@ words = ids.filter(lambda i: len(str(i).split()) == 1 and str(i)[0] not in "#%" 
 def test_edge_list_round_trip(tmp_path_factory, rows, breaks):
     path = tmp_path_factory.mktemp("t") / "g.txt"
     path.write_bytes(breaks.join(f"{a} {b} {t!r}" for a, b, t in rows).encode())
+    trace = read_trace(path)
+    assert list(zip(trace.senders, trace.receivers, trace.times.tolist(), strict=True)) == rows
+
+
+@given(rows=st.lists(st.tuples(tabbed, tabbed, times), min_size=1), breaks=st.sampled_from(["\n", "\r\n", "\n\n"]))
+def test_tsv_round_trip(tmp_path_factory, rows, breaks):
+    path = tmp_path_factory.mktemp("t") / "g.tsv"
+    path.write_bytes(breaks.join(f"{a}\t{b}\t{t!r}" for a, b, t in rows).encode())
     trace = read_trace(path)
     assert list(zip(trace.senders, trace.receivers, trace.times.tolist(), strict=True)) == rows
 

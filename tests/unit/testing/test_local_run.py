@@ -8,6 +8,7 @@ import pickle
 import signal
 import threading
 
+import numpy as np
 import pandas as pd
 import pytest
 from support.ripple import ripple, ripple_start
@@ -142,6 +143,62 @@ def test_data_are_a_dict_wherever_they_are_used():
     result = run(person, agents=pd.DataFrame([data]), until=1, collect=lambda me: me.data)
     assert result.states == {0: {"data": data, "others": [data | {"age": 21}, data, data]}}
     assert result.series.to_dict("records") == [data]
+
+
+ONE = {"x": [0]}
+ROWS = pd.DataFrame({"x": [ONE["x"]] * 4, "y": [(ONE["x"], 5)] * 4})
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("agents", "start"),
+    [
+        (4, lambda me: ONE),
+        (4, lambda me: me.shared),
+        (4, lambda me: {"x": me.shared["x"]}),
+        (ROWS, lambda me: {"x": me.data["x"]}),
+        (ROWS, lambda me: me.data),
+        (ROWS, lambda me: {"x": me.data["y"][0]}),
+    ],
+)
+def test_what_agents_get_is_their_own_from_the_first_step_on(agents, start, groups):
+    def person(me, inbox):
+        me.state["x"].append(me.id)
+        me.state["n"] = len(me.state["x"])
+        if me.data:
+            me.data["x"].append(me.id)
+            me.state["n"] = max(me.state["n"], len(me.data["x"]))
+
+    result = run(person, agents=agents, until=1, groups=groups, start=start, shared={"x": [0]})
+    assert [(state["x"], state["n"]) for state in result.states.values()] == [([0, agent], 2) for agent in range(4)]
+    assert ONE == {"x": [0]}
+    assert ROWS["x"].tolist() == [[0]] * 4
+
+
+def test_what_a_crowd_gets_is_its_own_from_the_first_step_on():
+    def crowd(group, step):
+        group.state["x"] += 1
+        group.state["seen"] = group.shared + group.state["y"]
+
+    def start(group):
+        return {"x": group.shared, "y": group.shared}
+
+    result = run(crowd, agents=4, until=1, groups=1, by="group", start=start, shared=np.zeros(4))
+    assert result.states["group0"]["x"].tolist() == [1] * 4
+    assert result.states["group0"]["seen"].tolist() == [0] * 4
+
+
+def test_a_sender_that_is_changed_in_place_is_looked_up_again():
+    def crowd(group, step):
+        sender = np.array(0)
+        for agent in group.ids.tolist():
+            sender[...] = agent
+            step.send(sender, 0, {"from": agent})
+        found = [(message.from_id, message.payload["from"]) for message in step.messages]
+        group.state["found"] = np.array(found, np.int64).reshape(-1, 2)
+
+    result = run(crowd, agents=3, until=2, groups=1, by="group")
+    assert result.states["group0"]["found"].tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_a_crowd_has_the_same_random_numbers_on_any_number_of_groups_also_in_a_running_event_loop():

@@ -294,10 +294,11 @@ async def test_a_start_that_fails_and_a_collect_that_does_more_than_look_are_nam
         ({"model": lambda group, step: 1 / 0}, "the model failed for group 'east' in step 0.*ZeroDivisionError"),
         (
             {"start": lambda group: {"n": [2**53 + 1, 1.5]}},
-            "the model failed for group 'east'.*group.state.'n'. holds whole numbers that floats beside",
+            "start failed for group 'east'.*group.state.'n'. holds whole numbers that floats beside",
         ),
         ({"start": lambda group: {"n": [1, "a"]}}, "group.state.'n'. holds values of the types int and str"),
         ({"start": lambda group: {"n": np.ma.array([1], mask=[1])}}, "group.state.'n'. has masked values"),
+        ({"start": lambda group: {"t": np.str_("a\0")}}, "group.state.'t'. holds a text that ends with a null"),
         ({"start": lambda group: {1: np.zeros(3)}}, "group.state.1. has a key of type int"),
         ({"model": lambda group, step: {}}, "returned an object of type dict, .* set group.state"),
         ({"model": lambda group, step: next(iter([]))}, "the model failed for group 'east'.*it raised StopIteration"),
@@ -319,7 +320,7 @@ async def test_a_crowds_arrays_are_its_own_as_after_a_restart():
 
     def start(group):
         zeros = np.zeros(5)
-        return {"a": zeros, "b": zeros, "c": group.shared}
+        return {"a": zeros, "b": zeros, "c": group.shared, "d": np.zeros(5, np.longlong)}
 
     def society():
         return CrowdSociety("east", grow, start=start, shared=shared)
@@ -331,9 +332,26 @@ async def test_a_crowds_arrays_are_its_own_as_after_a_restart():
         await going.run(step)
         state = step.state
         for name, array in restarted.states["east"].items():
-            assert array.tolist() == going.states["east"][name].tolist()
+            other = going.states["east"][name]
+            assert (array.tolist(), array.dtype.char) == (other.tolist(), other.dtype.char)
     going.states["east"]["c"] += 1
     assert not shared.any()
+
+
+async def test_a_state_set_from_outside_is_each_agents_own():
+    given = [0]
+
+    def model(me, inbox):
+        me.state["x"].append(me.id)
+
+    society, step = Society("east", model), open_step()
+    society.change = StateChange(0, {agent: {"x": given, "y": given} for agent in range(AGENTS)})
+    await society.run(step)
+    assert society.states == {agent: {"x": [0, agent], "y": [0]} for agent in range(AGENTS)}
+    society = Society("east", model)
+    society.change = StateChange(0, {2: {"x": [], "y": [{3: object()}]}})
+    with pytest.raises(StepFailed, match=r'states= failed for agent 2 .*states\[2\]\["y"\]\[0\]\[3\] is <object'):
+        await society.run(open_step())
 
 
 @pytest.mark.parametrize(

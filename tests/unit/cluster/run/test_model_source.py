@@ -5,9 +5,12 @@ import linecache
 import sys
 from functools import partial
 
+import networkx as nx
+import pandas as pd
 import pytest
 
-from ray_messaging.cluster.run.model_source import change_of, name_of, source_of
+from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
+from ray_messaging.cluster.run.plan import plan_groups
 
 MODEL = """
 FACTOR = {factor}
@@ -74,3 +77,19 @@ def test_a_change_names_the_model():
     assert change_of(now, now) is change_of(now, now | {"source": None}) is change_of(now, {"model": "x"}) is None
     assert change_of(now, now | {"source": "b"}).startswith(f"the source of the model {now['model']} is not that")
     assert "in_a_notebook, in place of m.crowd, is not" in change_of(now, {"model": "m.crowd", "source": "b"})
+
+
+def inputs(agents=2, graph=None, shared=None):
+    return inputs_of(agents, graph, shared, plan_groups(agents, 2, graph, 2))
+
+
+def test_other_inputs_of_a_later_call_are_named():
+    first = {"agents": pd.DataFrame({"age": [1, 2]}, index=["b", "a"]), "graph": nx.path_graph(["a", "b"])}
+    same = {"agents": pd.DataFrame({"age": [2, 1]}, index=["a", "b"]), "graph": [("b", "a"), ("a", "b")]}
+    one = inputs(**first, shared={"x": {1, 2}})
+    assert None not in one.values()
+    assert [*changes_of(one, one)] == [*changes_of(one, inputs(**same, shared={"x": {2, 1}}))] == []
+    assert [*changes_of(one, {})] == [*changes_of(inputs(), one)] == []
+    other = inputs(pd.DataFrame({"age": [1, 3]}, index=["b", "a"]), [("a", "b")], {"x": {1, 3}})
+    told = [*changes_of(other, one)]
+    assert [line.partition(" of this call")[0] for line in told] == ["the DataFrame agents=", "graph=", "shared="]

@@ -1,6 +1,7 @@
 """The plan of a run: which agents are in which group, with their data and neighbours."""
 
 import uuid
+from threading import Lock
 
 import networkx as nx
 import numpy as np
@@ -77,6 +78,7 @@ STRANGE, TWICE = "ids that are no agents of this run", "comes twice in agents"
         ({1: "a", 2: "b"}, None, "agents are a dict, whose values would be lost"),
         (pd.DataFrame([[1, 2]], columns=["mood", "mood"]), None, "two columns of agents have one name"),
         *((agents, None, TWICE) for agents in ([1, 1, 2], ["1", 1], iter([5, 5]))),
+        (pd.DataFrame({"name": ["ann"], "lock": [Lock()]}), None, "column 'lock' of agents holds .*pass it as shared="),
         (pd.concat([pd.DataFrame({"v": [1, 2]}), pd.DataFrame({"v": [3, 4]})]), None, TWICE),
     ],
 )

@@ -1,0 +1,163 @@
+"""Warnings about what a model keeps or draws outside of its agents: other groups, and a restart, do not have it."""
+
+import logging
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from ctypes import string_at
+from functools import partial
+from time import perf_counter, thread_time
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+import numpy as np
+
+from ray_messaging.cluster.run.content_digest import content_digest
+
+logger = logging.getLogger(__name__)
+
+_SHARE: Final = 100  # the checks take at most this part of a run's time
+_FUNCTIONS: Final = 200  # the most functions whose names are looked up
+_FIRST_STEPS: Final = 20
+_MT_BYTES: Final = 625 * 4
+_PAGE: Final = "(docs/repeatability.md)"
+_LONGEST_S: Final = 1.0  # the most time for all digests of a check
+
+
+class ModelWatch:
+    """The checks of one group's model: each tells once, as a warning of the log.
+
+    The first steps are checked, and then as many as take a hundredth of the time.
+
+    Args: `given` has by name what a model gets and must not change. `told` has what this run has told already; groups
+    in one process share it.
+    """
+
+    def __init__(self, model: object, given: Mapping[str, object], told: set[str] | None = None) -> None:
+        self._model = model
+        self._given = given
+        self._told: set[str] = set() if told is None else told
+        self._before: dict[str, tuple[int, str | None]] = {}  # of each kept thing the step before which it was so
+        self._begun = 0
+        self._next = 0.0  # the time of the next check
+
+    @contextmanager
+    def over(self, step: int) -> Iterator[None]:
+        """Check the model in a step, if a check is due."""
+        began = perf_counter()
+        due = began >= self._next
+        if not due and self._begun >= _FIRST_STEPS:
+            yield
+            return
+        if not self._begun:
+            self._before = {name: (step, digest) for name, digest in _digests(self._kept()).items()}
+        self._begun += 1
+        drawn = _drawn()
+        spent = perf_counter() - began
+        yield
+        began = perf_counter()
+        self._tell_drawn({name for name, state in _drawn().items() if drawn[name] != state}, step)
+        if due:
+            self._compare(step)
+            ended = perf_counter()
+            self._next = ended + _SHARE * (spent + ended - began)
+
+    def _compare(self, step: int) -> None:
+        """Tell which of the kept things have changed since they were compared the last time."""
+        for name, now in _digests(self._kept()).items():
+            since, before = self._before.get(name, (step, None))
+            if None not in (before, now) and before != now:
+                self._tell_changed(name, since, step)
+            self._before[name] = step + 1, now
+
+    def _kept(self) -> Mapping[str, object]:
+        """Return, by name, what outlives a step: what is given, and what the model's functions refer to."""
+        found = {**self._given, **_named(self._model)}
+        return {name: value for name, value in found.items() if name not in self._told}
+
+    def _tell_drawn(self, sources: set[str], step: int) -> None:
+        for source in sorted(sources - self._told):
+            logger.warning(
+                "random numbers of %s were drawn in step %d: in a model they are others on other groups, and when a "
+                "step runs again. Draw by me.rng, in a crowd by step.uniform(k). If a library drew them, as for a "
+                "pause, they do no harm %s",
+                source, step, _PAGE,
+            )  # fmt: skip
+        self._told |= sources
+
+    def _tell_changed(self, name: str, since: int, step: int) -> None:
+        self._told.add(name)
+        when = f"in step {step}" if since == step else f"between the steps {since} and {step}"
+        logger.warning(
+            "%s has changed %s: each group has its own, and a restart loses the change. Keep in me.state what changes, "
+            "or send it. If this is a cache of what can be computed again, it does no harm %s",
+            name, when, _PAGE,
+        )  # fmt: skip
+
+
+def _digests(kept: Mapping[str, object]) -> dict[str, str | None]:
+    """Return a digest of each thing; None if it has none, or there is no time left."""
+    end = thread_time() + _LONGEST_S
+    return {
+        name: content_digest(value, anywhere=False) if thread_time() < end else None for name, value in kept.items()
+    }
+
+
+def _drawn() -> dict[str, object]:
+    """Return the states of the process's random number generators."""
+    numpys: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]  # numpy's types lack it
+    # Its memory, because a copy of its state takes a hundred times as long.
+    state = string_at(numpys.ctypes.state_address, _MT_BYTES) if type(numpys) is np.random.MT19937 else b""
+    return {"the module random": random.getstate(), "numpy.random": state}
+
+
+def _named(model: object) -> dict[str, object]:
+    """Return, by name, what a model's functions refer to in globals and closures, but no modules and classes."""
+    found: dict[str, object] = {}
+    left, seen = [model], set[int]()
+    while left and len(seen) < _FUNCTIONS:
+        function = _function_of(left.pop(), found)
+        if function is None or id(function) in seen or _is_installed(function):
+            continue
+        seen.add(id(function))
+        for name, value in _references(function):
+            if isinstance(value, FunctionType | MethodType | partial):
+                left.append(value)
+            elif not isinstance(value, type | ModuleType):
+                found[name] = value
+    return found
+
+
+def _function_of(model: Any, found: dict[str, object]) -> FunctionType | None:  # noqa: ANN401 - what can be called
+    """Return the function in Python that a call runs, or None; add the object to which it belongs to `found`."""
+    while isinstance(model, partial | MethodType):
+        if isinstance(model, MethodType):
+            found[f"the object of {model.__qualname__}"] = model.__self__
+        model = model.func if isinstance(model, partial) else model.__func__
+    if isinstance(model, FunctionType):
+        return model
+    found[f"the object of {type(model).__qualname__}"] = model
+    called = getattr(type(model), "__dict__", {}).get("__call__")
+    return called if isinstance(called, FunctionType) else None
+
+
+def _references(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """Yield what a function refers to in globals and closures, with names for a warning."""
+    for name in {*_names_in(function.__code__)} & function.__globals__.keys():
+        yield f"the global {name!r}", function.__globals__[name]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # it has none yet
+            yield f"{name!r} of {function.__qualname__}", cell.cell_contents
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names that a function's code refers to, with those of the functions in it."""
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _names_in(part)
+
+
+def _is_installed(function: FunctionType) -> bool:
+    """Return whether a function is part of a library: what that keeps is its own affair."""
+    return "-packages/" in function.__code__.co_filename or f"{function.__module__}".startswith("ray_messaging.")
