@@ -3,13 +3,17 @@
 import logging
 import os
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import ray
 from ray.exceptions import RayError
 
 from ray_messaging.cluster.handles.connection import named_actors
+from ray_messaging.cluster.ray_calls import context
+from ray_messaging.cluster.ray_internals import ray_session, use_token
 from ray_messaging.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -24,10 +28,71 @@ _REMEDY = (
 )
 
 
-def ensure_ray() -> bool:
-    """Start Ray, or join the cluster at RAY_ADDRESS, if none is used yet; return whether, or raise ConfigError."""
-    if ray.is_initialized():
-        return False
+# Of all that begins or ends the use of Ray in this process, so that no thread ends the Ray of another one.
+RAY_LOCK = threading.RLock()
+
+
+class _Held:
+    """The Ray that this process has begun to use for its experiments, and how many of them need it."""
+
+    session: object = None
+    experiments = 0
+    over = threading.Event()
+
+
+def hold_ray() -> object:
+    """Start Ray, or join the cluster at RAY_ADDRESS, if none is used yet, for an experiment of this process.
+
+    Return what `release_ray` takes; raise ConfigError. Ray stays until all experiments have released it.
+    """
+    with RAY_LOCK:
+        if not ray.is_initialized():
+            _in_lasting_thread(_begin_ray)
+            _Held.session, _Held.experiments = ray_session(), 0
+        session = ray_session()
+        if session == _Held.session:
+            _Held.experiments += 1
+        return session
+
+
+def release_ray(session: object) -> None:
+    """End Ray if `hold_ray` had begun it, and no experiment needs it any more."""
+    with RAY_LOCK:
+        if session != _Held.session or session is None:
+            return
+        _Held.experiments -= 1
+        if _Held.experiments == 0:
+            _Held.session = None
+            if ray.is_initialized() and ray_session() == session:
+                ray.shutdown()
+            _Held.over.set()
+
+
+def _in_lasting_thread(call: Callable[[], None]) -> None:
+    """Call in this thread if it is the main one, else in a thread that lasts as long as Ray does.
+
+    The kernel kills the processes that Ray starts as soon as the thread ends that has started them.
+    """
+    if threading.current_thread() is threading.main_thread():
+        call()
+        return
+    called, over = Future[None](), threading.Event()
+    _Held.over = over
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            called.set_exception(error)
+        else:
+            called.set_result(None)
+            over.wait()
+
+    threading.Thread(target=run, name="ray_messaging Ray", daemon=True).start()
+    called.result()
+
+
+def _begin_ray() -> None:
     address = os.environ.get("RAY_ADDRESS") or None
     try:
         ray.init(address=address, include_dashboard=None if address else False, logging_level=logging.ERROR)
@@ -36,7 +101,6 @@ def ensure_ray() -> bool:
             f"cannot join the Ray cluster at RAY_ADDRESS={address!r} ({error}): does it run? Where it asks for a "
             "token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token"
         ) from error
-    return True
 
 
 def join_ray(exp_id: str | None = None, *, as_driver: bool = False) -> bool:
@@ -119,7 +183,7 @@ def _lives(cluster: str) -> bool:
 
 def searched_clusters() -> str:
     """Return, as part of an error's text, the Ray clusters in which `join_ray` has searched."""
-    asked = ray.get_runtime_context().gcs_address
+    asked = context().gcs_address
     others = [] if _named() else [cluster for cluster in local_clusters() if cluster != asked]
     return f"at {asked}" + (f", nor in those at {', '.join(others)}" if others else "")
 
@@ -161,19 +225,8 @@ def _join(address: str, *, here: bool, as_driver: bool) -> str:
     """Connect to a cluster; return "", or the reason for a failure. One on this machine gets this user's token."""
     try:
         if here:
-            _use_token()
+            use_token()
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=as_driver)
     except (ConnectionError, RuntimeError, RayError) as error:
         return " ".join(str(error).split())[:300] or type(error).__name__
     return ""
-
-
-def _use_token() -> None:
-    try:
-        from ray._private.authentication.authentication_token_setup import (  # noqa: PLC0415 - as above
-            maybe_enable_token_auth_if_token_available,
-        )
-    except ImportError:
-        return  # an older Ray has no tokens
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # its log messages do not help here
-    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
