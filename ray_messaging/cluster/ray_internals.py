@@ -4,6 +4,7 @@ Ray has no public calls for these, or only with its dashboard. Each function say
 the name elsewhere.
 """
 
+import asyncio
 import logging
 from typing import Any
 
@@ -91,6 +92,25 @@ def owner_known_dead(key: str) -> bool:
     except _MISSING as error:
         logger.warning("Ray cannot say whether %s is dead (%s): its lease must expire first", key, error)
         return False
+
+
+def names_in(cluster: str, namespace: str, timeout_s: float) -> list[str]:
+    """Return the names of the living actors of a namespace in the cluster at an address, without joining it."""
+    try:
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    except ImportError as error:
+        raise ConfigError(
+            f"Ray {ray.__version__} has no known call to look into a cluster: set RAY_ADDRESS={cluster}"
+        ) from error
+
+    async def ask() -> list[str]:
+        server, found = GcsClient(address=cluster), []
+        for state in ("ALIVE", "RESTARTING"):
+            actors = await server.async_get_all_actor_info(actor_state_name=state, timeout=timeout_s)
+            found += [actor.name for actor in actors.values() if actor.name and actor.ray_namespace == namespace]
+        return found
+
+    return asyncio.run(ask())
 
 
 def _kv(name: str) -> Any:  # noqa: ANN401 - a function of Ray's
