@@ -17,6 +17,7 @@ from ray_messaging.cluster.ray_calls import check_ray, get, wait
 from ray_messaging.cluster.ray_internals import actor_facts, on_ray_client, owner_known_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, ServerConfig, ShardsConfig
+from ray_messaging.errors import ended
 from ray_messaging.observability.health.actor_checks import check_actors
 from ray_messaging.observability.health.findings import SERVER_ACTOR, ActorFacts, Finding, Health, critical
 from ray_messaging.observability.health.mailbox_checks import check_kept
@@ -80,7 +81,11 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     probing = _soon(probe)
     prefix = f"{exp_id}/"
     named = _named_in_time(prefix)
-    actors = {f"{prefix}interceptor": None} | dict(handles) | (named or {})
+    interceptor = f"{prefix}interceptor"
+    ours, there = handles.get(interceptor), (named or {}).get(interceptor)
+    if ours is not None and there is not None and there != ours:  # another experiment of this name runs now
+        raise ended(exp_id)
+    actors = {interceptor: None} | dict(handles) | (named or {})
     found = ask_actors(prefix, actors, deadline, look_up=named is not None)
     try:
         facts = probing.result(max(0.0, deadline - time.monotonic()))
