@@ -98,7 +98,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         shards: "Shards" = None,
         calls: "Calls | None" = None,
     ) -> "Messaging":
-        """Start an experiment, and Ray if it does not run yet.
+        """Start an experiment, and Ray if it does not run yet. That Ray ends with the last experiment of this process.
 
         Args:
             exp_id: The experiment's name.
