@@ -39,9 +39,11 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
         raise ConfigError(
             f"no Ray cluster was found that experiment {exp_id!r} could run in: set RAY_ADDRESS to its host:port"
         )
-    if not named_actors(f"{exp_id}/"):  # it has ended just now
+    there = {name.partition("/")[0] for name in named_actors("")}
+    if exp_id not in there:  # it has ended just now
         raise UnknownName(
-            f"no experiment {exp_id!r} runs in this Ray cluster: set RAY_ADDRESS for another cluster",
+            f"no experiment {exp_id!r} runs in this Ray cluster; there are: {', '.join(sorted(there)) or 'none'}. "
+            "Set RAY_ADDRESS for another cluster",
             kind="experiment",
             value=exp_id,
         )
