@@ -49,7 +49,8 @@ def main():
     with Messaging.start("survey") as messaging:
         agents = range(options.agents)
         groups = {f"group{number}": agents[number :: options.groups] for number in range(options.groups)}
-        tasks = [live.remote(group) for group in messaging.create_groups(groups).values()]
+        for group in messaging.create_groups(groups).values():
+            live.remote(group)
 
         question = {"text": "How do you feel, from 1 to 5, and why?", "schema": Mood.model_json_schema()}
         survey = messaging.create_survey(Mood, question=question, survey_id="moods", timeout=60).wait()
@@ -60,7 +61,6 @@ def main():
         print(survey.wait())
         moods = survey.to_pandas().groupby("answer.why")["answer.mood"]
         print(moods.agg(["count", "mean"]).to_string())
-    ray.get(tasks)
 
 
 if __name__ == "__main__":

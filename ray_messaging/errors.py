@@ -293,11 +293,11 @@ class Closed(MessagingError, RuntimeError):
     unsent: bool = False
 
 
-def ended(exp_id: str, *, unsent: bool = False) -> Closed:
-    """Build the error for a call in an experiment that has ended."""
+def ended(exp_id: str, why: str = "", *, unsent: bool = False) -> Closed:
+    """Build the error for a call in an experiment that has ended, or whose Ray has."""
     return Closed(
-        f"experiment {exp_id!r} has ended: it was shut down or started anew, or its driver has died. Close your "
-        f"handles, then call Messaging.connect({exp_id!r}) if it runs again, or Messaging.start({exp_id!r})",
+        f"experiment {exp_id!r} has ended: {why or 'it was shut down or started anew, or its driver has died'}. Close "
+        f"your handles, then call Messaging.connect({exp_id!r}) if it runs again, or Messaging.start({exp_id!r})",
         unsent=unsent,
     )
 

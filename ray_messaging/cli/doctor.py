@@ -15,7 +15,7 @@ from ray_messaging.cli.session import output
 from ray_messaging.cli.show import plain_table, print_table
 from ray_messaging.cluster.handles.connection import named_actors
 from ray_messaging.cluster.health_check import check_health, check_servers
-from ray_messaging.cluster.ray_clusters import join_ray, running_experiments, searched_clusters
+from ray_messaging.cluster.ray_clusters import join_ray
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import ConfigError, UnknownName
@@ -39,11 +39,11 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
         raise ConfigError(
             f"no Ray cluster was found that experiment {exp_id!r} could run in: set RAY_ADDRESS to its host:port"
         )
-    actors = named_actors(f"{exp_id}/")
-    if not actors:
+    there = {name.partition("/")[0] for name in named_actors("")}
+    if exp_id not in there:  # it has ended just now
         raise UnknownName(
-            f"no experiment {exp_id!r} runs in the Ray cluster {searched_clusters()}; there are: "
-            f"{', '.join(running_experiments()) or 'none'}. set RAY_ADDRESS for another cluster",
+            f"no experiment {exp_id!r} runs in this Ray cluster; there are: {', '.join(sorted(there)) or 'none'}. "
+            "Set RAY_ADDRESS for another cluster",
             kind="experiment",
             value=exp_id,
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ray_messaging.cluster.ray_clusters import join_ray, running_experiments
+from ray_messaging.cluster.ray_clusters import look_into_clusters
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.observability.health.actor_checks import check_disk
@@ -22,6 +22,7 @@ from ray_messaging.transports.server_probe import ask_server
 
 MEMINFO = Path("/proc/meminfo")
 LITTLE_MEMORY = 2**30  # bytes: Ray takes 0.5 GiB, each of our actors 80 MB
+SAFE_RAY = 2, 56  # the lowest version in pyproject.toml, which a cluster or an image may not heed
 FEW_FILES, TOO_FEW_FILES = 4096, 1024  # a group takes some 40 descriptors, Ray hundreds
 EXTRAS = {
     "pandas": "pandas",
@@ -48,6 +49,7 @@ def examine_machine() -> Health:
         ok("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         ok("packages", ", ".join(f"{name} {found}" for name in names if (found := _version(name)))),
         _extras(),
+        *_old_ray(),
         *_embedded_server(),
         _memory(),
         *_disks(),
@@ -63,6 +65,14 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _old_ray() -> Iterator[Finding]:
+    found = _version("ray") or "0"
+    release = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
+    if release < SAFE_RAY:
+        remedy = f"pip install -U 'ray>={'.'.join(map(str, SAFE_RAY))}', on all nodes"
+        yield warning("Ray's version", f"{found} has known holes, CVE-2025-62593 or CVE-2026-57516", remedy)
 
 
 def _extras() -> Finding:
@@ -140,11 +150,17 @@ def _clock() -> Finding:
 
 def _experiments() -> Finding:
     try:
-        if not join_ray():
-            return ok("experiments", "none: no Ray cluster runs here")
+        found = look_into_clusters(quiet=True)
     except ConfigError as error:
-        if "RAY_ADDRESS" in os.environ:
-            return critical("Ray", str(error), "see RAY_ADDRESS")
-        return warning("Ray", str(error), "ignore this unless your experiments are to run in that cluster")
-    found = ", ".join(running_experiments())
-    return ok("experiments", f"{found}: ray-messaging doctor EXP_ID examines one" if found else "none runs")
+        return critical("Ray", str(error), "see RAY_ADDRESS")
+    if not found:
+        return ok("experiments", "none: no Ray cluster runs here")
+    closed = [f"{cluster} ({seen})" for cluster, seen in found.items() if isinstance(seen, str)]
+    if closed and "RAY_ADDRESS" in os.environ:
+        return critical("Ray", f"the cluster at {closed[0]} does not let us in", "see RAY_ADDRESS")
+    if closed:
+        text = f"not known of the cluster at {', '.join(closed)}"
+        return warning("experiments", text, "ignore this unless your experiments are to run there")
+    names = sorted(name for seen in found.values() for name in seen)
+    text = f"{', '.join(names)}: ray-messaging doctor EXP_ID examines one" if names else "none runs"
+    return ok("experiments", text)

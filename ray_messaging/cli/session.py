@@ -17,7 +17,7 @@ from rich.console import Console
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cli.show import progress_bars, show_check, show_fates, show_heat_map, show_speed
 from ray_messaging.cluster.messaging import Messaging
-from ray_messaging.cluster.ray_clusters import check_ray_address, join_ray, searched_clusters
+from ray_messaging.cluster.ray_clusters import check_ray_address, join_ray
 from ray_messaging.errors import ConfigError, Unbalanced, UnknownName
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.interception.rules import Rule
@@ -149,14 +149,11 @@ def output() -> Console:
 
 def join_experiment(exp_id: str, otherwise: str, *, missing: str = "") -> Messaging:
     """Return a running experiment; raise ConfigError, which names `otherwise` as a remedy, if it does not run."""
-    if not join_ray(check_name("exp_id", exp_id)):
-        raise ConfigError(
-            f"{missing}no Ray cluster runs here that could have experiment {exp_id!r}: set RAY_ADDRESS, or {otherwise}"
-        )
     try:
-        return Messaging.connect(exp_id)
+        if join_ray(check_name("exp_id", exp_id)):
+            return Messaging.connect(exp_id)
     except UnknownName as error:
-        raise ConfigError(
-            f"{missing}no experiment {exp_id!r} runs in the Ray cluster {searched_clusters()}: set RAY_ADDRESS for "
-            f"another cluster, or {otherwise}"
-        ) from error
+        raise ConfigError(f"{missing}{error}: set RAY_ADDRESS for another cluster, or {otherwise}") from error
+    raise ConfigError(
+        f"{missing}no Ray cluster runs here that could have experiment {exp_id!r}: set RAY_ADDRESS, or {otherwise}"
+    )

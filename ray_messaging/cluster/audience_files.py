@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import ray
 from numpy.typing import NDArray
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -23,6 +22,8 @@ from ray_messaging.audiences.records import AudienceFacts, Audiences, Kind, enco
 from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cluster.handles.connection import NAMESPACE, translated
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
+from ray_messaging.cluster.ray_calls import context, start_actor
+from ray_messaging.cluster.ray_internals import on_ray_client
 from ray_messaging.cluster.spec import AudienceHome, Experiment
 from ray_messaging.errors import AlreadyExists, ConfigError
 from ray_messaging.model.agent_sets import AgentSet
@@ -151,8 +152,7 @@ class AudienceFiles:
 
     def _here(self) -> bool:
         # A driver on Ray Client is not on the node that Ray returns.
-        client = ray.util.client.ray.is_connected()
-        return not client and ray.get_runtime_context().get_node_id() == self._home.node
+        return not on_ray_client() and context().get_node_id() == self._home.node
 
     def _actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle
         if self._kept is None:
@@ -160,7 +160,8 @@ class AudienceFiles:
             options: dict[str, Any] = {"num_cpus": 0, "namespace": NAMESPACE, "name": self._experiment.audiences_name}
             options |= {"get_if_exists": True, "max_restarts": -1, "max_task_retries": -1}
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(home.node, soft=False)
-            self._kept = ray.remote(**options)(AudienceMaker).remote(home.folder, self._interceptor)
+            exp_id = self._experiment.exp_id
+            self._kept = start_actor(exp_id, AudienceMaker, options, home.folder, self._interceptor)
         return self._kept
 
     async def _through_actor(self, call: str, *arguments: object) -> Any:  # noqa: ANN401 - the call's value

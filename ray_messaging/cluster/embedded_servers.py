@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Self
 import ray
 
 from ray_messaging.cluster.handles.connection import NAMESPACE
+from ray_messaging.cluster.ray_calls import context, find_named
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.config import RedisConfig, ServerConfig, ShardsConfig, Steps
 from ray_messaging.embedded.data_directory import APPEND_ONLY_NAME
@@ -81,7 +82,7 @@ def _check_own(shards: object, server: ServerConfig) -> object:
 
 def nodes_of(shards: Shards) -> tuple[str, ...]:
     """Return the Ray node of each embedded server; the first one is this node."""
-    here = ray.get_runtime_context().get_node_id()
+    here = context().get_node_id()
     if shards != PER_NODE:
         return (here,) * int(shards or 1)
     alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
@@ -93,7 +94,7 @@ async def embedded_config(spec: InterceptorSpec) -> ServerConfig:
     if (lost := lost_server(spec)) is not None:
         raise Closed(lost)
     names = server_names(spec.exp_id, len(spec.nodes))
-    actors = [ray.get_actor(name, namespace=NAMESPACE) for name in names]
+    actors = [find_named(name, NAMESPACE) for name in names]
     servers: tuple[RedisConfig, ...] = tuple(await asyncio.gather(*(actor.config.remote() for actor in actors)))
     return ShardsConfig(servers=servers, nodes=spec.nodes if spec.per_node else ()) if servers[1:] else servers[0]
 
@@ -102,7 +103,7 @@ def lost_server(spec: InterceptorSpec) -> str | None:
     """Return an error text that names a server whose node is gone with its data, or None if no server is lost."""
     for shard, name in enumerate(server_names(spec.exp_id, len(spec.nodes))):
         try:
-            ray.get_actor(name, namespace=NAMESPACE)
+            find_named(name, NAMESPACE)
         except ValueError:
             which = "its embedded server" if len(spec.nodes) == 1 else f"the embedded server of shard {shard}"
             return (
@@ -116,7 +117,7 @@ def lost_server(spec: InterceptorSpec) -> str | None:
 def config_here(config: ServerConfig) -> ServerConfig:
     """Return a config for a group in this process: this node's own server, if any, stores the bodies that it sends."""
     if isinstance(config, ShardsConfig) and config.nodes:
-        return config.on_node(ray.get_runtime_context().get_node_id())
+        return config.on_node(context().get_node_id())
     return config
 
 

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
-from ray.util.client import ray as client
 
 from ray_messaging.cluster.handles.connection import find_actor, named_actors
-from ray_messaging.cluster.handles.messagers import owner_known_dead
+from ray_messaging.cluster.ray_calls import check_ray, get, wait
+from ray_messaging.cluster.ray_internals import actor_facts, on_ray_client, owner_known_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, ServerConfig, ShardsConfig
+from ray_messaging.errors import ended
 from ray_messaging.observability.health.actor_checks import check_actors
 from ray_messaging.observability.health.findings import SERVER_ACTOR, ActorFacts, Finding, Health, critical
 from ray_messaging.observability.health.mailbox_checks import check_kept
@@ -65,7 +66,8 @@ def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[st
 
 def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentFacts | None:
     """Return the facts and findings about an experiment as `check_health`, or None if Ray Client had no answer."""
-    if client.is_connected():
+    check_ray(exp_id)
+    if on_ray_client():
         return _ask_on_cluster(exp_id, experiment, handles)
     deadline = time.monotonic() + DEADLINE_S
     known = experiment
@@ -79,7 +81,11 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     probing = _soon(probe)
     prefix = f"{exp_id}/"
     named = _named_in_time(prefix)
-    actors = {f"{prefix}interceptor": None} | dict(handles) | (named or {})
+    interceptor = f"{prefix}interceptor"
+    ours, there = handles.get(interceptor), (named or {}).get(interceptor)
+    if ours is not None and there is not None and there != ours:  # another experiment of this name runs now
+        raise ended(exp_id)
+    actors = {interceptor: None} | dict(handles) | (named or {})
     found = ask_actors(prefix, actors, deadline, look_up=named is not None)
     try:
         facts = probing.result(max(0.0, deadline - time.monotonic()))
@@ -118,7 +124,7 @@ def _ask_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping
     known = None if experiment is None else experiment.without_password()  # Ray keeps the arguments of tasks
     asking = ray.remote(num_cpus=0, max_retries=0)(ask_experiment).remote(exp_id, known, dict(handles))
     try:
-        found: ExperimentFacts | None = ray.get(asking, timeout=DEADLINE_S + _TASK_S)
+        found: ExperimentFacts | None = get(asking, timeout=DEADLINE_S + _TASK_S)
     except RayError as error:
         logger.debug("the task that examines %s failed: %s", exp_id, error)  # it is among the findings
         return None
@@ -139,7 +145,11 @@ def warn_of_data_loss(config: ServerConfig) -> None:
 def _dead_owners(kept: Kept, deadline: float) -> list[str]:
     """Return the owners of leased mailboxes that Ray knows to be dead; stop at the deadline."""
     owners = {mailbox.owner for mailbox in kept.mailboxes if mailbox.owner and mailbox.lease_s is not None}
-    return [owner for owner in sorted(owners) if time.monotonic() < deadline and owner_known_dead(owner)]
+    return [owner for owner in sorted(owners) if time.monotonic() < deadline and _is_dead(owner)]
+
+
+def _is_dead(owner: str) -> bool:
+    return owner_known_dead(owner.rpartition("/")[2])
 
 
 def _soon(call: Callable[[], T]) -> "Future[T]":
@@ -190,7 +200,7 @@ def _call(name: str, method: str) -> Any:  # noqa: ANN401 - the method's result
     """Return the result of an actor's method, or None if there is no such actor, or it fails or is too slow."""
     try:
         actor = find_actor(name)
-        return None if actor is None else ray.get(getattr(actor, method).remote(), timeout=DEADLINE_S / 3)
+        return None if actor is None else get(getattr(actor, method).remote(), timeout=DEADLINE_S / 3)
     except Exception as error:  # noqa: BLE001 - of any kind, as Ray's head may be gone
         logger.debug("%s does not return the server's address: %s", name, error)  # it is among the findings
         return None
@@ -219,7 +229,7 @@ def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float, *, look_
         else:
             pending[actors[name].health.remote()] = facts
     while pending:
-        done, _ = ray.wait(list(pending), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+        done, _ = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
         if not done:
             break
         _take(pending.pop(done[0]), done[0], began)
@@ -227,33 +237,20 @@ def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float, *, look_
         facts.why = f"no answer within {DEADLINE_S:g} s"
     for name, facts in asked.items():
         if look_up and actors[name] is not None:
-            _look_up(facts, actors[name])
+            facts.state, facts.restarts, facts.node = actor_facts(actors[name])
     return list(asked.values())
 
 
 def _take(facts: ActorFacts, ref: Any, began: float) -> None:  # noqa: ANN401 - an ObjectRef
     ended = time.time()
     try:
-        facts.report = ray.get(ref)
+        facts.report = get(ref)
     except RayError as error:
         facts.why = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:_REASON]
     else:
         assert facts.report is not None
         facts.skew_s = facts.report.now - (began + ended) / 2
         facts.margin_s = (ended - began) / 2
-
-
-def _look_up(facts: ActorFacts, actor: Any) -> None:  # noqa: ANN401 - an actor's handle
-    """Add Ray's facts about an actor. Without the dashboard Ray has no public call for them."""
-    try:
-        from ray._private.state import actors  # noqa: PLC0415 - a Ray that has it elsewhere must not stop the rest
-    except ImportError:
-        logger.debug("this Ray has no known call for the state of actors")
-        return
-    known = actors(actor._actor_id.hex())
-    facts.state = known.get("State", "")
-    facts.restarts = int(known.get("NumRestarts", 0))
-    facts.node = known.get("Address", {}).get("NodeID", "")
 
 
 def _shown(name: str) -> str:

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from tempfile import TemporaryFile
 
 import msgspec
-import ray
-from ray.util.client import ray as client
 
+from ray_messaging.cluster.ray_calls import context
+from ray_messaging.cluster.ray_internals import on_ray_client
 from ray_messaging.errors import ConfigError
 
 _END_S = 10.0
@@ -24,7 +24,7 @@ class Inspector(AbstractContextManager["Inspector"]):
 
     def __init__(self, exp_id: str, options: list[str]) -> None:
         """Start the inspector, and wait until its pages can be opened; raise ConfigError if it does not start."""
-        if client.is_connected():
+        if on_ray_client():
             raise ConfigError(
                 f"on Ray Client this machine may not reach the experiment: run `ray-messaging ui {exp_id}` on a node "
                 "of the cluster"
@@ -32,7 +32,7 @@ class Inspector(AbstractContextManager["Inspector"]):
         self.exp_id = exp_id
         command = [sys.executable, "-m", "ray_messaging.cli", "ui", exp_id, "--json", "--of-process", *options]
         self._said = TemporaryFile()  # noqa: SIM115 - closed with it; a pipe that nobody reads would fill up
-        address = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+        address = {"RAY_ADDRESS": context().gcs_address}
         self._process = subprocess.Popen(  # noqa: S603 - our own command
             command,
             stdin=subprocess.PIPE,

@@ -28,7 +28,9 @@ from ray_messaging.cluster.embedded_servers import (
     server_names,
 )
 from ray_messaging.cluster.handles.connection import NAMESPACE, connect, find_actor, named_actors, result, wait_dead
-from ray_messaging.cluster.ray_clusters import ensure_ray
+from ray_messaging.cluster.ray_calls import context, get, kill, put, start_actor, wait
+from ray_messaging.cluster.ray_clusters import hold_ray, release_ray
+from ray_messaging.cluster.ray_internals import ray_session
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, absolute
 from ray_messaging.config import Calls, MessagingConfig, RedisConfig, ServerConfig, Steps
@@ -60,14 +62,14 @@ ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
 class StartedExperiment:
     """An experiment in the process that started it, with the actors that this process must stop."""
 
-    def __init__(self, *, ray_is_ours: bool) -> None:
+    def __init__(self, session: object) -> None:
         self.experiment: Any = None  # None until `start` has returned
         self.interceptor: Any = None
         self.groups: dict[str, Any] = {}
         self.log: Any = None
         self._servers: list[Any] = []
         self._spec: Any = None
-        self._ray_is_ours = ray_is_ours
+        self._session = session  # the Ray that is held for this experiment
         self._untouched = False  # the server has data of this start only
         self._temporary: str | None = None  # the folder of audiences that end with the experiment
         self._kept: KeptData | None = None
@@ -77,7 +79,7 @@ class StartedExperiment:
         """Start the actors; `config` is the user's server. None: start embedded servers, with their data in `kept`."""
         self._kept = kept
         self._until_logged = kept is not None and not kept.asked_for and spec.steps is None
-        node = ray.get_runtime_context().get_node_id()
+        node = context().get_node_id()
         if config is None and kept is None and spec.log_dir is None and spec.audiences is not None:
             self._temporary = spec.audiences.folder
         self._start_servers(spec, kept)
@@ -89,8 +91,8 @@ class StartedExperiment:
         try:
             # Ray copies small arguments for a restart; large ones (a long black list) must stay in its object store.
             large = len(ray.cloudpickle.dumps(spec)) > _INLINE_BYTES
-            self._spec = ray.put(spec) if large else spec
-            self.interceptor = remote(InterceptorActor, options).remote(self._spec, config)
+            self._spec = put(spec) if large else spec
+            self.interceptor = start_actor(spec.exp_id, InterceptorActor, options, self._spec, config)
         except ValueError as error:
             raise runs_already(spec.exp_id) from error
         for shard, server in enumerate(self._servers):
@@ -122,12 +124,14 @@ class StartedExperiment:
 
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": experiment.log_name}
         if "://" not in str(experiment.log_dir):  # a path belongs to this node; a URI is the same everywhere
-            node = ray.get_runtime_context().get_node_id()
+            node = context().get_node_id()
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         actor_name = f"the event log of experiment {spec.exp_id!r}"
         # Nothing is sent before the log has started, and "reset" has deleted older data.
         self._untouched = spec.on_existing != "resume"
-        self.log = remote(LogActor, options).remote(experiment, spec.on_existing if spec.fork is None else "resume")
+        self.log = start_actor(
+            spec.exp_id, LogActor, options, experiment, spec.on_existing if spec.fork is None else "resume"
+        )
         result(self.log.ready.remote(), actor_name=actor_name)
         self._untouched = False
         rules = result(self.interceptor.rules.remote(), actor_name=f"experiment {spec.exp_id!r}")
@@ -148,29 +152,33 @@ class StartedExperiment:
                 not self._until_logged,
                 spec.log_dir if folder is not None and len(folders) == 1 else None,
             )
-            self._servers.append(remote(ServerActor, options).remote(*arguments))
+            self._servers.append(start_actor(spec.exp_id, ServerActor, options, *arguments))
 
     def close(self, *, erase: bool) -> None:
-        """Stop groups, log, interceptor and server in this order, then Ray if this process started it."""
-        if ray.is_initialized():
-            leave(list(self.groups.values()))
-            logged = self.log is not None and finish_log(self.log)
-            if self.interceptor is not None:
-                over = self._until_logged and logged and self.experiment is not None
-                leave([self.interceptor], erase=erase or over or self._untouched)
-            erase = erase or self._until_logged  # then the files have no data that anybody needs
-            if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
-                ray.kill(audiences)  # other processes may still have handles of it
-            attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
-            _kill(self._servers)
-            if erase and self._kept is not None:
-                self._kept.clean()
-            elif self._kept is not None and not self._kept.asked_for and self.experiment is not None:
-                _tell_of_data(self._kept.folder)
-            if self._ray_is_ours:
-                ray.shutdown()
+        """Stop groups, log, interceptor and server in this order, then Ray if nobody in this process needs it."""
+        try:
+            if ray.is_initialized() and ray_session() == self._session:  # otherwise all have ended with their Ray
+                self._stop(erase=erase)
+        finally:
+            release_ray(self._session)
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _stop(self, *, erase: bool) -> None:
+        leave(list(self.groups.values()))
+        logged = self.log is not None and finish_log(self.log)
+        if self.interceptor is not None:
+            over = self._until_logged and logged and self.experiment is not None
+            leave([self.interceptor], erase=erase or over or self._untouched)
+        erase = erase or self._until_logged  # then the files have no data that anybody needs
+        if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
+            kill(audiences)  # other processes may still have handles of it
+        attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
+        _kill(self._servers)
+        if erase and self._kept is not None:
+            self._kept.clean()
+        elif self._kept is not None and not self._kept.asked_for and self.experiment is not None:
+            _tell_of_data(self._kept.folder)
 
 
 def _tell_of_data(folder: Path) -> None:
@@ -206,7 +214,7 @@ def start_experiment(
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     check_tracing(tracing)
     config, shards = _checked_servers(server, shards, settings, steps, data_dir)
-    started = StartedExperiment(ray_is_ours=ensure_ray())
+    started = StartedExperiment(hold_ray())
     try:
         _end_running(exp_id, on_existing)
         pickles, run, log = check_rules(rules), secrets.token_hex(4), absolute(log_dir)
@@ -292,7 +300,7 @@ def _audience_home(
     else:
         server = run if config is None else f"{crc32(repr(config).encode()):08x}"
         folder = Path(tempfile.gettempdir(), f"ray_messaging-audiences-{os.getuid()}", f"{exp_id}-{server}")
-    return AudienceHome(ray.get_runtime_context().get_node_id(), str(folder))
+    return AudienceHome(context().get_node_id(), str(folder))
 
 
 def _end_running(exp_id: str, on_existing: str) -> None:
@@ -303,7 +311,7 @@ def _end_running(exp_id: str, on_existing: str) -> None:
         return
     except Fenced:  # another start holds the experiment on the server, so this one can do nothing any more
         for actor in named_actors(f"{exp_id}/").values():
-            ray.kill(actor)
+            kill(actor)
         return
     except MessagingError as error:  # the experiment is ending just now, or did not start
         raise runs_already(exp_id) from error
@@ -330,16 +338,16 @@ def leave(
     """Close actors cleanly, then kill them, and with them `calls` of theirs whose results nobody needs any more."""
     attempt([actor.close.remote(**kwargs) for actor in actors], timeout_s=timeout_s)
     # Otherwise Ray prints the errors of these calls, and that it repeats them, which it does not do.
-    for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_CALLS_S)[0] if calls else ():
+    for ref in wait(list(calls), num_returns=len(calls), timeout=_CALLS_S)[0] if calls else ():
         with suppress(RayError, MessagingError):
-            ray.get(ref)
+            get(ref)
     _kill(actors)
 
 
 def _kill(actors: Collection[Any]) -> None:
     """Kill actors, and wait until they are dead, so that their names are free for the next experiment."""
     for actor in actors:
-        ray.kill(actor)
+        kill(actor)
     for actor in actors:
         wait_dead(actor)
 
@@ -347,7 +355,7 @@ def _kill(actors: Collection[Any]) -> None:
 def finish_log(log: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
     """Close the event log after it has written everything. Return False, and log an error, if it could not."""
     done, written = log.close.remote(), False
-    if not ray.wait([done], timeout=_LOG_S)[0]:
+    if not wait([done], timeout=_LOG_S)[0]:
         logger.error("the event log was not complete after %g s, and stays incomplete", _LOG_S)
     else:
         try:
@@ -355,13 +363,13 @@ def finish_log(log: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
             written = True
         except MessagingError as error:
             logger.error("the event log is not complete: %s", error)  # noqa: TRY400 - ours say what is wrong
-    ray.kill(log)
+    kill(log)
     return written
 
 
 def attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> list[Any]:
     """Wait at most `timeout_s` for calls; log their errors, and return the calls that have succeeded."""
-    done = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0] if refs else []
+    done = wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0] if refs else []
     good = []
     for ref in done:  # Ray prints errors that are not retrieved, each with its traceback
         try:
@@ -374,11 +382,6 @@ def attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> list[Any]:
         except RayError as error:
             logger.exception("an actor could not close well", exc_info=error)
     return good
-
-
-def remote(actor_class: type, options: dict[str, Any]) -> Any:  # noqa: ANN401 - Ray's actor class
-    """Turn one of our classes into a Ray actor class."""
-    return ray.remote(**options)(actor_class)
 
 
 def runs_already(exp_id: str) -> AlreadyExists:

@@ -11,7 +11,7 @@ import ray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_SURVEY, AgentId, check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect, find_actor
-from ray_messaging.cluster.ray_clusters import join_ray
+from ray_messaging.cluster.ray_clusters import RAY_LOCK, join_ray
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
 from ray_messaging.errors import AlreadyExists, ConfigError, StepFailed, UnknownName
 from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
@@ -98,7 +98,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         shards: "Shards" = None,
         calls: "Calls | None" = None,
     ) -> "Messaging":
-        """Start an experiment, and Ray if it does not run yet.
+        """Start an experiment, and Ray if it does not run yet. That Ray ends with the last experiment of this process.
 
         Args:
             exp_id: The experiment's name.
@@ -223,18 +223,19 @@ class Messaging(AbstractContextManager["Messaging"]):
         Raises: UnknownName if no such experiment runs; InvalidAddress for an invalid name; ConfigError if there is no
         Ray cluster, or it refuses the connection.
         """
-        in_cluster = ray.is_initialized()
-        if not join_ray(check_name("exp_id", exp_id), as_driver=True):
-            raise ConfigError(
-                f"no Ray cluster runs on this machine that could have experiment {exp_id!r}: call "
-                f"ray.init(address=...) for another machine's, or begin an experiment by Messaging.start({exp_id!r})"
-            )
-        try:
-            connection = connect(exp_id)
-        except UnknownName:
-            if not in_cluster:  # the next experiment may be in another cluster, and must not be started in this one
-                ray.shutdown()
-            raise
+        with RAY_LOCK:
+            in_cluster = ray.is_initialized()
+            if not join_ray(check_name("exp_id", exp_id), as_driver=True):
+                raise ConfigError(
+                    f"no Ray cluster runs on this machine that could have experiment {exp_id!r}: call ray.init("
+                    f"address=...) for another machine's, or begin an experiment by Messaging.start({exp_id!r})"
+                )
+            try:
+                connection = connect(exp_id)
+            except UnknownName:
+                if not in_cluster:  # the next experiment may be in another cluster, and must not be started in this one
+                    ray.shutdown()
+                raise
         return cls(connection.experiment, connection.interceptor)
 
     def shutdown(self, *, erase: bool = False) -> None:

@@ -3,19 +3,25 @@
 import logging
 import os
 import socket
-from collections.abc import Sequence
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import ray
 from ray.exceptions import RayError
 
-from ray_messaging.cluster.handles.connection import named_actors
-from ray_messaging.errors import ConfigError
-
-logger = logging.getLogger(__name__)
+from ray_messaging.cluster.handles.connection import NAMESPACE
+from ray_messaging.cluster.ray_internals import names_in, ray_session, use_token
+from ray_messaging.errors import ConfigError, UnknownName
 
 PROCESSES = Path("/proc")
-_ANSWER_S = 5.0  # how long a cluster may take to answer a connection
+_ANSWER_S = 5.0  # how long the cluster at RAY_ADDRESS may take to answer a connection
+_LOOK_S = 2.0  # how long each of several may take to say what runs there
+_REASON = 300  # the most characters that are shown of an error of Ray's
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # gRPC's greeting, without settings
 _OPTION = b"--gcs-address="
 _REMEDY = (
@@ -24,10 +30,71 @@ _REMEDY = (
 )
 
 
-def ensure_ray() -> bool:
-    """Start Ray, or join the cluster at RAY_ADDRESS, if none is used yet; return whether, or raise ConfigError."""
-    if ray.is_initialized():
-        return False
+# Of all that begins or ends the use of Ray in this process, so that no thread ends the Ray of another one.
+RAY_LOCK = threading.RLock()
+
+
+class _Held:
+    """The Ray that this process has begun to use for its experiments, and how many of them need it."""
+
+    session: object = None
+    experiments = 0
+    over = threading.Event()
+
+
+def hold_ray() -> object:
+    """Start Ray, or join the cluster at RAY_ADDRESS, if none is used yet, for an experiment of this process.
+
+    Return what `release_ray` takes; raise ConfigError. Ray stays until all experiments have released it.
+    """
+    with RAY_LOCK:
+        if not ray.is_initialized():
+            _in_lasting_thread(_begin_ray)
+            _Held.session, _Held.experiments = ray_session(), 0
+        session = ray_session()
+        if session == _Held.session:
+            _Held.experiments += 1
+        return session
+
+
+def release_ray(session: object) -> None:
+    """End Ray if `hold_ray` had begun it, and no experiment needs it any more."""
+    with RAY_LOCK:
+        if session != _Held.session or session is None:
+            return
+        _Held.experiments -= 1
+        if _Held.experiments == 0:
+            _Held.session = None
+            if ray.is_initialized() and ray_session() == session:
+                ray.shutdown()
+            _Held.over.set()
+
+
+def _in_lasting_thread(call: Callable[[], None]) -> None:
+    """Call in this thread if it is the main one, else in a thread that lasts as long as Ray does.
+
+    The kernel kills the processes that Ray starts as soon as the thread ends that has started them.
+    """
+    if threading.current_thread() is threading.main_thread():
+        call()
+        return
+    called, over = Future[None](), threading.Event()
+    _Held.over = over
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            called.set_exception(error)
+        else:
+            called.set_result(None)
+            over.wait()
+
+    threading.Thread(target=run, name="ray_messaging Ray", daemon=True).start()
+    called.result()
+
+
+def _begin_ray() -> None:
     address = os.environ.get("RAY_ADDRESS") or None
     try:
         ray.init(address=address, include_dashboard=None if address else False, logging_level=logging.ERROR)
@@ -36,40 +103,97 @@ def ensure_ray() -> bool:
             f"cannot join the Ray cluster at RAY_ADDRESS={address!r} ({error}): does it run? Where it asks for a "
             "token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token"
         ) from error
-    return True
 
 
-def join_ray(exp_id: str | None = None, *, as_driver: bool = False) -> bool:
-    """Connect to a running Ray cluster: that at RAY_ADDRESS, or the one on this machine that has this experiment.
+def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
+    """Connect to the Ray cluster that has this experiment: that at RAY_ADDRESS, or one of this user on this machine.
 
-    Return False if there is none.
+    Return False if no cluster runs. If none has the experiment, no cluster is joined.
 
     Args: `as_driver` says that this is a user's program, which prints the output of actors and tasks and may use Ray
     Client.
-    Raises ConfigError if RAY_ADDRESS is wrong, or its cluster refuses the connection.
+    Raises: UnknownName if no cluster has the experiment; ConfigError if RAY_ADDRESS is wrong, or its cluster refuses
+    the connection.
     """
     if ray.is_initialized():
         return True
     if as_driver and os.environ.get("RAY_ADDRESS", "").startswith("ray://"):  # Ray Client has options of its own
         ray.init()
         return True
+    found = look_into_clusters(quiet=not as_driver)
+    for cluster, seen in found.items():
+        if not isinstance(seen, str) and exp_id in seen:
+            if why := _join(cluster, as_driver=as_driver):
+                raise ConfigError(f"the Ray cluster at {cluster} does not let us in ({why}): {_REMEDY}")
+            return True
+    if not found:
+        return not PROCESSES.is_dir() and not _join("auto", as_driver=as_driver)
+    if (named := _named()) and isinstance(seen := found[named], str):
+        raise ConfigError(f"the Ray cluster at RAY_ADDRESS={named!r} does not let us in ({seen}): {_REMEDY}")
+    raise UnknownName(
+        f"no experiment {exp_id!r} runs in the Ray cluster{'s' * (len(found) > 1)} at "
+        f"{', '.join(f'{cluster} ({_told(seen)})' for cluster, seen in found.items())}",
+        kind="experiment",
+        value=exp_id,
+    )
+
+
+def _told(seen: Collection[str] | str) -> str:
+    """Return in words what was seen in a cluster."""
+    if isinstance(seen, str):
+        return seen
+    return f"there are: {', '.join(sorted(seen))}" if seen else "none runs there"
+
+
+def look_into_clusters(*, quiet: bool) -> dict[str, Collection[str] | str]:
+    """Return the experiments in each cluster that `join_ray` may join, or why they are not known; join none.
+
+    Each cluster is asked once, all at the same time, and has two seconds for its answer.
+
+    Args: with `quiet` nothing is printed on stderr meanwhile, which Ray's core does on its own.
+    Raises ConfigError if RAY_ADDRESS is wrong.
+    """
     check_ray_address()
-    found, named = local_clusters(), _named()
-    clusters = _living(found)
-    if named:
-        if why := _join(named, here=_runs_here(named, clusters), as_driver=as_driver):
-            raise ConfigError(f"the Ray cluster at RAY_ADDRESS={named!r} does not let us in ({why}): {_REMEDY}")
-        return True
-    for cluster in clusters[:-1]:
-        if not _join(cluster, here=True, as_driver=as_driver):
-            if exp_id is None or named_actors(f"{exp_id}/"):
-                return True
-            ray.shutdown()
-    if not clusters:  # Ray itself would wait for minutes for a cluster that does not answer
-        return not found and not _join("auto", here=False, as_driver=as_driver)
-    if why := _join(clusters[-1], here=True, as_driver=as_driver):
-        raise ConfigError(f"the Ray cluster at {clusters[-1]} does not let us in ({why}): {_REMEDY}")
-    return True
+    here = local_clusters()
+    clusters = [named] if (named := _named()) else here
+    if not clusters:
+        return {}
+    if not named or _runs_here(named, here):
+        use_token()
+    answers: dict[str, Collection[str] | str] = {}
+
+    def look(cluster: str) -> None:
+        try:
+            if not _answers(cluster, _LOOK_S):
+                return
+            names = names_in(cluster, NAMESPACE, _LOOK_S)
+        except Exception as error:  # noqa: BLE001 - of any kind: it is told
+            answers[cluster] = str(error).partition(". ")[0].strip()[:_REASON] or type(error).__name__
+        else:
+            answers[cluster] = {name.partition("/")[0] for name in names}
+
+    deadline = time.monotonic() + _LOOK_S
+    with _silence() if quiet else nullcontext():
+        threads = [threading.Thread(target=look, args=(cluster,), daemon=True) for cluster in clusters]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    return {cluster: answers.get(cluster, f"no answer within {_LOOK_S:g} s") for cluster in clusters}
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Let nothing be printed on stderr, which is this process's alone."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def check_ray_address() -> None:
@@ -82,16 +206,16 @@ def check_ray_address() -> None:
     if not host or "/" in host or not port.isdecimal():
         raise ConfigError(f"RAY_ADDRESS={address!r} is no host:port: {advice}")
     try:
-        if not _answers(address):
+        if not _answers(address, _ANSWER_S):
             raise TimeoutError(f"it accepts connections, and says nothing within {_ANSWER_S:g} s")
     except (OSError, OverflowError) as error:
         raise ConfigError(f"RAY_ADDRESS={address!r} leads to no Ray cluster ({error}): {advice}") from error
 
 
-def _answers(address: str) -> bool:
+def _answers(address: str, timeout_s: float) -> bool:
     """Return whether a cluster's server answers in time, because Ray would wait for minutes for a stopped one."""
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S) as connection:
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
         connection.sendall(_HTTP2)
         try:
             connection.recv(1)
@@ -100,33 +224,6 @@ def _answers(address: str) -> bool:
         except OSError:
             pass  # it has refused us, so it runs
     return True
-
-
-def _living(clusters: Sequence[str]) -> list[str]:
-    """Return the clusters that answer, and log a warning about the others."""
-    living = [cluster for cluster in clusters if _lives(cluster)]
-    if silent := sorted({*clusters} - {*living}):
-        logger.warning("no answer from the Ray cluster at %s within %g s: does it run?", ", ".join(silent), _ANSWER_S)
-    return living
-
-
-def _lives(cluster: str) -> bool:
-    try:
-        return _answers(cluster)
-    except OSError:
-        return False  # the cluster has just ended
-
-
-def searched_clusters() -> str:
-    """Return, as part of an error's text, the Ray clusters in which `join_ray` has searched."""
-    asked = ray.get_runtime_context().gcs_address
-    others = [] if _named() else [cluster for cluster in local_clusters() if cluster != asked]
-    return f"at {asked}" + (f", nor in those at {', '.join(others)}" if others else "")
-
-
-def running_experiments() -> list[str]:
-    """Return the experiments that run in this Ray cluster."""
-    return sorted({name.partition("/")[0] for name in named_actors("")})
 
 
 def local_clusters() -> list[str]:
@@ -157,23 +254,10 @@ def _runs_here(address: str, clusters: Sequence[str]) -> bool:
     )
 
 
-def _join(address: str, *, here: bool, as_driver: bool) -> str:
-    """Connect to a cluster; return "", or the reason for a failure. One on this machine gets this user's token."""
+def _join(address: str, *, as_driver: bool) -> str:
+    """Connect to a cluster; return "", or the reason for a failure."""
     try:
-        if here:
-            _use_token()
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=as_driver)
     except (ConnectionError, RuntimeError, RayError) as error:
-        return " ".join(str(error).split())[:300] or type(error).__name__
+        return " ".join(str(error).split())[:_REASON] or type(error).__name__
     return ""
-
-
-def _use_token() -> None:
-    try:
-        from ray._private.authentication.authentication_token_setup import (  # noqa: PLC0415 - as above
-            maybe_enable_token_auth_if_token_available,
-        )
-    except ImportError:
-        return  # an older Ray has no tokens
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # its log messages do not help here
-    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)

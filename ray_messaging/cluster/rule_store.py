@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import ray
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 
 from ray_messaging.cluster.handles.connection import NAMESPACE
+from ray_messaging.cluster.ray_internals import kv_delete, kv_get, kv_names, kv_put
 from ray_messaging.cluster.spec import PickledRule
 from ray_messaging.cluster.unpicklable import unpicklable
 from ray_messaging.errors import Fenced, RuleError
@@ -70,7 +70,7 @@ class RuleStore:
                 self._names = None
             self._in_force = names
             if before not in {None, names[0]}:
-                await asyncio.to_thread(_internal_kv_del, before, namespace=NAMESPACE)
+                await asyncio.to_thread(kv_delete, before, namespace=NAMESPACE)
 
     async def publish_snapshot(self, epoch: int, number: int) -> None:
         """Make the rule snapshot of this number valid on the server, unless a later one is; raises Fenced as `save`."""
@@ -111,7 +111,7 @@ class RuleStore:
         pickles = [data for _, data in self._known.values()]
         code = ray.cloudpickle.dumps((pickles, self.calls, self.scheduled, self.changes))
         name = self._code + secrets.token_hex(8)
-        await asyncio.to_thread(_internal_kv_put, name, code, namespace=NAMESPACE)
+        await asyncio.to_thread(kv_put, name, code, namespace=NAMESPACE)
         self._names = [name, *(rule.name for rule in kept)]
 
     async def load_rules(self) -> tuple[Rule, ...] | None:
@@ -119,7 +119,7 @@ class RuleStore:
         name = await self._server.rules_name()
         if name is None or not name.startswith(self._code.encode()):
             return None
-        code = await asyncio.to_thread(_internal_kv_get, name, namespace=NAMESPACE)
+        code = await asyncio.to_thread(kv_get, name, namespace=NAMESPACE)
         if code is None:
             name, code = await self._newest()
         if code is None:  # the rules of the start could pass messages that are forbidden now
@@ -134,7 +134,7 @@ class RuleStore:
     async def _newest(self) -> tuple[bytes, bytes | None]:
         """Return name and pickle of the only rules in Ray, for a server with an older name; None: there are more."""
         names = await self._saved()
-        code = await asyncio.to_thread(_internal_kv_get, names[0], namespace=NAMESPACE) if len(names) == 1 else None
+        code = await asyncio.to_thread(kv_get, names[0], namespace=NAMESPACE) if len(names) == 1 else None
         if code is not None:
             logger.error(
                 "the server has lost a change of the rules of %s, which Ray has: was it restored from older data? "
@@ -148,12 +148,12 @@ class RuleStore:
         return bool(await self._saved())
 
     async def _saved(self) -> list[bytes]:
-        return await asyncio.to_thread(_internal_kv_list, self._code, namespace=NAMESPACE)
+        return await asyncio.to_thread(kv_names, self._code, namespace=NAMESPACE)
 
     async def forget_rules(self) -> None:
         """Delete the rules of this experiment from Ray, at its end, or after an earlier run that died."""
-        for name in await asyncio.to_thread(_internal_kv_list, self._runs, namespace=NAMESPACE):
-            await asyncio.to_thread(_internal_kv_del, name, namespace=NAMESPACE)
+        for name in await asyncio.to_thread(kv_names, self._runs, namespace=NAMESPACE):
+            await asyncio.to_thread(kv_delete, name, namespace=NAMESPACE)
 
 
 def description(rule: Rule) -> dict[str, Any]:

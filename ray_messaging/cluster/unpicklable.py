@@ -7,12 +7,13 @@ from typing import Any
 
 import ray
 
+from ray_messaging.cluster.ray_calls import put
 from ray_messaging.errors import ConfigError
 
 _DEEPEST = 20  # the most levels of parts within parts that are searched
 
 
-def sent(name: str, value: object, send: Callable[[Any], Any] = ray.put) -> Any:  # noqa: ANN401 - what `send` returns
+def sent(name: str, value: object, send: Callable[[Any], Any] = put) -> Any:  # noqa: ANN401 - what `send` returns
     """Send a user's object, which `name` describes, to other processes; raise ConfigError if it cannot be pickled.
 
     Ray's own error has thirty lines, so it is not shown.

@@ -14,7 +14,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
-from functools import lru_cache, partialmethod
+from functools import lru_cache, partial, partialmethod
 from typing import Any, cast
 
 import msgspec
@@ -22,6 +22,7 @@ import ray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, agent_channel
 from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.cluster.ray_calls import kill, start_actor
 from ray_messaging.common.backoff import AT_REST_RETRY, Backoff
 from ray_messaging.compat.versions import needs, warn_unless_tested
 from ray_messaging.config import MessagingConfig
@@ -101,9 +102,9 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         serializers = [*self._serialization_registry._serializers.values()]
         common = self._messager.exp_id, self._ignore_unhandled_handler_exceptions, serializers
         options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 1000}
-        actors = cast("Any", ray.remote(_ActorRuntime)).options(**options)
+        start = partial(start_actor, self._messager.exp_id, _ActorRuntime, options)
         for kind in kinds & self._planned.keys():
-            self._actors[kind] = actors.remote(*common, f"{kind}.{self._messager.name}", kind, *self._planned[kind])
+            self._actors[kind] = start(*common, f"{kind}.{self._messager.name}", kind, *self._planned[kind])
         here = kinds - self._planned.keys() | ({_TOPICS} if self._on_ray else set())
         channels = [agent_channel(self._messager.exp_id, f"{kind}/", AGENT_CHAT) for kind in here]
         await self._messager.subscribe_and_start_listening([each.replace("/:", "/*:") for each in channels])
@@ -156,7 +157,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         await self._messager.close()
         await self._on_actors("close")
         for actor in self._actors.values():
-            ray.kill(actor)
+            kill(actor)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition of this process holds. Raise the first error of an event, once."""

@@ -91,9 +91,14 @@ def _expects_successor(path: Path) -> bool:
         return False
     seen_at = awaited.stat().st_mtime
     if seen_at == 0:
-        os.utime(awaited)
+        os.utime(awaited, (_now(), _now()))
         return True
-    return abs(time.time() - seen_at) < AWAITED_S  # a clock may have been set back
+    return 0 <= _now() - seen_at < AWAITED_S  # it is negative after the machine was started anew
+
+
+def _now() -> float:
+    """Return the seconds since the machine was started: no clock that may be set, and the same in all processes."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def make_temporary(path: Path, busy: Callable[[], None]) -> int:

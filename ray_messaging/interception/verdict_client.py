@@ -157,6 +157,8 @@ async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
                 or isinstance(why, Closed)  # for good
             ):
                 raise why from error
+            if isinstance(error, Closed):  # Ray has ended in this process
+                raise
             if not isinstance(error, TimeoutError):
                 reason = error  # it says more than the TimeoutError with which the last attempt may end
             if backoff.exhausted or type(error).__name__ in _GONE:
@@ -254,6 +256,8 @@ class RemoteVerdictClient(VerdictClient):
         try:
             async with asyncio.timeout(_GLANCE_S):
                 lost = await self._handle.lost_server.remote()
+        except Closed as error:  # Ray has ended in this process
+            return error
         except Exception as error:  # noqa: BLE001 - after any other error it may answer later
             return ended(self._exp_id) if self._exp_id and type(error).__name__ in _GONE else None
         return None if lost is None else Closed(lost)

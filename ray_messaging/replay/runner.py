@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,6 +14,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.actors.restarts import OfHost
 from ray_messaging.cluster.handles.connection import translated
 from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.cluster.ray_calls import get, kill, put, start_actor, wait
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.messager import Messager
 from ray_messaging.receipt import DELIVERED
@@ -76,13 +78,13 @@ class ReplayRunner:
         self._plan = plan
         self._shares = plan.shares()
         self._guests = GUESTS if probe and plan.groups > 1 else ()
-        actor: Any = ray.remote(num_cpus=0)(ReplayActor)
-        self._actors: list[Any] = [actor.remote(messaging, share) for share in self._shares]
+        started = partial(start_actor, messaging.exp_id, ReplayActor, {"num_cpus": 0}, messaging)
+        self._actors: list[Any] = [started(share) for share in self._shares]
 
     def __enter__(self) -> Self:
         """Start listening in every group; raise as `Messaging.open_messager`."""
         try:
-            reference = ray.put(self._plan.reference())
+            reference = put(self._plan.reference())
             guests = [[self._guests[group]] if group < len(self._guests) else [] for group in range(self._plan.groups)]
             _gathered([actor.open.remote(reference, own) for actor, own in zip(self._actors, guests, strict=True)])
         except BaseException:
@@ -125,9 +127,9 @@ class ReplayRunner:
         actors, self._actors = self._actors, []
         if actors and ray.is_initialized():
             leaving = [actor.close.remote() for actor in actors]
-            ray.wait(leaving, num_returns=len(leaving), timeout=CLOSE_S)
+            wait(leaving, num_returns=len(leaving), timeout=CLOSE_S)
             for actor in actors:
-                ray.kill(actor)
+                kill(actor)
 
     def _delivered(self, sent: list[Sent]) -> list[int]:
         """Return the number of messages that were delivered to each group."""
@@ -142,7 +144,7 @@ class ReplayRunner:
         """Wait for calls, and return their results. If one of them or of `others` fails, raise its error at once."""
         pending = [*refs, *others]
         while not set(refs).isdisjoint(pending):
-            done, pending = ray.wait(pending, num_returns=len(pending), timeout=REFRESH_S)
+            done, pending = wait(pending, num_returns=len(pending), timeout=REFRESH_S)
             _gathered(done)
             self._report(on_progress, expected)
         return _gathered(refs)
@@ -150,14 +152,14 @@ class ReplayRunner:
     def _report(self, on_progress: Progress, expected: int | None) -> None:
         # A group that has just died is noticed in its send or receive call.
         with suppress(RayActorError):
-            counts = ray.get([actor.progress.remote() for actor in self._actors])
+            counts = get([actor.progress.remote() for actor in self._actors])
             on_progress(sum(sent for sent, _ in counts), sum(received for _, received in counts), expected)
 
 
 def _gathered(refs: Sequence[Any]) -> list[Any]:
     """Return the results of calls to actors; raise an actor's error in its original form."""
     try:
-        results: list[Any] = ray.get(list(refs))
+        results: list[Any] = get(list(refs))
     except (RayTaskError, RayActorError) as error:
         raise translated(error, actor_name="a group of the replay") from error
     return results

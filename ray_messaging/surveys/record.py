@@ -43,16 +43,17 @@ class BlockedQuestion(NamedTuple):
 class Asking(msgspec.Struct, array_like=True, frozen=True):
     """Questions that were sent together: the places of their agents (uint32), and which of them did not arrive.
 
-    `due` is the unix time until which `wait` waits for their answers; None: without limit.
+    `due` is the unix time until which another process waits for their answers; None: without limit.
     """
 
     places: bytes
     due: float | None
     blocked: dict[int, BlockedQuestion] = {}  # by place
     undeliverable: tuple[int, ...] = ()
+    timeout: float | None = None  # the seconds from the question to `due`
 
     @classmethod
-    def of(cls, places: NDArray[np.intp], receipts: Receipts, due: float | None) -> "Asking":
+    def of(cls, places: NDArray[np.intp], receipts: Receipts, due: float | None, timeout: float | None) -> "Asking":
         """Build the record of some questions from their receipts."""
         codes = receipts.codes
         blocked = {
@@ -62,7 +63,7 @@ class Asking(msgspec.Struct, array_like=True, frozen=True):
         }
         # Nobody answers a question that was published to foreign clients.
         lost = places[(codes > DELIVERED) & (codes <= UNDELIVERABLE)]
-        return cls(places.astype("<u4").tobytes(), due, blocked, tuple(lost.tolist()))
+        return cls(places.astype("<u4").tobytes(), due, blocked, tuple(lost.tolist()), timeout)
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Collection
@@ -43,13 +44,15 @@ class AsyncSurvey:
         self.record = record
         self.model = model
         self._surveys, self._engine, self._store = surveys, surveys.engine, surveys.store
+        due = None if record.timeout is None else record.created_at + record.timeout
+        self._first_end = _end_of(due, record.timeout)  # of a survey that was never asked
         self._begin()
 
     def _begin(self) -> None:
         self.tally = Tally(self.record.agents, self.model)
         self._last: str | None = None  # the last entry that counts, once the survey has ended
         self._known: set[str] = set()  # the parts of the record that were read
-        self._dues: list[float | None] = []
+        self._ends: list[float] = []  # until when to wait for the answers to each asking, by the monotonic clock
         self._read_to = START.entry
         self._frame_bytes = 1
 
@@ -68,8 +71,11 @@ class AsyncSurvey:
         self._known.update(parts)
         if END in parts:
             self._last = parts.pop(END).decode()
-        for asking in map(decode_asking, parts.values()):
-            self._dues.append(asking.due)
+        for name, part in parts.items():
+            asking = decode_asking(part)
+            if name not in self._surveys.ends:
+                self._surveys.ends[name] = _end_of(asking.due, asking.timeout)
+            self._ends.append(self._surveys.ends[name])
             self.tally.add_asking(asking)
         while await self._read(block_s):
             block_s = 0.0
@@ -118,22 +124,22 @@ class AsyncSurvey:
     @property
     def seconds_left(self) -> float | None:
         """Return for how many more seconds to wait for answers; None: there is no limit."""
-        record = self.record
-        dues = self._dues or [None if record.timeout is None else record.created_at + record.timeout]
-        limits = [due for due in dues if due is not None]
-        return max(0.0, max(limits) - time.time()) if len(limits) == len(dues) else None
+        end = max(self._ends, default=self._first_end)
+        return None if end == math.inf else max(0.0, end - time.monotonic())
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
     async def ask(self, places: Rows, timeout: float | None) -> None:
         """Ask the agents at these places, in parts. The receipts of each part are saved at once."""
         await open_mailbox(self._engine, self.record.mailbox, 2 * (self.tally.questions + len(places)))
-        due = None if timeout is None else time.time() + timeout
+        due, end = None if timeout is None else time.time() + timeout, _end_of(None, timeout)
         for low in range(0, len(places), BATCH_ROWS):
             part = places[low : low + BATCH_ROWS]
             batch = self._questions(part)
             receipts = await self._engine.bulk_sender.send_batches([batch])
-            await self._store.add(self.id, secrets.token_hex(8), encode(Asking.of(part, receipts, due)))
+            name = secrets.token_hex(8)
+            self._surveys.ends[name] = end
+            await self._store.add(self.id, name, encode(Asking.of(part, receipts, due, timeout)))
 
     def _questions(self, places: Rows) -> EncodedBatch:
         lines = PayloadColumn.of([self.record.question], np.zeros(len(places), np.uint32))
@@ -164,6 +170,19 @@ class AsyncSurvey:
             await self.update()
 
 
+def _end_of(due: float | None, timeout: float | None) -> float:
+    """Return until when to wait, by the monotonic clock, because the system's clock may be set at any time.
+
+    Args: `due` is the unix time of the end, for a question that another process has asked. That process may have had
+    another clock, so this waits for no longer than `timeout` from now on.
+    """
+    if timeout is None:
+        left = math.inf if due is None else due - time.time()
+    else:
+        left = timeout if due is None else min(timeout, due - time.time())
+    return time.monotonic() + left
+
+
 async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening:
     """Create a mailbox without owner, with room for at least `messages` answers, if needed; return its epoch."""
     settings, transport = engine.settings, engine.transport
@@ -189,6 +208,7 @@ class Surveys:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.store = engine.transport.surveys
+        self.ends: dict[str, float] = {}  # by part of a survey: until when this process waits for its answers
         self.reading = asyncio.Lock()  # of all surveys, because the transport reads one mailbox at a time
 
     async def record(self, survey_id: str) -> SurveyRecord:

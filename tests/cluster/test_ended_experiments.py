@@ -11,8 +11,9 @@ from support.cluster import kill, numbers, wait_for
 from support.patience import AT_ONCE_S
 
 from ray_messaging import Messager, Messaging
-from ray_messaging.cluster.handles.connection import find_actor, known_dead
+from ray_messaging.cluster.handles.connection import find_actor
 from ray_messaging.cluster.lifecycle import leave
+from ray_messaging.cluster.ray_internals import known_dead
 from ray_messaging.errors import AlreadyExists, Closed, TransitError, UnknownName
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

@@ -1,8 +1,10 @@
 """The programs in examples/."""
 
 import importlib
+import os
 import re
 import runpy
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -55,15 +57,58 @@ def test_a_town_agrees_on_a_place_and_goes_on_behind_its_last_call(run, tmp_path
     assert town(*folder, "--calls", f"{calls - 50}").splitlines()[-len(table) :] == table
 
 
+@pytest.fixture
+def fresh(home):
+    """Return a function that runs an example as a user does, in a process of its own, where no Ray runs."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
+    env |= {"TMPDIR": str(home), "RAY_TMPDIR": str(home)}
+
+    def run(program, *arguments):
+        command = [sys.executable, EXAMPLES / program, *arguments]
+        done = subprocess.run(command, env=env, cwd=home, capture_output=True, text=True, check=False, timeout=280)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout
+
+    return run
+
+
 @pytest.mark.long
-def test_a_survey_reminds_those_that_answered_wrongly(run):
-    printed = run("survey.py", "--agents", "200")
+def test_a_survey_reminds_those_that_answered_wrongly(fresh):
+    printed = fresh("survey.py", "--agents", "200")
     lines = printed.splitlines()
     assert lines[0] == "Survey('moods', 190 answered, 10 invalid)"
     assert lines[1].startswith("agent ")
     assert "why: String should have at least 1 character" in lines[1]
     assert lines[3] == "Survey('moods', 200 answered)"
     assert [line.split()[-2:] for line in lines[-2:]] == [["80", "1.5"], ["120", "4.0"]]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "command",
+    [
+        "audit.py --agents 6 --seeds 1",
+        "counterfactual.py --agents 12",
+        "flocking.py --birds 60 --steps 5",
+        "followers.py --generated --steps 2",
+        "job.py run --steps 2 --log-dir moods",
+        "moderation.py --agents 20 --steps 4 --at 2",
+        "rumour.py --generated --steps 2",
+        "sweep.py --chances 0 1 --steps 2",
+        "town.py --agents 12",
+    ],
+)
+def test_each_example_runs_where_no_ray_runs(fresh, command):
+    program, *arguments = command.split()
+    assert fresh(program, *arguments)
+    if program == "job.py":
+        assert fresh("log_data.py", "moods").startswith("2000 rows")
+
+
+def test_no_example_is_left_out():
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert not [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}' not in text]
 
 
 @pytest.mark.long

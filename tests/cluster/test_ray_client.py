@@ -82,11 +82,15 @@ print("all is well")
 """
 
 
-@pytest.fixture
-def token():
-    """Return an environment in which this Ray and its clients have a token of their own."""
+@pytest.fixture(params=["token", "disabled"])
+def token(request):
+    """Return an environment in which this Ray and its clients have a token of their own, or none."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    return environment | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "GRPC_VERBOSITY": "ERROR"}
+    return environment | {
+        "RAY_AUTH_MODE": request.param,
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "GRPC_VERBOSITY": "ERROR",
+    }
 
 
 @pytest.fixture

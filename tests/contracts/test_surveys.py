@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 from typing import TypedDict
 
 import msgspec
@@ -265,6 +266,20 @@ async def test_the_time_is_up(surveys, town):
     while not survey.tally.done:  # an answer that comes later counts all the same
         await survey.update(WAIT_S)
     assert len(survey.tally.answers) == 4
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_the_time_does_not_go_by_a_clock_that_is_set(surveys, town, monkeypatch, hours):
+    survey = await create(await surveys(), timeout=60)
+    other = await (await surveys()).open("mood", Mood)
+    monkeypatch.setattr("ray_messaging.surveys.surveys.time.time", lambda real=time.time: real() + 3600 * hours)
+    assert 0 < survey.seconds_left <= 60
+    assert 0 < other.seconds_left <= 60
+    await survey.remind(120)
+    await survey.update()
+    assert 60 < survey.seconds_left <= 120
+    # A process with another clock than the one that asked waits no longer than from now on.
+    assert (await (await surveys()).open("mood", Mood)).seconds_left <= 120
 
 
 async def test_nothing_counts_after_the_end(surveys, town):

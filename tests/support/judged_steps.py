@@ -31,11 +31,11 @@ class Kv:
 
     def __init__(self, monkeypatch):
         self.kept = {}
-        monkeypatch.setattr(rule_store, "_internal_kv_put", lambda key, value, **_: self.kept.update({_b(key): value}))
-        monkeypatch.setattr(rule_store, "_internal_kv_get", lambda key, **_: self.kept.get(_b(key)))
-        monkeypatch.setattr(rule_store, "_internal_kv_del", lambda key, **_: self.kept.pop(_b(key), None))
+        monkeypatch.setattr(rule_store, "kv_put", lambda key, value, **_: self.kept.update({_b(key): value}))
+        monkeypatch.setattr(rule_store, "kv_get", lambda key, **_: self.kept.get(_b(key)))
+        monkeypatch.setattr(rule_store, "kv_delete", lambda key, **_: self.kept.pop(_b(key), None))
         monkeypatch.setattr(
-            rule_store, "_internal_kv_list", lambda start, **_: [key for key in self.kept if key.startswith(_b(start))]
+            rule_store, "kv_names", lambda start, **_: [key for key in self.kept if key.startswith(_b(start))]
         )
         monkeypatch.setattr(state_writer, "_CLOSE_S", 0.02)  # of an interceptor that is dead anyway
 

@@ -7,11 +7,12 @@ from itertools import islice
 from typing import Any
 
 import ray
-from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.group.waiting import Blocking, InLoop, Waiting
+from ray_messaging.cluster.ray_calls import OurActor, all_names, find_named, wait
+from ray_messaging.cluster.ray_internals import known_dead
 from ray_messaging.cluster.spec import Experiment, no_log
 from ray_messaging.common.awaitables import finish
 from ray_messaging.common.backoff import ACTOR_CALL_RETRY
@@ -27,15 +28,14 @@ _LEAST, _PER_PROCESSOR = 8, 2  # processes that start at a time: so many at leas
 def find_actor(name: str) -> Any:  # noqa: ANN401 - a Ray actor handle
     """Return one of our actors by its name, or None if there is none or it is dead."""
     try:
-        return ray.get_actor(name, namespace=NAMESPACE)
+        return OurActor(find_named(name, NAMESPACE), name.partition("/")[0])
     except ValueError:
         return None
 
 
 def named_actors(prefix: str) -> dict[str, Any]:
     """Return our living actors whose names begin with a prefix, by name."""
-    listed = ray.util.list_named_actors(all_namespaces=True)
-    names = [each["name"] for each in listed if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
+    names = [each["name"] for each in all_names() if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
     found = {name: find_actor(name) for name in names}
     return {name: actor for name, actor in found.items() if actor is not None}  # some may have ended just now
 
@@ -53,19 +53,10 @@ async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool =
         raise translated(error, actor_name=actor_name, sends=sends) from error
 
 
-def known_dead(actor: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
-    """Return whether this process knows that an actor is dead for good, so that a call would never begin.
-
-    It always returns False on Ray Client, and before the first call of the actor.
-    """
-    state = getattr(actor, "_get_local_state", None)
-    return state is not None and state() == ActorTableData.ActorState.DEAD
-
-
 def wait_dead(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
     """Wait until this process knows that a killed actor is dead, so that later calls fail with Closed."""
     deadline = time.monotonic() + _DEATH_S
-    while hasattr(actor, "_get_local_state") and not known_dead(actor) and time.monotonic() < deadline:
+    while known_dead(actor) is False and time.monotonic() < deadline:
         time.sleep(_GLANCE_S)
 
 
@@ -144,7 +135,7 @@ def start_in_turn(starts: Iterable[Callable[[], Any]], check: Callable[[Any], ob
     waiting = iter(starts)
     under_way = [start() for start in islice(waiting, at_once)]
     while under_way:
-        [done], under_way = ray.wait(under_way, num_returns=1)
+        [done], under_way = wait(under_way)
         check(done)
         under_way += [start() for start in islice(waiting, 1)]
 

@@ -5,13 +5,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import ray
-
 from ray_messaging.addressing.channels import AgentId, check_id, check_name, check_subtopic
 from ray_messaging.cluster.actors.group_actor import GroupActor
 from ray_messaging.cluster.handles.connection import ExperimentConnection, find_actor, result, start_in_turn
 from ray_messaging.cluster.handles.group.group import Group
-from ray_messaging.cluster.lifecycle import ACTOR, StartedExperiment, leave, remote
+from ray_messaging.cluster.lifecycle import ACTOR, StartedExperiment, leave
+from ray_messaging.cluster.ray_calls import kill, start_actor, wait
 from ray_messaging.errors import AlreadyExists, Closed, UnknownName, ended
 from ray_messaging.model.agent_sets import column_of
 from ray_messaging.model.columns import IdColumn
@@ -46,7 +45,7 @@ class Groups:
         def start(name: str, agents: IdColumn) -> Any:  # noqa: ANN401 - an ObjectRef
             named: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": experiment.group_name(name)}
             try:
-                actor = remote(GroupActor, named | (actor_options or {})).remote(experiment, name)
+                actor = start_actor(self._exp_id, GroupActor, named | (actor_options or {}), experiment, name)
                 call = actor.open.remote(agents, topics)  # on Ray Client this call raises the error
             except ValueError as error:
                 raise AlreadyExists(
@@ -66,9 +65,9 @@ class Groups:
             )
         except BaseException:
             for actor in actors.values():
-                ray.kill(actor)
+                kill(actor)
             if opened:
-                ray.wait([*opened], num_returns=len(opened))
+                wait([*opened], num_returns=len(opened))
             for name in actors.keys() - {*before}:  # the mailboxes of an earlier run stay
                 self._remove_mailbox(name)
             raise
@@ -134,8 +133,6 @@ class Groups:
         return found
 
     def _names_while_it_runs(self) -> list[str]:
-        if not ray.is_initialized():  # otherwise a call would start another Ray
-            raise ended(self._exp_id)
         try:
             return self._names()
         except Closed as error:

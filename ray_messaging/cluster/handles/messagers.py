@@ -8,13 +8,12 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-import ray
-from ray.exceptions import RayError
-
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.audience_files import AudienceFiles
 from ray_messaging.cluster.embedded_servers import config_here
 from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.cluster.ray_calls import context
+from ray_messaging.cluster.ray_internals import owner_known_dead
 from ray_messaging.cluster.ray_metrics import RayMetrics
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.process_tuning import relax_collector
@@ -29,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Messager)
 
-_ACTOR_ID, _WORKER_ID = 32, 56  # hexadecimal digits
 _ASK_S = 5.0  # if Ray does not answer within this time, an owner counts as alive
 
 
@@ -75,8 +73,8 @@ async def open_messager(
     messager = named_messager(GroupMessager, experiment, connection.interceptor, name, counting)
     if experiment.steps:
         import ray_messaging.steps.step_loop  # noqa: F401, PLC0415 - the first step would wait for it
-    context = ray.get_runtime_context()
-    owner = f"{experiment.run}/{context.get_actor_id() or context.get_worker_id()}"
+    here = context()
+    owner = f"{experiment.run}/{here.get_actor_id() or here.get_worker_id()}"
     try:
         await messager.init()
         await messager.host_agents(hosted, subtopics, owner=owner, gone=gone_for(experiment.run))
@@ -102,31 +100,9 @@ def gone_for(run: str) -> IsDead:
             return True
         try:
             async with asyncio.timeout(_ASK_S):
-                return await asyncio.to_thread(owner_known_dead, owner)
+                return await asyncio.to_thread(owner_known_dead, owner.rpartition("/")[2])
         except TimeoutError:
             logger.warning("no answer from Ray whether %s is dead: its lease must expire first", owner)
             return False
 
     return is_gone
-
-
-def owner_known_dead(owner: str) -> bool:
-    """Return whether Ray knows that an owner is dead for good; one of another Ray cluster may live.
-
-    Without the dashboard Ray has no public call for this.
-    """
-    key = owner.rpartition("/")[2]
-    try:
-        from ray._private.state import actors, state  # noqa: PLC0415 - a Ray that has it elsewhere must not stop the rest
-        from ray._raylet import WorkerID  # noqa: PLC0415 - as above
-        from ray.core.generated import gcs_pb2  # noqa: PLC0415 - as above
-
-        if len(key) == _ACTOR_ID:
-            return bool(actors(key).get("State") == "DEAD")
-        if len(key) != _WORKER_ID:
-            return False
-        info = state._connect_and_get_accessor().get_worker_info(WorkerID.from_hex(key))
-        return info is not None and not gcs_pb2.WorkerTableData.FromString(info).is_alive  # type: ignore[attr-defined]
-    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError, RayError) as error:
-        logger.warning("Ray cannot say whether %s is dead (%s): its lease must expire first", owner, error)
-        return False

@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
-import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.cluster.handles.connection import result, translated
+from ray_messaging.cluster.ray_calls import wait
 from ray_messaging.common.backoff import BLOCKED_LISTENER_RETRY
 from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
@@ -142,7 +142,7 @@ class BlockedListener(AbstractContextManager["BlockedListener"]):
         seen: Seen | None = None
         while not self._closing.is_set():
             ref = self._log.blocked.remote(self.cursor, seen, LOG_NEWS_TIMEOUT_S)
-            while not ray.wait([ref], timeout=_GLANCE_S)[0]:
+            while not wait([ref], timeout=_GLANCE_S)[0]:
                 if self._closing.is_set():
                     return
             page, seen = _taken(self._ask(ref))

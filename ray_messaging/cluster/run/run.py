@@ -19,7 +19,8 @@ from ray.exceptions import RayActorError, RayError
 
 from ray_messaging.cluster.handles.connection import result, start_in_turn
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
-from ray_messaging.cluster.lifecycle import attempt, leave, remote
+from ray_messaging.cluster.lifecycle import attempt, leave
+from ray_messaging.cluster.ray_calls import get, kill, start_actor, wait
 from ray_messaging.cluster.run.agent import NO_CHANGE
 from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
 from ray_messaging.cluster.run.plan import GroupPlan, plan_groups, senders_of
@@ -101,15 +102,14 @@ class RunActors:
 
 def _says_yes(answer: Any) -> bool:  # noqa: ANN401 - an ObjectRef
     try:
-        return bool(ray.get(answer))
+        return bool(get(answer))
     except RayActorError:  # the actor was killed, and Ray does not start it again
         return False
 
 
 def _end(actors: Mapping[str, Any]) -> None:
-    if ray.is_initialized():
-        for actor in actors.values():
-            ray.kill(actor)
+    for actor in actors.values():
+        kill(actor)
 
 
 class EarlyEnd:
@@ -155,7 +155,7 @@ class EarlyEnd:
         self._holds = True
         last = result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
         told = [actor.end_after.remote(last, self._turn) for actor in self._actors]
-        ray.wait(told, num_returns=len(told), timeout=_TOLD_S)
+        wait(told, num_returns=len(told), timeout=_TOLD_S)
         # This wakes the groups that wait.
         result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
 
@@ -217,7 +217,7 @@ class Run(AbstractContextManager["Run"]):
 
             def start(name: str) -> Any:  # noqa: ANN401 - an ObjectRef
                 if name not in actors:
-                    actors[name] = remote(RunActor, _KIND).remote()
+                    actors[name] = start_actor(messaging.exp_id, RunActor, _KIND)
                 return actors[name].open.remote(messaging, plan_refs[name])
 
             # All groups have their mailboxes before the first step begins.
@@ -290,9 +290,9 @@ class Run(AbstractContextManager["Run"]):
         """Return the counts of remembered calls in words, "" if there are none; those of groups that answer at once."""
         asked = [actor.calls_now.remote() for actor in self._actors.values()]
         counts = Counter[str]()
-        for answer in ray.wait(asked, num_returns=len(asked), timeout=_COUNTED_S)[0]:
+        for answer in wait(asked, num_returns=len(asked), timeout=_COUNTED_S)[0]:
             with suppress(RayError):  # a group begins again
-                found, waiting = ray.get(answer)
+                found, waiting = get(answer)
                 counts.update(found, waiting=waiting)
         told = {
             "calls": counts["model"],
@@ -489,7 +489,7 @@ def _watch(refs: Sequence[Any], end: EarlyEnd, bar: RunProgress) -> list[GroupRe
     """Wait for all groups, and show the progress; raise the first error at once."""
     waiting, spent = list(refs), False
     while waiting:
-        done, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_S)
+        done, waiting = wait(waiting, timeout=_LOOK_S)
         spent = spent or any(part.spent for part in _results(done))
         if waiting and (end.asked or spent):
             end.tell()

@@ -72,13 +72,13 @@ class StreamReader:
         """Read the next entries."""
         items = await self.retry(partial(self._log.read, read.cursors, read.limit, block_s))
         oldest = min((key(item.entry)[0] for item in items), default=None)
-        self._read_at = time.time()
-        self._age_s = 0.0 if oldest is None else max(0.0, self._read_at - oldest / 1000)
+        self._read_at = time.monotonic()
+        self._age_s = 0.0 if oldest is None else max(0.0, time.time() - oldest / 1000)
         return items
 
     def behind_s(self, *, blocked: bool) -> float:
         """Return how old the oldest entry of the last read was at that time; if `blocked`, add the time since then."""
-        return self._age_s + (time.time() - self._read_at if blocked else 0.0)
+        return self._age_s + (time.monotonic() - self._read_at if blocked else 0.0)
 
     async def chunks(self, items: list[LogItem]) -> AsyncIterator[Chunk]:
         """Turn entries into rows. Many entries are decoded in a thread, so that the event loop stays free."""

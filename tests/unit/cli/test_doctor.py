@@ -4,6 +4,7 @@ import io
 import json
 import resource
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -20,7 +21,7 @@ from ray_messaging.observability.health.findings import Finding, Health
 @pytest.fixture
 def run(monkeypatch):
     """Return a function that runs the doctor; no Ray that runs here is joined."""
-    monkeypatch.setattr(doctor_machine, "join_ray", lambda *_: False)
+    monkeypatch.setattr(doctor_machine, "look_into_clusters", lambda **_: {})
 
     def run(*args):
         return CliRunner().invoke(app, ["doctor", *map(str, args)])
@@ -131,7 +132,7 @@ def test_an_invalid_name_is_refused(run):
 
 
 def test_ctrl_c_ends_a_command_in_one_line(run, monkeypatch):
-    monkeypatch.setattr(doctor_machine, "join_ray", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(doctor_machine, "look_into_clusters", Mock(side_effect=KeyboardInterrupt))
     found = run()
     assert (found.exit_code, found.stderr) == (130, "stopped\n")
 
@@ -151,7 +152,9 @@ def poor(monkeypatch, tmp_path):
     """Pretend that the machine lacks everything."""
     no_server = Mock(side_effect=ServerFailed("no Valkey binary for this machine", log=""))
     monkeypatch.setattr(doctor_machine.EmbeddedServer, "start", no_server)
-    monkeypatch.setattr(doctor_machine, "join_ray", Mock(side_effect=ConfigError("RAY_ADDRESS='x' is no host:port")))
+    monkeypatch.setattr(
+        doctor_machine, "look_into_clusters", Mock(side_effect=ConfigError("RAY_ADDRESS='x' is no host:port"))
+    )
     monkeypatch.setenv("RAY_ADDRESS", "x")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100 * 2**30, 0, 2**20))
@@ -159,6 +162,41 @@ def poor(monkeypatch, tmp_path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 2000 kB\nMemAvailable: 1000 kB\n")
     monkeypatch.setattr(doctor_machine, "MEMINFO", meminfo)
+
+
+@pytest.mark.parametrize(
+    ("ours", "seen", "level", "shown"),
+    [
+        ("", {"a:1": {"town"}, "b:1": set()}, "ok", "town: ray-messaging doctor EXP_ID"),
+        ("", {"a:1": set()}, "ok", "none runs"),
+        ("", {"a:1": {"town"}, "b:1": "no answer within 2 s"}, "warning", "b:1 (no answer within 2 s)"),
+        ("b:1", {"b:1": "wrong token"}, "critical", "b:1 (wrong token)"),
+    ],
+)
+def test_the_clusters_of_this_machine_are_named(run, monkeypatch, ours, seen, level, shown):
+    monkeypatch.setattr(doctor_machine, "look_into_clusters", lambda **_: seen)
+    monkeypatch.setenv("RAY_ADDRESS", ours) if ours else monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    found = doctor_machine._experiments()
+    assert found.level == level
+    assert shown in found.value
+
+
+@pytest.mark.parametrize(
+    ("version", "warned"), [("2.55.1", True), ("2.56.0", False), ("2.60.0", False), ("3.0", False)]
+)
+def test_a_ray_with_known_holes(run, monkeypatch, version, warned):
+    monkeypatch.setattr(doctor_machine, "version", lambda _: version)
+    found = told(run("--json"))
+    assert ("Ray's version" in found) == warned
+    if warned:
+        assert found["Ray's version"]["level"] == "warning"
+        assert "2.55.1 has known holes" in found["Ray's version"]["value"]
+        assert "ray>=2.56" in found["Ray's version"]["remedy"]
+
+
+def test_the_lowest_ray_that_may_be_installed_has_no_known_holes():
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    assert f'"ray>={".".join(map(str, doctor_machine.SAFE_RAY))}"' in text
 
 
 def test_a_machine_that_lacks_everything(poor):
@@ -217,8 +255,3 @@ def test_lines_where_a_table_would_be_too_narrow():
     narrow = printed(FOUND, terminal=True, width=60)
     assert "critical: b: 2 -> do c" in narrow
     assert "what to do" not in narrow
-
-
-def test_a_ray_of_somebody_else_is_no_harm(poor, monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS")
-    assert doctor_machine.examine_machine().of("Ray")[0].level == "warning"

@@ -2,13 +2,15 @@
 
 import os
 import socket
+from functools import partial
 
 import pytest
 import ray
+from ray.exceptions import AuthenticationError
 
 from ray_messaging import Messaging
 from ray_messaging.cluster import ray_clusters as clusters
-from ray_messaging.errors import ConfigError, InvalidAddress
+from ray_messaging.errors import ConfigError, InvalidAddress, UnknownName
 
 HERE = ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:3"]
 
@@ -18,59 +20,60 @@ def joined(monkeypatch):
     """Have three clusters on this machine, the second of which runs `town`; return those that were joined."""
     joined = []
 
-    def init(address, **options):
-        if address == HERE[0]:
-            raise ConnectionError("it ends just now")
-        joined.append(address)
+    def names(cluster, namespace, timeout_s):
+        assert namespace == "ray_messaging"
+        if cluster == HERE[0]:
+            raise AuthenticationError("wrong token. A long text follows.")
+        return ["town/interceptor", "town/server"] if cluster.endswith(":2") else []
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "init", lambda address, **_: joined.append(address))
     monkeypatch.setattr(clusters, "check_ray_address", lambda: None)
     monkeypatch.setattr(clusters, "local_clusters", lambda: HERE)
-    monkeypatch.setattr(clusters, "_lives", lambda _: True)
-    monkeypatch.setattr(clusters, "_use_token", lambda: joined.append("token"))
-    monkeypatch.setattr(
-        clusters, "named_actors", lambda prefix: {"town/": 1} if (joined[-1], prefix) == (HERE[1], "town/") else {}
-    )
+    monkeypatch.setattr(clusters, "_answers", lambda *_: True)
+    monkeypatch.setattr(clusters, "use_token", lambda: joined.append("token"))
+    monkeypatch.setattr(clusters, "names_in", names)
     return joined
 
 
 def test_the_one_with_the_experiment_is_found(joined):
     assert clusters.join_ray("town")
-    assert joined == ["token", "token", HERE[1]]
-    joined.clear()
-    assert clusters.join_ray("nowhere")
-    assert joined[-1] == HERE[2]
+    assert joined == ["token", HERE[1]]
 
 
-@pytest.mark.parametrize(("address", "shown"), [(HERE[2], True), ("localhost:3", True), ("far.away:3", False)])
+def test_none_is_joined_where_no_cluster_has_the_experiment(joined):
+    seen = r"10.0.0.1:1 \(wrong token\), 10.0.0.1:2 \(there are: town\), 10.0.0.1:3 \(none runs there\)"
+    for find in (clusters.join_ray, Messaging.connect):
+        with pytest.raises(UnknownName, match=f"no experiment 'nowhere' runs in the Ray clusters at {seen}"):
+            find("nowhere")
+    assert joined == ["token"] * 2
+
+
+@pytest.mark.parametrize(("address", "shown"), [(HERE[1], True), ("localhost:2", True), ("far.away:2", False)])
 def test_one_that_is_named_is_shown_the_token_if_it_runs_here(joined, monkeypatch, address, shown):
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert clusters.join_ray("town")
     assert joined == ["token"] * shown + [address]
 
 
-@pytest.mark.parametrize("call", [clusters.join_ray, clusters.ensure_ray])
-@pytest.mark.parametrize("named", [True, False])
-def test_one_that_does_not_let_us_in(joined, monkeypatch, call, named):
-    if named or call is clusters.ensure_ray:
-        monkeypatch.setenv("RAY_ADDRESS", HERE[0])
-    monkeypatch.setattr(clusters, "local_clusters", lambda: HERE[:1])
+@pytest.mark.parametrize("call", [partial(clusters.join_ray, "town"), clusters.hold_ray])
+def test_one_that_does_not_let_us_in(joined, monkeypatch, call):
+    def init(address, **options):
+        raise ConnectionError("it ends just now")
+
+    monkeypatch.setenv("RAY_ADDRESS", HERE[0])
+    monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ConfigError, match="RAY_AUTH_MODE=token"):
         call()
 
 
 def test_none_runs(joined, monkeypatch):
-    def init(address, **options):
-        raise ConnectionError("Could not find any running Ray instance.")
-
-    monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(clusters, "local_clusters", list)
     assert not clusters.join_ray("town")
     with pytest.raises(ConfigError, match=r"no Ray cluster runs on this machine .* call ray\.init\(address=\.\.\.\)"):
         Messaging.connect("town")
+    assert joined == []
 
 
 def test_a_wrong_name_joins_none(joined):
@@ -97,19 +100,19 @@ def test_only_raylets_of_this_user_count(monkeypatch, tmp_path):
     assert clusters.local_clusters() == []
 
 
-def test_a_cluster_that_says_nothing_is_left_out(monkeypatch, caplog):
-    monkeypatch.setattr(clusters, "_ANSWER_S", 0.1)
+def test_a_cluster_that_says_nothing_is_asked_once_and_named(monkeypatch, capfd):
+    monkeypatch.setattr(clusters, "_LOOK_S", 0.1)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray searches"))  # it would wait for minutes
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # as a stopped process: its system accepts connections
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        assert not clusters._lives(address)
-        # Ray by itself would wait for it for minutes, where it is the only one.
         monkeypatch.setattr(clusters, "local_clusters", lambda: [address])
-        monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray searches"))
-        monkeypatch.setattr(ray, "is_initialized", lambda: False)
-        monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        assert not clusters.join_ray("town")
-        assert f"no answer from the Ray cluster at {address}" in caplog.text
-    assert not clusters._lives(address)  # and one that has ended
+        with pytest.raises(UnknownName, match=f"at {address} .no answer within 0.1 s"):
+            clusters.join_ray("town")
+    with pytest.raises(UnknownName, match=f"at {address} .*refused"):  # and one that has ended
+        clusters.join_ray("town")
+    assert capfd.readouterr().err == ""
 
 
 # -- starting Ray, or joining it, as the environment says --------------------------------------------------------------
@@ -121,6 +124,7 @@ def inits(monkeypatch):
     found = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **options: found.append((options["address"], options["include_dashboard"])))
+    monkeypatch.setattr(clusters, "ray_session", object)
     return found
 
 
@@ -131,5 +135,5 @@ def test_which_cluster(inits, monkeypatch, address, init):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if address is not None:
         monkeypatch.setenv("RAY_ADDRESS", address)
-    assert clusters.ensure_ray()
+    clusters.release_ray(clusters.hold_ray())
     assert inits == [init]

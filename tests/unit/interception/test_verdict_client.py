@@ -11,7 +11,7 @@ from support.interceptors import batch as batch_of
 from support.lane_peers import frame, mute_lane
 from support.patience import WAIT_S
 
-from ray_messaging.errors import InterceptorUnavailable
+from ray_messaging.errors import Closed, InterceptorUnavailable
 from ray_messaging.interception.rules import BlackList, MaxLength, block
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
@@ -158,6 +158,20 @@ async def test_an_actor_that_died_for_good_is_not_asked_again():
     with pytest.raises(InterceptorUnavailable):
         await RemoteVerdictClient(actor, 60.0).judge(batch())
     assert len(actor.lane.calls) == 1
+
+
+async def test_an_actor_whose_ray_has_ended_is_not_asked_again():
+    def refuse(**_):
+        raise Closed("experiment 'x' has ended: no Ray runs in this process")
+
+    actor = Actor()
+    actor.lane.call = refuse
+    actor.lost_server = Method(refuse)
+    judge = RemoteVerdictClient(actor, 60.0, "x")
+    with pytest.raises(Closed, match="no Ray runs"):
+        await judge.judge(batch())
+    assert len(actor.lane.calls) == 1
+    assert "no Ray runs" in str(await judge.ended())
 
 
 async def test_a_lane_that_opens_for_nobody_is_not_tried_before_each_batch(actor, remote, monkeypatch):

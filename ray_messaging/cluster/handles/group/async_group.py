@@ -18,7 +18,7 @@ from ray.exceptions import ActorUnavailableError
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name, check_subtopic, parse_channel
 from ray_messaging.audiences.cache import UNRESOLVED, name_of
-from ray_messaging.cluster.handles.connection import gone, insist, known_dead, value_of, wait_restart
+from ray_messaging.cluster.handles.connection import gone, insist, value_of, wait_restart
 from ray_messaging.cluster.handles.group.fetched import Fetched
 from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneRoute
 from ray_messaging.cluster.handles.group.group_service import GroupService
@@ -34,6 +34,8 @@ from ray_messaging.cluster.lane_calls import (
     parse_sent,
     receipts_of,
 )
+from ray_messaging.cluster.ray_calls import check_ray
+from ray_messaging.cluster.ray_internals import known_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answers import AnswerPart, Answers, AnswerTable, MoreAnswers
@@ -194,6 +196,7 @@ class AsyncGroup(StampedHandle):
         if not batches:
             return Receipts([])
         if known_dead(self.actor):
+            check_ray(self._experiment.exp_id)
             raise gone(self._actor_name)
         if self._restarting:  # a call during the restart would fail with an unknown outcome
             await wait_restart(self.waiting, self.actor, self._experiment.settings.send_timeout_s)

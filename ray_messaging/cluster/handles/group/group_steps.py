@@ -5,11 +5,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from functools import partial
 
-import ray
-
 from ray_messaging.cluster.handles.connection import ExperimentConnection, find_actor, gone
 from ray_messaging.cluster.handles.messagers import named_messager, tell_metrics
 from ray_messaging.cluster.handles.own_loop import SharedLoop
+from ray_messaging.cluster.ray_calls import context
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.common.process_tuning import relax_collector
@@ -96,5 +95,5 @@ async def connected(make: Callable[[], Messager], patience_s: float) -> Messager
 
 def driving_task() -> str:
     """Return the name of the running Ray task, or of the driver."""
-    context = ray.get_runtime_context()
-    return context.get_task_id() or f"driver {context.get_worker_id()}"
+    here = context()
+    return here.get_task_id() or f"driver {here.get_worker_id()}"

@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-import ray
-
+from ray_messaging.cluster.ray_calls import get, wait
 from ray_messaging.errors import ConfigError
 
 Refs = list[Any]  # of ObjectRefs
@@ -22,11 +21,11 @@ class Blocking:
 
     async def value(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
         """Return the result of a Ray call, or raise its error."""
-        return ray.get(ref)
+        return get(ref)
 
     async def some(self, refs: Refs, timeout_s: float) -> tuple[Refs, Refs]:
         """Wait for Ray calls up to a time; return those that have ended, and the others."""
-        return ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+        return wait(refs, num_returns=len(refs), timeout=timeout_s)
 
     async def pause(self, seconds: float) -> None:
         """Wait for some seconds."""

@@ -1,0 +1,131 @@
+"""The guard of all calls to Ray: none of them starts Ray, as Ray's own do, once the Ray of this process has ended.
+
+Another Ray has none of the experiment's actors. Started from a thread, it would also be killed with that thread.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from ray_messaging.errors import Closed, ended
+
+_NO_RAY = "no Ray runs in this process, after ray.shutdown() or the end of the last experiment that it had started"
+_OTHER_RAY = "the Ray in which it ran was shut down in this process, which uses another one now"
+_STALE = "different cluster"  # in the text of Ray's error, a bare Exception
+
+
+def check_ray(exp_id: str) -> None:
+    """Raise Closed, which names the experiment, if the Ray of this process has ended."""
+    if not ray.is_initialized():
+        raise ended(exp_id, _NO_RAY, unsent=True)
+
+
+def _check() -> None:
+    if not ray.is_initialized():
+        raise Closed(f"{_NO_RAY}: start or connect to an experiment first", unsent=True)
+
+
+class OurActor:
+    """A handle of an actor of an experiment. It is used as Ray's, and never starts Ray: its calls raise Closed.
+
+    For Ray it is a handle of Ray's, which may be passed on and killed.
+    """
+
+    def __init__(self, handle: Any, exp_id: str) -> None:  # noqa: ANN401 - a Ray actor handle
+        self._handle = handle
+        self._exp_id = exp_id
+
+    @property  # type: ignore[misc]  # Ray asks isinstance
+    def __class__(self) -> type:
+        return type(self._handle)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a method of the actor, or what Ray keeps with a handle
+        if name.startswith("_"):
+            return getattr(self._handle, name)
+        return _Method(getattr(self._handle, name), self._exp_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OurActor, (self._handle, self._exp_id)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._handle == (other._handle if type(other) is OurActor else other))
+
+    def __hash__(self) -> int:
+        return hash(self._handle)
+
+    def __repr__(self) -> str:
+        return repr(self._handle)
+
+
+class _Method:
+    """A method of one of our actors."""
+
+    __slots__ = ("_exp_id", "_method")
+
+    def __init__(self, method: Any, exp_id: str) -> None:  # noqa: ANN401 - a method of a Ray actor handle
+        self._method = method
+        self._exp_id = exp_id
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the method's arguments, and an ObjectRef
+        """Call the method; raise Closed if the Ray in which the actor ran has ended."""
+        check_ray(self._exp_id)
+        try:
+            return self._method.remote(*args, **kwargs)
+        except Exception as error:
+            if type(error) is Exception and _STALE in str(error):
+                raise ended(self._exp_id, _OTHER_RAY, unsent=True) from error
+            raise
+
+    def options(self, **options: Any) -> "_Method":  # noqa: ANN401 - Ray's options
+        """Return this method with options of Ray's."""
+        return _Method(self._method.options(**options), self._exp_id)
+
+
+def start_actor(exp_id: str, actor_class: type, options: dict[str, Any], *arguments: object) -> OurActor:
+    """Start an actor of an experiment."""
+    check_ray(exp_id)
+    return OurActor(ray.remote(**options)(actor_class).remote(*arguments), exp_id)
+
+
+def get(refs: Any, *, timeout: float | None = None) -> Any:  # noqa: ANN401 - ObjectRefs and their values
+    """Do as ray.get."""
+    _check()
+    return ray.get(refs, timeout=timeout)
+
+
+def wait(refs: Sequence[Any], *, num_returns: int = 1, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
+    """Do as ray.wait."""
+    _check()
+    return ray.wait(list(refs), num_returns=num_returns, timeout=timeout)
+
+
+def put(value: object) -> Any:  # noqa: ANN401 - an ObjectRef
+    """Do as ray.put."""
+    _check()
+    return ray.put(value)
+
+
+def kill(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
+    """Do as ray.kill, but nothing once Ray has ended, and the actor with it."""
+    if ray.is_initialized():
+        ray.kill(actor)
+
+
+def context() -> Any:  # noqa: ANN401 - Ray's context of this process
+    """Do as ray.get_runtime_context."""
+    _check()
+    return ray.get_runtime_context()
+
+
+def find_named(name: str, namespace: str) -> Any:  # noqa: ANN401 - a Ray actor handle
+    """Do as ray.get_actor."""
+    _check()
+    return ray.get_actor(name, namespace=namespace)
+
+
+def all_names() -> list[dict[str, str]]:
+    """Return the name and the namespace of each living actor that has a name."""
+    _check()
+    found: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
+    return found

@@ -1,0 +1,157 @@
+"""The only module that uses names of Ray's that are not public.
+
+Ray has no public calls for these, or only with its dashboard. Each function says what becomes of it in a Ray that has
+the name elsewhere.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RaySystemError
+from ray.util.client import ray as client
+
+from ray_messaging.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_ACTOR_ID, _WORKER_ID = 32, 56  # hexadecimal digits
+_MISSING = (ImportError, AttributeError, TypeError, ValueError, RuntimeError, AssertionError, RayError)
+
+
+# A Ray that has a name elsewhere must not stop the rest.
+# ruff: noqa: PLC0415
+
+
+def on_ray_client() -> bool:
+    """Return whether this process uses a cluster by Ray Client, so that it is on none of its nodes."""
+    return bool(client.is_connected())
+
+
+def ray_session() -> object:
+    """Return what tells this connection to Ray from earlier and later ones of this process. Ray must run."""
+    if on_ray_client():
+        return client.get_context().client_worker
+    try:
+        from ray._private.worker import global_worker
+
+        found: object = global_worker.current_cluster_and_job
+    except _MISSING:  # then a second connection to the same cluster counts as the first one
+        found = ray.get_runtime_context().get_session_name()
+    return found
+
+
+def known_dead(actor: Any) -> bool | None:  # noqa: ANN401 - a Ray actor handle
+    """Return whether this process knows that an actor is dead for good, so that a call would never begin.
+
+    It is None where Ray does not say: on Ray Client. It is False before the first call of the actor, and True once the
+    Ray of this process has ended.
+    """
+    state = getattr(actor, "_get_local_state", None)
+    if state is None:
+        return None
+    try:
+        from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
+    except ImportError:
+        return None
+    try:
+        return bool(state() == ActorTableData.ActorState.DEAD)
+    except RaySystemError:
+        return True
+
+
+def actor_facts(actor: Any) -> tuple[str, int, str]:  # noqa: ANN401 - a Ray actor handle
+    """Return an actor's state in Ray's words, how often it has started again, and its node; "", 0 and "" if unknown."""
+    try:
+        from ray._private.state import actors
+
+        known = actors(actor._actor_id.hex())
+        return known.get("State", ""), int(known.get("NumRestarts", 0)), known.get("Address", {}).get("NodeID", "")
+    except (ImportError, AttributeError) as error:
+        logger.debug("this Ray has no known call for the state of actors: %s", error)
+        return "", 0, ""
+
+
+def owner_known_dead(key: str) -> bool:
+    """Return whether Ray knows that the actor or worker of this id is dead for good; one of another cluster may live.
+
+    Where Ray does not say, it counts as alive.
+    """
+    try:
+        from ray._private.state import actors, state
+        from ray._raylet import WorkerID
+        from ray.core.generated import gcs_pb2
+
+        if len(key) == _ACTOR_ID:
+            return bool(actors(key).get("State") == "DEAD")
+        if len(key) != _WORKER_ID:
+            return False
+        info = state._connect_and_get_accessor().get_worker_info(WorkerID.from_hex(key))
+        return info is not None and not gcs_pb2.WorkerTableData.FromString(info).is_alive  # type: ignore[attr-defined]
+    except _MISSING as error:
+        logger.warning("Ray cannot say whether %s is dead (%s): its lease must expire first", key, error)
+        return False
+
+
+def names_in(cluster: str, namespace: str, timeout_s: float) -> list[str]:
+    """Return the names of the living actors of a namespace in the cluster at an address, without joining it."""
+    try:
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    except ImportError as error:
+        raise ConfigError(
+            f"Ray {ray.__version__} has no known call to look into a cluster: set RAY_ADDRESS={cluster}"
+        ) from error
+
+    async def ask() -> list[str]:
+        server, found = GcsClient(address=cluster), []
+        for state in ("ALIVE", "RESTARTING"):
+            actors = await server.async_get_all_actor_info(actor_state_name=state, timeout=timeout_s)
+            found += [actor.name for actor in actors.values() if actor.name and actor.ray_namespace == namespace]
+        return found
+
+    return asyncio.run(ask())
+
+
+def _kv(name: str) -> Any:  # noqa: ANN401 - a function of Ray's
+    try:
+        from ray.experimental import internal_kv
+
+        return getattr(internal_kv, name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"Ray {ray.__version__} has no place for rules that change at run time ({error}): install a Ray with which "
+            "this version of ray_messaging was tested (docs/operations.md), and start the cluster anew"
+        ) from error
+
+
+def kv_put(key: str, value: bytes, *, namespace: str) -> None:
+    """Store a value in the state of the cluster."""
+    _kv("_internal_kv_put")(key, value, namespace=namespace)
+
+
+def kv_get(key: str | bytes, *, namespace: str) -> bytes | None:
+    """Return a value from the state of the cluster, or None if there is none."""
+    found: bytes | None = _kv("_internal_kv_get")(key, namespace=namespace)
+    return found
+
+
+def kv_delete(key: str | bytes, *, namespace: str) -> None:
+    """Delete a value from the state of the cluster."""
+    _kv("_internal_kv_del")(key, namespace=namespace)
+
+
+def kv_names(prefix: str, *, namespace: str) -> list[bytes]:
+    """Return the keys in the state of the cluster that begin with a prefix."""
+    found: list[bytes] = _kv("_internal_kv_list")(prefix, namespace=namespace)
+    return found
+
+
+def use_token() -> None:
+    """Use this user's token for a cluster on this machine, if there is one; a cluster without tokens ignores it."""
+    try:
+        from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+    except ImportError:
+        return  # this Ray needs no such call
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # its log messages do not help here
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
