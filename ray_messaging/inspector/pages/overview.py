@@ -47,19 +47,14 @@ class StepPanel:
             return
         self._card.set_visibility(True)
         steps = state.steps
-        self._said.set_text(_said(steps))
+        self._said.set_text(f"{steps}.".capitalize())
         self._waiting.set_text(_waited_for(steps))
         self._stragglers.set_text(cut("; ".join(steps.stragglers), 400))
 
 
-def _said(steps: StepFacts) -> str:
-    paused = "" if steps.target is None else f"; paused after step {steps.target:,}"
-    return f"Step {steps.now:,} is open{paused}."
-
-
 def _waited_for(steps: StepFacts) -> str:
     if not steps.waiting:
-        return "Nobody is waited for."
+        return "" if steps.resting else "No group is waited for."
     some = [f"{name(group)} (step {step:,})" for group, step in sorted(steps.waiting.items())[:_NAMED]]
     more = f" and {len(steps.waiting) - _NAMED} more" if len(steps.waiting) > _NAMED else ""
     return f"Waited for: {', '.join(some)}{more}."

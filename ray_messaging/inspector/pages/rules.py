@@ -44,10 +44,13 @@ class RuleForm:
         """Say from which step on a change can be repeated, if the experiment has steps."""
         self._step.set_visibility(steps is not None)
         if steps is not None:
-            self._advice.set_text(
-                f"Step {steps.now:,} is open. A change from a later step on applies to whole steps, so that the run "
-                "can be repeated; one without a step applies in the middle of the open one, and the run cannot."
+            when = (
+                f"A change applies from step {steps.now:,} on, or from a later step that you give."
+                if steps.resting
+                else "A change from a later step on applies to whole steps, so that the run can be repeated; one without "
+                "a step applies in the middle of the open one, and the run cannot."
             )
+            self._advice.set_text(f"{f'{steps}.'.capitalize()} {when}")
 
     @property
     def _at_step(self) -> int | None:

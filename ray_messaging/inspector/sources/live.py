@@ -117,7 +117,8 @@ class LiveSource(Source):
         except ConfigError:
             return None
         late = [str(straggler) for straggler in self._messaging.steps.stragglers()]
-        return StepFacts(progress.sealed + 1, progress.target, progress.waiting_for(), late)
+        waiting = {} if progress.resting else progress.waiting_for()
+        return StepFacts(progress.sealed + 1, progress.target, waiting, late, progress.resting)
 
     def health(self) -> Health:
         """Return the findings of a health check."""
