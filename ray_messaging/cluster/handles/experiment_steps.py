@@ -173,7 +173,7 @@ class ExperimentSteps:
         self._connection.ask(self._interceptor.declare_senders.remote(_checked(hears), at_step))
 
     def waiting_for(self) -> dict[str, int]:
-        """Return the groups that hold up the others, each with the step that it has to commit; {} if no step is open."""
+        """Return the groups that hold up the others, each with the step that it has to commit; {} if none is open."""
         progress = self.progress()
         return {} if progress.resting else progress.waiting_for()
 

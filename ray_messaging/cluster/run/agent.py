@@ -66,7 +66,7 @@ class Agent:
             society.rows[agent_id] = data, neighbours
         self.data: Mapping[str, Any] = data
         self.neighbours: Sequence[AgentId] = neighbours
-        self.shared = society.shared
+        self.shared: Any = society.shared
         self.stopped = False
         self._society = society
         self._place = place

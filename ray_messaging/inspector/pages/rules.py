@@ -45,11 +45,11 @@ class RuleForm:
         self._step.set_visibility(steps is not None)
         if steps is not None:
             when = (
-                f"A change applies from step {steps.now:,} on, or from a later step that you give."
-                if steps.resting
-                else "A change from a later step on applies to whole steps, so that the run can be repeated; one without "
-                "a step applies in the middle of the open one, and the run cannot."
+                "A change from a later step on applies to whole steps, so that the run can be repeated; one without a "
+                "step applies in the middle of the open one, and the run cannot."
             )
+            if steps.resting:
+                when = f"A change applies from step {steps.now:,} on, or from a later step that you give."
             self._advice.set_text(f"{f'{steps}.'.capitalize()} {when}")
 
     @property
