@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.layout import Changes, Problem, button, card, refilled
+from ray_messaging.inspector.pages.layout import Changes, Problem, await_data, button, card, refilled
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import Preview, RuleFacts, StepFacts
@@ -106,6 +106,7 @@ class Rules:
         self._problem = Problem()
         with card("Rules, in the order in which messages pass them"):
             self._list = ui.column().classes("w-full gap-2").props("data-mark=rules")
+            await_data(self._list)
         self._form = None if cache.control is None else RuleForm(cache, cache.control, self.show)
         ui.timer(_EVERY_S, self.show)
 
