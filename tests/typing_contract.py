@@ -216,8 +216,14 @@ def person(me: Agent, inbox: Messages) -> None:
     me.sned(3, {"text": "hi"})  # type: ignore[attr-defined]  # no such call
 
 
+async def ask_model(prompt: str, *, warmth: float = 1.0) -> str:
+    return prompt if warmth else ""
+
+
 async def thinker(me: Agent, inbox: Messages) -> None:
-    me.state["said"] = await me.remember(len, inbox)
+    assert_type(await me.remember(ask_model, "Who are you?", warmth=0.5), str)
+    assert_type(await me.remember(len, inbox), int)
+    await me.remember(ask_model, 3)  # type: ignore[call-overload]  # a prompt is a text
 
 
 def crowd(group: Crowd, step: Step) -> None:
