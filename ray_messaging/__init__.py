@@ -58,11 +58,13 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.survey import Survey
     from ray_messaging.cluster.inspector_process import Inspector
     from ray_messaging.cluster.messaging import Messaging
+    from ray_messaging.cluster.run.agent import Agent
+    from ray_messaging.cluster.run.crowd import Crowd
     from ray_messaging.cluster.run.result import Result
     from ray_messaging.cluster.run.run import Run
     from ray_messaging.compat.msg import Msg
     from ray_messaging.config import Calls, MessagingConfig, RedisConfig, Steps
-    from ray_messaging.conversations.answers import Answers
+    from ray_messaging.conversations.answers import Answers, GroupAnswers
     from ray_messaging.embedded.local_server import LocalServer
     from ray_messaging.eventlog.comparison import compare
     from ray_messaging.eventlog.event_log import EventLog
@@ -78,11 +80,15 @@ if TYPE_CHECKING:
     from ray_messaging.observability.tracing.settings import Tracing
     from ray_messaging.outgoing import Outgoing
     from ray_messaging.receipt import Receipt, Receipts
+    from ray_messaging.steps.step import Step
+
+    __version__: str
 
 # The module of a name is imported when the name is first used. A process thus loads only what it needs: `errors` is
 # imported without Ray, and a group without pyarrow (80 MB). Type checkers read the imports above.
 _MODULES = {"rules": "ray_messaging.interception.rules"}
 _HOMES = {
+    "Agent": "ray_messaging.cluster.run.agent",
     "Answers": "ray_messaging.conversations.answers",
     "AsyncGroup": "ray_messaging.cluster.handles.group.async_group",
     "Audience": "ray_messaging.cluster.handles.audience",
@@ -90,10 +96,12 @@ _HOMES = {
     "BlockedMessage": "ray_messaging.cluster.handles.remote_log",
     "Calls": "ray_messaging.config",
     "Count": "ray_messaging.model.series",
+    "Crowd": "ray_messaging.cluster.run.crowd",
     "EventLog": "ray_messaging.eventlog.event_log",
     "compare": "ray_messaging.eventlog.comparison",
     "Finding": "ray_messaging.observability.health.findings",
     "Group": "ray_messaging.cluster.handles.group.group",
+    "GroupAnswers": "ray_messaging.conversations.answers",
     "Health": "ray_messaging.observability.health.findings",
     "Inspector": "ray_messaging.cluster.inspector_process",
     "LocalServer": "ray_messaging.embedded.local_server",
@@ -112,6 +120,7 @@ _HOMES = {
     "Result": "ray_messaging.cluster.run.result",
     "Rule": "ray_messaging.interception.rules.rule",
     "Run": "ray_messaging.cluster.run.run",
+    "Step": "ray_messaging.steps.step",
     "Steps": "ray_messaging.config",
     "Survey": "ray_messaging.cluster.handles.survey",
     "Tracing": "ray_messaging.observability.tracing.settings",
@@ -119,6 +128,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Agent",
     "AlreadyExists",
     "AnswerFailed",
     "Answers",
@@ -135,12 +145,14 @@ __all__ = [
     "ConfigError",
     "ConnectionFailed",
     "Count",
+    "Crowd",
     "EventLog",
     "Fenced",
     "FetchTooLarge",
     "Finding",
     "FrameError",
     "Group",
+    "GroupAnswers",
     "Health",
     "Inspector",
     "InterceptorUnavailable",
@@ -181,6 +193,7 @@ __all__ = [
     "Run",
     "ServerFailed",
     "ServerRefused",
+    "Step",
     "StepAborted",
     "StepFailed",
     "StepTooLarge",
@@ -202,8 +215,12 @@ __all__ = [
 if not TYPE_CHECKING:  # with __getattr__ in sight, checkers would accept any name
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            from importlib.metadata import version  # noqa: PLC0415 - it takes as long as all else here
+
+            return version("ray-messaging")
         return resolve(__name__, _HOMES, name, _MODULES)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_MODULES})
+    return sorted({*globals(), *_HOMES, *_MODULES, "__version__"})

@@ -5,17 +5,25 @@ from typing import Any, Literal, assert_type
 
 import aiomqtt
 import msgspec
+import networkx as nx
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+import ray_messaging
 from ray_messaging import (
+    Agent,
     AsyncGroup,
     BlockedListener,
     BlockedMessage,
+    Count,
+    Crowd,
     EventLog,
     Group,
+    GroupAnswers,
     LogRow,
+    Mean,
     Message,
     Messager,
     Messages,
@@ -25,11 +33,15 @@ from ray_messaging import (
     Receipt,
     Receipts,
     RedisConfig,
+    Result,
+    Run,
+    Step,
     Survey,
     rules,
 )
 from ray_messaging.compat.mqtt import Messager as MqttMessager
 from ray_messaging.compat.mqtt import MqttConfig
+from ray_messaging.testing import check_repeatable, run
 from ray_messaging.transaction import Transaction
 
 
@@ -187,3 +199,93 @@ async def on_mqtt() -> None:
         assert_type(await messager.send_message("exps/e/agents/1/agent-chat", {"a": 1}, "2", "1"), Receipt)
         assert_type(await messager.fetch_messages(timeout=None), list[aiomqtt.Message])
         assert_type(messager.get_log_list(), list[dict[str, Any]])
+
+
+def person(me: Agent, inbox: Messages) -> None:
+    assert_type(me.id, int | str)
+    assert_type(me.state, dict[str, Any])
+    assert_type(me.rng, np.random.Generator)
+    assert_type(me.step, int)
+    assert_type(me.ask(3, {"text": "home?"}), str)
+    for message in inbox:
+        assert_type(message, Message)
+        me.reply(message, {"text": "yes"})
+    me.state["mood"] = inbox.column("mood").mean() + me.shared["base"] + me.data["age"]
+    for friend in me.neighbours:
+        me.send(friend, {"mood": me.state["mood"]}, deliver_at=me.step + 2)
+    me.sned(3, {"text": "hi"})  # type: ignore[attr-defined]  # no such call
+
+
+async def ask_model(prompt: str, *, warmth: float = 1.0) -> str:
+    return prompt if warmth else ""
+
+
+async def thinker(me: Agent, inbox: Messages) -> None:
+    assert_type(await me.remember(ask_model, "Who are you?", warmth=0.5), str)
+    assert_type(await me.remember(len, inbox), int)
+    await me.remember(ask_model, 3)  # type: ignore[call-overload]  # a prompt is a text
+
+
+def crowd(group: Crowd, step: Step) -> None:
+    assert_type(group.state, dict[str, NDArray[Any]])
+    assert_type(group.uniform(2), NDArray[np.float64])
+    assert_type(step.messages, Messages)
+    assert_type(step.number, int)
+
+
+def untyped(me, inbox):  # type: ignore[no-untyped-def]
+    me.anything()
+
+
+def mood(me: Agent) -> dict[str, Any]:
+    return {"mood": me.state["mood"]}
+
+
+def moods(group: Crowd) -> dict[str, Any]:
+    return {"mood": group.state["mood"]}
+
+
+def in_steps(messaging: Messaging) -> None:
+    result = messaging.run(person, agents=10, until=5, start=mood, graph=[(1, 2)], collect=[Mean("a"), Count("b")])
+    assert_type(result, Result)
+    assert_type(result.states, dict[int | str, dict[str, Any]])
+    assert_type(result.states[3]["mood"], Any)
+    messaging.run(thinker, agents=["ann", "bob"], groups={"a": ["ann"], "b": ("bob",)}, until=5, timeout=3.0)
+    messaging.run(untyped, agents=[1, "ann"], until=5, by="agent", start=lambda me: {"id": me.id}, collect=mood)
+    messaging.run(person, agents=np.arange(3), until=5, graph=np.zeros((3, 2), np.int64), collect=lambda me: {"n": 1})
+    messaging.run(person, agents=pd.DataFrame({"age": [1]}), until=5, graph=pd.DataFrame({"a": [1], "b": [2]}))
+    messaging.run(person, agents=pd.Index([1, 2]), until=5, graph=nx.path_graph(3), only_active=True)
+    messaging.run(person, agents=(agent for agent in range(3)), until=5, graph="friends", collect=Count("side"))
+    messaging.run(person, agents={1, 2}, until=5, graph=messaging.audience("friends"), groups=2, shared=object())
+    messaging.run(crowd, agents=range(10), until=5, by="group", start=moods, collect=moods, progress=False)
+    standing = messaging.start_run(person, agents=10, collect=Mean("mood"))
+    assert_type(standing, Run)
+    assert_type(standing.states(), dict[int | str, dict[str, Any]])
+    assert_type(messaging.start_run(crowd, agents=10, by="group"), Run)
+    assert_type(messaging.ask_columns([1, 2], {"text": "home?"}), GroupAnswers)
+    assert_type(run(person, agents=10, until=5, seed=7, rules=[rules.MaxLength(5)]), Result)
+    assert_type(run(crowd, agents=10, until=5, by="group", groups=2), Result)
+    check_repeatable(person, agents=10, until=5, graph=[(1, 2)])
+    check_repeatable(crowd, agents=10, until=5, by="group", start=moods)
+    assert_type(ray_messaging.__version__, str)
+
+
+def wrong_runs(messaging: Messaging) -> None:
+    messaging.run(person, agents="oops", until=5)  # type: ignore[call-overload]  # a text is no list of ids
+    messaging.run(person, agents=5, until=5, by="groups")  # type: ignore[call-overload]  # agent, or group
+    messaging.run(person, agents=5, until=5, graph=3)  # type: ignore[call-overload]  # no edges
+    messaging.run(person, agents=5, until=5, collect=7)  # type: ignore[call-overload]  # not a function
+    messaging.run(person, agents=5, until=5, groups="two")  # type: ignore[call-overload]  # a number, or {name: ids}
+    messaging.run(person, agents=5)  # type: ignore[call-overload]  # up to which step?
+    messaging.run(person, agents=5, until=5, by="group")  # type: ignore[call-overload]  # this model is of one agent
+    messaging.run(crowd, agents=5, until=5)  # type: ignore[arg-type]  # this model is of a group
+    messaging.run(crowd, agents=5, until=5, by="group", timeout=1)  # type: ignore[call-overload]  # of agents' calls
+    messaging.run(person, agents=5, until=5, start=moods)  # type: ignore[arg-type]  # of a group
+    messaging.run(person, agents=5, until=5, colect=mood)  # type: ignore[call-overload]  # no such argument
+    messaging.run(len, agents=5, until=5)  # type: ignore[arg-type]  # a model has two arguments
+    messaging.start_run(person, agents="oops")  # type: ignore[call-overload]
+    messaging.start_run(person, agents=5, by="groups")  # type: ignore[call-overload]
+    run(person, agents="oops", until=5)  # type: ignore[call-overload]
+    run(crowd, agents=5, until=5, by="groups")  # type: ignore[call-overload]
+    check_repeatable(person, agents="oops", until=5)  # type: ignore[arg-type]
+    check_repeatable(person, agents=5, until=5, by="groups")  # type: ignore[arg-type]

@@ -53,6 +53,7 @@ _TO_ESCAPE = re.compile(rf"[:*?\[\]\\]|%(?=(?:25)*(?:{_CODES}))")
 _ESCAPED = re.compile(rf"%(?:{_CODES}|25(?=(?:25)*(?:{_CODES})))")
 _OURS = "rm:{"
 _SURVEY = re.compile(r".*\.[0-9a-f]{16}\.survey")
+_INTERNAL = re.compile(rf"{_SURVEY.pattern}|.*\.answers|anon-[0-9a-f]{{16}}")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -216,6 +217,11 @@ def build_channel(exp_id: str, agent_id: AgentId | None, topic: str) -> str:
 def answer_mailbox(name: str) -> str:
     """Build the name of the mailbox that gets the answers to a messager's questions."""
     return f"{name[: NAME_LENGTH - 8]}.answers"
+
+
+def is_internal(mailbox: str) -> bool:
+    """Return whether a mailbox is none of a user's messagers: it gets answers, or its messager has no name."""
+    return _INTERNAL.fullmatch(mailbox) is not None
 
 
 def survey_mailbox(survey_id: str) -> str:

@@ -39,7 +39,7 @@ def fork(
         console.print(f"The fork of {parent} begins with step {messaging.steps.now}.")
         groups = {name: [*agents] for name, agents in messaging.steps.hosted().items()}
         everybody = [agent for agents in groups.values() for agent in agents]
-        result = messaging.run(function, agents=everybody, groups=groups, until=until, by=by)
+        result = messaging.run(function, agents=everybody, groups=groups, until=until, by=cast("Any", by))
     console.print(repr(result))
     console.print(str(compare(folder, parent)))
 

@@ -23,7 +23,7 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.interception.rules import Rule
 from ray_messaging.replay.account import Account
 from ray_messaging.replay.plan import Plan
-from ray_messaging.replay.runner import ROUNDS, ReplayRunner
+from ray_messaging.replay.runner import ReplayRunner, lone_latency_ms
 
 DOES_NOT_BALANCE = 1
 PLAIN_WIDTH = 200  # columns if the output is not a terminal
@@ -54,7 +54,7 @@ def run(
     # A run's data have no further use: leave nothing on a user's server.
     with ExitStack() as stack:
         stack.callback(messaging.shutdown, erase=True)
-        engine = stack.enter_context(ReplayRunner(messaging, plan, probe=probe))
+        engine = stack.enter_context(ReplayRunner(messaging, plan))
         startup_seconds = time.monotonic() - began
         console.print(f"Ready after {startup_seconds:.1f} s. Sending {len(plan.traffic):,} messages ...")
         if log_dir is not None:
@@ -64,17 +64,16 @@ def run(
         with progress_bars(console, len(plan.traffic)) as on_progress:
             account = engine.run(on_progress)
         logged, problems = (None, []) if log_dir is None else _logged(console, messaging, account)
-        lone_ms = engine.lone_latency_ms() if probe and account.balances else None
+        lone_ms = _lone_latency_ms(f"{exp_id}-lone", rules, redis) if probe and account.balances else None
         for show in (show_fates, show_heat_map, show_check):
             console.print()
             show(console, account)
         console.print()
         show_speed(console, account, lone_ms)
         if log_dir is not None and logged is not None:
-            probes = "" if lone_ms is None else f" (and {2 * ROUNDS:,} lone messages)"
             console.print(
-                f"The event log has {sum(logged.values()):,} sends, each with one fate, as in the senders' receipts"
-                f"{probes}. Look into it:\n  ray-messaging log stats {log_dir}"
+                f"The event log has {sum(logged.values()):,} sends, each with one fate, as in the senders' receipts. "
+                f"Look into it:\n  ray-messaging log stats {log_dir}"
             )
         if ui:
             console.print("\nThe experiment stays for the inspector; Ctrl-C ends both.")
@@ -83,6 +82,15 @@ def run(
     measured = {"startup_seconds": round(startup_seconds, 3), "logged": logged, "lone_latency_ms": lone_ms}
     found = account.to_dict() | {name: value for name, value in measured.items() if value is not None}
     return found, [*account.problems, *problems]
+
+
+def _lone_latency_ms(exp_id: str, rules: Sequence[Rule], redis: str | None) -> dict[str, float | None]:
+    """Measure single messages, in an experiment of their own: they are no part of the traffic, nor of its log."""
+    messaging = Messaging.start(exp_id, redis=redis, rules=rules)
+    try:
+        return lone_latency_ms(messaging)
+    finally:
+        messaging.shutdown(erase=True)
 
 
 def _logged(console: Console, messaging: Messaging, account: Account) -> tuple[dict[str, int], list[str]]:

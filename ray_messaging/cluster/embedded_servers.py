@@ -5,9 +5,11 @@ Embedded servers may keep their data in folders for a later start.
 
 import asyncio
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Literal, NamedTuple, Self
 
 import ray
@@ -22,6 +24,8 @@ from ray_messaging.limits_and_timeouts import SHARDS
 
 Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"
+LARGE_BYTES = 10**7  # smaller data are not worth a line
+_told = Event()  # set once this process has named a folder of large data
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 
 
@@ -146,6 +150,16 @@ class KeptData(NamedTuple):
         servers = tuple(folder / f"shard-{shard}-of-{count}" for shard in range(count)) if count > 1 else (folder,)
         _check(folder, servers)
         return cls(folder, servers, given is not None)
+
+    def tell(self) -> None:
+        """Say on stderr, once in a process, where large data are that the user has not asked for."""
+        if self.asked_for or _told.is_set():
+            return
+        # With Ray Client the folder is on another machine, and has no files here.
+        nbytes = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        if nbytes >= LARGE_BYTES:
+            _told.set()
+            sys.stderr.write(f"{self.folder} ({nbytes / 1e6:,.0f} MB) is needed only to resume this run\n")
 
     def clean(self) -> None:
         """Remove the folder, after the folders of all servers were removed."""

@@ -4,7 +4,6 @@ import logging
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -177,18 +176,8 @@ class StartedExperiment:
         _kill(self._servers)
         if erase and self._kept is not None:
             self._kept.clean()
-        elif self._kept is not None and not self._kept.asked_for and self.experiment is not None:
-            _tell_of_data(self._kept.folder)
-
-
-def _tell_of_data(folder: Path) -> None:
-    """Print where data are that the user did not ask to keep, so that somebody removes them."""
-    if folder.is_dir():  # with Ray Client it is on another machine
-        nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        sys.stderr.write(
-            f"{folder} ({nbytes / 1e6:.1f} MB) has the agents' states, by which a later start goes on with the run "
-            "(on_existing='resume'): remove that folder where nobody will; the event log does not need it\n"
-        )
+        elif self._kept is not None and self.experiment is not None:
+            self._kept.tell()
 
 
 def start_experiment(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import ray
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.inspector_process import Inspector
     from ray_messaging.cluster.lifecycle import StartedExperiment
     from ray_messaging.cluster.moves import AgentMove
+    from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel
     from ray_messaging.cluster.run.result import Result
     from ray_messaging.cluster.run.run import Run, RunActors
     from ray_messaging.compat.msg import Payload
@@ -553,6 +554,26 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         return RunActors()
 
+    @overload
+    def run(
+        self,
+        model: "AgentModel",
+        *,
+        until: int,
+        by: Literal["agent"] = "agent",
+        progress: bool = True,
+        **given: "Unpack[AgentArguments]",
+    ) -> "Result": ...
+    @overload
+    def run(
+        self,
+        model: "GroupModel",
+        *,
+        until: int,
+        by: Literal["group"],
+        progress: bool = True,
+        **given: "Unpack[GroupArguments]",
+    ) -> "Result": ...
     def run(
         self,
         model: "Callable[..., object]",
@@ -618,6 +639,12 @@ class Messaging(AbstractContextManager["Messaging"]):
             # Our own frames say nothing to a user.
             raise error.with_traceback(None) from error.__cause__
 
+    @overload
+    def start_run(
+        self, model: "AgentModel", *, by: Literal["agent"] = "agent", **given: "Unpack[AgentArguments]"
+    ) -> "Run": ...
+    @overload
+    def start_run(self, model: "GroupModel", *, by: Literal["group"], **given: "Unpack[GroupArguments]") -> "Run": ...
     def start_run(
         self,
         model: "Callable[..., object]",

@@ -25,6 +25,11 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.stop()
 
+    @property
+    def has_lines(self) -> bool:
+        """Return whether lines of text were shown, which stay to be read. A bar vanishes at the end."""
+        return self._bar is None and self._next > 0
+
     def is_due(self) -> bool:
         """Return whether it is time to show the progress."""
         return self._shown and (self._bar is not None or time.monotonic() >= self._next)

@@ -34,3 +34,8 @@ def utc_time(seconds: float) -> str:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
     except (ValueError, OverflowError, OSError):  # a sender's clock may have any value
         return f"{seconds:g}"
+
+
+def steps_done(count: int) -> str:
+    """Say how many steps are done."""
+    return f"{count:,} {'step' if count == 1 else 'steps'} done"

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
+from ray_messaging.common.texts import steps_done
+
 TEXT_WIDTH = 2_000  # characters of a payload
 NAME_WIDTH = 60
 _MOST_VALUES, _VALUE_WIDTH = 40, 200
@@ -77,13 +79,20 @@ class StepFacts:
     """The state of the steps.
 
     `now` is the first step that is not sealed, `target` the step after which they pause (None: they do not), and
-    `waiting` has the groups for which the others wait, each with its step.
+    `waiting` has the groups for which the others wait, each with its step. While no step is open, `resting` is True.
     """
 
     now: int
     target: int | None
     waiting: dict[str, int]
-    stragglers: list[str] = field(default_factory=list)
+    stragglers: list[str]
+    resting: bool
+
+    def __str__(self) -> str:
+        now = steps_done(self.now) if self.resting else f"step {self.now:,} is open"
+        if self.target is None:
+            return now
+        return f"{now}; {'paused' if self.resting else 'pauses'} after step {self.target:,}"
 
 
 @dataclass(frozen=True, slots=True)

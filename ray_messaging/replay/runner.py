@@ -20,6 +20,7 @@ from ray_messaging.messager import Messager
 from ray_messaging.receipt import DELIVERED
 from ray_messaging.replay.account import Account, build_account, fate_codes, percentiles
 from ray_messaging.replay.plan import Plan, Reference, Share
+from ray_messaging.replay.trace import Traffic
 from ray_messaging.replay.worker import Sent, Tally, Worker
 
 Progress = Callable[[int, int, int | None], None]  # sent, received, expected (None: not known yet)
@@ -27,7 +28,7 @@ Progress = Callable[[int, int, int | None], None]  # sent, received, expected (N
 REFRESH_S = 0.25
 CLOSE_S = 10.0
 ROUNDS, WARM_UP = 150, 20  # numbers of single messages
-GUESTS: tuple[AgentId, AgentId] = ("latency-probe-1", "latency-probe-2")
+PROBES: tuple[AgentId, AgentId] = ("latency-probe-1", "latency-probe-2")
 
 
 of_worker = OfHost[Worker]()
@@ -42,10 +43,10 @@ class ReplayActor:
         self._messager: Messager | None = None
         self._host: Worker
 
-    async def open(self, reference: Reference, guests: Sequence[AgentId]) -> None:
-        """Listen for the group's agents, and for guests: agents that are not part of the traffic."""
+    async def open(self, reference: Reference) -> None:
+        """Listen for the group's agents."""
         self._messager = await self._messaging.open_messager(
-            self._share.name, [*self._share.agents, *guests], subtopics=("agent-chat",)
+            self._share.name, self._share.agents, subtopics=("agent-chat",)
         )
         self._host = Worker(self._messager, reference, self._share)
         tune_process()
@@ -69,15 +70,11 @@ class ReplayActor:
 
 
 class ReplayRunner:
-    """A run of a plan on Ray, with one actor per group. It is a context manager.
+    """A run of a plan on Ray, with one actor per group. It is a context manager."""
 
-    `probe` adds an agent to each of the first two groups, to measure the latency of single messages.
-    """
-
-    def __init__(self, messaging: Messaging, plan: Plan, *, probe: bool = False) -> None:
+    def __init__(self, messaging: Messaging, plan: Plan) -> None:
         self._plan = plan
         self._shares = plan.shares()
-        self._guests = GUESTS if probe and plan.groups > 1 else ()
         started = partial(start_actor, messaging.exp_id, ReplayActor, {"num_cpus": 0}, messaging)
         self._actors: list[Any] = [started(share) for share in self._shares]
 
@@ -85,8 +82,7 @@ class ReplayRunner:
         """Start listening in every group; raise as `Messaging.open_messager`."""
         try:
             reference = put(self._plan.reference())
-            guests = [[self._guests[group]] if group < len(self._guests) else [] for group in range(self._plan.groups)]
-            _gathered([actor.open.remote(reference, own) for actor, own in zip(self._actors, guests, strict=True)])
+            _gathered([actor.open.remote(reference) for actor in self._actors])
         except BaseException:
             self.close()
             raise
@@ -110,10 +106,8 @@ class ReplayRunner:
         return build_account(self._plan, self._shares, sent, tallies)
 
     def lone_latency_ms(self) -> dict[str, float | None]:
-        """Return p50 and p99 of a single message's latency between two groups in ms; None for both without probes."""
-        if not self._guests:
-            return percentiles(np.zeros(0))
-        one, other = self._guests
+        """Return p50 and p99 of a single message's latency in ms, between the first agents of two groups."""
+        one, other = (share.agents[0] for share in self._shares)
         found = _gathered(
             [
                 self._actors[0].exchange.remote(one, other, ROUNDS, first=True),
@@ -154,6 +148,14 @@ class ReplayRunner:
         with suppress(RayActorError):
             counts = get([actor.progress.remote() for actor in self._actors])
             on_progress(sum(sent for sent, _ in counts), sum(received for _, received in counts), expected)
+
+
+def lone_latency_ms(messaging: Messaging) -> dict[str, float | None]:
+    """Return p50 and p99 of a single message's latency between two groups, in ms, in an experiment without agents."""
+    nothing, ends = np.zeros(0, np.int32), np.arange(2, dtype=np.int32)
+    plan = Plan(Traffic("single messages", [*PROBES], nothing, nothing, np.zeros(0), None), ends)
+    with ReplayRunner(messaging, plan) as runner:
+        return runner.lone_latency_ms()
 
 
 def _gathered(refs: Sequence[Any]) -> list[Any]:

@@ -5,11 +5,12 @@ import gc
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import ray.cloudpickle as cloudpickle
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
+from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel
 from ray_messaging.cluster.run.plan import GroupPlan
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run import KEPT_STEPS, cause_of, check_run, gathered, plans_for
@@ -41,6 +42,26 @@ T = TypeVar("T")
 _EXPERIMENT = "local"
 
 
+@overload
+def run(
+    model: AgentModel,
+    *,
+    until: int,
+    by: Literal["agent"] = "agent",
+    rules: Sequence[Rule] = (),
+    seed: int = 0,
+    **given: Unpack[AgentArguments],
+) -> Result: ...
+@overload
+def run(
+    model: GroupModel,
+    *,
+    until: int,
+    by: Literal["group"],
+    rules: Sequence[Rule] = (),
+    seed: int = 0,
+    **given: Unpack[GroupArguments],
+) -> Result: ...
 def run(
     model: Callable[..., object],
     *,

@@ -4,13 +4,16 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import ray.cloudpickle as cloudpickle
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
+from ray_messaging.cluster.run.agent import Agent
+from ray_messaging.cluster.run.arguments import AgentModel, Agents, Edges, GroupModel
+from ray_messaging.cluster.run.crowd import Crowd
 from ray_messaging.cluster.run.run import check_run
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.cluster.unpicklable import sent
@@ -37,14 +40,14 @@ _ELSEWHERE = (
 
 
 def check_repeatable(
-    model: Any,  # noqa: ANN401 - a function of the user's
+    model: AgentModel | GroupModel,
     *,
-    agents: object,
+    agents: Agents,
     until: int,
-    graph: object = None,
-    start: Any = None,  # noqa: ANN401 - a function of the user's
+    graph: Edges | None = None,
+    start: Callable[[Agent], dict[str, Any]] | Callable[[Crowd], dict[str, Any]] | None = None,
     shared: object = None,
-    by: str = "agent",
+    by: Literal["agent", "group"] = "agent",
     seed: int = 0,
 ) -> None:
     """Check that a model gives the same result whenever it runs; it needs neither Ray nor a server of yours.
@@ -61,7 +64,9 @@ def check_repeatable(
     options = RunOptions(None, by, 1, None)
     check_run(model, options._replace(start=start))
     check_until(until)
-    agents, graph = (list(given) if isinstance(given, Iterator) else given for given in (agents, graph))  # read again
+    # They are read again.
+    agents = [*agents] if isinstance(agents, Iterator) else agents
+    graph = [*graph] if isinstance(graph, Iterator) else graph
     trial, answers = Trial(agents, 1, until, graph, options, seed), Answers()
     whole = model, start, shared
     packed = _packed(whole)  # before the model runs, which may change it

@@ -11,7 +11,7 @@ from ray_messaging.transports.step_values import News
 
 
 class _Round:
-    """The newest of the news that this process has read, and whether a messager is reading more.
+    """The latest step event that this process has read, and whether a messager is reading more.
 
     Each step wakes everybody who waits for it. With one read for all groups of a process, the server has to wake one
     client in each process only.
@@ -43,7 +43,7 @@ class StepNewsReader:
         self._reads.close()
 
     async def wait(self, news: str, block_s: float, behind: Commands = (), replies: list[Any] | None = None) -> News:
-        """Return the newest of the news when there are some after place `news`, at the latest after `block_s`.
+        """Wait up to `block_s` seconds for a step event after stream id `news`; return the latest.
 
         Args: `behind` are commands that run right after the read, in the same round trip. Their replies are put into
         `replies`, which stays empty if another messager of the process has read the news.

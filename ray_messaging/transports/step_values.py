@@ -287,6 +287,13 @@ class Progress(NamedTuple):
     supervisor: GroupProgress | None = None
     supervised_by: str = SUPERVISOR
 
+    @property
+    def resting(self) -> bool:
+        """Return whether no step is open, as before the first one, during a pause, and after the last one of a run."""
+        return self.latest <= self.sealed and all(
+            group.open is None and group.closed <= self.sealed for group in self.groups.values()
+        )
+
     def waiting_for(self) -> dict[str, int]:
         """Return the groups because of which the next step is not sealed, with the step that each has to close.
 

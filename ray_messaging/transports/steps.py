@@ -290,7 +290,7 @@ class RedisSteps:
         return f"{self._keys.step(group)}:results"
 
     async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0) -> News:
-        """Return the newest of the news when there are some after place `news`, at the latest after `block_s`.
+        """Wait up to `block_s` seconds for a step event after stream id `news`; return the latest.
 
         Args: `box` is read together with the news, as `open_box` reads it ("": none).
         """

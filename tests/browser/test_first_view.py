@@ -1,6 +1,7 @@
 """The views of a log in a real browser, with texts that attack it."""
 
 import random
+import re
 
 import pytest
 from playwright.sync_api import expect
@@ -11,6 +12,7 @@ pytestmark = pytest.mark.long
 
 GROUPS = ("north", "south", "east", "west", "harbour", "market")
 MARKUP = "<img src=x onerror=alert(1)>"
+PENDING = re.compile(r"\bpending\b")
 SCRIPT = "</script><script>alert(2)</script>{{ constructor.constructor('alert(3)')() }}"
 
 
@@ -63,6 +65,39 @@ def test_the_overview_of_the_whole_run(seen):
     seen.element("society").hover()
     seen.element("blocked").hover()  # its tooltip has the names of the rules
     picture(seen, "inspector-log")
+
+
+def test_cards_show_that_their_data_are_still_to_come(seen):
+    with seen.window() as other:
+        other.base = seen.base
+        other.page.route_web_socket("**", lambda socket: None)  # nothing comes
+        other.go("/")
+        for mark in ("figure-rows", "rates", "society", "record"):
+            expect(other.element(mark)).to_have_class(PENDING)
+        other.go("/search")
+        expect(other.element("rows")).to_have_class(PENDING)
+        expect(other.page.get_by_text("No rows.")).to_be_hidden()
+    seen.go("/")
+    seen.sees("record", "its folder has no _run.json")
+    seen.element("society").locator("canvas").first.wait_for()
+    expect(seen.page.locator(".pending:visible")).to_have_count(0)
+
+
+def test_an_error_is_shown_in_place_of_data_that_do_not_come(seen, tmp_path):
+    folder = write_folder(tmp_path / "damaged", [rows()])
+    (segment,) = (tmp_path / "damaged").rglob("*.parquet")
+    written = segment.read_bytes()
+    segment.write_bytes(written[:1000] + bytes(2000) + written[3000:])
+    with seen.window() as found, inspector(folder.where) as url:
+        found.base = url
+        found.go("/")
+        found.sees("problem", f"segment {segment} of the event log cannot be used: it is damaged")
+        found.sees("record", "its folder has no _run.json")  # what can be read is shown
+        expect(found.page.locator("body")).to_have_class(re.compile(r"\bfailed\b"))
+        expect(found.element("figure-rows")).to_have_class(PENDING)
+        found.go("/agent?id=3")
+        found.sees("problem", "it is damaged")
+        expect(found.element("sent")).to_have_class(PENDING)
 
 
 def test_texts_are_texts_in_every_view(seen):

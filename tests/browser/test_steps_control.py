@@ -8,6 +8,7 @@ from support.cluster import wait_for
 from support.inspector import browser, picture
 
 from ray_messaging import Messaging, Steps
+from ray_messaging.common.texts import steps_done
 
 pytestmark = pytest.mark.long
 
@@ -57,16 +58,19 @@ def test_the_steps_are_seen_paused_and_advanced(town):
         seen.sees("done", "paused after step")
         last = messaging.steps.progress().target
         assert last is not None
-        seen.sees("steps", f"paused after step {last}")
+        seen.sees("steps", f"Step 0 is open; pauses after step {last}")
         threads.append(drive(east, 5))
-        seen.sees("steps", f"Step {last + 1} is open")
+        seen.sees("steps", f"{steps_done(last + 1)}; paused after step {last}.")
         seen.element("advance").click()
         seen.sees("done", f"runs up to step {last + 1}")
-        seen.sees("steps", f"Step {last + 2} is open")
+        seen.sees("steps", f"{steps_done(last + 2)}; paused after step {last + 1}.")
         wait_for(lambda: messaging.steps.now == last + 2)
         seen.element("resume").click()
         seen.sees("done", "the steps go on")
-        seen.sees("steps", "Step 5 is open")
+        seen.sees("steps", "5 steps done.")
+        assert not seen.element("waiting").count()  # nobody is waited for
+        seen.go("/rules")
+        seen.sees("advice", "5 steps done. A change applies from step 5 on")
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()

@@ -180,7 +180,7 @@ def test_a_group_can_be_opened_in_an_own_actor(messaging, pair):
         assert ray.get(society.send.remote("carl", west.agents[0], {"n": 2}))
         assert numbers(ray.get(society.receive.remote(1))) == [1]
         assert numbers(drain(west, 1)) == [2]
-        with pytest.raises(UnknownName, match="lives in your own actor"):
+        with pytest.raises(UnknownName, match="by open_messager in an actor of yours"):
             messaging.group("society")
         with pytest.raises(AlreadyExists, match="is held by") as caught:
             ray.get(rival.open.remote())

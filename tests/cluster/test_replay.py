@@ -10,6 +10,7 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
+from ray_messaging import EventLog
 from ray_messaging.cli import app
 from ray_messaging.replay.account import Account
 
@@ -95,9 +96,12 @@ def test_an_unbalanced_account_exits_with_1(run, trace, monkeypatch):
 
 
 @pytest.mark.long
-def test_the_demo_balances(run):
-    found, account = run("demo", "--agents", 200, "--groups", 3, "--messages", 20_000)
+def test_the_demo_balances_and_its_log_has_its_agents_alone(run, tmp_path):
+    found, account = run("demo", "--agents", 200, "--groups", 3, "--messages", 20_000, "--log-dir", tmp_path / "log")
     assert_balances(account)
+    log = EventLog.open(tmp_path / "log")
+    assert log.stats()["rows"] == 20_000
+    assert sum(log.run["groups"].values()) == 200
     assert account["blocked"] == account["blocked_by"]["black_list"] > 0
     assert 0 < account["lone_latency_ms"]["p50"] <= account["lone_latency_ms"]["p99"]
     assert found.stdout.startswith("Demo: 200 agents in 3 groups")

@@ -133,8 +133,8 @@ def test_a_run_that_is_killed_resumes(home, end):
     driver = Driver(SCRIPT + "KILLED = False" + RESUMED, home)
     output, errors = driver.process.communicate(timeout=300)
     assert driver.process.returncode == 0, errors
-    assert f"{home / 'log-server'} (" in errors
-    assert "remove that folder" in errors
+    assert (home / "log-server").is_dir()
+    assert "log-server" not in errors  # it is small
     first, words, digests, logged, fates = json.loads(output)
     states, expected = sequential()
     assert first == 4  # steps 0 to 3 were committed

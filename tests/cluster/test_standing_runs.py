@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,20 @@ import pytest
 from support.cluster import die_once
 from support.step_society import AGENTS, SEED, STEPS, person, sequential
 
-from ray_messaging import AlreadyExists, Closed, ConfigError, Count, EventLog, Mean, Messaging, StepFailed, Steps
+from ray_messaging import (
+    AlreadyExists,
+    Closed,
+    ConfigError,
+    Count,
+    EventLog,
+    Mean,
+    Messaging,
+    StepFailed,
+    Steps,
+    UnknownName,
+)
 from ray_messaging.inspector.sources.live import LiveSource
+from ray_messaging.inspector.values import StepFacts
 from ray_messaging.testing import run
 
 
@@ -93,6 +106,20 @@ def test_a_run_goes_on_step_by_step(start_steps, expected):
             standing.advance(0)
     with pytest.raises(Closed, match=f"closed before step {STEPS}"):
         standing.advance()
+
+
+def test_what_has_ended_says_so(start_steps, capsys):
+    messaging = start_steps()
+    with messaging.start_run(lambda me, _: time.sleep(0.6), agents=1, groups=1) as standing:
+        standing.advance(progress=True)
+        assert capsys.readouterr().err.splitlines()[-1] == "1 step done"
+    assert messaging.steps.waiting_for() == {}
+    assert "1 step done" in messaging.steps._repr_html_()
+    assert LiveSource(messaging).state().steps == StepFacts(1, None, {}, [], resting=True)
+    with pytest.raises(UnknownName, match=r"group 'group0' of .* was made by messaging.run, .*messaging.agents\(\)"):
+        messaging.group("group0")
+    with pytest.raises(UnknownName, match=r"has no group 'west'; there are: group0$"):
+        messaging.group("west")
 
 
 @pytest.mark.long

@@ -1,20 +1,30 @@
 """The names that users may import, locked: a change here is a change for them."""
 
+import re
+from contextlib import suppress
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
 import ray_messaging
-from ray_messaging import errors, rules
+from ray_messaging import Group, Messager, errors, rules
 
 NAMES = [
-    "AlreadyExists", "AnswerFailed", "Answers", "AsyncGroup", "Audience", "AudienceTooLarge", "BlockedListener",
-    "BlockedMessage", "BodyLost", "BudgetSpent", "Calls", "Closed", "CommitFailed", "ConfigError", "ConnectionFailed",
-    "Count", "EventLog", "Fenced", "FetchTooLarge", "Finding", "FrameError", "Group", "Health", "Inspector",
-    "InterceptorUnavailable", "InvalidAddress", "InvalidColumns", "InvalidMsg", "InvalidPayload",
-    "InvalidQuery", "LocalServer", "LogError", "LogRow", "MailboxFull", "Mean", "Message", "Messager", "Messages",
-    "Messaging", "MessagingConfig", "MessagingError", "MoveFailed", "Msg", "NoAnswer", "NoQuestion", "NotListening",
-    "NotRepeatable", "NotReplicated", "OutcomeUnknown", "Outgoing", "PayloadMismatch", "PayloadTooLarge",
-    "QuestionBlocked", "Receipt", "Receipts", "RedisConfig", "Result", "Rule", "RuleError", "Run", "ServerFailed",
-    "ServerRefused", "StepAborted", "StepFailed", "StepTooLarge", "Steps", "Survey", "TraceError", "Tracing",
-    "TransactionError", "TransitError", "Unbalanced", "UndeclaredSend", "UnknownName", "UnknownSender", "columns",
-    "compare", "rules",
+    "Agent", "AlreadyExists", "AnswerFailed", "Answers", "AsyncGroup", "Audience", "AudienceTooLarge",
+    "BlockedListener", "BlockedMessage", "BodyLost", "BudgetSpent", "Calls", "Closed", "CommitFailed", "ConfigError",
+    "ConnectionFailed", "Count", "Crowd", "EventLog", "Fenced", "FetchTooLarge", "Finding", "FrameError", "Group",
+    "GroupAnswers", "Health", "Inspector", "InterceptorUnavailable", "InvalidAddress", "InvalidColumns", "InvalidMsg",
+    "InvalidPayload", "InvalidQuery", "LocalServer", "LogError", "LogRow", "MailboxFull", "Mean", "Message", "Messager",
+    "Messages", "Messaging", "MessagingConfig", "MessagingError", "MoveFailed", "Msg", "NoAnswer", "NoQuestion",
+    "NotListening", "NotRepeatable", "NotReplicated", "OutcomeUnknown", "Outgoing", "PayloadMismatch",
+    "PayloadTooLarge", "QuestionBlocked", "Receipt", "Receipts", "RedisConfig", "Result", "Rule", "RuleError", "Run",
+    "ServerFailed", "ServerRefused", "Step", "StepAborted", "StepFailed", "StepTooLarge", "Steps", "Survey",
+    "TraceError", "Tracing", "TransactionError", "TransitError", "Unbalanced", "UndeclaredSend", "UnknownName",
+    "UnknownSender", "columns", "compare", "rules",
 ]  # fmt: skip
 
 RULES = [
@@ -46,3 +56,49 @@ def test_every_error_is_public_and_drawn_in_the_tree():
             assert name in ray_messaging.__all__, name
             assert getattr(ray_messaging, name) is value
             assert f" {name} " in f" {errors.__doc__.replace(chr(10), ' ')} ", name
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+API = (DOCS / "api.md").read_text()
+IMPORT = re.compile(r"^ *from (ray_messaging[\w.]*) import (?:\(([^)]*)\)|([^#\n]*))", re.MULTILINE)
+
+
+def table(head):
+    """Return the rows of the table of docs/api.md that begins with a cell, each as a list of cells."""
+    lines = API[API.index(f"| {head} |") :].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in takewhile(bool, lines)][2:]
+
+
+def test_every_name_of_the_page_of_the_api_can_be_imported():
+    named = [name for cell, *_ in table("name") for name in re.findall(r"`([\w.]+)`", cell)]
+    named += [name for _, cell in table("of") for name in re.findall(r"`(\w+)`", cell) if name != "from_id"]
+    named += re.findall(r"help\(ray_messaging\.([\w.]+)\)", API)
+    assert {"GroupAnswers", "Agent", "Step", "TraceError"} < {*named}
+    for name in named:
+        found = ray_messaging
+        for part in name.split("."):
+            found = getattr(found, part)
+
+
+def test_every_call_of_a_group_or_a_messager_on_the_page_of_the_api_exists():
+    for _, *cells in table("to"):
+        for kind, cell in zip((Group, Messager), cells, strict=True):
+            for name in re.findall(r"(?<!messaging\.)(?<!group\.aio\.)\b([a-z_]+)\(", cell.split(" for ")[0]):
+                assert hasattr(kind, name), (kind, name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_import_of_a_page_works(page):
+    for module, some, others in IMPORT.findall(page.read_text()):
+        if find_spec(module) is None:
+            pytest.fail(f"there is no module {module}")
+        with suppress(ImportError):  # a peer that is not installed
+            found = import_module(module)
+            for name in filter(None, map(str.strip, (some + others).split(","))):
+                assert hasattr(found, name.partition(" as ")[0]), (module, name)
+
+
+def test_the_version_is_that_of_the_package():
+    assert ray_messaging.__version__ == version("ray-messaging")
+    assert "__version__" in dir(ray_messaging)

@@ -11,6 +11,7 @@ from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.common.notebook import html_table
 from ray_messaging.common.progress_line import ProgressLine
+from ray_messaging.common.texts import steps_done
 from ray_messaging.errors import ConfigError
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.agent_sets import AgentSet
@@ -37,14 +38,17 @@ class RunProgress:
         self._until = until
         self._shown = shown
         self._line = ProgressLine(until, shown=shown)
+        self._ended = False  # the line says that the steps are done
         self._seen: deque[tuple[int, float]] = deque()  # the latest steps that were seen to run, and since when
 
     def __enter__(self) -> Self:
         self._line.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._line.__exit__(*error)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._line.__exit__(kind, *error)
+        if kind is None and self._line.has_lines and not self._ended:  # the last line told of a step that was open
+            self._end(self._steps.progress().sealed + 1)
 
     def show(self) -> None:
         """Show how far the run is, if it is time to do so. Repeat this, because the rate is measured by it."""
@@ -52,15 +56,23 @@ class RunProgress:
             return
         progress = self._steps.progress()
         step = progress.sealed + 1
-        now = self._rate(step, progress) + self._slowest(progress.waiting_for())
-        if progress.target is not None and step > progress.target:
+        rate = self._rate(step, progress)
+        paused = progress.target is not None and step > progress.target
+        if paused:
             self._seen.clear()
-            now = ", paused until messaging.steps.resume()"
-        if self._line.is_due():
-            late = map(str, self._steps.stragglers()[:_NAMED])
-            self._line.show(
-                step, "; ".join([f"step {step} of {self._until}{now}", *filter(None, [self._more()]), *late])
-            )
+        if not self._line.is_due():
+            return
+        if step >= self._until:
+            self._end(step)
+            return
+        now = ", paused until messaging.steps.resume()" if paused else rate + _slowest(progress.waiting_for())
+        late = map(str, self._steps.stragglers()[:_NAMED])
+        self._line.show(step, "; ".join([f"step {step} of {self._until}{now}", *filter(None, [self._more()]), *late]))
+
+    def _end(self, step: int) -> None:
+        self._ended = True
+        done = steps_done(step) if step >= self._until else f"{step} of {self._until} steps done"
+        self._line.show(step, "; ".join(filter(None, [done, self._more()])))
 
     def _rate(self, step: int, progress: Progress) -> str:
         """Return the rate in the last seconds, or in the last step if that was longer; "" in the first step."""
@@ -75,11 +87,12 @@ class RunProgress:
         # A step that takes longer than those before it lowers the rate.
         return f", {min((last - first) / (ended - began), (last - first + 1) / (now - began)):.3g} steps/s"
 
-    def _slowest(self, waiting: dict[str, int]) -> str:
-        if not waiting:
-            return ""
-        slowest = min(waiting, key=lambda name: (waiting[name], name))
-        return f", waiting for {slowest}{f' and {len(waiting) - 1} more' if len(waiting) > 1 else ''}"
+
+def _slowest(waiting: dict[str, int]) -> str:
+    if not waiting:
+        return ""
+    slowest = min(waiting, key=lambda name: (waiting[name], name))
+    return f", waiting for {slowest}{f' and {len(waiting) - 1} more' if len(waiting) > 1 else ''}"
 
 
 class ExperimentSteps:
@@ -106,7 +119,8 @@ class ExperimentSteps:
             "idle (s)": [group.idle_ms / 1000 for group in groups],
         }
         paused = f", pauses after step {progress.target}" if progress.target is not None else ""
-        return html_table(f"{self!r}: step {progress.sealed + 1}{paused}", columns, len(groups))
+        now = steps_done(progress.sealed + 1) if progress.resting else f"step {progress.sealed + 1}"
+        return html_table(f"{self!r}: {now}{paused}", columns, len(groups))
 
     def progress(self) -> Progress:
         """Return how far each group is, and whether the steps are paused."""
@@ -159,8 +173,9 @@ class ExperimentSteps:
         self._connection.ask(self._interceptor.declare_senders.remote(_checked(hears), at_step))
 
     def waiting_for(self) -> dict[str, int]:
-        """Return the groups that hold up all others, each with the step that it has to commit."""
-        return self.progress().waiting_for()
+        """Return the groups that hold up the others, each with the step that it has to commit; {} if none is open."""
+        progress = self.progress()
+        return {} if progress.resting else progress.waiting_for()
 
     def stragglers(self) -> list[Straggler]:
         """Return the groups that have held up a step for `Steps.stall_s`, when the interceptor last checked."""

@@ -87,12 +87,15 @@ class Groups:
             return known
         actor = find_actor(self._connection.experiment.group_name(name))
         if actor is None:
-            raise UnknownName(
-                f"experiment {self._exp_id!r} has no group {name!r}; there are: {', '.join(self._names()) or 'none'}. "
-                "A group that open_messager made lives in your own actor, and only that actor can use it",
-                kind="group",
-                value=name,
+            names = self._names()
+            text = (
+                f"group {name!r} of experiment {self._exp_id!r} was made by messaging.run, or by open_messager in an "
+                "actor of yours, so there is no handle of it. messaging.agents() has its agents, the result of run "
+                "their states, messaging.log their messages"
+                if name in names
+                else f"experiment {self._exp_id!r} has no group {name!r}; there are: {', '.join(names) or 'none'}"
             )
+            raise UnknownName(text, kind="group", value=name)
         return self.known.setdefault(name, self._handle(name, actor))
 
     def all(self) -> list[Group]:

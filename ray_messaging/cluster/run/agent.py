@@ -2,12 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from traceback import StackSummary, TracebackException
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -35,6 +35,9 @@ from ray_messaging.steps.inbox import EVERYBODY
 from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators
 from ray_messaging.steps.step import Step
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _encode = msgspec.msgpack.Encoder().encode
 _parts_of = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
@@ -65,7 +68,7 @@ class Agent:
             society.rows[agent_id] = data, neighbours
         self.data: Mapping[str, Any] = data
         self.neighbours: Sequence[AgentId] = neighbours
-        self.shared = society.shared
+        self.shared: Any = society.shared
         self.stopped = False
         self._society = society
         self._place = place
@@ -128,7 +131,13 @@ class Agent:
             raise self._society.cannot("send", self.id)
         return self._society.open_step
 
-    def remember(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:  # noqa: ANN401 - a function of the user's
+    @overload
+    def remember(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[R]: ...
+    @overload
+    def remember(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
+    def remember(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
         """Call a function, async or plain, and keep its result, so that an equal call is not made again.
 
         This is for calls that cost money or vary, such as those of a language model; await it in an async model. A call

@@ -38,7 +38,7 @@ class Crowd:
     def __init__(self, name: str, ids: NDArray[Any], shared: object) -> None:
         self.name = name
         self.ids = ids
-        self.shared = shared
+        self.shared: Any = shared
         self.state: dict[str, NDArray[Any]] = {}
         self._draw: Callable[[int], NDArray[np.float64]] | None = None  # uniform numbers of the step, or of the start
 

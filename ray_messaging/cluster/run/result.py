@@ -42,7 +42,7 @@ class Result:
     ended the run early. `calls` counts the remembered calls of this run.
     """
 
-    states: dict[Any, Any]
+    states: dict[AgentId, dict[str, Any]]
     steps: int
     fates: Counter[str] = field(default_factory=Counter)
     digests: dict[int, str] = field(default_factory=dict)
@@ -90,8 +90,8 @@ class Result:
         ids = [agent for group in self.ids.values() for agent in group.tolist()]
         order = sorted(range(len(ids)), key=lambda place: (isinstance(ids[place], str), ids[place]))
         parts = [
-            (len(self.ids[group]), {key: array for key, array in arrays.items() if _is_of(array, self.ids[group])})
-            for group, arrays in self.states.items()
+            (len(ids), {key: array for key, array in self.states[group].items() if _is_of(array, ids)})
+            for group, ids in self.ids.items()
         ]
         keys = dict.fromkeys(key for _, arrays in parts for key in arrays)
         columns = {key: _joined([(rows, arrays.get(key)) for rows, arrays in parts]) for key in keys}

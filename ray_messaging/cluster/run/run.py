@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.handles.connection import result, start_in_turn
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
 from ray_messaging.cluster.lifecycle import attempt, leave
@@ -244,7 +245,7 @@ class Run(AbstractContextManager["Run"]):
             raise BudgetSpent(self._spent_text())
         return self.step
 
-    def states(self) -> dict[Any, Any]:
+    def states(self) -> dict[AgentId, dict[str, Any]]:
         """Return the states of the agents, or with by="group" of the groups, after the last step."""
         return states_of(self._go_on(self.step, progress=False, with_states=True))
 
@@ -421,7 +422,7 @@ def gathered(
     )
 
 
-def states_of(parts: Sequence[GroupResult]) -> dict[Any, Any]:
+def states_of(parts: Sequence[GroupResult]) -> dict[AgentId, dict[str, Any]]:
     """Return the states of all groups, ints before strs."""
     states = {key: state for part in parts for key, state in part.states.items()}
     return {key: states[key] for key in sorted(states, key=lambda key: (isinstance(key, str), key))}

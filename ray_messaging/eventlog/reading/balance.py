@@ -67,7 +67,7 @@ def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = 
             fates += counted
             suspects = _first([suspects, wrong])
         for records in by_place.arrays():
-            suspects = _first([suspects, _sharing_places(records)])
+            suspects = _first([suspects, _with_equal_positions(records)])
     sent = int(fates.sum())
     if len(suspects):
         _check_suspects(view, suspects, sent, expand=expand)
@@ -173,8 +173,8 @@ def _check_sends(records: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.
     return wrong, np.bincount(fates[first], minlength=_NO_FATE + 1)
 
 
-def _sharing_places(records: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return messages that share a position in a stream."""
+def _with_equal_positions(records: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return messages logged under the same stream position; there should be none."""
     records = records[np.argsort(records["place"])]
     same = records["place"][1:] == records["place"][:-1]
     return np.concatenate([records["message"][1:][same], records["message"][:-1][same]])

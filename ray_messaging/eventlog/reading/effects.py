@@ -33,6 +33,8 @@ _KINDS = {"id": pa.int64(), "name": pa.string()}  # of agents: their ids are int
 class Effects:
     """The agents that a message could have moved in the steps from `first`, in which it is read, to before `end`.
 
+    A log that ends earlier than the wanted number of steps has the `end`.
+
     `agents` is a table of `step` and `agent`: each agent once, in the first step in which it could have been moved. It
     counts as moved from then on.
     """
@@ -76,9 +78,18 @@ def effects(view: View, *, message_id: str, depth: int = DEPTH) -> Effects:
     first, reach = message.step_read, _Reach(view)
     own = Filters(message_id=message.message_id, step=message.step, fate="delivered")
     reach.add(first, scan(view, own, _COLUMNS))
-    for step in range(first + 1, first + steps):
+    end = _end(view, first, first + steps)
+    for step in range(first + 1, end):
         reach.add(step, map(reach.moved, scan(view, Filters(step_read=step, fate="delivered"), _COLUMNS)))
-    return Effects(message, first, first + steps, _table(reach.found))
+    return Effects(message, first, end, _table(reach.found))
+
+
+def _end(view: View, first: int, wanted: int) -> int:
+    """Return the step after the last one of the log, at most `wanted`."""
+    if any(True for _ in scan(view, Filters(step_read=slice(wanted - 1, None), limit=1), ["step_read"])):
+        return wanted
+    parts = scan(view, Filters(step_read=slice(first, wanted)), ["step_read"], raw=True)
+    return max((pc.max(part["step_read"]).as_py() for part in parts), default=first) + 1
 
 
 class _Reach:

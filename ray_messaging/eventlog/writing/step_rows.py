@@ -397,7 +397,7 @@ def _text(counts: Counter[str]) -> str:
 
 
 def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[Cover]]]:
-    """Return the covers of boxes by the step with which they are logged: that of sending, outside that of reading."""
+    """Group covers by the step in which they were sent; messages from outside by the step in which they are read."""
     found: dict[int, dict[str, list[Cover]]] = {}
     for box, covers in boxes.items():
         for cover in () if box.startswith((PUBLICATIONS, PLACES)) else covers:

@@ -10,15 +10,16 @@ from ray_messaging.inspector.pages import charts
 from ray_messaging.inspector.pages.layout import (
     Changes,
     Problem,
+    await_data,
     button,
     card,
     chart,
     draw,
     fact,
     field,
+    fill,
     refilled,
     row_table,
-    shown,
 )
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
@@ -53,6 +54,7 @@ class Agent:
         with card("Its last messages"):
             self._table = row_table()
         if agent:
+            await_data(*self._columns.values(), self._table)
             ui.timer(0.05, self.show, once=True)
         if cache.source.live:
             ui.timer(_EVERY_S, self.show)
@@ -93,7 +95,7 @@ class Agent:
             self._list(title, counts.items(), _fate, "nothing")
         for title, found in (("Writes to", facts.writes_to), ("Hears from", facts.hears_from)):
             self._list(title, found, partial(_conversation, facts.name), "nobody")
-        self._table.rows = shown(facts.rows)
+        fill(self._table, facts.rows)
         self._keeps.set_visibility(bool(facts.state))
         with refilled(self._state):
             for key, value in facts.state.items():

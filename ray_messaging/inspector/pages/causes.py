@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from nicegui import ui
 
 from ray_messaging.inspector.pages import charts
-from ray_messaging.inspector.pages.layout import Problem, button, card, chart, draw, field, refilled, row_table, shown
+from ray_messaging.inspector.pages.layout import (
+    Problem,
+    await_data,
+    button,
+    card,
+    chart,
+    draw,
+    field,
+    fill,
+    refilled,
+    row_table,
+)
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.values import Row
 
@@ -35,6 +46,7 @@ class Causes:
         with card("These messages"):
             self._table = row_table()
         if message_id:
+            await_data(self._tree, self._effects, self._table)
             ui.timer(0.05, self.show, once=True)
 
     async def show(self) -> None:
@@ -48,7 +60,7 @@ class Causes:
             with refilled(self._tree):
                 draw(chart("drawn", _LEAF * (1 + charts.leaves(found))), charts.tree(found))
             self._fork.set_text(_fork_without(source.log_dir, found.row))
-            self._table.rows = shown(list({row.position: row for row in reversed(found.rows())}.values()))
+            fill(self._table, list({row.position: row for row in reversed(found.rows())}.values()))
             if found.row.step is not None:  # effects are counted by step
                 draw(self._effects, charts.collected(await self._cache.ask(source.effects, message_id, _STEPS)))
 

@@ -4,7 +4,7 @@ from functools import partial
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.layout import Changes, Problem, button, card, refilled
+from ray_messaging.inspector.pages.layout import Changes, Problem, await_data, button, card, refilled
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import LetterFacts, clock, number, size
@@ -22,6 +22,7 @@ class DeadLetters:
         self._changes = Changes(cache)
         with card("Dead letters, the oldest first"):
             self._list = ui.column().classes("w-full gap-2").props("data-mark=letters")
+            await_data(self._list)
         ui.timer(_EVERY_S, self.show)
 
     async def show(self) -> None:

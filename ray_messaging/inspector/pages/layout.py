@@ -52,8 +52,21 @@ body, .q-page { background: var(--page) !important; color: var(--ink) }
 .q-table td a { color: var(--accent); text-decoration: none }
 .fate-blocked { color: #e5484d } .fate-undeliverable { color: #d99a1c } .fate-delivered { color: var(--faint) }
 .fate-published { color: #14b8a6 }
-.waits { animation: 0.2s 0.6s both waits }
+.waits { animation: 0.2s 0.6s both waits; position: fixed; top: 54px; left: 50%; transform: translateX(-50%);
+  z-index: 3000; background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 4px 12px }
 @keyframes waits { from { opacity: 0 } }
+.pending { border-radius: 4px !important; min-height: 26px; min-width: 48px; color: transparent !important;
+  background: linear-gradient(90deg, var(--line) 30%, var(--page) 50%, var(--line) 70%) 0 0 / 300% 100% !important;
+  animation: 0.2s 0.3s both waits, 1.6s linear infinite pending }
+@keyframes pending { from { background-position: 100% 0 } to { background-position: -50% 0 } }
+.pending > * { visibility: hidden }
+.pending:not(.value)::after { content: "There is no answer yet, after 10 seconds."; color: var(--faint);
+  font-size: 12px; position: absolute; left: 8px; top: 4px; animation: 0.2s 10s both waits }
+.pending:not(.value) { position: relative }
+.failed .pending { animation: none; background: none !important }
+.failed .pending.value { color: var(--faint) !important }
+.failed .pending:not(.value)::after { content: "unknown: see the error" !important; animation: none }
+.q-table__bottom-nodata-icon, .pending .q-table__bottom { display: none }
 @media (max-width: 700px) {
   .nicegui-content { padding: 8px }
   .bar a { line-height: 30px }
@@ -147,9 +160,20 @@ def card(title: str, *, grow: str = "") -> Iterator[ui.column]:
         yield column
 
 
+def await_data(*elements: ui.element) -> None:
+    """Show that data of some elements are still to come, until `draw`, `refilled`, `fill` or `say` shows them."""
+    for element in elements:
+        element.classes("pending")
+
+
+def _arrived(element: ui.element) -> None:
+    element.classes(remove="pending")
+
+
 @contextmanager
 def refilled(column: ui.column) -> Iterator[None]:
     """Empty a column; the `with` block draws its new content."""
+    _arrived(column)
     column.clear()
     with column:
         yield
@@ -169,10 +193,17 @@ def chart(mark: str, height: int) -> ui.echart:
 
 def draw(shown: ui.echart, options: dict[str, Any]) -> None:
     """Draw a chart anew, if it has changed."""
+    _arrived(shown)
     if shown.options != options:
         shown.options.clear()
         shown.options.update(options)
         shown.update()
+
+
+def say(label: ui.label, text: str) -> None:
+    """Show a text."""
+    _arrived(label)
+    label.set_text(text)
 
 
 def button(
@@ -189,38 +220,48 @@ def field(label: str, value: str, mark: str, wide: str, enter: Callable[[], Awai
 
 
 class Problem:
-    """A line that shows the last error, until something succeeds, and that an answer takes long."""
+    """A line that shows the last errors, until what failed succeeds, and that an answer takes long.
 
-    def __init__(self) -> None:
-        with ui.row().classes("waits items-center gap-2") as self._waits:
+    Args: a `quiet` one does not show that an answer takes long.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        with ui.row().classes("waits no-wrap items-center gap-2") as self._waits:
             ui.spinner(size="18px")
             ui.label("The log is being read ...").classes("note")
         self._waits.set_visibility(False)
+        self._quiet = quiet
         self._waiting = 0
+        self._errors: dict[str, str] = {}
         self._label = ui.label().classes("problem w-full").props("data-mark=problem")
         self._label.set_visibility(False)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Show an error of the `with` block, and go on after the block."""
+    def told(self, about: str = "") -> Iterator[None]:
+        """Show an error of the `with` block, which is `about` something, and go on after the block."""
         self._wait(1)
         try:
             yield
         except (MessagingError, OSError) as error:
-            self.show(str(error))
+            self._errors[about] = str(error)
+        except Exception as error:
+            self._errors[about] = f"the inspector has failed, its output has the traceback: {error!r}"
+            raise
         else:
-            self._label.set_visibility(False)
+            self._errors.pop(about, None)
         finally:
             self._wait(-1)
+            self._show()
 
     def _wait(self, more: int) -> None:
         self._waiting += more
-        self._waits.set_visibility(self._waiting > 0)
+        self._waits.set_visibility(self._waiting > 0 and not self._quiet)
 
-    def show(self, text: str) -> None:
-        """Show an error."""
-        self._label.set_text(cut(text, 1000))
-        self._label.set_visibility(True)
+    def _show(self) -> None:
+        self._label.set_text(cut("; ".join(dict.fromkeys(self._errors.values())), 1000))
+        self._label.set_visibility(bool(self._errors))
+        body = ui.query("body")
+        body.classes("failed") if self._errors else body.classes(remove="failed")
 
 
 class Changes:
@@ -247,14 +288,15 @@ def row_table() -> ui.table:
     """Draw an empty table of rows."""
     columns = [{"name": key, "label": label, "field": key, "align": "left"} for key, label in _COLUMNS]
     table = ui.table(columns=columns, rows=[], row_key="position").classes("w-full").props("data-mark=rows")
-    table.props("flat dense hide-pagination :rows-per-page-options=[0] wrap-cells")
+    table.props("flat dense hide-pagination :rows-per-page-options=[0] wrap-cells").props('no-data-label="No rows."')
     table.add_slot("body", _BODY)
     return table
 
 
-def shown(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return rows in the form that the table needs, the newest first."""
-    return [*map(_shown, reversed(rows))]
+def fill(table: ui.table, rows: Sequence[Row]) -> None:
+    """Show rows in a table, the newest first."""
+    _arrived(table)
+    table.rows = [*map(_shown, reversed(rows))]
 
 
 def _shown(row: Row) -> dict[str, Any]:

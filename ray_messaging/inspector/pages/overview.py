@@ -3,7 +3,19 @@
 from nicegui import ui
 
 from ray_messaging.inspector.pages import charts
-from ray_messaging.inspector.pages.layout import LEVELS, Changes, Problem, button, card, chart, draw, fact, refilled
+from ray_messaging.inspector.pages.layout import (
+    LEVELS,
+    Changes,
+    Problem,
+    await_data,
+    button,
+    card,
+    chart,
+    draw,
+    fact,
+    refilled,
+    say,
+)
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import Series, Society, State, StepFacts, Traffic, cut, name, number
@@ -24,6 +36,7 @@ class StepPanel:
         self._cache = cache
         with card("Steps") as self._card:
             self._said = ui.label("").classes("row").props("data-mark=steps")
+            await_data(self._said)
             self._waiting = ui.label("").classes("note").props("data-mark=waiting")
             self._stragglers = ui.label("").classes("note")
             if cache.control is not None:
@@ -47,19 +60,14 @@ class StepPanel:
             return
         self._card.set_visibility(True)
         steps = state.steps
-        self._said.set_text(_said(steps))
+        say(self._said, f"{steps}.".capitalize())
         self._waiting.set_text(_waited_for(steps))
         self._stragglers.set_text(cut("; ".join(steps.stragglers), 400))
 
 
-def _said(steps: StepFacts) -> str:
-    paused = "" if steps.target is None else f"; paused after step {steps.target:,}"
-    return f"Step {steps.now:,} is open{paused}."
-
-
 def _waited_for(steps: StepFacts) -> str:
     if not steps.waiting:
-        return "Nobody is waited for."
+        return "" if steps.resting else "No group is waited for."
     some = [f"{name(group)} (step {step:,})" for group, step in sorted(steps.waiting.items())[:_NAMED]]
     more = f" and {len(steps.waiting) - _NAMED} more" if len(steps.waiting) > _NAMED else ""
     return f"Waited for: {', '.join(some)}{more}."
@@ -81,7 +89,7 @@ class Overview:
 
     def __init__(self, cache: AnswerCache) -> None:
         self._cache, self._source = cache, cache.source
-        self._problem = Problem()
+        self._problem = Problem(quiet=True)  # each card shows that its data are still to come
         with ui.row().classes("w-full gap-3"):
             self._figures = {
                 key: self._figure(label, key)
@@ -99,49 +107,64 @@ class Overview:
                 with card("Messages, by fate"):
                     self._rates = chart("rates", 190)
                     self._period = ui.label().classes("note").props("data-mark=period")
+                    await_data(self._rates)
                 with card("Blocked messages, by rule") as self._blocks:
                     self._blocked = chart("blocked", 150)
                 with card("Collected, by step") as self._collects:
                     self._collected = chart("collected", 190)
                 with card("Who writes to whom") as self._network:
                     self._society = chart("society", 400)
+                    await_data(self._society)
                     self._members = ui.label().classes("note").props("data-mark=members")
             with ui.column().classes("gap-3").style("flex: 1 1 0; min-width: 0"):
                 if cache.source.live:
                     self._steps = StepPanel(cache)
                     with card("Waiting in mailboxes"):
                         self._depths = ui.column().classes("gap-1 w-full").props("data-mark=depths")
+                        await_data(self._depths)
                     with card("Health"):
                         self._health = ui.column().classes("gap-1 w-full").props("data-mark=health")
+                        await_data(self._health)
                 else:
                     with card("The run"):
                         self._record = ui.column().classes("gap-1 w-full").props("data-mark=record")
+                        await_data(self._record)
         self._known: Health | None = None
         self._deep: list[tuple[str, int]] | None = None
         self._blocks.set_visibility(False)
         self._collects.set_visibility(False)
         ui.timer(_EVERY_S, self.renew)
+        ui.timer(_SIDE_S, self.renew_society)
         ui.timer(_SIDE_S, self.renew_side)
 
     def _figure(self, label: str, key: str) -> ui.label:
         with ui.column().classes("card gap-0").style("flex: 1 1 100px"):
             value = ui.label("\u2013").classes("value").props(f"data-mark=figure-{key}")
+            await_data(value)
             ui.label(label).classes("label")
         return value
 
     async def renew(self) -> None:
         """Show the newest values."""
         source = self._source
-        with self._problem.told():
-            traffic = await self._cache.shared("traffic", source.traffic, 0.9 * _EVERY_S)
+        with self._problem.told("the state"):
             state = await self._cache.shared("state", source.state, _STATE_S)
-            self._show(traffic, state)
+            if state is not None:
+                self._steps.show(state)
+                self._show_depths(state)
+                self._show_figures(waiting=number(sum(state.waiting.values())), letters=number(state.dead_letters))
+        with self._problem.told("the log"):
+            self._show(await self._cache.shared("traffic", source.traffic, 0.9 * _EVERY_S))
+
+    async def renew_society(self) -> None:
+        """Show who writes to whom."""
+        with self._problem.told("the society"):
+            self._show_society(await self._cache.shared("society", self._source.society, _SOCIETY_S))
 
     async def renew_side(self) -> None:
-        """Show the society, and the health, whose check may take seconds, or for an ended run its record."""
+        """Show the health, whose check may take seconds, or for an ended run its record."""
         source = self._source
-        with self._problem.told():
-            self._show_society(await self._cache.shared("society", source.society, _SOCIETY_S))
+        with self._problem.told("the run"):
             if not source.live:
                 self._show_series(await self._cache.shared("series", source.series, _HEALTH_S))
                 self._show_record(await self._cache.shared("record", source.record, _HEALTH_S))
@@ -151,18 +174,23 @@ class Overview:
             if self._cache.source is source:  # else it has ended meanwhile, and nothing needs a remedy
                 self._show_health(health)
 
-    def _show(self, traffic: Traffic | None, state: State | None) -> None:
+    def _show(self, traffic: Traffic | None) -> None:
+        self._rates.set_visibility(traffic is not None)
         if traffic is None:
             self._period.set_text("This experiment keeps no event log, so its messages cannot be seen: log_dir=...")
-        else:
-            self._blocks.set_visibility(bool(traffic.blocked))
-            draw(self._rates, charts.rates(traffic))
-            draw(self._blocked, charts.blocked(traffic))
-            self._period.set_text(_period(traffic, live=self._source.live))
-        self._show_figures(traffic, state)
-        if state is not None:
-            self._steps.show(state)
-            self._show_depths(state)
+            self._show_figures(**dict.fromkeys(_OF_A_LOG, number(None)))
+            return
+        self._blocks.set_visibility(bool(traffic.blocked))
+        draw(self._rates, charts.rates(traffic))
+        draw(self._blocked, charts.blocked(traffic))
+        self._period.set_text(_period(traffic, live=self._source.live))
+        stopped = traffic.total("blocked")
+        share = f"{stopped / traffic.messages:.1%}" if traffic.messages else "0%"
+        self._show_figures(rows=number(traffic.rows), rate=number(traffic.per_second), blocked=share)
+
+    def _show_figures(self, **shown: str) -> None:
+        for key, text in shown.items():
+            say(self._figures[key], text)
 
     def _show_society(self, society: Society | None) -> None:
         self._network.set_visibility(society is not None)
@@ -173,6 +201,8 @@ class Overview:
         text = "Nobody has written to an agent."
         if society.agents:
             who = f"The {len(society.agents)} of {society.writers:,} agents that write most"
+            if len(society.agents) == society.writers:
+                who = f"All {society.writers:,} agents that have written"
             how = "darker and larger, the more"
             if society.measure:
                 how = f"larger, the more; the colour is {society.measure} in the last step"
@@ -184,23 +214,10 @@ class Overview:
         if found is not None:
             draw(self._collected, charts.collected(found))
 
-    def _show_figures(self, traffic: Traffic | None, state: State | None) -> None:
-        shown: dict[str, str] = {}
-        if traffic is not None:
-            stopped = traffic.total("blocked")
-            shown["rows"] = number(traffic.rows)
-            shown["rate"] = number(traffic.per_second)
-            shown["blocked"] = f"{stopped / traffic.messages:.1%}" if traffic.messages else "0%"
-        if state is not None:
-            shown["waiting"] = number(sum(state.waiting.values()))
-            shown["letters"] = number(state.dead_letters)
-        for key, text in shown.items():
-            self._figures[key].set_text(text)
-
     def _show_record(self, record: list[tuple[str, str]]) -> None:
         if self._record.default_slot.children:
             return
-        with self._record:
+        with refilled(self._record):
             for title, value in record:
                 fact(title, value)
 

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.layout import Changes, Problem, button, card, refilled
+from ray_messaging.inspector.pages.layout import Changes, Problem, await_data, button, card, refilled
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import Preview, RuleFacts, StepFacts
@@ -44,10 +44,13 @@ class RuleForm:
         """Say from which step on a change can be repeated, if the experiment has steps."""
         self._step.set_visibility(steps is not None)
         if steps is not None:
-            self._advice.set_text(
-                f"Step {steps.now:,} is open. A change from a later step on applies to whole steps, so that the run "
-                "can be repeated; one without a step applies in the middle of the open one, and the run cannot."
+            when = (
+                "A change from a later step on applies to whole steps, so that the run can be repeated; one without a "
+                "step applies in the middle of the open one, and the run cannot."
             )
+            if steps.resting:
+                when = f"A change applies from step {steps.now:,} on, or from a later step that you give."
+            self._advice.set_text(f"{f'{steps}.'.capitalize()} {when}")
 
     @property
     def _at_step(self) -> int | None:
@@ -103,6 +106,7 @@ class Rules:
         self._problem = Problem()
         with card("Rules, in the order in which messages pass them"):
             self._list = ui.column().classes("w-full gap-2").props("data-mark=rules")
+            await_data(self._list)
         self._form = None if cache.control is None else RuleForm(cache, cache.control, self.show)
         ui.timer(_EVERY_S, self.show)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.layout import Problem, button, card, field, row_table, shown
+from ray_messaging.inspector.pages.layout import Problem, await_data, button, card, field, fill, row_table
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.values import RowQuery
 from ray_messaging.receipt import FATES
@@ -38,6 +38,7 @@ class Search:
             self._problem = Problem()
             self._found = ui.label().classes("note").props("data-mark=found")
             self._table = row_table()
+            await_data(self._table)
         ui.timer(0.05, self.search, once=True)
 
     async def search(self) -> None:
@@ -47,5 +48,5 @@ class Search:
             query = RowQuery(**given, fate=self._fate.value or "")
             with self._problem.told():
                 rows = await self._cache.ask(self._cache.source.rows, query)
-                self._table.rows = shown(rows)
+                fill(self._table, rows)
                 self._found.set_text(f"The last {len(rows):,} rows, the newest first." if rows else "No row matches.")

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import ray
 
-from ray_messaging.addressing.channels import AgentId
+from ray_messaging.addressing.channels import AgentId, is_internal
 from ray_messaging.cluster.handles.connection import connect, find_actor
 from ray_messaging.cluster.handles.dead_letters import DeadLetter
 from ray_messaging.cluster.messaging import Messaging
@@ -109,7 +109,8 @@ class LiveSource(Source):
     def state(self) -> State:
         """Return the queues, the steps, and the number of dead letters."""
         stats = self._messaging.stats()
-        return State(stats["waiting"], self._steps(), stats["dead_letters"]["letters"])
+        waiting = {mailbox: count for mailbox, count in stats["waiting"].items() if count or not is_internal(mailbox)}
+        return State(waiting, self._steps(), stats["dead_letters"]["letters"])
 
     def _steps(self) -> StepFacts | None:
         try:
@@ -117,7 +118,8 @@ class LiveSource(Source):
         except ConfigError:
             return None
         late = [str(straggler) for straggler in self._messaging.steps.stragglers()]
-        return StepFacts(progress.sealed + 1, progress.target, progress.waiting_for(), late)
+        waiting = {} if progress.resting else progress.waiting_for()
+        return StepFacts(progress.sealed + 1, progress.target, waiting, late, progress.resting)
 
     def health(self) -> Health:
         """Return the findings of a health check."""

@@ -122,7 +122,9 @@ class _Caller(FrameProtocol):
         super().__init__(_TOKEN_LIMIT)
         self._server = server
         self._open = False
-        self._timer: asyncio.TimerHandle | None = None  # for the token, then for an incomplete request
+        self._timer: asyncio.TimerHandle | None = (
+            None  # closes if the token, or then a request, is not complete in time
+        )
         self._unread: asyncio.TimerHandle | None = None
         self._held = 0
         self._later: dict[int, set[asyncio.Future[None]]] = {JUDGE: set(), WAIT: set()}

@@ -11,10 +11,13 @@ from ray_messaging.addressing.channels import (
     Address,
     Keys,
     agent_channel,
+    answer_mailbox,
     build_channel,
     check_id,
     check_name,
+    is_internal,
     parse_channel,
+    survey_mailbox,
 )
 from ray_messaging.addressing.patterns import glob_pattern, is_glob
 from ray_messaging.errors import InvalidAddress
@@ -139,3 +142,8 @@ def test_any_text_is_a_pattern(glob, text):
         return
     glob_pattern(glob).fullmatch(text.encode())
     assert glob_pattern("*").fullmatch(text.encode())
+
+
+def test_mailboxes_that_are_none_of_a_users_messagers():
+    assert all(map(is_internal, [answer_mailbox("west"), survey_mailbox("moods"), f"anon-{0:016x}"]))
+    assert not any(map(is_internal, ["west", "answers", "moods.survey", "anon-town", "anonymous"]))

@@ -1,7 +1,10 @@
 """Folders in which embedded servers keep their data."""
 
+from threading import Event
+
 import pytest
 
+from ray_messaging.cluster import embedded_servers
 from ray_messaging.cluster.embedded_servers import KeptData
 from ray_messaging.errors import ConfigError
 
@@ -59,3 +62,19 @@ def test_the_folder_goes_with_those_of_the_servers_unless_it_has_other_files(tmp
     (found.folder / "notes").unlink()
     found.clean()
     assert not found.folder.exists()
+
+
+def test_large_data_that_nobody_asked_for_are_named_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(embedded_servers, "_told", Event())
+    monkeypatch.setattr(embedded_servers, "LARGE_BYTES", 2_000_000)
+    beside_log = kept(None, log_dir=str(tmp_path / "log"))
+    beside_log.tell()  # there is no folder
+    beside_log.folder.mkdir()
+    (beside_log.folder / "small").write_bytes(bytes(1_999_999))
+    beside_log.tell()
+    assert capsys.readouterr().err == ""
+    (beside_log.folder / "large").write_bytes(bytes(2))
+    kept(beside_log.folder).tell()  # the user has named it
+    beside_log.tell()
+    beside_log.tell()
+    assert capsys.readouterr().err == f"{tmp_path}/log-server (2 MB) is needed only to resume this run\n"

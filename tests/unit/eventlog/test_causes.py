@@ -149,6 +149,8 @@ def test_the_effects_as_text_and_as_tables(log):
     assert found.counts().to_pydict() == {"step": [1, 2, 3, 4], "agents": [1] * 4, "all": [1, 2, 3, 4]}
     assert str(found).splitlines()[2:4] == ["  step 1: 1 more, 1 in all", "  step 2: 1 more, 2 in all"]
     assert "<td" in found._repr_html_()
+    assert log.effects("0-0-1", depth=100).counts().equals(found.counts())  # no step after those of the log
+    assert log.effects("0-0-1", depth=2).counts()["step"].to_pylist() == [1, 2]
     assert "no agent reads it" in str(log.effects("0-1-3"))
     assert len(log.effects("0-1-3").counts()) == 0
 

@@ -56,7 +56,8 @@ def test_the_first_line_comes_at_once_and_others_now_and_then(clock, capsys):
         clock[0] += 2
         progress.show()
         progress.show()
-    assert capsys.readouterr().err == first
+        assert capsys.readouterr().err == first
+    assert capsys.readouterr().err == "5 of 20 steps done\n"
 
 
 def test_the_rate_is_that_of_the_last_seconds_from_the_first_step_on(clock, capsys):
@@ -88,7 +89,7 @@ def test_the_rate_is_that_of_the_last_seconds_from_the_first_step_on(clock, caps
 def test_the_slowest_group_is_named_where_progress_is_shown(closed, shown, text, capsys):
     with RunProgress(Steps(**closed), 20, shown=shown) as progress:
         progress.show()
-    assert capsys.readouterr().err == text
+        assert capsys.readouterr().err == text
 
 
 def test_a_pause_is_shown_in_place_of_a_rate_and_does_not_count(clock, capsys):
@@ -111,3 +112,31 @@ def test_a_terminal_gets_a_bar(capsys, monkeypatch):
         progress.show()
         assert progress._line._bar.tasks[0].completed == 5
         assert "waiting for west" in progress._line._bar.tasks[0].description
+
+
+def test_the_last_line_says_that_the_steps_are_done_once(clock, capsys):
+    steps = Steps()
+    with RunProgress(steps, 20, shown=True, more=lambda: "3 calls") as progress:
+        progress.show()
+        steps.close(west=19)  # the groups have not returned yet
+        clock[0] += 60
+        progress.show()
+    assert capsys.readouterr().err.splitlines()[1:] == ["20 steps done; 3 calls"]
+    with RunProgress(steps, 20, shown=True):
+        pass  # it was too short for a line
+    assert capsys.readouterr().err == ""
+    progress = RunProgress(Steps(), 20, shown=True)
+    progress.show()
+    progress.__exit__(ValueError, None, None)  # a run that failed has its error in place of a last line
+    assert capsys.readouterr().err == "step 5 of 20, waiting for west\n"
+
+
+def test_steps_rest_while_none_is_open():
+    def progress(*groups, sealed=3, latest=3):
+        members = {str(place): GroupProgress(closed, opened, None, 0, 0, None) for place, (closed, opened) in groups}
+        return Progress(sealed, latest, None, members, {}, "0-0")
+
+    assert progress(*enumerate([(3, None), (3, None)])).resting
+    assert not progress(*enumerate([(3, None), (3, 4)])).resting  # ahead of the others, as for its senders alone
+    assert not progress(*enumerate([(4, None), (3, None)])).resting
+    assert not progress(*enumerate([(3, None), (3, None)]), latest=4).resting

@@ -44,6 +44,13 @@ def test_states_of_groups_have_a_row_for_each_agent():
     assert frame.columns.tolist() == ["mood", "leader", "at"]
 
 
+def test_each_agent_of_many_groups_has_its_own_row():
+    names = [f"group{number}" for number in range(12)]  # "group10" comes before "group2" in the order of texts
+    ids = {name: np.array([number, number + 12]) for number, name in enumerate(names)}
+    states = {name: {"n": ids[name] * 10} for name in sorted(names)}
+    assert Result(states, 1, ids=ids).to_pandas()["n"].to_dict() == {agent: 10 * agent for agent in range(24)}
+
+
 def test_groups_of_named_agents_and_groups_without_any():
     ids = {"a": np.array([7, "ann"], object), "b": np.array([3]), "c": np.zeros(0, np.int64)}
     states = {"a": {"n": np.array([1, 2], np.int8)}, "b": {"n": np.array([3], np.int8)}, "c": {"n": np.zeros(0)}}

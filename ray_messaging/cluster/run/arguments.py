@@ -1,0 +1,79 @@
+"""Types of a run's arguments, for type checkers and editors: what a run accepts is checked when it begins."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, Required, TypedDict, TypeVar
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.cluster.handles.audience import Audience
+from ray_messaging.cluster.run.agent import Agent
+from ray_messaging.cluster.run.crowd import Crowd
+from ray_messaging.messages import Messages
+from ray_messaging.model.series import Aggregate
+from ray_messaging.steps.step import Step
+
+S_contra = TypeVar("S_contra", contravariant=True)
+
+AgentModel = Callable[[Agent, Messages], object]  # async or not
+GroupModel = Callable[[Crowd, Step], object]
+
+
+class Ids(Protocol):
+    """Ids of agents, such as a list, a range or an array. A text is none, although it is a sequence of texts."""
+
+    def __iter__(self) -> Iterator[AgentId]: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, value: object, /) -> bool: ...  # that of a str takes only a str
+
+
+class Table(Protocol):
+    """A DataFrame."""
+
+    @property
+    def index(self) -> Any:  # noqa: ANN401 - pandas is an extra
+        """Return the ids of agents."""
+
+    def itertuples(self) -> Iterable[Any]:
+        """Return the rows."""
+
+
+class Network(Protocol):
+    """A graph of networkx."""
+
+    @property
+    def edges(self) -> Any:  # noqa: ANN401 - networkx is an extra
+        """Return the edges."""
+
+    def is_directed(self) -> bool:
+        """Return whether an edge leads in one direction only."""
+
+
+Agents = int | Ids | Iterator[AgentId] | Table
+Edges = Iterable[Sequence[AgentId]] | Table | Network | Audience
+Collect = Callable[[S_contra], Mapping[str, Any]] | Aggregate | Sequence[Aggregate] | None
+
+
+class RunArguments(TypedDict, total=False):
+    """Arguments of a run of any kind of model; see `Messaging.run`."""
+
+    agents: Required[Agents]
+    groups: int | Mapping[str, Ids] | None
+    shared: object
+    collect_every: int
+
+
+class AgentArguments(RunArguments, total=False):
+    """Further arguments where the model is called for each agent."""
+
+    start: Callable[[Agent], dict[str, Any]] | None
+    graph: Edges | str | None
+    concurrency: int
+    timeout: float | None
+    collect: Collect[Agent]
+    only_active: bool
+
+
+class GroupArguments(RunArguments, total=False):
+    """Further arguments where the model is called for each group."""
+
+    start: Callable[[Crowd], dict[str, Any]] | None
+    collect: Collect[Crowd]
