@@ -108,6 +108,10 @@ class Inbox:
             self.limit = self.limit if self._reaching else base
         return True
 
+    def wake(self) -> None:
+        """Let those who wait in `arrival` look again, because something else than a frame has changed for them."""
+        self._arrived.set()
+
     async def arrival(self) -> None:
         """Wait until something is there, or the reader has stopped."""
         self.awaited = True
