@@ -67,7 +67,7 @@ class _Lease:
         return next((place_of(part) for part in self.slices if part.batch.origin is not None), _BEFORE_ALL)
 
 
-class _AgainFirst(Exception):  # noqa: N818 - no error
+class _AgainFirst(Exception):
     """Says that leases, in the mailbox's order, come before what is in the inbox; none: nobody waits any more."""
 
     def __init__(self, leases: list[_Lease]) -> None:
@@ -310,7 +310,8 @@ class DeliveryLeases:
         """Lend the first of some leases again: at most `limit` messages, and none behind those of the next lease."""
         lease, *others = again
         slices = self._left_of(lease)
-        first, left = [], _rows(slices) if limit is None else limit
+        first: list[Slice] = []
+        left = _rows(slices) if limit is None else limit
         while slices and left > 0 and not (first and others and place_of(slices[0]) > others[0].first):
             part = slices[0]
             cut = min(part.high, part.low + left)

@@ -291,6 +291,8 @@ class Fetcher:
                 check()
             slices = self.inbox.take(limit, flight)
             passed = bool(slices) or flight.taken > low or flight.changes != changes
+            if not passed and self.inbox.trouble is not None:
+                raise self.inbox.trouble.with_traceback(None)
             if passed or polled:
                 break
             if timeout == 0:

@@ -16,7 +16,7 @@ PAUSES_S = (0.0, 0.0, 0.0005, 0.002, 0.01)
 CUTS_S = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.01, 0.03)
 
 
-class Refused(Exception):  # noqa: N818 - a consumer that gives its messages back
+class Refused(Exception):
     """The error of a block that handles nothing."""
 
 
@@ -42,7 +42,7 @@ class Program:
                 for one, handled in zip(consumers, self.handled, strict=True)
             ]
             await asyncio.gather(*(self._send(one, share[n]) for n, one in enumerate(senders)))
-            while not self._all_came():
+            while not self._all_came():  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.002)
             over.set()
             await asyncio.gather(*reading)

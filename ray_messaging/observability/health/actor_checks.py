@@ -136,6 +136,8 @@ def _loop(actor: str, loop: TaskHealth) -> Finding | None:
             f"has work, and has not got on for {loop.age_s:,.0f} s{f' ({loop.error})' if loop.error else ''}",
             "see to the server, the interceptor and full mailboxes first: it waits for one of them",
         )
+    if loop.error:
+        return critical(what, f"gets nothing ({loop.error})", "do what the error says: it tries again by itself")
     return None
 
 

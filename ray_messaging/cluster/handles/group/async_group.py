@@ -1,6 +1,5 @@
 """The calls of a group's handle, as coroutines."""
 
-import asyncio
 import itertools
 import secrets
 import threading
