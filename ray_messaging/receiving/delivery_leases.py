@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,6 +35,15 @@ class FetchOptions(NamedTuple):
 
 
 NEXT = FetchOptions()
+
+
+class Held(NamedTuple):
+    """What one handle holds: `messages`, the oldest for `seconds`; and how many it has held until they came again."""
+
+    holder: str
+    messages: int
+    seconds: float
+    came_again: int
 
 
 class Token(NamedTuple):
@@ -93,6 +102,7 @@ class DeliveryLeases:
         self._calls: dict[str, FetchOptions] = {}  # the options of the fetch in progress of each holder
         self._abandoned: OrderedDict[str, int] = OrderedDict()  # the last fetch of a holder that nobody waits for
         self._reached: OrderedDict[str, Place] = OrderedDict()  # the place after the last row that a holder was lent
+        self._came_again: OrderedDict[str, int] = OrderedDict()  # messages that a holder has held for too long
         self._process = secrets.token_hex(4)
         self._last = 0
 
@@ -105,6 +115,18 @@ class DeliveryLeases:
     def holders(self) -> set[str]:
         """Return the callers that hold messages, or are fetching."""
         return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
+
+    def held(self) -> list[Held]:
+        """Return what each handle holds, or has held for too long, without what it gave up or has never received."""
+        now, since = asyncio.get_running_loop().time(), defaultdict[str, list[tuple[float, int]]](list)
+        for lease in self._leases.values():
+            if lease.rows > 0 and lease.due and not lease.lost:
+                since[lease.holder].append((now - lease.due + self._lease_s, lease.rows))
+        found = []
+        for holder in [*since, *(self._came_again.keys() - since.keys())]:
+            times, rows = zip(*since[holder], strict=True) if since[holder] else ((0.0,), (0,))
+            found.append(Held(holder, sum(rows), max(times), self._came_again.get(holder, 0)))
+        return found
 
     # -- returning ------------------------------------------------------------------------------------------------
 
@@ -280,8 +302,10 @@ class DeliveryLeases:
             return self._cut(found.leases, holder, options, limit) if found.leases else None
         slices = taken.slices
         if options.complete:
-            again = self._expired(holder, clock())
-            slices = [*(part for lease in again for part in self._left_of(lease)), *slices]
+            for lease in self._expired(holder, clock()):
+                left = self._left_of(lease)
+                self._note_again(lease, left)
+                slices += left
         if slices:
             return self._enter(sorted(slices, key=place_of) if options.complete else slices, holder, options)
         if taken.passed:
@@ -321,7 +345,15 @@ class DeliveryLeases:
         if slices:
             rest = self._enter(slices, lease.holder, options)
             rest.due, rest.asked, rest.acked, rest.lost = lease.due, lease.asked, lease.acked, lease.lost
+        self._note_again(lease, first)
         return self._enter(first, holder, options) if first else None
+
+    def _note_again(self, lease: _Lease, slices: list[Slice]) -> None:
+        """Count messages that are delivered again because their holder has held them for too long."""
+        if lease.due and not lease.lost and slices:
+            self._came_again[lease.holder] = self._came_again.pop(lease.holder, 0) + _rows(slices)
+            if len(self._came_again) > _RETURNED:
+                self._came_again.popitem(last=False)
 
     def _left_of(self, lease: _Lease) -> list[Slice]:
         """Remove a lease; return its unacknowledged slices."""

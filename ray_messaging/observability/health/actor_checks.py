@@ -79,6 +79,7 @@ def check_actor(actor: ActorFacts) -> Iterator[Finding]:
     yield from problems
     yield from _counters(actor.name, report)
     yield from (warning("steps", late, remedy) for late, remedy in report.late)
+    yield from first_of((warning(f"{actor.name}: commits", held, remedy) for held, remedy in report.held), actor.name)
     if report.disk is not None:
         yield check_disk(f"{actor.name.replace(SERVER_ACTOR, 'server')} disk", report.disk)
     restarts = max(actor.restarts, report.stats.get("restarts", 0))

@@ -1,7 +1,9 @@
 """The calls of a group's handle, as coroutines."""
 
 import itertools
+import os
 import secrets
+import socket
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -123,7 +125,8 @@ class AsyncGroup(StampedHandle):
         self.waiting = waiting
         self._experiment = experiment
         self._stamp = stamp
-        self._caller = secrets.token_hex(8)
+        # health() names a handle by this, so that its process can be found.
+        self._caller = f"{secrets.token_hex(8)} of process {os.getpid()} on {socket.gethostname()}"
         self._numbers = 0
         self._waiting: OrderedDict[int, None] = OrderedDict()  # sends that have no answer yet, ascending
         self._sending = threading.Lock()
