@@ -12,8 +12,13 @@ WEST, EAST = (1, 2, 3), (11, 12)
 PAIRS = [(a, b) for a in WEST for b in EAST]
 
 
+def seeds(usual, all_of_them):
+    """Give the seeds of programs; those above the usual number are of the long tests."""
+    return [pytest.param(seed, marks=pytest.mark.long) if seed >= usual else seed for seed in range(all_of_them)]
+
+
 @pytest.mark.one_server("what is cut lies before the server")
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(16, 200))
 async def test_handles_of_groups(monkeypatch, server, exp_id, seed):
     choose = random.Random(seed)
     inbox = choose.choice((4, 20, 10_000))
@@ -36,3 +41,21 @@ async def test_handles_of_groups(monkeypatch, server, exp_id, seed):
 
         await program.drain(consumers, waiting)
         assert east.host.leases.lent == 0
+
+
+@pytest.mark.one_server("what is cut lies before the server")
+@pytest.mark.parametrize("seed", seeds(8, 100))
+async def test_messagers(messagers, seed):
+    choose = random.Random(seed)
+    inbox = choose.choice((4, 20, 10_000))
+    senders = [await messagers(name=f"sender{n}") for n in range(choose.randint(1, 3))]
+    east = await messagers(name="east", host=EAST, inbox_messages=inbox)
+    consumers = [east] * choose.randint(1, 3)
+    program = Program(seed, PAIRS)
+    # Of several that fetch by one messager, each may commit its own messages only.
+    await program.run(senders, consumers, ("next", "acked", "iterate") if len(consumers) == 1 else ("acked",))
+
+    async def waiting():
+        return (await east.engine.transport.waiting())["east"]
+
+    await program.drain(consumers, waiting)

@@ -23,22 +23,22 @@ class Refused(Exception):
 class Program:
     """What one seed does. `senders` and `consumers` are handles; a handle sends for the agents of `pairs`."""
 
-    def __init__(self, seed, pairs, *, messages=60):
+    def __init__(self, seed, pairs, *, messages=40):
         self.random = random.Random(seed)
         self.pairs = pairs
         self.messages = messages  # of each sender
         self.sent = defaultdict(list)  # pair -> [(number, it was told to be delivered)]
         self.handled = []  # of each consumer: (pair, number)
 
-    async def run(self, senders, consumers, *, may_give_back=None):
-        """Run all; the oracle checks what came of it."""
-        may_give_back = len(consumers) == 1 if may_give_back is None else may_give_back
+    async def run(self, senders, consumers, kinds=("next", "next", "acked", "block")):
+        """Run all, with these kinds of fetches; the oracle checks what came of it."""
+        may_give_back = len(consumers) == 1
         self.handled = [[] for _ in consumers]
         share = {n: self.pairs[n :: len(senders)] for n in range(len(senders))}  # one sender for each pair
         over = asyncio.Event()
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
             reading = [
-                tasks.create_task(self._consume(one, handled, over, may_give_back))
+                tasks.create_task(self._consume(one, handled, over, kinds, may_give_back))
                 for one, handled in zip(consumers, self.handled, strict=True)
             ]
             await asyncio.gather(*(self._send(one, share[n]) for n, one in enumerate(senders)))
@@ -50,9 +50,9 @@ class Program:
 
     async def _cut(self, call):
         """Await a call, which may be cut; return its result, or None if it was."""
-        if self.random.random() < 0.4:
-            return await call
         try:
+            if self.random.random() < 0.4:
+                return await call
             async with asyncio.timeout(self.random.choice(CUTS_S)):
                 return await call
         except TimeoutError:
@@ -76,10 +76,13 @@ class Program:
                 assert receipts.counts()["delivered"] == count
             await asyncio.sleep(self.random.choice(PAUSES_S))
 
-    async def _consume(self, consumer, handled, over, may_give_back):
+    async def _consume(self, consumer, handled, over, kinds, may_give_back):
         while not over.is_set():
             limit, wait_s = self.random.choice((None, None, 1, 3)), self.random.choice((0.0, 0.003, 0.05, 1.0))
-            kind = self.random.choice(("next", "next", "acked", "block"))
+            kind = self.random.choice(kinds)
+            if kind == "iterate":
+                await self._iterate(consumer, handled)
+                continue
             commit = "acked" if kind == "acked" else "next"
             complete = limit is None and self.random.random() < 0.1
             found = await self._cut(
@@ -99,6 +102,12 @@ class Program:
             await asyncio.sleep(self.random.choice(PAUSES_S))
         while await self._cut(_done(consumer.ack())) is None:
             pass
+
+    async def _iterate(self, consumer, handled):
+        messages = aiter(consumer)
+        for _ in range(self.random.randint(1, 8)):
+            if (found := await self._cut(asyncio.wait_for(anext(messages), 0.05))) is not None:
+                handled.append(_named(found))
 
     async def drain(self, consumers, waiting):
         """Handle what is left, of sends that were cut; fail if what was handled comes again, or is held for ever."""
