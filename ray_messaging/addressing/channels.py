@@ -283,14 +283,19 @@ def _key(kind: str) -> "Callable[[Keys, object], str]":
     return lambda keys, name: f"{keys.prefix}{kind}:{name}"
 
 
+def mark_of_db(db: int) -> str:
+    """Return what follows an experiment's name in what is published in a db; no name has an @."""
+    return f"@{db}" if db else ""
+
+
 class Keys:
     """The Redis keys of one experiment. Their common hash tag keeps them on one primary of a cluster.
 
     Args: `tag` follows the name in the hash tag; it is not empty for keys of bodies on another primary (see
-    `key_tags`).
+    `key_tags`). `db` is the server's: Pub/Sub knows none, so that what is published names it unless it is 0.
     """
 
-    def __init__(self, exp_id: str, tag: str = "") -> None:
+    def __init__(self, exp_id: str, tag: str = "", *, db: int = 0) -> None:
         prefix = f"rm:{{{exp_id}{tag}}}:"
         self.exp_id = exp_id
         self.prefix = prefix
@@ -305,7 +310,8 @@ class Keys:
         self.hearers = prefix + "hearers"  # sets of agents that broadcasts name, until the event log has them
         self.bodies = prefix + "bodies"  # the steps for which a server has bodies of large frames
         self.mark = prefix + "mark"  # written before WAIT, so that WAIT covers all earlier writes
-        self.own = prefix + "own"  # Pub/Sub: marks before and after our own script's messages
+        self.channels = f"exps:{exp_id}{mark_of_db(db)}:"  # Pub/Sub: the beginning of this experiment's channels
+        self.own = f"{prefix}own{mark_of_db(db)}"  # Pub/Sub: marks before and after our own script's messages
         self.wide = self.own + ":wide"  # Pub/Sub: messagers that subscribe to all agents' channels, and filter
         self.ears = self.own + ":ear:"  # Pub/Sub, with a mailbox's name: subscribed while its messager is connected
 

@@ -60,6 +60,7 @@ class Backoff:
 # Connections.
 REDIS_RETRY = RetryPolicy(0.01, 0.5, jitter=True)
 REDIS_RESUBSCRIBE = RetryPolicy(0.2, 0.2)
+REDIS_REFUSED = RetryPolicy(0.2, 2.0, jitter=True)  # each attempt is a login, which the server logs
 MQTT_RECONNECT = RetryPolicy(0.05, 2.0, jitter=True)
 
 HANDLER_RETRY = RetryPolicy(0.1, 5.0, jitter=True)  # a message whose handler failed

@@ -24,7 +24,7 @@ from itertools import groupby, islice, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from ray_messaging.addressing.channels import Keys, agent_channel, check_name
+from ray_messaging.addressing.channels import Keys, agent_channel, check_name, mark_of_db
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.versions import needs, warn_unless_tested
 from ray_messaging.config import MessagingConfig
@@ -92,9 +92,10 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         if self._messaging is not None:
             self._server, self._exp_id, part = self._messaging.redis, self._messaging.exp_id, f"{name}:"
         self._hold_s = hold_s
-        self._keys = Keys(self._exp_id)
+        db = getattr(self._server, "db", 0)
+        self._keys = Keys(self._exp_id, db=db)
         self._prefix, self._ears = f"{self._keys.prefix}bus:{part}", f"{self._keys.ears}bus:{part}"
-        self._keys.own = f"{self._prefix}own"  # an experiment's own messages are not to be dropped
+        self._keys.own = f"{self._prefix}own{mark_of_db(db)}"  # an experiment's own messages are not to be dropped
         self._link: RedisLink | None = None
         self._messager: Messager | None = None
 
@@ -116,7 +117,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         self._claims: dict[str, str] = {}  # by key: the token
         self._listeners: dict[str, list[asyncio.Queue[bytes | None]]] = {}
         self._unlocked = asyncio.Event()  # replaced by the next one when a lock is released
-        self._ingress = RedisIngress(link, self._keys, "", self._hear, [self._ears + self._owner])
+        self._ingress = RedisIngress(link, self._keys, self._hear, [self._ears + self._owner])
         self._beating = asyncio.create_task(self._keep_beating(), name="ray_messaging agentscope bus")
         try:
             await self._beat()

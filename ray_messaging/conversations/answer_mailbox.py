@@ -1,6 +1,7 @@
 """The mailbox of the answers to one messager's questions."""
 
 import asyncio
+import logging
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,6 +10,7 @@ from ray_messaging.common.task_health import end
 from ray_messaging.conversations.answers import Rows
 from ray_messaging.conversations.open_questions import OpenQuestions
 from ray_messaging.engine import Engine
+from ray_messaging.errors import ConnectionFailed
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.message_ids import MessageIdColumn
@@ -16,6 +18,8 @@ from ray_messaging.receiving.ack_ranges import runs_of, spans_in
 from ray_messaging.receiving.commits import MOST_RANGES
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Piece
+
+logger = logging.getLogger(__name__)
 
 _MOST_KEPT = MOST_RANGES // 2  # most late answers without a commit; above it, each is committed once in the inbox
 
@@ -76,7 +80,10 @@ class AnswerMailbox:
             await asyncio.sleep(0)  # the callers that waited for these answers continue first
             handled, self._handled = self._handled, []
             fetcher.commits.acknowledge_some(spans_in(handled, self.engine.name))
-            fetcher.commits.write_soon()  # later answers do not wait for it
+            try:
+                fetcher.commits.write_soon()  # later answers do not wait for it
+            except ConnectionFailed as error:  # the write before, which is tried again
+                logger.warning("answers of %s are not committed yet: %s", self.engine.name, error)
 
     def _answer(self, slices: Iterable[Slice]) -> None:
         """Pass answers to their askers, and late answers to the inbox."""

@@ -374,11 +374,15 @@ class Commits:
         self._ranges_stored = self._ranges_stored or acks.ranges != b""
 
     def write_soon(self) -> None:
-        """Write the cursor in the background, until the server has all that is acknowledged."""
-        if self._background is None or self._background.done():
-            if self._background is not None:
-                self._background.result()  # raises the error of the last write
+        """Write the cursor in the background, until the server has all that is acknowledged.
+
+        This raises the error of the last write, if it failed, once it has begun another one.
+        """
+        before = self._background
+        if before is None or before.done():
             self._background = asyncio.create_task(self._write_all(), name="ray_messaging commit")
+            if before is not None:
+                before.result()
 
     async def _write_all(self) -> None:
         while self.unwritten:

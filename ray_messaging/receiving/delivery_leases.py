@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from ray_messaging.messages import Messages, Slice
 from ray_messaging.receiving.ack_ranges import Span, range_of, spans_in
 from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.subscription import Subscription
-from ray_messaging.transports.cursors import AckRange, place
+from ray_messaging.transports.cursors import AckRange, order
 
 # Seconds after which a waiting fetch checks again for leases that others gave up.
 _LOOK_S = 1.0
@@ -37,6 +37,15 @@ class FetchOptions(NamedTuple):
 NEXT = FetchOptions()
 
 
+class Held(NamedTuple):
+    """What one handle holds: `messages`, the oldest for `seconds`; and how many it has held until they came again."""
+
+    holder: str
+    messages: int
+    seconds: float
+    came_again: int
+
+
 class Token(NamedTuple):
     """Name of a delivery lease. It contains the leased rows, so that a later process can still commit the lease."""
 
@@ -46,6 +55,10 @@ class Token(NamedTuple):
     lent_at: float  # unix s
 
 
+Place = tuple[int, int, int]  # of a row: its entry, and its number there
+_BEFORE_ALL: Place = (0, 0, 0)
+
+
 @dataclass(slots=True)
 class _Lease:
     token: Token
@@ -53,15 +66,31 @@ class _Lease:
     due: float  # loop time at which it ends, so that another caller gets the messages
     slices: list[Slice]
     rows: int  # the number of unacknowledged rows
-    asked: int = 0  # the number of the fetch that it answers
-    acked: bool = False  # False: its holder returns it with its next fetch
+    asked: int  # the number of the fetch that it answers
+    acked: bool  # False: its holder returns it with its next fetch
+    lost: bool = False  # its holder has never received it
+
+    @property
+    def first(self) -> Place:
+        """Return the place of its first row in the mailbox; messages of foreign clients have none."""
+        return next((place_of(part) for part in self.slices if part.batch.origin is not None), _BEFORE_ALL)
+
+
+class _AgainFirst(Exception):
+    """Says that leases, in the mailbox's order, come before what is in the inbox; none: nobody waits any more."""
+
+    def __init__(self, leases: list[_Lease]) -> None:
+        super().__init__(leases)
+        self.leases = leases
 
 
 class DeliveryLeases:
     """Delivery leases of one mailbox. A returned lease is committed, even if earlier messages are still leased.
 
-    A lease is delivered again at once to a holder that fetches again without having received it, because the answer was
-    lost. It is delivered to any caller if its holder gave it up, or after `lease_s`; then it has another token, and the
+    What is delivered again comes before anything that is still in the inbox. A lease is delivered again at once to a
+    holder that fetches again without having received it, because the answer was lost. It is delivered to any caller if
+    its holder gave it up, or after `lease_s`. If nobody waited for the answer, it is delivered to its holder or to one
+    that has had nothing later, so that all see the messages of a pair in order. Each time it has another token, and the
     old token is invalid.
     """
 
@@ -72,6 +101,8 @@ class DeliveryLeases:
         self._returned: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._calls: dict[str, FetchOptions] = {}  # the options of the fetch in progress of each holder
         self._abandoned: OrderedDict[str, int] = OrderedDict()  # the last fetch of a holder that nobody waits for
+        self._reached: OrderedDict[str, Place] = OrderedDict()  # the place after the last row that a holder was lent
+        self._came_again: OrderedDict[str, int] = OrderedDict()  # messages that a holder has held for too long
         self._process = secrets.token_hex(4)
         self._last = 0
 
@@ -84,6 +115,18 @@ class DeliveryLeases:
     def holders(self) -> set[str]:
         """Return the callers that hold messages, or are fetching."""
         return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
+
+    def held(self) -> list[Held]:
+        """Return what each handle holds, or has held for too long, without what it gave up or has never received."""
+        now, since = asyncio.get_running_loop().time(), defaultdict[str, list[tuple[float, int]]](list)
+        for lease in self._leases.values():
+            if lease.rows > 0 and lease.due and not lease.lost:
+                since[lease.holder].append((now - lease.due + self._lease_s, lease.rows))
+        found = []
+        for holder in [*since, *(self._came_again.keys() - since.keys())]:
+            times, rows = zip(*since[holder], strict=True) if since[holder] else ((0.0,), (0,))
+            found.append(Held(holder, sum(rows), max(times), self._came_again.get(holder, 0)))
+        return found
 
     # -- returning ------------------------------------------------------------------------------------------------
 
@@ -166,9 +209,10 @@ class DeliveryLeases:
         """End a lease early, because its holder failed. The next caller gets its messages."""
         if token is not None and self._has(token) and self._leases[token.number].holder == holder:
             self._leases[token.number].due = 0.0
+            self._fetcher.inbox.wake()
 
     async def abandon(self, holder: str, received: int, number: int) -> None:
-        """End the holder's fetch, because nobody waits for its answer. The next caller gets the messages that it took.
+        """End the holder's fetch, because nobody waits for its answer. What it took is delivered again.
 
         The fetch may come after this, because Ray runs the calls of an async actor out of order.
 
@@ -179,9 +223,8 @@ class DeliveryLeases:
             self._abandoned.popitem(last=False)
         if holder in self._calls and self._calls[holder].number <= number:
             del self._calls[holder]
-        for lease in self._leases.values():
-            if lease.asked <= number and _is_lost(lease, holder, FetchOptions(received=received)):
-                lease.due = 0.0
+        self._note_lost(holder, received, number)
+        self._fetcher.inbox.wake()  # for the fetch that ends, and for others that may have its messages
 
     # -- lending --------------------------------------------------------------------------------------------------
 
@@ -194,9 +237,12 @@ class DeliveryLeases:
         newest = max(self._abandoned.get(holder, -1), self._calls[holder].number - 1 if holder in self._calls else -1)
         if options.number <= newest:  # it was abandoned, and comes late
             return None, self._fetcher.messages([])
+        if holder in self._calls:
+            self._fetcher.inbox.wake()  # for the fetch that this one follows
         self._calls[holder] = options
         try:
             await self.give_back(token)
+            self._note_lost(holder, options.received, options.number)
             return await self._lend(holder, limit, timeout, options)
         finally:
             if self._calls.get(holder) is options:
@@ -207,25 +253,25 @@ class DeliveryLeases:
     ) -> tuple[Token | None, Messages]:
         clock = asyncio.get_running_loop().time
         deadline = None if timeout is None else clock() + timeout
-        while True:
-            again = self._expired(holder, options, clock())
-            if again and not options.complete:
-                lease: _Lease | None = self._cut(again[0], holder, options, limit)
-            else:
-                left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - clock()))
-                lease = await self._take(holder, options, limit, 0.0 if again else left)
-            if self._calls.get(holder) is not options:  # it was abandoned, and what it took is due for another caller
-                return None, self._fetcher.messages([])
+        while self._calls.get(holder) is options:
+            left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - clock()))
+            lease = await self._take(holder, options, limit, left)
             if lease is not None:
-                lease.holder, lease.due = holder, clock() + self._lease_s
-                lease.asked, lease.acked = options.number, options.commit == "acked"
-                more = any(each is not lease for each in self._expired(holder, options, clock()))
-                messages = self._fetcher.messages(lease.slices, more=more)
+                self._note_reached(holder, lease)
+                messages = self._fetcher.messages(lease.slices, more=bool(self._expired(holder, clock())))
                 if options.commit == "acked":
                     self._drop_foreign(lease)
                 return lease.token, messages
             if deadline is not None and clock() >= deadline:
-                return None, self._fetcher.messages([])
+                break
+        return None, self._fetcher.messages([])
+
+    def _note_reached(self, holder: str, lease: _Lease) -> None:
+        ends = (place_of(part._replace(low=part.high)) for part in reversed(lease.slices) if part.batch.origin)
+        self._reached[holder] = max(next(ends, _BEFORE_ALL), self._reached.get(holder, _BEFORE_ALL))
+        self._reached.move_to_end(holder)
+        if len(self._reached) > _RETURNED:
+            self._reached.popitem(last=False)
 
     def _drop_foreign(self, lease: _Lease) -> None:
         """Drop foreign clients' messages from a lease, because they are delivered once and not acknowledged."""
@@ -236,54 +282,93 @@ class DeliveryLeases:
             self._note_returned(lease.token)
 
     async def _take(self, holder: str, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
-        """Lease the messages in the inbox (None: there are none); for a complete fetch, also those of ended leases."""
-        taken = await self._fetcher.take(limit, timeout, complete=options.complete)
-        slices = taken.slices
-        if taken.passed and not slices:
-            await self._fetcher.commits.write()  # unreadable frames fill the mailbox until then
-        if options.complete:
-            again = self._expired(holder, options, asyncio.get_running_loop().time())
-            if len(again) == 1 and not slices:
-                return self._cut(again[0], holder, options, None)
-            slices = [*(part for lease in again for part in self._left_of(lease)), *slices]
-        return self._enter(slices) if slices else None
+        """Lease messages of an ended lease, else of the inbox (None: there are none); a complete fetch takes all.
 
-    def _expired(self, holder: str, options: FetchOptions, now: float) -> list[_Lease]:
-        """Return the leases that are to be delivered again, in the mailbox's order."""
-        found = [lease for lease in self._leases.values() if lease.due <= now or _is_lost(lease, holder, options)]
-        return sorted(found, key=_first)
-
-    def _cut(self, lease: _Lease, holder: str, options: FetchOptions, limit: int | None) -> _Lease:
-        """Return a lease that is delivered again, with at most `limit` messages.
-
-        It gets a new token if it was cut, or if another holder had it.
+        A call that its holder has given up takes nothing.
         """
-        if (limit is None or _rows(lease.slices) <= limit) and _is_lost(lease, holder, options):
-            return lease
+        clock = asyncio.get_running_loop().time
+
+        def check() -> None:
+            if self._calls.get(holder) is not options:
+                raise _AgainFirst([])
+            if not options.complete and (again := self._expired(holder, clock())):
+                raise _AgainFirst(again)
+
+        if options.complete and self._expired(holder, clock()):
+            timeout = 0.0
+        try:
+            taken = await self._fetcher.take(limit, timeout, check, complete=options.complete)
+        except _AgainFirst as found:
+            return self._cut(found.leases, holder, options, limit) if found.leases else None
+        slices = taken.slices
+        if options.complete:
+            for lease in self._expired(holder, clock()):
+                left = self._left_of(lease)
+                self._note_again(lease, left)
+                slices += left
+        if slices:
+            return self._enter(sorted(slices, key=place_of) if options.complete else slices, holder, options)
+        if taken.passed:
+            await self._fetcher.commits.write()  # unreadable frames fill the mailbox until then
+        return None
+
+    def _note_lost(self, holder: str, received: int, number: int) -> None:
+        """Note which leases up to fetch `number` the holder has never received; they are delivered again."""
+        for lease in self._leases.values():
+            if lease.holder == holder and lease.asked <= number and (not lease.acked or lease.asked > received):
+                lease.lost = True
+
+    def _expired(self, holder: str, now: float) -> list[_Lease]:
+        """Return the leases that are to be delivered again to this holder, in the mailbox's order."""
+        if not self._leases:
+            return []
+        lost = [lease for lease in self._leases.values() if lease.lost]
+        # What was lost, its holder has not had.
+        mine = (lease.first for lease in lost if lease.holder == holder)
+        reached = min(mine, default=self._reached.get(holder, _BEFORE_ALL))
+        found = [lease for lease in lost if lease.holder == holder or lease.first >= reached]
+        found += [lease for lease in self._leases.values() if not lease.lost and lease.due <= now]
+        return sorted(found, key=lambda lease: lease.first)
+
+    def _cut(self, again: list[_Lease], holder: str, options: FetchOptions, limit: int | None) -> _Lease | None:
+        """Lend the first of some leases again: at most `limit` messages, and none behind those of the next lease."""
+        lease, *others = again
         slices = self._left_of(lease)
-        first, left = [], _rows(slices) if limit is None else limit
-        while slices and left > 0:
+        first: list[Slice] = []
+        left = _rows(slices) if limit is None else limit
+        while slices and left > 0 and not (first and others and place_of(slices[0]) > others[0].first):
             part = slices[0]
             cut = min(part.high, part.low + left)
             first.append(part._replace(high=cut))
             left -= cut - part.low
             slices[:1] = [part._replace(low=cut)] if cut < part.high else []
-        made = self._enter(first)
         if slices:
-            rest = self._enter(slices)
-            rest.holder, rest.due, rest.asked, rest.acked = lease.holder, lease.due, lease.asked, lease.acked
-        return made
+            rest = self._enter(slices, lease.holder, options)
+            rest.due, rest.asked, rest.acked, rest.lost = lease.due, lease.asked, lease.acked, lease.lost
+        self._note_again(lease, first)
+        return self._enter(first, holder, options) if first else None
+
+    def _note_again(self, lease: _Lease, slices: list[Slice]) -> None:
+        """Count messages that are delivered again because their holder has held them for too long."""
+        if lease.due and not lease.lost and slices:
+            self._came_again[lease.holder] = self._came_again.pop(lease.holder, 0) + _rows(slices)
+            if len(self._came_again) > _RETURNED:
+                self._came_again.popitem(last=False)
 
     def _left_of(self, lease: _Lease) -> list[Slice]:
         """Remove a lease; return its unacknowledged slices."""
         del self._leases[lease.token.number]
         return self._fetcher.commits.in_flight.unacked(lease.slices)
 
-    def _enter(self, slices: list[Slice]) -> _Lease:
+    def _enter(self, slices: list[Slice], holder: str, options: FetchOptions) -> _Lease:
+        """Lease slices to a holder, in answer to its fetch."""
         self._last += 1
         spans = self._fetcher.commits.in_flight.spans_of(slices)
         token = Token(self._process, self._last, spans, time.time())
-        lease = self._leases[self._last] = _Lease(token, "", 0.0, slices, _rows(slices))
+        due = asyncio.get_running_loop().time() + self._lease_s
+        acked = options.commit == "acked"
+        lease = _Lease(token, holder, due, slices, _rows(slices), options.number, acked)
+        self._leases[self._last] = lease
         return lease
 
 
@@ -291,10 +376,7 @@ def _rows(slices: Sequence[Slice]) -> int:
     return sum(part.high - part.low for part in slices)
 
 
-def _is_lost(lease: _Lease, holder: str, options: FetchOptions) -> bool:
-    """Return whether the holder that fetches now has never received this lease, because the answer was lost."""
-    return lease.holder == holder and (not lease.acked or lease.asked > options.received)
-
-
-def _first(lease: _Lease) -> tuple[int, int, float]:
-    return place(lease.token.spans[0].after) if lease.token.spans else (0, 0, 0.0)
+def place_of(part: Slice) -> Place:
+    """Return the place of the first row of a slice in the mailbox; messages of foreign clients have none."""
+    origin = part.batch.origin
+    return _BEFORE_ALL if origin is None else (*order(origin.entry), part.low)

@@ -137,17 +137,17 @@ class FetchGate:
 class Iteration(AsyncIterator[Message]):
     """Iterator over messages, each of which is handled from when it is returned until the next one is requested.
 
-    A `for` block that is left drops its iterator, so that what is sent behind it has no cause. A generator alone would
-    end only later.
+    A `for` block that is left drops its iterator, so that what is sent behind it has no cause. A generator would end
+    only later, and for good with a request that is cancelled.
     """
 
-    def __init__(self, messages: AsyncIterator[Message]) -> None:
-        self._messages = messages
+    def __init__(self, next_one: Callable[[], Awaitable[Message]]) -> None:
+        self._next = next_one
         self._handled: Handled | None = None
 
     async def __anext__(self) -> Message:
         self._end()
-        message = await anext(self._messages)
+        message = await self._next()
         self._handled = Handled(message)
         return message
 
@@ -291,6 +291,8 @@ class Fetcher:
                 check()
             slices = self.inbox.take(limit, flight)
             passed = bool(slices) or flight.taken > low or flight.changes != changes
+            if not passed and self.inbox.trouble is not None:
+                raise self.inbox.trouble.with_traceback(None)
             if passed or polled:
                 break
             if timeout == 0:
@@ -390,9 +392,9 @@ class Fetcher:
     def iterate(self) -> AsyncIterator[Message]:
         """Yield message by message; each is committed in the background when the next one is requested."""
         self.check_open()
-        return Iteration(self._iterate())
+        return Iteration(self._next)
 
-    async def _iterate(self) -> AsyncIterator[Message]:
+    async def _next(self) -> Message:
         while True:
             async with self._fetching:
                 commits = self.commits
@@ -402,7 +404,7 @@ class Fetcher:
                 taken = await self.take(1, None)
                 self._hand_out(taken)
             for batch, low, _, pattern in taken.slices:
-                yield Message(self._exp_id, batch, low, pattern)
+                return Message(self._exp_id, batch, low, pattern)
 
     # -- transactions ---------------------------------------------------------------------------------------------
 

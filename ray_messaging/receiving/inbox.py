@@ -34,6 +34,7 @@ class Inbox:
         self.size = 0
         self.behind = False  # the mailbox may have unread frames
         self.error: MessagingError | None = None  # the error that stopped the reader; None: it runs
+        self.trouble: MessagingError | None = None  # why the reader gets nothing at the moment, and tries again
         self.read_to = START.entry  # everything up to this entry was put in
         self.foreign_bytes = 0  # the bytes of messages that foreign clients published
         self._pieces: deque[Piece] = deque()
@@ -82,6 +83,13 @@ class Inbox:
         if self.on_news is not None:
             self.on_news()
 
+    def note_trouble(self, error: MessagingError | None) -> None:
+        """Record why nothing can be read for now, and let waiting fetches raise it; None: it can be read again."""
+        self.trouble = error
+        if error is not None:
+            self._arrived.set()
+            self._grown.set()
+
     def note_dry(self) -> None:
         """Record that a read has found nothing, so that the mailbox was read to its end."""
         self._dry = True
@@ -103,10 +111,16 @@ class Inbox:
                 self._grown.clear()
                 await self._grown.wait()
                 check()
+                if self.trouble is not None:
+                    raise self.trouble.with_traceback(None)
         finally:
             self._reaching -= 1
             self.limit = self.limit if self._reaching else base
         return True
+
+    def wake(self) -> None:
+        """Let those who wait in `arrival` look again, because something else than a frame has changed for them."""
+        self._arrived.set()
 
     async def arrival(self) -> None:
         """Wait until something is there, or the reader has stopped."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ray_messaging.addressing.channels import NAME_LENGTH
-from ray_messaging.common.backoff import LEASE_RETRY, Backoff, RetryPolicy
+from ray_messaging.common.backoff import LEASE_RETRY, REDIS_REFUSED, Backoff, RetryPolicy
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MessagingError, ServerRefused, UnknownName
 from ray_messaging.model.batch import Batch, Origin
@@ -85,7 +85,8 @@ class Reader:
 
     def loop(self) -> TaskHealth:
         """Return the health of the reading task. It is not busy while the inbox is full and it waits for a fetch."""
-        error = "" if self._inbox.error is None else str(self._inbox.error)
+        found = self._inbox.error or self._inbox.trouble
+        error = "" if found is None else str(found)
         return TaskHealth("reader", not self._task.done(), not self._waits, time.monotonic() - self._turned_at, error)
 
     async def close(self) -> None:
@@ -152,7 +153,26 @@ class Reader:
             await asyncio.sleep(0)
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await persist(call, LEASE_RETRY, f"mailbox {self._mailbox} cannot be read")
+        """Repeat a call as `persist` does, and also while the server refuses us: a right or a login may come back.
+
+        Fetches raise the refusal meanwhile.
+        """
+        backoff: Backoff | None = None
+        while True:
+            try:
+                result = await persist(call, LEASE_RETRY, f"mailbox {self._mailbox} cannot be read")
+            except ServerRefused as error:
+                if self._inbox.trouble is None:
+                    logger.error("mailbox %s cannot be read, and is tried again: %s", self._mailbox, error)  # noqa: TRY400 - no bug
+                self._inbox.note_trouble(error)
+                backoff = backoff or Backoff(REDIS_REFUSED)
+                self._waits, self._turned_at = True, time.monotonic()
+            else:
+                if self._inbox.trouble is not None:
+                    logger.warning("mailbox %s can be read again", self._mailbox)
+                    self._inbox.note_trouble(None)
+                return result
+            await backoff.sleep()
 
     def _piece(self, entry: str, batch: Batch, nbytes: int) -> Piece:
         """Return a decoded frame as a piece of the inbox; raise FrameError if it has no payloads."""

@@ -13,8 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ray_messaging.addressing.channels import Keys
-from ray_messaging.common.backoff import REDIS_RESUBSCRIBE
+from ray_messaging.addressing.channels import Keys, all_agents
+from ray_messaging.common.backoff import REDIS_REFUSED, REDIS_RESUBSCRIBE, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import Closed, MessagingError, ServerRefused
 from ray_messaging.model.agent_sets import ChannelSet
@@ -104,12 +104,12 @@ class RedisIngress:
     subscriptions is passed on once.
     """
 
-    def __init__(
-        self, link: RedisLink, keys: Keys, pattern: str, sink: Callable[[Ingress], None], ears: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, link: RedisLink, keys: Keys, sink: Callable[[Ingress], None], ears: Sequence[str] = ()) -> None:
         self._link = link
         self._brackets = keys.own.encode()
-        self._marker, self._pattern = keys.wide.encode(), pattern.encode()
+        # The beginning of our channels, and how the server has it: Pub/Sub knows no db.
+        self._named, self._here = f"exps:{keys.exp_id}:", keys.channels
+        self._marker, self._pattern = keys.wide.encode(), self._there(all_agents(keys.exp_id)).encode()
         self._ears = ears
         self._signals = {self._marker, *(ear.encode() for ear in ears)}
         self._sink = sink
@@ -126,6 +126,7 @@ class RedisIngress:
         self._ours = False
         self._first: dict[bytes, bytes] = {}
         self._gone = False  # our mailbox was removed
+        self._refused: ServerRefused | None = None  # the answer to the last attempt
         self.cuts = 0
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str]) -> None:
@@ -136,14 +137,12 @@ class RedisIngress:
         fresh = [channel for channel in dict.fromkeys(few) if channel not in self._few]
         self._few.update(dict.fromkeys(fresh))
         self._many += many
-        patterns = [glob for glob in dict.fromkeys(g.encode() for g in globs) if glob not in self._globs]
+        patterns = [glob for glob in dict.fromkeys(self._there(g).encode() for g in globs) if glob not in self._globs]
         self._globs += patterns
         ready = asyncio.get_running_loop().create_future()
         self._waiting.append(ready)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="ray_messaging ingress")
-        elif self._task.done():
-            self._fail(ServerRefused(f"the server at {self._link.where} refused a subscription before"))
         elif self._connection is not None and self._connection.is_open:
             self._plan(self._connection, fresh, many, patterns)
             self._confirm()
@@ -158,7 +157,7 @@ class RedisIngress:
             return
         ready = asyncio.get_running_loop().create_future()
         self._waiting.append(ready)
-        self._commands.append(_commands("UNSUBSCRIBE", gone))
+        self._commands.append(_commands("UNSUBSCRIBE", map(self._there, gone)))
         self._unconfirmed += len(gone)
         self._ask()
         await ready
@@ -170,7 +169,9 @@ class RedisIngress:
 
     def loop(self) -> TaskHealth:
         """Return the health of the subscription's task."""
-        return TaskHealth("subscription", self._task is not None and not self._task.done(), busy=False, age_s=0.0)
+        error = "" if self._refused is None else str(self._refused)
+        alive = self._task is not None and not self._task.done()
+        return TaskHealth("subscription", alive, busy=False, age_s=0.0, error=error)
 
     async def close(self) -> None:
         """Stop listening."""
@@ -180,7 +181,7 @@ class RedisIngress:
         self._fail(Closed("this messager stopped listening before the server had confirmed what it subscribes to"))
 
     def _plan(self, connection: Feed, few: Collection[str], many: Sequence[ChannelSet], globs: Sequence[bytes]) -> None:
-        self._commands += [_commands("SUBSCRIBE", few), _commands("PSUBSCRIBE", globs)]
+        self._commands += [_commands("SUBSCRIBE", map(self._there, few)), _commands("PSUBSCRIBE", globs)]
         self._unconfirmed += len(few) + len(globs)
         self._ask()
         if many:
@@ -200,7 +201,9 @@ class RedisIngress:
 
     async def _run(self) -> None:
         heard = True  # a reply has arrived since the connection was last interrupted
+        backoff = Backoff(REDIS_REFUSED)
         while True:
+            pause_s = REDIS_RESUBSCRIBE.first_s
             try:
                 dedicated = await self._link.dedicated()
                 self._at = self._link.address
@@ -221,15 +224,18 @@ class RedisIngress:
                 if isinstance(error, NoPermissionError) and "channel" in str(error):
                     refused = self._denied(refused)
                 if isinstance(refused, ServerRefused):
-                    logger.error("messages of foreign clients will not arrive: %s", refused)  # noqa: TRY400 - no bug
+                    if self._refused is None:
+                        backoff.reset()
+                        text = "messages of foreign clients do not arrive, which is tried again: %s"
+                        logger.error(text, refused)  # noqa: TRY400 - no bug
+                    self._refused, pause_s = refused, backoff.next_pause()
                     self._fail(refused)
-                    return
                 self.cuts += 1
                 if (over := await self._link.over()) is not None:
                     self._fail(over)
                     return
                 logger.log(
-                    logging.WARNING if heard else logging.DEBUG,
+                    logging.WARNING if heard and self._refused is None else logging.DEBUG,
                     "the subscription at %s was cut (%s): what foreign clients publish until it is back is lost",
                     self._link.where,
                     type(error).__name__,
@@ -243,12 +249,12 @@ class RedisIngress:
                 if self._connection is not None:
                     self._connection.close()
                     self._connection = None
-            await asyncio.sleep(REDIS_RESUBSCRIBE.first_s)
+            await asyncio.sleep(pause_s)
 
     def _denied(self, error: Exception) -> ServerRefused:
         """Build the error for a subscription that our user may not make; the server does not say to which channel."""
         wide = [self._marker, self._pattern] if self._many else []
-        newest = reversed([*self._few, *(each.decode() for each in [*wide, *self._globs])])
+        newest = reversed([*map(self._there, self._few), *(each.decode() for each in [*wide, *self._globs])])
         names = [*newest, self._brackets.decode(), *self._ears]
         listed = ", ".join(f"&{name}" for name in names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
         host, port = self._link.address
@@ -279,7 +285,7 @@ class RedisIngress:
                 if self._gone and self._connection is not None:
                     self._connection.close()
             elif not self._ours:
-                self._sink(Ingress(channel.decode(errors="replace"), data, None))
+                self._sink(Ingress(self._back(channel.decode(errors="replace")), data, None))
         elif kind == b"pmessage":
             if not self._ours:
                 self._take_match(*reply[1:])
@@ -291,7 +297,10 @@ class RedisIngress:
 
     def _take_match(self, pattern: bytes, name: bytes, data: bytes) -> None:
         """Pass on a message that matched a pattern, unless its channel is also subscribed exactly."""
-        channel = name.decode(errors="replace")
+        said = name.decode(errors="replace")
+        channel = self._back(said)
+        if channel == said and self._is_elsewhere(said):
+            return
         if channel in self._few or name == self._brackets or name in self._signals:
             return
         if any(channel in some for some in self._many):
@@ -299,11 +308,24 @@ class RedisIngress:
                 self._sink(Ingress(channel, data, None))
         # Messages on a channel are passed on for the first pattern that matched the channel.
         elif pattern in self._globs and self._first_of(name, pattern):
-            self._sink(Ingress(channel, data, pattern.decode()))
+            self._sink(Ingress(channel, data, self._back(pattern.decode())))
+
+    def _there(self, name: str) -> str:
+        """Return what the server calls a channel or pattern."""
+        return self._here + name.removeprefix(self._named) if name.startswith(self._named) else name
+
+    def _back(self, name: str) -> str:
+        """Return the channel or pattern that the server calls so."""
+        return self._named + name.removeprefix(self._here) if name.startswith(self._here) else name
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Return whether a channel is of the experiment with our name in db 0, and we are in another."""
+        return self._here != self._named and name.startswith(self._named)
 
     def _confirm(self) -> None:
         """Wake the waiting `subscribe` calls if everything is confirmed."""
         if not self._unconfirmed:
+            self._refused = None
             self._end_waits(lambda ready: ready.set_result(None))
 
     def _fail(self, error: Exception) -> None:

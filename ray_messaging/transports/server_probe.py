@@ -104,7 +104,7 @@ def closed_names(config: RedisConfig, exp_id: str) -> list[str]:
 
     Raises: ConnectionFailed if the server does not answer; ServerRefused if it refuses the password, user or db.
     """
-    keys = Keys(exp_id)
+    keys = Keys(exp_id, db=config.db)
     try:
         with client_of(config, keys, _CLOSED_S) as client:
             client.ping()

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ray_messaging.addressing.channels import Keys, all_agents
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.directory import HostDates, Record, decode_record, encode_agents, encode_record
 from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.audiences.records import decode_audiences
@@ -80,7 +80,7 @@ class RedisTransport:
         self.run = run
         self.any_format = reset
         self.shards = 1 if spread is None else len(spread.servers)
-        self.keys = Keys(exp_id)
+        self.keys = Keys(exp_id, db=config.db)
         self.link = link_of(config, self.keys, patience_s, wait_replicas)
         greeting = script_text("raise_entry_ids", cluster=bool(config.cluster))
         self._server_runs = ServerRuns(self.keys, greeting, config.timeout, self.shards, any_format=reset)
@@ -407,7 +407,7 @@ class RedisTransport:
         """Pass messages that foreign clients publish to `sink`, at most once; never those of our own senders."""
         if self._ingress is None:
             ears = [self.keys.ears + name for name in self._born]
-            self._ingress = RedisIngress(self.link, self.keys, all_agents(self.exp_id), sink, ears)
+            self._ingress = RedisIngress(self.link, self.keys, sink, ears)
         await self._ingress.subscribe(channels, globs)
 
     async def unsubscribe(self, channels: Collection[str] | None = None) -> None:

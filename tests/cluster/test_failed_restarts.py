@@ -23,7 +23,14 @@ from ray_messaging import Messager, MessagingConfig, RedisConfig, rules
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.spec import InterceptorSpec, PickledRule
-from ray_messaging.errors import ConfigError, ConnectionFailed, InterceptorUnavailable, MailboxFull, RuleError
+from ray_messaging.errors import (
+    ConfigError,
+    ConnectionFailed,
+    InterceptorUnavailable,
+    MailboxFull,
+    RuleError,
+    ServerRefused,
+)
 
 pytestmark = pytest.mark.long
 
@@ -164,3 +171,27 @@ async def test_another_experiments_interceptor_is_refused(messaging, ruled):
         assert (await foreign.send_message(foreign.get_agent_chat_channel(1), {}, from_id=1)).fate == "undeliverable"
     with pytest.raises(ConfigError, match=r"interceptor of experiment"):
         await other.interceptor.forward_batch.remote(b"", False, messaging.exp_id)
+
+
+def test_a_group_that_dies_while_the_server_refuses_it_comes_back(redis_process, client, start):
+    client.execute_command("ACL", "SETUSER", "agent", "reset", "on", ">secret", "~*", "&*", "+@all")
+    config = redis_process.config.model_copy(update={"username": "agent", "password": "secret"})
+    messaging, west, east = start(redis=config)
+    assert west.send(0, 10, {"n": 0})
+    client.execute_command("ACL", "SETUSER", "agent", "off")
+    client.execute_command("CLIENT", "KILL", "USER", "agent")
+    kill(east.actor)
+    found = []
+
+    def refused():
+        try:
+            found.extend(numbers(east.fetch_messages()))
+        except ServerRefused:
+            return True
+        return False
+
+    wait_for(refused, "the restart")
+    assert "refused us" in str(messaging.health())
+    client.execute_command("ACL", "SETUSER", "agent", "on")
+    wait_for(lambda: not refused() and found, "the end of the refusal")
+    assert found == [0]

@@ -5,6 +5,7 @@ import gc
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from support.cluster import drain, kill_and_wait, new_handle, numbered, numbers
@@ -174,6 +175,24 @@ def test_a_call_that_its_event_loop_left_behind_keeps_nobody_from_the_lock():
                     pass
 
     asyncio.run(hold_too())
+
+
+async def test_fetches_that_are_cut_all_the_time_keep_the_order(pair):
+    west, east = pair
+    aio, count, found = new_handle(east).aio, 60, []
+
+    async def send():
+        for n in range(0, count, 5):
+            await west.aio.send_columns([west.agents[0]] * 5, east.agents[0], numbered(5, n))
+            await asyncio.sleep(0.03)
+
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(send())
+        while len(found) < count:
+            with suppress(TimeoutError):
+                found += numbers(await asyncio.wait_for(aio.fetch_messages(timeout=1), 0.02))
+    await aio.ack()
+    assert found == list(range(count))
 
 
 @pytest.mark.parametrize("waited_s", [0.1, 0.8])  # over the lane, and by a Ray call

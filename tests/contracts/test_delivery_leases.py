@@ -1,11 +1,16 @@
 """Delivery leases: messages held for too long go to other callers, and the late caller gets an error."""
 
 import asyncio
+import os
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, vanish
+from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, until, vanish
+from support.groups_without_ray import groups_without_ray
 
 from ray_messaging import CommitFailed
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.observability.health.actor_checks import check_actor
+from ray_messaging.observability.health.findings import ActorFacts
 from ray_messaging.receiving.ack_ranges import by_loan, spans_of
 from ray_messaging.receiving.delivery_leases import DeliveryLeases, FetchOptions
 
@@ -60,8 +65,10 @@ async def test_a_caller_that_missed_an_answer_gets_it_again(pair):
     lending = leases_of(receiver, 60.0)
     _, held = await lending.fetch("one", None, 2, WAIT_S, FetchOptions("acked", number=1, received=0))
     token, lost = await lending.fetch("one", None, 2, WAIT_S, FetchOptions("acked", number=2, received=1))
-    again, same = await lending.fetch("one", None, 2, WAIT_S, FetchOptions("acked", number=2, received=1))
-    assert (token, numbers(lost)) == (again, numbers(same))
+    _, same = await lending.fetch("one", None, 2, WAIT_S, FetchOptions("acked", number=2, received=1))
+    assert numbers(lost) == numbers(same)
+    with pytest.raises(CommitFailed):
+        await lending.give_back(token)
     _, rest = await lending.fetch("one", None, None, WAIT_S, FetchOptions("acked", number=3, received=2))
     assert [numbers(each) for each in (held, same, rest)] == [[0, 1], [2, 3], [4, 5]]
 
@@ -85,6 +92,60 @@ async def test_a_fetch_and_its_end_that_come_late_take_nothing_from_the_next_one
     assert not none
     await lending.give_back(token)
     assert await waiting(sender) == 0
+
+
+async def test_a_fetch_that_another_one_of_its_holder_follows_takes_nothing(pair):
+    sender, receiver = pair
+    lending = leases_of(receiver, 60.0)
+    cancelled, second = (
+        asyncio.create_task(lending.fetch("one", None, None, WAIT_S, FetchOptions(number=number))) for number in (1, 2)
+    )
+    await asyncio.sleep(0)
+    await send_numbers(sender, 1, 2)
+    await send_numbers(sender, 3, 4)
+    token, messages = await second
+    assert not (await cancelled)[1]
+    assert numbers(messages)[0] == 1
+    await lending.give_back(token)
+    assert numbers(messages) + numbers((await lending.fetch("one", None, None, 0.0))[1]) == [1, 2, 3, 4]
+
+
+async def test_what_is_given_up_comes_at_once_and_before_newer_messages(pair):
+    sender, receiver = pair
+    lending = leases_of(receiver, 60.0)
+    await send_numbers(sender, 1, 2)
+    token, _ = await lending.fetch("one", None, None, WAIT_S)
+    waiting = asyncio.create_task(lending.fetch("two", None, None, WAIT_S))
+    await asyncio.sleep(0)
+    await lending.give_up("one", token)
+    await send_numbers(sender, 3)
+    assert numbers((await waiting)[1]) == [1, 2]
+
+
+async def test_the_rest_of_a_lost_answer_comes_before_newer_messages(pair):
+    sender, receiver = pair
+    lending = leases_of(receiver, 60.0)
+    await send_numbers(sender, *range(4))
+    await lending.fetch("one", None, None, WAIT_S, FetchOptions("acked", number=1, received=0))
+    await send_numbers(sender, 4, 5)
+    found = []
+    for number in range(2, 5):
+        options = FetchOptions("acked", number=number, received=number - 1 if number > 2 else 0)
+        found += numbers((await lending.fetch("one", None, 2, WAIT_S, options))[1])
+    assert found == list(range(6))
+
+
+async def test_an_answer_that_nobody_awaited_goes_to_its_holder_before_one_that_has_had_later_messages(pair):
+    sender, receiver = pair
+    lending = leases_of(receiver, 60.0)
+    await send_numbers(sender, *range(4))
+    await lending.fetch("one", None, 2, WAIT_S, FetchOptions(number=1))
+    token, later = await lending.fetch("two", None, None, WAIT_S, FetchOptions(number=1))
+    await lending.abandon("one", received=0, number=1)
+    assert (numbers(later), (await lending.fetch("two", token, None, 0.0, FetchOptions(number=2)))[0]) == ([2, 3], None)
+    assert numbers((await lending.fetch("one", None, None, WAIT_S, FetchOptions(number=2)))[1]) == [0, 1]
+    await lending.abandon("one", received=0, number=2)
+    assert numbers((await lending.fetch("three", None, None, WAIT_S, FetchOptions(number=1)))[1]) == [0, 1]
 
 
 async def test_rows_of_several_fetches_are_acknowledged_in_one_write(pair, messagers):
@@ -113,3 +174,29 @@ async def test_foreign_messages_are_handed_out_once_with_explicit_acks(pair, sto
     assert numbers(messages) == [7]
     assert lending.lent == 0
     assert (await lending.fetch("two", None, None, 0.0))[0] is None
+
+
+@pytest.mark.one_server("health asks the host")
+async def test_health_names_the_handle_that_forgets_to_commit(monkeypatch, server, exp_id):
+    hosted = {"east": IdColumn.of([1, 2])}
+    async with groups_without_ray(monkeypatch, server, exp_id, hosted, loan_s=0.2, strict_senders=False) as groups:
+        east = groups["east"]
+        forgetful, thief = east.handle(), east.handle()
+
+        def told():
+            found = check_actor(ActorFacts("group 'east'", east.host.health()))
+            return [(each.value, each.remedy) for each in found if each.what == "group 'east': commits"]
+
+        await forgetful.send_columns([1] * 3, [2] * 3, [{"n": n} for n in range(3)])
+        assert len(await forgetful.fetch_messages(timeout=WAIT_S, commit="acked")) == 3
+        assert not told()
+        await until(told)
+        [(value, remedy)] = told()
+        assert f"of process {os.getpid()}" in value
+        assert "holds 3 for 0 s, which" in value
+        assert "ack()" in remedy
+        async with await thief.fetch_messages(timeout=WAIT_S) as again:
+            assert numbers(again) == [0, 1, 2]
+        [(value, _)] = told()
+        assert value.startswith(f"handle {forgetful._caller}: 3 messages came again")
+        assert value.endswith("for longer than loan_s")

@@ -172,3 +172,30 @@ async def test_after_close_foreign_publications_have_no_subscriber(messagers, st
     receiver = await messagers(listen=[news, "n*"])
     await receiver.close()
     await store.heard_by(0, news)
+
+
+@pytest.mark.one_server("a cluster has one db")
+async def test_an_experiment_of_the_same_name_in_another_db_is_another_one(server, opener, messagers, store):
+    if server.sentinels:
+        pytest.skip("its own client is of one server")
+    elsewhere = server.model_copy(update={"db": 1})
+    sender, listener = await messagers(name="sender"), await messagers(name="group", host=[2])
+    there = await opener(elsewhere, name="group", host=[1, 2])
+    channel = sender.get_user_chat_channel(1)
+    assert (await sender.send_message(channel, {"n": 1})).fate == "undeliverable"
+    await listener.subscribe_and_start_listening(["exps:*"])
+    await there.subscribe_and_start_listening([f"exps:{store.keys.exp_id}:agents:*:user-chat"])
+    assert await store.publish(channel, b'{"n":2}') == 1  # the pattern of the listener here
+    assert await store.publish(channel.replace(store.keys.exp_id, f"{store.keys.exp_id}@1"), b'{"n":3}') == 3
+    assert numbers(await fetch_all(there, 1)) == [3]
+    found = await fetch_all(listener, 2)
+    assert [(each.to_id, each.payload["n"]) for each in found] == [(1, 2), (None, 3)]
+    await listener.close()
+    await sender.engine.transport.remove("group", None)  # it tells the ears of that mailbox
+    assert (await there.send_message(there.get_agent_chat_channel(2), {"n": 4}, from_id=1)).fate == "delivered"
+    assert await store.publish(channel.replace(store.keys.exp_id, f"{store.keys.exp_id}@1"), b'{"n":5}') == 2
+    assert sorted(numbers(await fetch_all(there, 2))) == [4, 5]
+    mirrored = await opener(elsewhere, mirror=True)
+    heard = await store.subscribe(channel.replace(store.keys.exp_id, f"{store.keys.exp_id}@1"))
+    await mirrored.send_message(channel, {"n": 6})
+    assert (await heard())[1] == b'{"n":6}'

@@ -133,6 +133,16 @@ async def test_async_for(messagers):
     assert numbers(await fetch_all(second, 3))[-3:] == [2, 3, 4]  # the third was not committed yet
 
 
+async def test_an_iteration_goes_on_after_a_request_that_was_cancelled(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    messages = aiter(receiver)
+    for n in range(2):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(messages), 0.01)
+        await send_numbers(sender, n)
+        assert (await asyncio.wait_for(anext(messages), WAIT_S)).payload == {"n": n}
+
+
 # -- waiting ----------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import ray
@@ -14,9 +15,10 @@ from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.handles.messagers import tell_metrics
 from ray_messaging.cluster.ray_metrics import RayMetrics
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.common.backoff import ACTOR_RECONNECT
+from ray_messaging.common.backoff import ACTOR_RECONNECT, ACTOR_START_RETRY
 from ray_messaging.common.process_tuning import tune_process
-from ray_messaging.errors import MessagingError
+from ray_messaging.common.task_health import end
+from ray_messaging.errors import MessagingError, ServerRefused
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.findings import Report
 
@@ -36,16 +38,36 @@ class GroupActor:
         owner = f"{experiment.run}/{context.get_actor_id()}"
         self._failure: MessagingError | None = None
         self._metrics: RayMetrics | None = None
-        self._newest = GroupHost(experiment, interceptor, name, owner)
+        self._retrying: asyncio.Task[None] | None = None
+        make = partial(GroupHost, experiment, interceptor, name, owner)
+        self._newest = make()
         if restarted():
-            while not await self._begin(self._newest.resume()):
-                # The server does not answer, or its memory is full. Both may pass.
-                await asyncio.sleep(ACTOR_RECONNECT.first_s)
-                self._newest = GroupHost(experiment, interceptor, name, owner)
+            await self._resume(make)
         if experiment.metrics:
-            self._metrics = tell_metrics(self._newest.metrics, experiment, name)
+            self._metrics = tell_metrics(lambda: self._newest.metrics(), experiment, name)  # noqa: PLW0108 - a retry makes another
             self._metrics.start()
         tune_process()
+
+    async def _resume(self, make: Callable[[], GroupHost]) -> None:
+        """Continue after a process that died. A server that refuses us is tried again, and calls say so meanwhile."""
+        while not await self._begin(self._newest.resume()):
+            # The server does not answer, or its memory is full. Both may pass.
+            await asyncio.sleep(ACTOR_RECONNECT.first_s)
+            self._newest = make()
+        if isinstance(self._failure, ServerRefused):
+            self._retrying = asyncio.create_task(self._retry(make), name="ray_messaging restart of a group")
+
+    async def _retry(self, make: Callable[[], GroupHost]) -> None:
+        while isinstance(self._failure, ServerRefused) or worth_a_retry(self._failure):
+            await asyncio.sleep(ACTOR_START_RETRY.first_s)
+            host = make()
+            try:
+                await host.resume()
+            except MessagingError as error:
+                self._failure = error
+                await host.close()
+            else:
+                self._newest, self._failure = host, None
 
     async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
         """Start the host; keep an error for `ready`. Return False if it failed and another try may succeed."""
@@ -114,6 +136,8 @@ class GroupActor:
 
     async def close(self) -> None:
         """Send accepted messages, commit handled ones, and leave the mailbox."""
+        if self._retrying is not None:
+            await end(self._retrying)
         if self._metrics is not None:
             await self._metrics.stop()
         await asyncio.shield(self._newest.close())

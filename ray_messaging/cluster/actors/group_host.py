@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -36,7 +36,7 @@ from ray_messaging.observability.metrics.families import Family
 from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.observability.tracing.settings import flush_spans
 from ray_messaging.receipt import Receipts
-from ray_messaging.receiving.delivery_leases import NEXT, DeliveryLeases, FetchOptions, Token
+from ray_messaging.receiving.delivery_leases import NEXT, DeliveryLeases, FetchOptions, Held, Token
 from ray_messaging.steps.step_account import sealed_counts
 from ray_messaging.transports.step_values import without_steps
 from ray_messaging.wire.frames import decode, encode
@@ -222,6 +222,22 @@ class CallerAdmission:
         return await asyncio.shield(caller.calls[number])
 
 
+def _late_commits(held: Sequence[Held], loan_s: float) -> Iterator[tuple[str, str]]:
+    """Yield what handles hold or have held for long, those that have held most first, each with a remedy."""
+    remedy = (
+        "commit what is handled: by the handle's next fetch, ack(), or the end of a `with` block over it; if handling "
+        f"takes longer, fetch fewer at a time, or raise MessagingConfig.loan_s ({loan_s:g} s)"
+    )
+    for one in sorted(held, key=lambda one: (-one.came_again, -one.messages)):
+        again = f"{one.came_again:,} messages came again, as it had held them for longer than loan_s"
+        now = f"{one.messages:,} for {one.seconds:,.0f} s"
+        if one.came_again:
+            yield f"handle {one.holder}: {again}{f'; it holds {now}' if one.messages else ''}", remedy
+        elif one.messages and one.seconds > loan_s / 2:
+            after = "which the next fetch gets" if one.seconds > loan_s else f"which come again after {loan_s:g} s"
+            yield f"handle {one.holder} holds {now}, {after}", remedy
+
+
 class GroupHost:
     """Host of one group's agents; `owner` names the actor to the mailbox, in all of its processes."""
 
@@ -347,7 +363,9 @@ class GroupHost:
         """Return a health report."""
         engine = self.messager.engine
         loops = [*engine.loops(), *engine.transport.loops()]
-        return Report(time.time(), loops=loops, stats=self.stats(), metrics=self.metrics())
+        held = [] if self._leases is None else self._leases.held()
+        late = list(_late_commits(held, self._loan_s))
+        return Report(time.time(), loops=loops, stats=self.stats(), held=late, metrics=self.metrics())
 
     async def close(self) -> None:
         """Send accepted messages, commit handled ones, and leave the mailbox."""

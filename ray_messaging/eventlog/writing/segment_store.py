@@ -64,6 +64,7 @@ class SegmentStore:
         self._crash = crash
         self._on_trouble = on_trouble
         self._stopping = asyncio.Event()
+        self.started = False  # from then on a refusal is waited for, as a server that is away
         self._publishing = asyncio.Lock()  # this process's own files wait for one another
 
     async def take_over(self, epoch: int) -> Segment | None:
@@ -181,9 +182,9 @@ class SegmentStore:
             last = self._stopping.is_set()
             try:
                 result = await attempt()
-            except ServerRefused:
-                raise
             except (OSError, ConnectionFailed, MailboxFull) as error:
+                if isinstance(error, ServerRefused) and not self.started:
+                    raise
                 self._report(error)
                 if last:
                     raise LogError(

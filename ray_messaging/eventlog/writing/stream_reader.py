@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from ray_messaging.addressing.channels import NAME_LENGTH
 from ray_messaging.common import task_health
-from ray_messaging.common.backoff import LOG_READ_RETRY
+from ray_messaging.common.backoff import LOG_READ_RETRY, REDIS_REFUSED
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.columns import Part
@@ -59,6 +59,7 @@ class StreamReader:
         self._age_s = 0.0  # the age of the oldest entry of the last read
         self._read_at = 0.0
         self.away: str | None = None
+        self.started = False  # from then on a refusal is waited for, as a server that is away
         self.begun: dict[str, tuple[str, int]] = {}  # stream -> an entry, and its rows already in the log
         self._refused: list[tuple[LogItem, str]] = []
         self._log = transport.log
@@ -125,13 +126,14 @@ class StreamReader:
         while True:
             try:
                 result = await call()
-            except ServerRefused:
-                raise
             except (ConnectionFailed, MailboxFull) as error:
+                refused = isinstance(error, ServerRefused)
+                if refused and not self.started:  # who starts the log has given a wrong password, or too few rights
+                    raise
                 if self.away is None:
                     logger.warning("the event log of %s cannot be read, and is retried: %s", self.exp_id, error)
                 self.away = str(error)
-                await asyncio.sleep(LOG_READ_RETRY.first_s)
+                await asyncio.sleep(REDIS_REFUSED.longest_s if refused else LOG_READ_RETRY.first_s)
             else:
                 self.away = None
                 return result

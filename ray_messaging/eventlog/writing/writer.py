@@ -111,6 +111,7 @@ class LogWriter:
         self._streams.update(*await self._reader.list_streams())
         await self._segments.resume(self._streams.taken())
         await self._begin_steps(None if newest is None else newest.steps)
+        self._reader.started = self._segments.started = True
         self._read_task = self._spawn(self._read, "reader")
 
     async def _begin_steps(self, position: StepPosition | None) -> None:

@@ -79,6 +79,7 @@ def check_actor(actor: ActorFacts) -> Iterator[Finding]:
     yield from problems
     yield from _counters(actor.name, report)
     yield from (warning("steps", late, remedy) for late, remedy in report.late)
+    yield from first_of((warning(f"{actor.name}: commits", held, remedy) for held, remedy in report.held), actor.name)
     if report.disk is not None:
         yield check_disk(f"{actor.name.replace(SERVER_ACTOR, 'server')} disk", report.disk)
     restarts = max(actor.restarts, report.stats.get("restarts", 0))
@@ -136,6 +137,8 @@ def _loop(actor: str, loop: TaskHealth) -> Finding | None:
             f"has work, and has not got on for {loop.age_s:,.0f} s{f' ({loop.error})' if loop.error else ''}",
             "see to the server, the interceptor and full mailboxes first: it waits for one of them",
         )
+    if loop.error:
+        return critical(what, f"gets nothing ({loop.error})", "do what the error says: it tries again by itself")
     return None
 
 

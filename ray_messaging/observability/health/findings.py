@@ -147,8 +147,8 @@ class Report:
     """An actor's report of its clock (unix s), loops and counters.
 
     `error` is the reason why the actor does not work ("": it works). `remedy` is what to do about it; if it is "", the
-    actor retries by itself. `late` has the groups that hold up a step, each with a remedy. `metrics` are counts since
-    the actor's process began.
+    actor retries by itself. `late` has the groups that hold up a step, `held` the handles that commit too late, each
+    with a remedy. `metrics` are counts since the actor's process began.
     """
 
     now: float
@@ -158,6 +158,7 @@ class Report:
     stats: dict[str, Any] = field(default_factory=dict)
     disk: Disk | None = None
     late: list[tuple[str, str]] = field(default_factory=list)
+    held: list[tuple[str, str]] = field(default_factory=list)
     metrics: list[Family] = field(default_factory=list)
 
 

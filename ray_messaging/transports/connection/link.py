@@ -411,8 +411,9 @@ class RedisLink:
         script = self._known.get(name)
         how = b"EVALSHA"
         if script is None:
-            self._known[name] = script_hash(name, cluster=self._clustered)  # if it is not sent, EVALSHA fails
-            how, script = b"EVAL", script_text(name, cluster=self._clustered)
+            which = {"cluster": self._clustered, "db": self.config.db}
+            self._known[name] = script_hash(name, **which)  # if it is not sent, EVALSHA fails
+            how, script = b"EVAL", script_text(name, **which)
         return (how, script, len(keys), *keys, *args)
 
     async def transaction(self, commands: Sequence[Sequence[Any]]) -> list[Any] | None:

@@ -76,7 +76,7 @@ def lacking_rights(client: "redis.Redis", keys: Keys) -> list[str] | None:
     A server checks the rights for each command of a transaction when it is queued. This transaction is never executed,
     because the client's connection is closed. For a user that may not use transactions, return None.
     """
-    given = {"K": f"{keys.prefix}*", "C": keys.own, "E": f"{keys.ears}*", "A": f"exps:{keys.exp_id}:*"}
+    given = {"K": f"{keys.prefix}*", "C": keys.own, "E": f"{keys.ears}*", "A": f"{keys.channels}*"}
     connection = client.connection_pool.get_connection()
     try:
         connection.send_command("MULTI")

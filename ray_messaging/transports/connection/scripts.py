@@ -4,18 +4,22 @@ import hashlib
 import re
 from functools import cache
 from importlib.resources import files
+from itertools import product
 
+from ray_messaging.addressing.channels import mark_of_db
+
+_DBS = 16  # as many as a server has by default; only an error text looks for the others in vain
 _SECTION = re.compile(r"^-- (script|shared) (\w+) -+\n", re.MULTILINE)  # the header of a section in a Lua file
 
 # The shared sections that a script needs before it, by the script's name.
 _MOVE = ("entry_order", "move_cursor")
 _LEASE = ("id_ceiling", "renew_lease")
-_STEPS = ("id_ceiling", "step_is_open", "step_barrier")
+_STEPS = ("id_ceiling", "step_is_open", "channel_here", "step_barrier")
 _DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "keep_failed", "drop_letters")
 _SHARED: dict[str, tuple[str, ...]] = {
-    "send": ("mailbox_limit", "plain_frame", "send_one_frame", "mailbox_counts", *_MOVE, "step_box"),
+    "send": ("mailbox_limit", "plain_frame", "send_one_frame", "mailbox_counts", *_MOVE, "step_box", "channel_here"),
     "large_frames": ("mailbox_limit", "plain_frame"),
-    "conclude_transaction": ("mailbox_limit", "mailbox_counts", *_MOVE, "step_box", "send"),
+    "conclude_transaction": ("mailbox_limit", "mailbox_counts", *_MOVE, "step_box", "channel_here", "send"),
     "take_sender_epoch": ("raise_number",),
     "take_mailbox": ("raise_number", *_LEASE, "date_change"),
     "take_over_mailbox": ("raise_number", *_LEASE, "date_change", "take_mailbox"),
@@ -60,28 +64,28 @@ def script_names() -> list[str]:
 
 
 @cache
-def script_text(name: str, *, cluster: bool) -> str:
+def script_text(name: str, *, cluster: bool, db: int = 0) -> str:
     """Return a script, with its shared sections before it and all their flags (`#!`) on the first lines.
 
-    On a cluster each script begins with a check that its keys are not being migrated.
+    On a cluster each script begins with a check that its keys are not being migrated. What it publishes names `db`.
     """
     guard = ("refuse_while_moving",) if cluster else ()
     parts = [lua_sections()[part][1].strip() for part in (*guard, *_SHARED.get(name, ()), name)]
     flags = [line for part in parts for line in part.splitlines() if line.startswith("#!")]
-    return "\n".join([*flags, *("\n".join(part.splitlines()[part.startswith("#!") :]) for part in parts)])
+    text = "\n".join([*flags, *("\n".join(part.splitlines()[part.startswith("#!") :]) for part in parts)])
+    return text.replace("@DB", mark_of_db(db))
 
 
 def script_at(sha: str, line: int) -> str | None:
     """Return one line (from 1) of the script with this hash, or None if it is not one of our scripts."""
-    for name in script_names():
-        for cluster in (False, True):
-            if script_hash(name, cluster=cluster) == sha:
-                lines = script_text(name, cluster=cluster).splitlines()
-                return lines[line - 1] if 0 < line <= len(lines) else None
+    for name, (cluster, db) in product(script_names(), [(True, 0), *((False, db) for db in range(_DBS))]):
+        if script_hash(name, cluster=cluster, db=db) == sha:
+            lines = script_text(name, cluster=cluster, db=db).splitlines()
+            return lines[line - 1] if 0 < line <= len(lines) else None
     return None
 
 
 @cache
-def script_hash(name: str, *, cluster: bool) -> str:
+def script_hash(name: str, *, cluster: bool, db: int = 0) -> str:
     """Return the hash by which the server knows one of our scripts."""
-    return hashlib.sha1(script_text(name, cluster=cluster).encode(), usedforsecurity=False).hexdigest()
+    return hashlib.sha1(script_text(name, cluster=cluster, db=db).encode(), usedforsecurity=False).hexdigest()

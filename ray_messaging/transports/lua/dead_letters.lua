@@ -165,7 +165,7 @@ local function bury(keys, prefix, name, reason, limit)
     redis.call('DEL', rejected)
   end
   redis.call('DEL', state, prefix .. 'lease:' .. name)
-  redis.pcall('PUBLISH', prefix .. 'own:ear:' .. name, 'gone')
+  redis.pcall('PUBLISH', prefix .. 'own@DB:ear:' .. name, 'gone')
   if redis.call('HDEL', keys[2], name) + redis.call('HDEL', keys[3], name) > 0 then
     redis.call('HINCRBY', keys[1], 'directory', 1)
   end

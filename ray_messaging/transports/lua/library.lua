@@ -15,6 +15,15 @@ do
   end
 end
 
+-- shared channel_here -------------------------------------------------------------------------------------------------
+-- A channel's name on the server. Pub/Sub knows no db, so in one that is not 0 an experiment's channels name it, as its
+-- marks and ears do: @DB is replaced before the script is sent.
+local function channel_here(prefix, channel)
+  if '@DB' == '' then return channel end
+  local ours = 'exps:' .. prefix:sub(5, -3) .. ':'
+  return channel:sub(1, #ours) == ours and ours:sub(1, -2) .. '@DB:' .. channel:sub(#ours + 1) or channel
+end
+
 -- shared entry_order --------------------------------------------------------------------------------------------------
 -- The lower one of two entry ids, which do not compare as text.
 local function lower(a, b)

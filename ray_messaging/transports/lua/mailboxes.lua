@@ -172,7 +172,7 @@ for arg = 3, #ARGV, 2 do
   local lease = ARGV[1] .. 'lease:' .. name
   if redis.call('GET', lease) == ARGV[arg + 1] then
     local leased = redis.call('HGET', ARGV[1] .. 'state:' .. name, 'leased') == '1'
-    local connected = leased and redis.pcall('PUBLISH', ARGV[1] .. 'own:ear:' .. name, '') or 0
+    local connected = leased and redis.pcall('PUBLISH', ARGV[1] .. 'own@DB:ear:' .. name, '') or 0
     if not leased then
       redis.call('DEL', lease)
       ended = ended + 1

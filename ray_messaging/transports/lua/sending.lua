@@ -248,7 +248,7 @@ if #outgoing > 0 then
   local wide = meta[5] and #bare > 0 and redis.pcall('PUBLISH', ARGV[4] .. ':wide', '')
   local agents = 'exps:' .. ARGV[5]:sub(5, -3) .. ':agents:'
   for _, out in ipairs(outgoing) do
-    local taken = redis.pcall('PUBLISH', ARGV[out[1]], ARGV[out[1] + 1])
+    local taken = redis.pcall('PUBLISH', channel_here(ARGV[5], ARGV[out[1]]), ARGV[out[1] + 1])
     taken = type(taken) == 'number' and taken or 0
     if type(wide) == 'number' and ARGV[out[1]]:sub(1, #agents) == agents then taken = math.max(0, taken - wide) end
     if out[2] then takers[#takers + 1] = taken end

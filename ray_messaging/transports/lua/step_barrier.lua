@@ -111,13 +111,13 @@ end
 local function publish_step(prefix, step)
   local begun = false
   visit_counted(prefix, string.format(':out@%.0f', step + 1), function(fields)
-    if not begun then redis.pcall('PUBLISH', prefix .. 'own', '(') end
+    if not begun then redis.pcall('PUBLISH', prefix .. 'own@DB', '(') end
     begun = true
     for i = 1, #fields, 2 do
-      if fields[i] == 'c' then redis.pcall('PUBLISH', fields[i + 1], fields[i + 3]) end
+      if fields[i] == 'c' then redis.pcall('PUBLISH', channel_here(prefix, fields[i + 1]), fields[i + 3]) end
     end
   end)
-  if begun then redis.pcall('PUBLISH', prefix .. 'own', ')') end
+  if begun then redis.pcall('PUBLISH', prefix .. 'own@DB', ')') end
 end
 
 -- Hand what counts of a box of answers to its mailbox, which is outside of the steps: see take_mailbox.

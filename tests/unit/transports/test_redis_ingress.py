@@ -6,7 +6,7 @@ import pytest
 from support.answering import HOST, answering
 
 from ray_messaging import RedisConfig
-from ray_messaging.addressing.channels import Keys, all_agents
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.errors import Closed
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.ingress import RedisIngress
@@ -17,7 +17,7 @@ async def test_a_waiting_subscription_raises_closed():
 
     async with answering(lambda _: asked.set()) as [port]:
         link = RedisLink(RedisConfig(server=HOST, port=port), 1.0)
-        ingress = RedisIngress(link, Keys("x"), all_agents("x"), lambda _: None)
+        ingress = RedisIngress(link, Keys("x"), lambda _: None)
         waiting = asyncio.create_task(ingress.subscribe(["news"], []))
         await asked.wait()
         await ingress.close()

@@ -1,8 +1,9 @@
 """The calls of a group's handle, as coroutines."""
 
-import asyncio
 import itertools
+import os
 import secrets
+import socket
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 import ray
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name, check_subtopic, parse_channel
 from ray_messaging.audiences.cache import UNRESOLVED, name_of
@@ -42,7 +43,7 @@ from ray_messaging.conversations.answers import AnswerPart, Answers, AnswerTable
 from ray_messaging.conversations.handling import asker_here
 from ray_messaging.conversations.replies import blocked_among, note_replied, replies_to
 from ray_messaging.conversations.server import Handler, MessageServer, OnError, Serving
-from ray_messaging.errors import CommitFailed, ConfigError, OutcomeUnknown
+from ray_messaging.errors import CommitFailed, ConfigError, MessagingError, OutcomeUnknown
 from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
@@ -126,7 +127,8 @@ class AsyncGroup(StampedHandle):
         self.waiting = waiting
         self._experiment = experiment
         self._stamp = stamp
-        self._caller = secrets.token_hex(8)
+        # health() names a handle by this, so that its process can be found.
+        self._caller = f"{secrets.token_hex(8)} of process {os.getpid()} on {socket.gethostname()}"
         self._numbers = 0
         self._waiting: OrderedDict[int, None] = OrderedDict()  # sends that have no answer yet, ascending
         self._sending = threading.Lock()
@@ -387,7 +389,9 @@ class AsyncGroup(StampedHandle):
             except CommitFailed:
                 self._token = None  # another handle has the messages
                 raise
-            except (asyncio.CancelledError, KeyboardInterrupt):
+            except (MessagingError, RayError):
+                raise
+            except BaseException:  # a cancellation, Ctrl-C, or what a signal's handler raises
                 # The actor would go on waiting, and would lease the next messages to a handle that is gone.
                 if ray.is_initialized():  # otherwise the group has ended, or will end with its driver
                     self.actor.abandon.remote(self._caller, self._received, number)
@@ -439,10 +443,16 @@ class AsyncGroup(StampedHandle):
         """
         if messages is None:
             async with self._fetching.held():
-                token, self._token = self._token, None
                 if self._tracer is not None:
                     self._tracer.committed()
-                await self._ack([(held, None) for held in (token, *self._unacked.values()) if held is not None])
+                try:
+                    await self._ack(
+                        [(held, None) for held in (self._token, *self._unacked.values()) if held is not None]
+                    )
+                except CommitFailed:
+                    self._token = None  # another handle has the messages
+                    raise
+                self._token = None  # not earlier: a call that is cancelled may have committed nothing
         else:
             await self._commit(messages)
             if self._tracer is not None:
@@ -487,10 +497,14 @@ class AsyncGroup(StampedHandle):
         """Commit the messages of a lease."""
         if self._tracer is not None:
             self._tracer.committed()
+        # The lease is forgotten only then: a fetch at the same time without it would get its messages again, and after
+        # a cancellation the next fetch or `ack` commits it.
         try:
             await self._ack([(token, None)])
-        finally:  # not earlier: a fetch at the same time without the lease would get its messages again
+        except CommitFailed:
             self._forget(token)
+            raise
+        self._forget(token)
 
     def _forget(self, token: Token | None) -> None:
         if token is not None:
