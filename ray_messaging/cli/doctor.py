@@ -13,7 +13,7 @@ from ray_messaging.cli.doctor_machine import examine_machine
 from ray_messaging.cli.options import Json
 from ray_messaging.cli.session import output
 from ray_messaging.cli.show import plain_table, print_table
-from ray_messaging.cluster.handles.connection import named_actors
+from ray_messaging.cluster.handles.connection import experiments_here, unknown_experiment
 from ray_messaging.cluster.health_check import check_health, check_servers
 from ray_messaging.cluster.ray_clusters import join_ray
 from ray_messaging.cluster.spec import Experiment
@@ -39,14 +39,8 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
         raise ConfigError(
             f"no Ray cluster was found that experiment {exp_id!r} could run in: set RAY_ADDRESS to its host:port"
         )
-    there = {name.partition("/")[0] for name in named_actors("")}
-    if exp_id not in there:  # it has ended just now
-        raise UnknownName(
-            f"no experiment {exp_id!r} runs in this Ray cluster; there are: {', '.join(sorted(there)) or 'none'}. "
-            "Set RAY_ADDRESS for another cluster",
-            kind="experiment",
-            value=exp_id,
-        )
+    if exp_id not in (there := experiments_here()):  # it has ended just now
+        raise unknown_experiment(exp_id, there)
     experiment = None if config is None else Experiment(exp_id, "", MessagingConfig(), redis=config)
     return check_health(exp_id, experiment, {})
 

@@ -161,7 +161,7 @@ def join_experiment(exp_id: str, otherwise: str, *, missing: str = "") -> Messag
         if join_ray(check_name("exp_id", exp_id)):
             return Messaging.connect(exp_id)
     except UnknownName as error:
-        raise ConfigError(f"{missing}{error}: set RAY_ADDRESS for another cluster, or {otherwise}") from error
+        raise ConfigError(f"{missing}{error}; set RAY_ADDRESS for another cluster, or {otherwise}") from error
     raise ConfigError(
         f"{missing}no Ray cluster runs here that could have experiment {exp_id!r}: set RAY_ADDRESS, or {otherwise}"
     )

@@ -189,7 +189,10 @@ def test_a_model_that_raises_names_agent_and_step(start_steps):
         ),
         ({"shared": {"client": [threading.Lock()]}}, "^shared cannot be .*'client'"),
         ({"start": with_a_lock()}, r"^the run's options cannot be .*'start\.lock'"),
-        ({"agents": pd.DataFrame({"client": [threading.Lock()]})}, "^the data of agents cannot be .*'client'"),
+        (
+            {"agents": pd.DataFrame({"client": [threading.Lock()]})},
+            "^column 'client' of agents holds .*cannot be copied",
+        ),
     ],
 )
 def test_bad_input(idle, arguments, text):

@@ -199,9 +199,17 @@ def find_interceptor(exp_id: str) -> Any:  # noqa: ANN401 - a Ray actor handle
     check_name("exp_id", exp_id)
     interceptor = find_actor(f"{exp_id}/interceptor")
     if interceptor is None:
-        raise UnknownName(
-            f"no experiment {exp_id!r} runs in this Ray cluster: Messaging.start({exp_id!r}) first",
-            kind="experiment",
-            value=exp_id,
-        )
+        raise unknown_experiment(exp_id, experiments_here())
     return interceptor
+
+
+def experiments_here() -> set[str]:
+    """Return the experiments that run in this Ray cluster."""
+    return {name.partition("/")[0] for name in named_actors("")}
+
+
+def unknown_experiment(exp_id: str, there: set[str]) -> UnknownName:
+    """Return the error that this Ray cluster, which has the experiments `there`, does not have another one."""
+    found = f"there are: {', '.join(sorted(there))}" if there else "none runs there"
+    text = f"no experiment {exp_id!r} runs in the Ray cluster ({found}): Messaging.start({exp_id!r}) first"
+    return UnknownName(text, kind="experiment", value=exp_id)
