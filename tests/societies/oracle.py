@@ -1,0 +1,290 @@
+"""The oracle: what a program's society does by the documents alone, in one loop, with dicts and lists."""
+
+import json
+from collections import Counter, defaultdict
+from fractions import Fraction
+
+from societies.program import acts_of, barred, hear, order, traits
+
+OF_PAIRS = {"ban", "graph", "pairs", "sender_ban", "edge_ban"}  # kinds of rules that judge each hearer of a broadcast
+RADIUS = 1.5
+
+
+class Row:
+    """A message to one recipient, with its fate."""
+
+    def __init__(self, step, read, from_id, to_id, payload, topic, **more):
+        self.step, self.read, self.from_id, self.to_id = step, read, from_id, to_id
+        self.payload, self.before, self.topic = payload, None, topic
+        self.fate, self.rule, self.labels = "delivered", None, []
+        self.ordinal = self.audience = self.reply = None
+        self.asks = False
+        vars(self).update(more)
+
+    @property
+    def id(self):
+        return f"{self.step}-{self.ordinal}-{self.from_id}"
+
+    @property
+    def name(self):
+        """Return its id, or for what is not an agent's, whose ids the documents do not tell, what it says."""
+        return f"{self.from_id}: {line(self.payload)}" if self.from_id in {None, "warden"} else self.id
+
+
+class Rule:
+    """A rule with what it remembers."""
+
+    def __init__(self, kind, name, *settings):
+        self.kind, self.name, self.settings = kind, name, settings
+        self.of_pairs, self.counts = kind in OF_PAIRS, Counter()
+
+    def verdict(self, row, to_id):
+        """Return (what, new text, label): what is "block", "pass" or "fail"."""
+        text, from_id = row.payload["t"], row.from_id
+        return getattr(self, f"_{self.kind}")(text, from_id, to_id, row) or ("pass", None, None)
+
+    def _ban(self, text, from_id, to_id, row):
+        hit = any(a in (from_id, None) and b in (to_id, None) for a, b in self.settings[0])
+        return ("block", None, None) if hit else None
+
+    def _graph(self, text, from_id, to_id, row):
+        known = from_id is None or (from_id, to_id) in {tuple(edge) for edge in self.settings[0]}
+        return None if known else ("block", None, None)
+
+    def _pairs(self, text, from_id, to_id, row):
+        return ("block", None, None) if barred(from_id, to_id, self.settings[0]) else None
+
+    def _words(self, text, from_id, to_id, row):
+        return ("block", None, None) if self.settings[0] in text.rstrip("!").split() else None
+
+    def _mask(self, text, from_id, to_id, row):
+        hit = self.settings[0] in text.rstrip("!").split()
+        return ("pass", text.replace(self.settings[0], "***"), None) if hit else None
+
+    def _length(self, text, from_id, to_id, row):
+        return ("block", None, None) if len(line(row.payload)) > self.settings[0] else None
+
+    def _rate(self, text, from_id, to_id, row):
+        if from_id is not None and self.counts[from_id] >= self.settings[0]:
+            return "block", None, None
+        self.counts[from_id] += 1
+        return None
+
+    def _said(self, text, from_id, to_id, row):
+        return self._rate(text, str(from_id), to_id, row)
+
+    def _label(self, text, from_id, to_id, row):
+        return ("pass", None, f"has {self.settings[0]}") if text == self.settings[0] else None
+
+    def _shout(self, text, from_id, to_id, row):
+        return "pass", f"{text}!", "shouted"
+
+    def _fails(self, text, from_id, to_id, row):
+        return ("block", None, None) if text == self.settings[0] and self.settings[1] == "block" else None
+
+    def _slow(self, text, from_id, to_id, row):
+        found = {"rude": ("block", None, None), "odd": ("pass", "mended", "mended"), "tag": ("pass", None, "seen")}
+        return found.get(text)
+
+    def _sender_ban(self, text, from_id, to_id, row):
+        return self._banned(text, from_id)
+
+    def _edge_ban(self, text, from_id, to_id, row):
+        return self._banned(text, None if from_id is None else (from_id, to_id))
+
+    def _banned(self, text, key):
+        word, after = self.settings
+        if key is not None and self.counts[key] >= after:
+            return "block", None, None
+        if text != word:
+            return None
+        self.counts[key] += 1
+        return "block", None, None
+
+    def new_round(self):
+        if self.kind == "rate":
+            self.counts.clear()
+
+
+def line(payload):
+    return json.dumps(payload, separators=(",", ":"))
+
+
+class Oracle:
+    """A society; `run` lets it live through its steps."""
+
+    def __init__(self, made):
+        self.made = made
+        self.words = dict.fromkeys(made["agents"], "")
+        self.stopped, self.places = set(), dict(made["near"])
+        self.rules = [Rule(*each) for each in made["rules"]]
+        self.inboxes = defaultdict(list)  # (step, agent) -> rows
+        self.hands = {}  # (agent, step) -> rows, in order
+        self.rows, self.fates, self.series = [], [], []
+        self.blocked = defaultdict(list)  # agent -> rows of the step before
+
+    def run(self):
+        for step in range(self.made["steps"]):
+            for change in self.made["changes"]:
+                if change[0] == step:
+                    self.change(*change[1:])
+            outside = Counter()
+            for at, verb, *given in self.made["outside"]:
+                if at == step:
+                    self.from_outside(step, outside, verb, *given)
+            self.step(step)
+        return self
+
+    def change(self, change, which, rule):
+        place = which if change == "insert" else [each.name for each in self.rules].index(which)
+        self.rules[place : place + (change != "insert")] = [] if rule is None else [Rule(*rule)]
+
+    def from_outside(self, step, outside, verb, *given):
+        if verb == "broadcast":
+            text, topic = given
+            hearers, audience = self.hearers("*", None, topic), "*"
+        else:
+            (to_id, text, topic), audience = given, None
+            hearers = [to_id]
+        rows = [Row(step, step, None, to, {"t": text}, topic, audience=audience) for to in hearers]
+        for row in rows:
+            row.outside = True
+        self.judge(rows)
+        self.send(rows)
+
+    def why(self, row, depth, most):
+        """Return a message, the trees of what its sender had in hand, its question first, and how many more it had."""
+        if not depth or row.from_id not in self.words:
+            return row.name, [], 0
+        hand = self.hands[row.from_id, row.step]
+        shown = sorted(hand, key=lambda each: row.reply is None or each.name != row.reply)[:most]
+        return row.name, [self.why(each, depth - 1, most) for each in shown], len(hand) - len(shown)
+
+    def hearers(self, audience, from_id, topic):
+        made = self.made
+        if audience == "friends":
+            found = {b for a, b in made["friends"] if a == from_id}
+        elif audience == "near":
+            at = self.places.get(from_id)
+            found = set() if at is None else {a for a, b in self.places.items() if near(at, b)} - {from_id}
+        else:
+            found = {*made["club"]} if audience == "club" else {a for a in made["agents"] if self.listens(a, topic)}
+            found -= {from_id}
+        return sorted(found, key=order)
+
+    def listens(self, agent, topic):
+        return agent in self.made["agents"] and (topic != "gossip" or agent in self.made["gossip"])
+
+    def step(self, step):
+        sent, walked = [], {}
+        blocked, self.blocked = self.blocked, defaultdict(list)
+        for agent in sorted(self.made["agents"], key=order):
+            inbox = sorted(self.inboxes[step, agent], key=lambda row: (row.step, order(row.from_id), row.ordinal))
+            self.hands[agent, step] = inbox
+            if agent not in self.stopped:
+                sent += self.live(step, agent, inbox, blocked[agent], walked)
+        self.places |= walked
+        added = [row for rule in self.rules if rule.kind == "crowd" for row in self.review(rule, step, sent)]
+        self.send([*sent, *added])
+        self.fates.append(dict(Counter(row.fate for row in (*sent, *added))))
+        for rule in self.rules:
+            rule.new_round()
+        self.collect(step)
+
+    def live(self, step, agent, inbox, blocked, walked):
+        """Let an agent hear and act; return what it has sent, judged."""
+        heard = [[r.from_id, r.payload, sorted(r.labels), r.topic, r.step, r.asks, r.reply] for r in inbox]
+        blocked = [[r.id, r.to_id, r.rule] for r in sorted(blocked, key=lambda row: (row.ordinal, order(row.to_id)))]
+        self.words[agent] = hear(self.words[agent], step, heard, blocked)
+        sent, ordinal = [], 0
+        asked = [row for row in inbox if row.asks]
+        for verb, *given in acts_of(self.made, step, agent):
+            rows = []
+            if verb == "walk" and agent in self.places:
+                walked[agent] = given
+            elif verb == "stop":
+                self.stopped.add(agent)
+            elif verb == "answer":
+                rows = [[self.row(step, agent, q.from_id, given[0], q.topic, 1, reply=q.id)] for q in asked]
+                asked = []
+            elif verb == "ask":
+                rows = [[self.row(step, agent, given[0], given[1], "agent-chat", given[2], asks=True)]]
+            elif verb in {"send", "broadcast"}:
+                to, *more = given
+                hearers = [to] if verb == "send" else self.hearers(to, agent, given[2])
+                audience = to if verb == "broadcast" else None
+                rows = [[self.row(step, agent, each, *more, audience=audience) for each in hearers]]
+            for part in rows:
+                for row in part:
+                    row.ordinal = ordinal
+                ordinal += 1
+                self.judge(part)
+                sent += part
+        return sent
+
+    def row(self, step, agent, to_id, text, topic, later, **more):
+        return Row(step, step + later, agent, to_id, {"t": text, "w": self.words[agent][-6:]}, topic, **more)
+
+    def judge(self, rows):
+        """Apply the rules to what one agent says to one or several: those on pairs first if it is a broadcast."""
+        rules = [rule for rule in self.rules if rule.kind != "crowd"]
+        if rows and rows[0].audience is not None:
+            rules.sort(key=lambda rule: not rule.of_pairs)
+        left = rows
+        for rule in rules:
+            verdicts = [rule.verdict(row, row.to_id) for row in left] if rule.of_pairs else None
+            if verdicts is None and left:
+                verdicts = [rule.verdict(left[0], left[0].to_id)] * len(left)
+            for row, verdict in zip(left, verdicts or (), strict=True):
+                take(row, rule, *verdict)
+            left = [row for row in left if row.fate != "blocked"]
+        for row in left:
+            if not self.listens(row.to_id, row.topic):
+                row.fate = "undeliverable"
+
+    def review(self, rule, step, sent):
+        """Let a rule on whole steps judge what others let pass; return what it adds."""
+        most, word = rule.settings
+        heard = Counter()
+        passed = [row for row in sent if row.fate == "delivered"]
+        for row in sorted(passed, key=lambda row: (order(row.to_id), row.step, order(row.from_id), row.ordinal)):
+            heard[row.to_id] += 1
+            if heard[row.to_id] > most:
+                take(row, rule, "block", None, None)
+            elif row.payload["t"] == word:
+                take(row, rule, "pass", "better", "bettered")
+        rule.counts["seen"] += len(passed)
+        row = Row(step, step + 1, "warden", 0, {"t": f"{rule.counts['seen']} seen"}, "agent-chat", rule=rule.name)
+        return [row]
+
+    def send(self, rows):
+        for row in rows:
+            self.rows.append(row)
+            if row.fate == "delivered":
+                self.inboxes[row.read, row.to_id].append(row)
+            if row.fate == "blocked" and row.from_id in self.words:
+                self.blocked[row.from_id].append(row)
+
+    def collect(self, step):
+        found = {agent: traits(words) for agent, words in self.words.items()}
+        if self.made["collect"] == "agents":
+            self.series += [{"step": step, "agent": agent, **found[agent]} for agent in sorted(found, key=order)]
+        elif self.made["collect"]:
+            counts = Counter(each["k"] for each in found.values())
+            mean = float(Fraction(sum(each["n"] for each in found.values()), len(found)))
+            self.series.append({"step": step, "n": mean, **{f"k={k}": count for k, count in counts.items()}})
+
+
+def take(row, rule, what, text, label):
+    """Apply a rule's verdict to a message."""
+    if label is not None and label not in row.labels:
+        row.labels = [*row.labels, label]
+    if what == "block":
+        row.fate, row.rule = "blocked", rule.name
+    elif text is not None:
+        row.before = row.payload if row.before is None else row.before
+        row.payload, row.rule = row.payload | {"t": text}, rule.name
+
+
+def near(a, b):
+    return (a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 <= RADIUS**2

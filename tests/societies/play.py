@@ -1,0 +1,457 @@
+"""Plays of a program: by the product's own parts, on any number of groups, without Ray."""
+
+import asyncio
+import zlib
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+from societies.program import acts_of, barred, hear, traits
+from support.delegation import Method
+from support.patience import WAIT_S
+from support.step_society import LoggedGroups, sealed
+
+from ray_messaging import Count, EventLog, Mean, Message, Steps
+from ray_messaging.addressing.channels import agent_channel
+from ray_messaging.audiences.building import Positions, build_edges
+from ray_messaging.audiences.cache import AudienceCache
+from ray_messaging.audiences.files import read_edges, version_folder, write_edges
+from ray_messaging.audiences.member_edges import MemberEdges
+from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
+from ray_messaging.audiences.source import LocalFolder
+from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
+from ray_messaging.cluster.actors.rule_editor import RuleRequest
+from ray_messaging.cluster.audience_files import move
+from ray_messaging.cluster.rule_store import pickled
+from ray_messaging.cluster.run.run import plans_for
+from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
+from ray_messaging.cluster.spec import SUBTOPICS, InterceptorSpec
+from ray_messaging.config import MessagingConfig
+from ray_messaging.eventlog.checkpoints import read_checkpoint
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.forking import checkpoint_before, copy_run
+from ray_messaging.eventlog.records import FORMAT, RunRecord, write_run
+from ray_messaging.eventlog.series import series_table
+from ray_messaging.interception import rules
+from ray_messaging.messager import GroupMessager
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.steps.step_account import StepCounts, digest_of, sealed_history
+
+RADIUS = 1.5
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+class Pairs(rules.Rule):
+    """A rule on pairs, which blocks one of `parts`."""
+
+    def __init__(self, name, parts):
+        self.name, self.parts = name, parts
+
+    def check(self, message):
+        return rules.block("odd pair") if barred(message.from_id, message.to_id, self.parts) else rules.ALLOW
+
+
+class Word(rules.Rule):
+    """A rule that blocks a text, or does what `verdict` says; each hearer of a broadcast is judged."""
+
+    needs_payload = True
+
+    def __init__(self, name, word, verdict=None):
+        self.name, self.word, self.verdict = name, word, verdict or rules.block("said so")
+
+    def check(self, message):
+        return self.verdict if message.payload["t"] == self.word else rules.ALLOW
+
+
+class OfAll(Word):
+    """The same rule, which judges a broadcast once."""
+
+    judges_broadcasts = "message"
+
+
+class Fails(OfAll):
+    """A rule that fails on a text."""
+
+    def __init__(self, name, word, on_error):
+        super().__init__(name, word)
+        self.on_error = on_error
+
+    def check(self, message):
+        if message.payload["t"] == self.word:
+            raise ValueError(self.word)
+        return rules.ALLOW
+
+
+class Shout(OfAll):
+    """A rule that rewrites each text."""
+
+    def __init__(self, name):
+        super().__init__(name, None)
+
+    def check(self, message):
+        return rules.rewrite(message.payload | {"t": f"{message.payload['t']}!"}, "shouted")
+
+
+class Said(rules.Rule):
+    """A rule that counts what each agent has said, and blocks what is too much."""
+
+    judges_broadcasts = "message"
+
+    def __init__(self, name, most):
+        self.name, self.most, self.state = name, most, rules.Table()
+
+    def check(self, message):
+        said = self.state.get(message.from_id, 0)
+        if said >= self.most:
+            return rules.block(f"said {said}")
+        self.state[message.from_id] = said + 1
+        return rules.ALLOW
+
+
+class Slow(rules.SlowRule):
+    """A slow rule that blocks, rewrites and labels, and takes longer for some agents."""
+
+    def __init__(self, name):
+        self.name = name
+
+    async def judge(self, message):
+        text = message.payload["t"]
+        for _ in range(zlib.crc32(f"{message.from_id}{text}".encode()) % 5):
+            await asyncio.sleep(0)
+        if text == "rude":
+            return rules.block("rude")
+        if text == "odd":
+            return rules.rewrite(message.payload | {"t": "mended"}, "mended")
+        return rules.label("seen") if text == "tag" else rules.ALLOW
+
+
+class Crowd(rules.StepRule):
+    """A rule on whole steps: nobody hears more than `most`, a word is mended, and agent 0 hears the counts."""
+
+    def __init__(self, name, most, word):
+        self.name, self.most, self.word, self.state = name, most, word, rules.Table()
+
+    async def check_step(self, number, batch, exp_id):
+        found, heard = {}, {}
+        for row in range(len(batch)):
+            message = Message(exp_id, batch, row)
+            heard[message.to_id] = heard.get(message.to_id, 0) + 1
+            if heard[message.to_id] > self.most:
+                found[row] = rules.block("a crowd")
+            elif message.payload["t"] == self.word:
+                found[row] = rules.rewrite(message.payload | {"t": "better"}, "bettered")
+        self.state["seen"] = self.state.get("seen", 0) + len(batch)
+        return rules.StepVerdicts(found, [rules.Added(0, {"t": f"{self.state['seen']} seen"}, from_id="warden")])
+
+
+RULES = {
+    "ban": lambda name, pairs: rules.BlackList([tuple(pair) for pair in pairs], name=name),
+    "graph": lambda name, edges: rules.AllowGraph([tuple(edge) for edge in edges], name=name),
+    "pairs": Pairs,
+    "words": lambda name, word: rules.Pattern([word], name=name),
+    "mask": lambda name, word: rules.Pattern([word], action="mask", name=name),
+    "length": lambda name, most: rules.MaxLength(most, name=name),
+    "rate": lambda name, most: rules.RateLimit(per_round=most, name=name),
+    "said": Said,
+    "label": lambda name, word: OfAll(name, word, rules.label(f"has {word}")),
+    "shout": Shout,
+    "slow": Slow,
+    "fails": Fails,
+    "sender_ban": lambda name, word, after: rules.SenderBan(Word("word", word), after, name=name),
+    "edge_ban": lambda name, word, after: rules.EdgeBan(Word("word", word), after, name=name),
+    "crowd": Crowd,
+}
+
+
+def rule_of(given):
+    kind, *settings = given
+    return RULES[kind](*settings)
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+def person(me, inbox):
+    """Live a step of the program in `me.shared`, as an agent."""
+
+    def do(verb, *given):
+        if verb == "move":
+            me.move(to=f"group{given[0] % me.shared['groups']}")
+        elif verb == "stop":
+            me.stop()
+        else:
+            return getattr(me, verb)
+        return None
+
+    words = live(me.shared, me.id, me.step, inbox, me.blocked, me.state["w"], do)
+    me.state |= {"w": words, "luck": me.rng.random(), **traits(words)}
+
+
+def crowd(group, step):
+    """Live a step of the program in `group.shared`, as all agents of a group."""
+    found = []
+    for at, (agent, inbox) in enumerate(step.by_agent()):
+
+        def do(verb, *given, agent=agent):
+            if verb == "walk":
+                if isinstance(agent, int):
+                    step.move("near", [agent], [[float(each) for each in given]])
+                return None
+            return partial(getattr(step, verb), *([] if verb == "reply" else [agent]))
+
+        blocked = step.blocked.of(step.places.place(agent))
+        words = live(group.shared, agent, step.number, inbox, blocked, str(group.state["w"][at]), do)
+        found.append({"w": words, "luck": step.rng(agent).random(), **traits(words)})
+    group.state |= {name: np.array([each[name] for each in found]) for name in found[0]} if found else {}
+
+
+def live(made, agent, step, inbox, blocked, words, do):
+    """Hear, and do what the program says; return the agent's words."""
+    heard = [
+        [m.from_id, m.payload, sorted(m.labels), m.subtopic, m.step, m.expects_answer, m.in_reply_to] for m in inbox
+    ]
+    words = hear(words, step, heard, [[b.message_id, b.to_id, b.rule] for b in blocked])
+    asked = [message for message in inbox if message.expects_answer]
+    for verb, *given in acts_of(made, step, agent):
+        if verb in {"move", "walk", "stop"}:
+            do(verb, *given)
+        elif verb == "answer":
+            for message in asked:
+                do("reply")(message, {"t": given[0], "w": words[-6:]})
+            asked = []
+        elif verb == "ask":
+            do(verb)(given[0], {"t": given[1], "w": words[-6:]}, deliver_at=step + given[2])
+        else:
+            to, text, topic, later = given
+            do(verb)(to, {"t": text, "w": words[-6:]}, subtopic=topic, deliver_at=step + later)
+    return words
+
+
+def begin(me):
+    return {"w": "", "luck": 0.0, "n": 0, "k": ""}
+
+
+def begin_crowd(group):
+    count = len(group.ids)
+    empty = np.array([""] * count, dtype="U1")
+    return {"w": empty, "luck": np.zeros(count), "n": np.zeros(count, int), "k": empty}
+
+
+def collect_crowd(group):
+    return {"n": group.state["n"], "k": group.state["k"]}
+
+
+def collect_agent(me):
+    return {"n": me.state["n"], "k": me.state["k"]}
+
+
+def options_of(made):
+    """Return model, start and collect of a program."""
+    agentwise = made["by"] == "agent"
+    collect = None
+    if made["collect"] is not None:
+        per_agent = collect_agent if agentwise else collect_crowd
+        collect = per_agent if made["collect"] == "agents" else [Mean("n"), Count("k")]
+    return person if agentwise else crowd, begin if agentwise else begin_crowd, collect
+
+
+# -- without Ray ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Played:
+    """What a play has left."""
+
+    states: dict
+    fates: list
+    digests: list
+    history: bytes
+    series: list
+    log: EventLog
+    folder: Folder
+
+
+class Audiences(LocalFolder):
+    """Audiences in a folder, whose versions this process makes."""
+
+    def __init__(self, folder, host):
+        super().__init__(folder)
+        self._host, self._making = host, asyncio.Lock()
+
+    async def create(self, name, kind, edges, since=None):
+        version = (await self._host.audiences()).last_version(name) + 1
+        write_edges(version_folder(self.folder, name, version), edges)
+        facts = AudienceFacts(kind, edges.pairs, edges.digest.hex(), -1 if since is None else since - 1)
+        assert await self._host.transport.set_audience(name, version, encode_facts(facts), since) is not None
+
+    async def move_in_step(self, name, step, ids, points):
+        async with self._making:
+            known = await self._host.audiences()
+            if not known.moved_with(name, step):
+                last = known.of(name, step)
+                edges = read_edges(version_folder(self.folder, name, last.version), name, last.version)
+                await self.create(name, last.facts.kind, move(name, ids, points, edges), step)
+
+
+class Town(LoggedGroups):
+    """A program's groups, its rules and its log in this process."""
+
+    def __init__(self, server, exp_id, folder, made, groups, fork=None):
+        super().__init__(server, exp_id, folder)
+        self.fork, self.host, self.actors = fork, None, []
+        self.made, self.count = made, min(groups, len(made["agents"]))
+
+    async def begin(self):
+        made, self.first = self.made, 0
+        if self.fork is None:
+            write_run(Folder(str(self.folder)), RunRecord(FORMAT, self.exp_id))
+        else:
+            parent, at_step = self.fork
+            step = checkpoint_before(parent.folder, at_step)
+            self.first = step + 1
+            copy_run(parent.folder, Folder(str(self.folder)), self.exp_id, step)
+        spec = InterceptorSpec(
+            self.exp_id, "run", MessagingConfig(), on_existing="error",
+            steps=Steps(seed=made["seed"], groups=self.count, digest=True),
+            rules=tuple(pickled(rule_of(each)) for each in in_force(made, self.first)),
+        )  # fmt: skip
+        if self.fork is not None:
+            await (await self.transport()).checkpoints.write(
+                [*read_checkpoint(Folder(str(self.folder)), self.first - 1)]
+            )
+        self.host = InterceptorHost(spec, self.server)
+        self.host._audiences = AudienceCache(LocalFolder(self.folder / "audiences"))  # as without Ray
+        await self.host.start("127.0.0.1")
+        handle = SimpleNamespace(
+            lane=Method(lambda **_: self.host.lane_address),
+            forward_batch=Method(self.host.interceptor.answer),  # where the lane's sockets do not lead
+            step_rules=Method(lambda: [rule.name for rule in self.host.interceptor.rules.whole]),
+        )
+        self.log_writer = await self.writer(checkpoint=made["fork"] and made["fork"]["every"])
+        audiences = Audiences(self.folder / "audiences", self.host)
+        acts = [*made["acts"], *(made["fork"] or {"acts": ()})["acts"]]
+        names = {act[3] for act in acts if act[2] == "broadcast"} | {"near" for act in acts if act[2] == "walk"}
+        for name in sorted(names - {"*"}) if self.fork is None else ():
+            await audiences.create(name, *edges_of(made, name))
+        model, start, collect = options_of(made)
+        options = RunOptions(start, made["by"], 100, None, collect)
+        plans = plans_for(options, made["agents"], self.count, None, 1)
+        inputs = [known(each) for each in (model, options, made | {"groups": len(plans)})]
+        plan_of = {plan.name: known(plan) for plan in plans}
+        for plan in plans:
+            messager = GroupMessager(self.server, self.exp_id, handle, name=plan.name, audiences=audiences)
+            self.messagers.append(messager)
+            await messager.init()
+            await messager.host_agents([] if plan.name in await self.host.moved() else plan.agents, SUBTOPICS)
+            if listeners := [agent for agent in messager.subscription.hosted if agent in made["gossip"]]:
+                channels = [agent_channel(self.exp_id, agent, "gossip") for agent in listeners]
+                await messager.subscribe_and_start_listening(channels)
+            self.actors.append((plan.name, RunActor(messager), RunInputs(*inputs, plan_of)))
+        self.user = await self.messager(handle)
+        later = [each for each in made["changes"] if self.first == 0 or each[0] > self.first]
+        for number, (step, change, which, rule) in enumerate(later):
+            new = None if rule is None else self.host.checked(rule_of(rule))
+            await self.host.editor.edit(RuleRequest(f"change {number}", change, which, new, step))
+
+    async def advance(self, until):
+        """Run all groups up to a step; return their results."""
+        runs = [actor.run(None, name, inputs, until, until, with_states=True) for name, actor, inputs in self.actors]
+        results = await asyncio.gather(*runs)
+        await sealed(self.host.steps, until - 1)
+        return results
+
+    async def say(self, verb, *given):
+        """Do what the user does."""
+        if verb == "broadcast":
+            await self.user.broadcast(None, "*", {"t": given[0]}, subtopic=given[1])
+        else:
+            await self.user.send(None, given[0], {"t": given[1]}, subtopic=given[2])
+
+    async def run(self):
+        results, end = None, self.made["steps"]
+        for step in sorted({0, end, *(each[0] for each in self.made["outside"])}):
+            if step >= self.first:
+                results = await self.advance(step) if step > self.first or step == end else None
+                for said in (given for at, *given in self.made["outside"] if at == step):
+                    await self.say(*said)
+        return await self.played(results)
+
+    async def played(self, results):
+        store, last = self.host.steps, self.made["steps"] - 1
+        counts = [
+            {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
+            for step in range(last + 1)
+        ]
+        history = await sealed_history(store, last)
+        kept = series_table(await store.collected(last)).to_pylist() if self.made["collect"] else []
+        await self.log_writer.close()
+        series = EventLog.open(self.folder).series().to_pylist()  # of a fork, what its parent has collected before
+        series += [row for row in kept if row["step"] not in {each["step"] for each in series}]
+        return Played(
+            states_of(results), [fates_of(each) for each in counts], [digest_of(each) for each in counts],
+            history, series, EventLog.open(self.folder), Folder(str(self.folder)),
+        )  # fmt: skip
+
+    async def __aexit__(self, *error):
+        for _, actor, _ in self.actors:
+            await actor.close()
+        await super().__aexit__(*error)
+        if self.host is not None:
+            await self.host.abandon()
+
+
+def in_force(made, step):
+    """Return the rules of a program that judge a step from its beginning; of the first one, those before any change."""
+    found = [*made["rules"]]
+    for at, change, which, rule in made["changes"]:
+        if step and at <= step:
+            place = which if change == "insert" else [name for _, name, *_ in found].index(which)
+            found[place : place + (change != "insert")] = [] if rule is None else [rule]
+    return found
+
+
+def edges_of(made, name):
+    """Return the kind and the pairs of an audience."""
+    if name == "friends":
+        return Kind.GRAPH, build_edges([made["friends"]] if made["friends"] else [])
+    if name == "club":
+        return Kind.MEMBERS, MemberEdges.among(AgentSet.of(made["club"]))
+    ids, points = IdColumn.of([*made["near"]]), np.array([*made["near"].values()], float)
+    return Kind.POSITIONS, Positions.given(ids, points, RADIUS, 10**6).edges()
+
+
+def known(value):
+    found = asyncio.get_running_loop().create_future()
+    found.set_result(value)
+    return found
+
+
+def states_of(results):
+    found = {}
+    for result in results:
+        if result.ids:
+            for group, arrays in result.states.items():
+                for at, agent in enumerate(result.ids[group].tolist()):
+                    found[agent] = {name: array[at].item() for name, array in arrays.items()}
+        else:
+            found |= result.states
+    return found
+
+
+def fates_of(counts):
+    found = {}
+    for each in counts.values():
+        for fate, count in each.fates.items():
+            found[fate] = found.get(fate, 0) + count
+    return {fate: count for fate, count in found.items() if count}
+
+
+async def played(server, exp_id, folder, made, groups, fork=None):
+    """Play a program on so many groups. Args: `fork` is a played parent, and the step at which this differs from it."""
+    async with Town(server, exp_id, folder, made, groups, fork) as town, asyncio.timeout(WAIT_S):
+        await town.begin()
+        return await town.run()

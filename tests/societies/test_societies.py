@@ -1,0 +1,190 @@
+"""Random societies against a plain oracle: whatever they do, on any number of groups."""
+
+import asyncio
+import uuid
+from collections import Counter
+
+import pytest
+from societies.oracle import Oracle, line
+from societies.play import played
+from societies.program import FEATURES, forked, program, shown, smaller
+from support.judged_steps import Kv
+
+from ray_messaging import compare
+
+FOUND = {"outside_at_change"}  # a rule that changes before a step, or not yet, judges what comes before it by chance
+
+
+def check(made, many):
+    """Compare plays of a program, by their number of groups, with the oracle; raise AssertionError."""
+    wanted = Oracle(made).run()
+    first = many[min(many)]
+    for groups, one in many.items():
+        where = f"on {groups} groups: "
+        words = {agent: state["w"].split() for agent, state in one.states.items()}
+        same(where + "states", words, {agent: each.split() for agent, each in wanted.words.items()})
+        same(where + "fates", one.fates, wanted.fates)
+        same(where + "log", *both(rows_of(one.log), map(row_of, wanted.rows)))
+        same(where + "edges", *both(edges_of(one.log), edges_in(wanted)))
+        assert_balance(where, one, wanted)
+        for row in [row for row in wanted.rows if row.from_id in wanted.words][::20]:
+            same(f"{where}why {row.id}", as_tree(one.log.why(row.id, 2, most=4)), wanted.why(row, 2, 4))
+        if one.log.history_digest(made["steps"] - 1) != one.history:
+            logged = [one.log.digest(step).hex() for step in range(made["steps"])]
+            same(where + "digests of the log", logged, [each.hex() for each in one.digests])
+            raise AssertionError(f"{where}history")
+        same(where + "series", numbers(one.series), numbers(wanted.series))
+        same(where + "digests, and those of another layout", one.digests, first.digests)
+        same(where + "states, and those of another layout", one.states, first.states)
+
+
+def assert_balance(where, one, wanted):
+    balance = one.log.balance(expand=True)
+    same(
+        where + "balance",
+        {fate: count for fate, count in balance.fates.items() if count},
+        dict(Counter(row.fate for row in wanted.rows)),
+    )
+    one.log.balance()
+
+
+def as_tree(found):
+    message = found.message
+    ours = message.from_id in {None, "warden"}
+    name = f"{message.from_id}: {message.text}" if ours else message.message_id
+    return name, [as_tree(each) for each in found.causes], found.more
+
+
+def same(what, mine, wanted):
+    if mine != wanted:
+        raise AssertionError(f"{what}:\n  is     {mine}\n  wanted {wanted}")
+
+
+def both(mine, wanted):
+    """Return what only one of two collections has."""
+    one, other = Counter(mine), Counter(wanted)
+    return sorted((one - other).elements(), key=str), sorted((other - one).elements(), key=str)
+
+
+def rows_of(log):
+    table = log.query(expand=True, text=True)
+    ids = [(row["from_id"], row["to_id"]) for row in table.to_pylist()]
+    return [
+        (
+            "outside" if row["from_id"] is None else "added" if row["from_id"] == "warden" else row["message_id"],
+            row["step"], row["step_read"], str(ends[0]), str(ends[1]), row["subtopic"], row["fate"], row["rule"],
+            tuple(sorted(row["labels"] or ())), row["payload"], row["payload_before"], row["audience"],
+            row["in_reply_to"], bool(row["expects_answer"]),
+        )
+        for row, ends in zip(table.to_pylist(), ids, strict=True)
+    ]  # fmt: skip
+
+
+def row_of(row):
+    before = None if row.before is None else line(row.before)
+    name = "outside" if row.from_id is None else "added" if row.from_id == "warden" else row.id
+    return (
+        name, row.step, row.read, str(row.from_id), str(row.to_id), row.topic, row.fate, row.rule,
+        tuple(sorted(row.labels)), line(row.payload), before, row.audience, row.reply, row.asks,
+    )  # fmt: skip
+
+
+def edges_of(log):
+    table = log.edges()
+    return zip(map(str, table["from_id"].to_pylist()), map(str, table["to_id"].to_pylist()), strict=True)
+
+
+def edges_in(wanted):
+    rows = [row for row in wanted.rows if row.fate == "delivered" and row.from_id is not None]
+    return [(str(row.from_id), str(row.to_id)) for row in rows]
+
+
+def numbers(series):
+    """Return the rows of a series, without what is not there: a str id is in another column, a count of 0 in none."""
+    found = []
+    for row in series:
+        agent = row.get("agent_name") if row.get("agent") is None else row["agent"]
+        kept = {name: value for name, value in row.items() if name not in {"agent", "agent_name"} and value}
+        found.append(kept | ({} if agent is None else {"agent": agent}))
+    return found
+
+
+async def plays(server, folder, made, counts):
+    found = {}
+    for groups in counts:
+        name = uuid.uuid4().hex[:8]
+        (folder / name).mkdir()
+        found[groups] = await played(server, f"soc-{name}", folder / name, made, groups)
+    return found
+
+
+async def fork_of(server, folder, made, groups, parent):
+    name = uuid.uuid4().hex[:8]
+    fork = parent, made["fork"]["at_step"]
+    return await played(server, f"fork-{name}", folder / name, forked(made), groups, fork)
+
+
+def check_fork(made, groups, parent, fork):
+    """Compare a fork, which has its parent's messages up to its step, with the oracle, and with its parent."""
+    other = forked(made)
+    check(other, {groups: fork})
+    before, after = Oracle(made).run(), Oracle(other).run()
+    found = compare(fork.log, parent.log).table.to_pylist()
+    for step in range(made["steps"]):
+        one, two = ([row_of(row) for row in each.rows if row.step == step] for each in (after, before))
+        row = next((row for row in found if row["step"] == step), None)
+        same(f"compare says that step {step} differs", bool(row and row["differ"]), Counter(one) != Counter(two))
+
+
+@pytest.fixture
+def asks(valkey_config, tmp_path, monkeypatch):
+    """Return a function that plays a program, and compares."""
+    Kv(monkeypatch)
+
+    def ask(made, counts):
+        proves(valkey_config, tmp_path, made, counts)
+
+    return ask
+
+
+def proves(server, folder, made, counts):
+    """Play a program on several numbers of groups, and its fork on the last; raise AssertionError for a difference."""
+    many = asyncio.run(plays(server, folder, made, counts))
+    check(made, many)
+    if made["fork"] is not None and checkpoints(made):
+        parent = many[counts[-1]]
+        check_fork(made, counts[-1], parent, asyncio.run(fork_of(server, folder, made, counts[-1], parent)))
+
+
+def checkpoints(made):
+    """Return whether there is a checkpoint before the fork's step."""
+    return made["fork"]["every"] <= made["fork"]["at_step"] <= made["steps"]
+
+
+def holds(asks, made, counts):
+    """Fail with a small program if a program differs from the oracle."""
+
+    def error_of(less):
+        try:
+            asks(less, counts)
+        except Exception as error:  # noqa: BLE001 - any is a difference
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    if error_of(made) is not None:
+        less = smaller(made, error_of)
+        pytest.fail(f"seed {made['seed']} differs, as this does:\n{shown(less)}\n{error_of(less)}", pytrace=False)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_society_does_what_the_oracle_says(asks, seed):
+    without = FOUND if seed % 3 == 0 else FOUND | {"forks"}  # a fork takes as long as its parent
+    counts = (1 + seed % 4,) if seed % 10 else (1, 2 + seed // 10 % 3)
+    holds(asks, program(seed, FEATURES - without), counts)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", [100, *(pytest.param(n, marks=pytest.mark.soak) for n in range(150, 600, 50))])
+def test_fifty_societies_on_one_to_four_groups_do_what_the_oracle_says(asks, first):
+    for seed in range(first, first + 50):
+        holds(asks, program(seed, FEATURES - FOUND), (1, 2 + seed % 3))

@@ -1,0 +1,134 @@
+"""Random societies on Ray against the oracle, while groups, interceptor, log and server are killed; and their forks."""
+
+import os
+import random
+import signal
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import ray
+from societies import play, program
+from societies.play import RADIUS, Played, fates_of, in_force, options_of, rule_of, states_of
+from societies.test_societies import FOUND, check, check_fork, checkpoints
+
+from ray_messaging import EventLog, Messaging, Steps
+from ray_messaging.cluster.handles.connection import find_actor
+from ray_messaging.eventlog.folder import Folder
+
+RAY = FOUND | {"gossip"}  # the groups of a run have the usual subtopics
+VICTIMS = ("group", "interceptor", "log", "server")
+
+
+@pytest.fixture
+def by_value(ray_cluster):
+    """Pickle the model and the rules by value: workers cannot import them."""
+    for module in (play, program):
+        ray.cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in (play, program):
+        ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+def deaths(made, marks):
+    """Return the model of a program in which some processes die, each once."""
+    draw = random.Random(f"deaths {made['seed']}")
+    at = {
+        (draw.randrange(made["steps"]), draw.choice(made["agents"])): victim
+        for victim in draw.sample(VICTIMS, draw.randint(1, 4))
+    }
+    model, *others = options_of(made)
+
+    def die(exp_id, step, agent):
+        victim, mark = at.get((step, agent)), Path(marks, f"{step} {agent}")
+        if victim is None or mark.exists():
+            return
+        mark.touch()
+        if victim == "group":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (actor := find_actor(f"{exp_id}/{victim}")) is not None:
+            ray.kill(actor, no_restart=False)
+
+    def person(me, inbox):
+        die(me.shared["exp_id"], me.step, me.id)
+        model(me, inbox)
+
+    def crowd(group, step):
+        for agent in step.agents:
+            die(group.shared["exp_id"], step.number, agent)
+        model(group, step)
+
+    return person if made["by"] == "agent" else crowd, *others
+
+
+@contextmanager
+def started(made, groups, folder):
+    """Start the experiment of a program, with its audiences."""
+    steps = Steps(seed=made["seed"], digest=True, checkpoint=made["fork"] and made["fork"]["every"])
+    given = [rule_of(each) for each in made["rules"]]
+    with Messaging.start(folder.name, steps=steps, rules=given, log_dir=folder) as messaging:
+        if made["friends"]:
+            messaging.create_audience("friends", graph=made["friends"])
+        messaging.create_audience("club", members=made["club"])
+        ids, points = [*made["near"]], [[float(each) for each in place] for place in made["near"].values()]
+        messaging.create_audience("near", positions=points, radius=RADIUS, ids=ids)
+        yield messaging
+
+
+def lived(messaging, made, groups, folder, model, first=0):
+    """Live through a program; return what it has left."""
+    for step, change, which, rule in made["changes"]:
+        if first == 0 or step > first:
+            given = {"insert": lambda w, r: (r, w), "replace": lambda w, r: (w, r), "remove": lambda w, r: (w,)}[change]
+            call = getattr(messaging.rules, "pop" if change == "remove" else change)
+            call(*given(which, rule and rule_of(rule)), at_step=step)
+    function, start, collect = model
+    shared = made | {"groups": min(groups, len(made["agents"])), "exp_id": messaging.exp_id}
+    for step in sorted({made["steps"], *(each[0] for each in made["outside"] if first == 0)}):
+        result = messaging.run(
+            function, agents=made["agents"], groups=groups, until=step, by=made["by"], start=start, shared=shared,
+            collect=collect, progress=False,
+        )  # fmt: skip
+        for said in (given for at, *given in made["outside"] if at == step):
+            say(messaging, *said)
+    last = made["steps"] - 1
+    counts = [messaging.steps._sealed(step) for step in range(last + 1)]
+    digests = [messaging.steps.digest(step) for step in range(last + 1)]
+    history, states = messaging.steps.history_digest(last), states_of([result])
+    series = messaging.log.series().to_pylist()
+    return Played(states, list(map(fates_of, counts)), digests, history, series, messaging.log, Folder(str(folder)))
+
+
+def say(messaging, verb, *given):
+    if verb == "broadcast":
+        messaging.broadcast({"t": given[0]}, subtopic=given[1])
+    else:
+        user = messaging._user  # messages to one agent have no call of a driver's
+        user.run(user.messager.send(None, given[0], {"t": given[1]}, subtopic=given[2]))
+
+
+def after(one, folder):
+    one.log = EventLog.open(folder)
+    return one
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "seed", [*range(1000, 1006), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1006, 1060))]
+)
+def test_a_society_on_ray_whose_processes_die_does_what_the_oracle_says(by_value, tmp_path, seed):
+    made, groups = program.program(seed, program.FEATURES.difference(RAY)), 1 + seed % 4
+    folder = tmp_path / f"soc-{uuid.uuid4().hex[:8]}"
+    with started(made, groups, folder) as messaging:
+        parent = lived(messaging, made, groups, folder, deaths(made, tmp_path))
+        check(made, {groups: parent})
+    check(made, {groups: after(parent, folder)})
+    if made["fork"] is None or not checkpoints(made):
+        return
+    other, into, at_step = program.forked(made), tmp_path / f"fork-{uuid.uuid4().hex[:8]}", made["fork"]["at_step"]
+    begins = at_step // made["fork"]["every"] * made["fork"]["every"]
+    given = [rule_of(each) for each in in_force(other, begins)]
+    with Messaging.fork(folder, into.name, at_step=at_step, log_dir=into, rules=given) as messaging:
+        fork = lived(messaging, other, groups, into, options_of(other), begins)
+    check_fork(made, groups, parent, after(fork, into))
