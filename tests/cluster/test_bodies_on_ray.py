@@ -66,13 +66,14 @@ def test_a_shard_that_does_not_start_ends_the_start(exp_id, monkeypatch):
         def config(self):
             raise ServerFailed("no binary on this node")
 
-    real, made = lifecycle.remote, []
+    real, made = lifecycle.start_actor, []
 
-    def remote(actor_class, options):
+    def start_actor(exp_id, actor_class, options, *arguments):
         made.append(options["name"])
-        return real(Broken if options["name"].endswith("server-1") else actor_class, options)
+        chosen = Broken if options["name"].endswith("server-1") else actor_class
+        return real(exp_id, chosen, options, *arguments)
 
-    monkeypatch.setattr(lifecycle, "remote", remote)
+    monkeypatch.setattr(lifecycle, "start_actor", start_actor)
     with pytest.raises(ServerFailed, match=r"server of shard 1, on Ray node [0-9a-f]+: no binary"):
         Messaging.start(exp_id, shards=2, steps=Steps())
     monkeypatch.undo()
