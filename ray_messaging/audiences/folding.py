@@ -1,5 +1,6 @@
 """Folding: the messages of a broadcast, one for each hearer, become one row of a frame, and later messages again."""
 
+from collections.abc import Mapping
 from copy import copy
 from hashlib import blake2b
 
@@ -102,6 +103,21 @@ def fold(
     assert made.extension is not None
     made.extension.fold = Fold(agents, len(rows), encode_kept(places, int((high - low).sum())))
     return made, rows[first]
+
+
+def row_kinds(lines: Mapping[int, bytes], labels: Mapping[str, NDArray[np.uint32]], rows: int) -> NDArray[np.intp]:
+    """Return the `kinds` of rows for `fold`: a number for each, equal for rows with equal line and labels.
+
+    Args: `lines` has the payloads of rows that rules rewrote, `labels` the rows with each label.
+    """
+    marks: dict[int, tuple[object, ...]] = {row: (line,) for row, line in lines.items()}
+    for name, marked in sorted(labels.items()):
+        for row in marked.tolist():
+            marks[row] = (*marks.get(row, (None,)), name)
+    known: dict[tuple[object, ...], int] = {}
+    kinds = np.zeros(rows, np.intp)
+    kinds[[*marks]] = [known.setdefault(mark, len(known) + 1) for mark in marks.values()]
+    return kinds
 
 
 def unfold(broadcasts: Batch, edges: Edges) -> Batch:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import build_channel
 from ray_messaging.addressing.directory import NOBODY, Directory, Record
-from ray_messaging.audiences.folding import agents_digest, fold
+from ray_messaging.audiences.folding import agents_digest, fold, row_kinds
 from ray_messaging.limits_and_timeouts import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
@@ -356,14 +356,8 @@ class FrameRouter:
 def _kinds(in_flight: InFlightBatch) -> NDArray[np.intp] | None:
     if not in_flight.rewritten and not in_flight.outgoing.labels:
         return None
-    marks: dict[int, tuple[object, ...]] = {row: (line,) for row, (_, line) in in_flight.rewritten.items()}
-    for name, rows in in_flight.outgoing.labels.items():
-        for row in rows.tolist():
-            marks[row] = (*marks.get(row, (None,)), name)
-    known: dict[tuple[object, ...], int] = {}
-    kinds = np.zeros(in_flight.batch.rows, np.intp)
-    kinds[[*marks]] = [known.setdefault(mark, len(known) + 1) for mark in marks.values()]
-    return kinds
+    lines = {row: line for row, (_, line) in in_flight.rewritten.items()}
+    return row_kinds(lines, in_flight.outgoing.labels, in_flight.batch.rows)
 
 
 def _queue_of(mailbox: str, batch: Batch) -> str:

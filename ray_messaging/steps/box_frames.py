@@ -1,6 +1,6 @@
 """Frames of boxes as batches."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import NamedTuple
 
@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.folding import fold, kept_places, spread
+from ray_messaging.audiences.folding import fold, kept_places, row_kinds, spread
+from ray_messaging.audiences.graph_edges import gathered
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import AskedOutside, Extension, OutsideQuestion
 from ray_messaging.model.joining import joined_arrays
@@ -83,11 +84,20 @@ def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
     return {row: OutsideQuestion(extension.reply_mailbox, batch.message_id(row)) for row in rows}
 
 
-class _Place(NamedTuple):
-    """A row in one of several batches."""
+class _Hits(NamedTuple):
+    """The rows of a batch that amendments change, and of each the place of its amendment: its batch, and its row there.
 
-    batch: int
-    row: int
+    `blocked` says which of the rows are blocked. The others get the amendment's payload and labels.
+    """
+
+    rows: NDArray[np.intp]
+    blocked: NDArray[np.bool_]
+    batches: NDArray[np.intp]
+    places: NDArray[np.intp]
+
+    def take(self, some: NDArray[np.bool_] | NDArray[np.intp]) -> "_Hits":
+        """Return some of the rows."""
+        return _Hits(self.rows[some], self.blocked[some], self.batches[some], self.places[some])
 
 
 def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch]:
@@ -96,11 +106,34 @@ def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch
     for step in dict.fromkeys(each.step for each in amendments):
         changes = [each for each in amendments if each.step == step]
         targets = [place for place, batch in enumerate(found) if batch.step == step and batch.rows]
-        hits = _hits([found[place] for place in targets], changes)
-        for place, rows in zip(targets, hits, strict=True):
-            if rows:
-                found[place] = _apply(found[place], rows, changes)
+        for place, hits in zip(targets, _hits([found[place] for place in targets], changes), strict=True):
+            if len(hits.rows):
+                found[place] = _apply(found[place], hits, changes)
     return [batch for batch in found if batch.rows]
+
+
+def amendments_of(folded: Sequence[Batch], amendments: Sequence[Batch]) -> list[list[Batch]]:
+    """Return, for each folded batch of a box, those amendments that change pairs of its broadcasts."""
+    found: list[list[Batch]] = [[] for _ in folded]
+    for step in dict.fromkeys(each.step for each in amendments):
+        changes = [each for each in amendments if each.step == step]
+        targets = [place for place, batch in enumerate(folded) if batch.step == step and batch.rows]
+        if not targets:
+            continue
+        batches = [*changes, *(folded[place] for place in targets)]
+        keys = np.split(_sent_keys(batches), np.cumsum([batch.rows for batch in batches])[:-1])
+        amending = joined_arrays(keys[: len(changes)])
+        of, rows = _places(changes)
+        order = np.argsort(amending, kind="stable")
+        for place, own in zip(targets, keys[len(changes) :], strict=True):
+            said = np.unique(own)
+            low = np.searchsorted(amending, said, sorter=order)
+            counts = np.searchsorted(amending, said, side="right", sorter=order) - low
+            hits = np.sort(order[gathered(low, counts)])
+            for part in _groups(of[hits]):
+                change, mine = changes[of[hits[part[0]]]], rows[hits[part]]
+                found[place].append(change if len(mine) == change.rows else change.take(mine))
+    return found
 
 
 def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
@@ -109,6 +142,7 @@ def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch])
     Pairs of one broadcast that are changed in different ways are in different rows.
 
     Args: edges are the pairs of the audience's version whose hearers are the agents to which the frame refers.
+    `amendments` are those that `amendments_of` returns for the batch.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=False)
 
@@ -116,36 +150,41 @@ def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch])
 def unamended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
     """Return those pairs of a folded batch that no amendment blocks or changes; None if there are none.
 
-    Args: edges are as in `amended_broadcasts`.
+    Args: edges and amendments are as in `amended_broadcasts`.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=True)
 
 
 def _amended_pairs(folded: Batch, edges: Edges, amendments: Sequence[Batch], *, without_changed: bool) -> Batch | None:
-    changes = [each for each in amendments if each.step == folded.step]
-    if not changes:
+    if not amendments:
         return folded
     assert folded.fold is not None
     pairs = _spread(folded, edges)
     kept = kept_places(folded.fold.kept, pairs.rows) if folded.fold.kept else np.arange(pairs.rows)
-    hits = {int(kept[row]): place for row, place in _hits([pairs.take(kept)], changes)[0].items()}
-    if not hits:
+    hits = _hits([pairs.take(kept)], amendments)[0]
+    if not len(hits.rows):
         return folded
-    changed = {row: place for row, place in hits.items() if changes[place.batch].sender == CHANGED}
-    gone = hits.keys() if without_changed else hits.keys() - changed.keys()
-    kept = kept[~np.isin(kept, np.fromiter(gone, np.intp))]
+    hits = hits._replace(rows=kept[hits.rows])
+    changed = hits.take(~hits.blocked)
+    stay = np.ones(pairs.rows, np.bool_)
+    stay[hits.rows if without_changed else hits.rows[hits.blocked]] = False
+    kept = kept[stay[kept]]
     if not len(kept):
         return None
     kinds = None
-    if changed and not without_changed:
-        pairs, kinds = _changed(pairs, changed, changes), np.zeros(pairs.rows, np.intp)
-        known: dict[tuple[bytes, tuple[str, ...]], int] = {}
-        assert pairs.lines is not None
-        for row in changed:
-            kinds[row] = known.setdefault((pairs.lines.row(row), tuple(pairs.labels_of(row))), len(known) + 1)
+    if len(changed.rows) and not without_changed:
+        pairs = _changed(pairs, changed, amendments)
+        kinds = _kinds(pairs, changed.rows)
     made, _ = fold(pairs, kept, np.arange(pairs.rows), folded.fold.agents, kinds)
     made.numbers = None
     return made
+
+
+def _kinds(pairs: Batch, changed: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return a number for each row, equal for changed rows with equal payload and labels, and 0 for other rows."""
+    assert pairs.lines is not None
+    lines = {row: pairs.lines.row(row) for row in changed.tolist()}
+    return row_kinds(lines, pairs.labels, pairs.rows)
 
 
 def _spread(folded: Batch, edges: Edges) -> Batch:
@@ -155,43 +194,59 @@ def _spread(folded: Batch, edges: Edges) -> Batch:
     return spread(numbered, edges)
 
 
-def _hits(targets: Sequence[Batch], amendments: Sequence[Batch]) -> list[dict[int, _Place]]:
-    """Return, for each target, the rows that are changed, each with the place of its amendment."""
+def _places(batches: Sequence[Batch]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the batch of each row of consecutive batches, and its row there."""
+    counts = np.array([batch.rows for batch in batches], np.intp)
+    starts = np.cumsum(counts) - counts
+    return np.repeat(np.arange(len(batches)), counts), np.arange(counts.sum()) - np.repeat(starts, counts)
+
+
+def _groups(numbers: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """Return the places of each number, ascending."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(numbers) else []
+
+
+def _hits(targets: Sequence[Batch], amendments: Sequence[Batch]) -> list[_Hits]:
+    """Return the rows of each target that are changed."""
     keys = message_keys([*amendments, *targets])
     ends = np.cumsum([batch.rows for batch in (*amendments, *targets)])
     amending = int(ends[len(amendments) - 1])
-    places = [_Place(at, row) for at, batch in enumerate(amendments) for row in range(batch.rows)]
+    of, places = _places(amendments)
+    blocks = np.array([batch.sender == BLOCKED for batch in amendments], np.bool_)
     order = np.argsort(keys[:amending], kind="stable")
     ours = keys[:amending][order]
-    found: list[dict[int, _Place]] = []
+    found: list[_Hits] = []
     for low, high in zip(ends[len(amendments) - 1 : -1].tolist(), ends[len(amendments) :].tolist(), strict=True):
         wanted = keys[low:high]
         at = np.minimum(np.searchsorted(ours, wanted), amending - 1)
         rows = np.flatnonzero(ours[at] == wanted)
-        found.append({row: places[order[at[row]]] for row in rows.tolist()})
+        by = order[at[rows]]
+        found.append(_Hits(rows, blocks[of[by]], of[by], places[by]))
     return found
 
 
-def _apply(batch: Batch, rows: dict[int, _Place], amendments: Sequence[Batch]) -> Batch:
-    changed = {row: place for row, place in rows.items() if amendments[place.batch].sender == CHANGED}
-    made = _changed(batch, changed, amendments)
+def _apply(batch: Batch, hits: _Hits, amendments: Sequence[Batch]) -> Batch:
+    made = _changed(batch, hits.take(~hits.blocked), amendments)
     stay = np.ones(batch.rows, np.bool_)
-    stay[[row for row in rows if row not in changed]] = False
+    stay[hits.rows[hits.blocked]] = False
     return made if stay.all() else made.take(np.flatnonzero(stay))
 
 
-def _changed(batch: Batch, changed: Mapping[int, _Place], amendments: Sequence[Batch]) -> Batch:
+def _changed(batch: Batch, changed: _Hits, amendments: Sequence[Batch]) -> Batch:
     """Return a batch with the payloads and labels of amendments in place of those of some rows."""
     lines: dict[int, bytes] = {}
-    labels = {name: set(marked.tolist()) for name, marked in batch.labels.items()}
-    for row, place in changed.items():
-        amendment = amendments[place.batch]
+    labels = {name: [marked] for name, marked in batch.labels.items()}
+    for some in _groups(changed.batches):
+        amendment, mine = amendments[changed.batches[some[0]]], changed.take(some)
         assert amendment.lines is not None
-        lines[row] = amendment.lines.row(place.row)
-        for name in amendment.labels_of(place.row):
-            labels.setdefault(name, set()).add(row)
+        for row, place in zip(mine.rows.tolist(), mine.places.tolist(), strict=True):
+            lines[row] = amendment.lines.row(place)
+        for name, marked in amendment.labels.items():
+            labels.setdefault(name, []).append(mine.rows[np.isin(mine.places, marked)].astype(np.uint32))
     made = batch.with_payloads(lines)
-    made.labels = {name: np.array(sorted(marked), np.uint32) for name, marked in labels.items()}
+    joined = {name: np.unique(np.concatenate(parts)) for name, parts in labels.items()}
+    made.labels = {name: marked for name, marked in joined.items() if len(marked)}
     return made
 
 
@@ -200,10 +255,16 @@ def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
 
     Copies have equal from_id and ordinal, and if some rows are broadcasts, equal to_id: that of broadcasts is None.
     """
-    _, senders = np.unique(id_ranks([batch.from_ids for batch in batches]), return_inverse=True)
-    ordinals = joined_arrays([batch.ordinal for batch in batches if batch.ordinal is not None])
-    keys: NDArray[np.int64] = (senders.astype(np.int64) << 32) | ordinals.astype(np.int64)
+    keys = _sent_keys(batches)
     if any(batch.extension is not None and batch.extension.audience is not None for batch in batches):
         said = np.unique(keys, return_inverse=True)[1].astype(np.int64)
         keys = (said << 32) | np.unique(id_ranks([batch.to_ids for batch in batches]), return_inverse=True)[1]
+    return keys
+
+
+def _sent_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
+    """Return a number for each row, which is equal for rows with equal from_id and ordinal."""
+    _, senders = np.unique(id_ranks([batch.from_ids for batch in batches]), return_inverse=True)
+    ordinals = joined_arrays([batch.ordinal for batch in batches if batch.ordinal is not None])
+    keys: NDArray[np.int64] = (senders.astype(np.int64) << 32) | ordinals.astype(np.int64)
     return keys

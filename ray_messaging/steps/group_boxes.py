@@ -13,7 +13,14 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Fold
 from ray_messaging.receiving.unfolder import Unfolder
-from ray_messaging.steps.box_frames import BoxBatches, amended_broadcasts, batch_of, batches_of, from_outside
+from ray_messaging.steps.box_frames import (
+    BoxBatches,
+    amended_broadcasts,
+    amendments_of,
+    batch_of,
+    batches_of,
+    from_outside,
+)
 from ray_messaging.steps.inbox import FoldedBatch
 from ray_messaging.steps.moved_agents import MovedAgents
 from ray_messaging.transports.box_reader import BoxReader
@@ -86,9 +93,9 @@ class GroupBoxes:
     async def _folded(self, box: BoxBatches) -> list[FoldedBatch]:
         """Return the broadcasts of a box, with the supervisor's changes applied."""
         found: list[FoldedBatch] = []
-        for batch in box.folded:
+        for batch, amendments in zip(box.folded, amendments_of(box.folded, box.amendments), strict=True):
             edges = await self._unfolder.edges(batch)
-            left = amended_broadcasts(batch, edges, box.amendments)
+            left = amended_broadcasts(batch, edges, amendments)
             found += [] if left is None else [FoldedBatch(left, edges)]
         return found
 

@@ -1,6 +1,7 @@
 """Transport of a messager: mailboxes, which are Redis streams, and calls to the server."""
 
 import asyncio
+import random
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -241,9 +242,19 @@ class RedisTransport:
         return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])), reply[6], reply[7] or b"")
 
     async def keep_agents(self, sets: Mapping[bytes, AgentSet]) -> None:
-        """Keep sets of agents, by digest, for the event log, before frames that name them are written."""
-        for digest, agents in sets.items():
-            await self.link.command("HSET", self.keys.hearers, digest, encode_agents(agents))
+        """Keep sets of agents, by digest, for the event log, before frames that name them are written.
+
+        Only sets that the server lacks are written. All senders of an experiment need the same sets at about the same
+        time, so each asks again before it writes one, and takes it at random: few sets are written more than once.
+        """
+        left = [*sets]
+        random.shuffle(left)
+        while left:
+            there = await self.link.commands(*(("HEXISTS", self.keys.hearers, digest) for digest in left))
+            left = [digest for digest, found in zip(left, there, strict=True) if not found]
+            if left:
+                digest = left.pop()
+                await self.link.command("HSET", self.keys.hearers, digest, encode_agents(sets[digest]))
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish messages, all in one call."""

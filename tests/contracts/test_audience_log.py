@@ -316,6 +316,13 @@ async def test_a_log_that_lags_knows_the_agents_of_mailboxes_that_have_changed_o
     assert not await society.store.log.agent_digests()
 
 
+async def test_a_set_of_agents_that_the_server_has_is_not_written_again(society):
+    first, second, other = (AgentSet.of(range(n, n + 3)) for n in (1000, 2000, 3000))
+    await society.store.keep_agents({b"one": first})
+    await society.store.keep_agents({b"one": second, b"other": other})
+    assert [await society.store.log.agents(digest) for digest in (b"one", b"other")] == [first, other]
+
+
 async def test_broadcasts_to_more_audiences_than_are_kept_in_memory_have_their_hearers(society, monkeypatch):
     monkeypatch.setattr(hearers, "_KEPT", 1)
     names = [f"circle-{n}" for n in range(4)]

@@ -217,6 +217,9 @@ class FrameHearers:
         return None
 
     def unamended(self, batch: Batch, amendments: Sequence[Batch]) -> Batch | None:
-        """Return those broadcasts of a batch that no amendment changes for all hearers; None if there are none."""
+        """Return those broadcasts of a batch that no amendment changes for all hearers; None if there are none.
+
+        Args: `amendments` are those that `amendments_of` returns for the batch.
+        """
         edges = self._found.get(_key_of(batch))
         return batch if edges is None else unamended_broadcasts(batch, edges, amendments)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -22,7 +23,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE
 from ray_messaging.model.joining import joined_arrays
 from ray_messaging.receipt import FATES
-from ray_messaging.steps.box_frames import FIRST_OUTSIDE, amends, batch_of, message_keys
+from ray_messaging.steps.box_frames import FIRST_OUTSIDE, amendments_of, amends, batch_of, message_keys
 from ray_messaging.steps.canonical_order import id_ranks
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.step_values import (
@@ -39,6 +40,7 @@ from ray_messaging.transports.step_values import (
     StepSettings,
     counted,
 )
+from ray_messaging.wire.frames import is_folded
 from ray_messaging.wire.notes import LogNote, before_of, why_of
 
 logger = logging.getLogger(__name__)
@@ -194,17 +196,12 @@ class StepFeed:
         frames, hearers_of = await self._frames(box, covers, self._after.get(box, _START), step)
         self._sizes[step] = self._sizes.get(step, 0) + sum(len(frame.frame) for frame in frames)
         notes = box.startswith(NOTES)
-        amendments = [] if notes else self._amendments(frames, step)
+        amendments = {} if notes else await asyncio.to_thread(_amendments, frames, step)
         return [
             (part, notes and frame.tag.group == SUPERVISOR)
-            for frame in frames
-            if (part := self._part(box, frame, hearers_of, amendments)) is not None
+            for at, frame in enumerate(frames)
+            if (part := self._part(box, frame, hearers_of, amendments.get(at, ()))) is not None
         ]
-
-    def _amendments(self, frames: Sequence[BoxFrame], step: int) -> list[Batch]:
-        """Return the supervisor's changes among the frames of a box."""
-        made = [(frame, batch_of(frame, step)) for frame in frames if frame.tag.group == SUPERVISOR]
-        return [batch for frame, batch in made if amends(frame, batch)]
 
     async def _frames(
         self, box: str, covers: list[Cover], after: str, step: int | None = None
@@ -259,7 +256,10 @@ class StepFeed:
     def _part(
         self, box: str, frame: BoxFrame, hearers_of: FrameHearers, amendments: Sequence[Batch] = ()
     ) -> Part | None:
-        """Return the rows of a frame; None if it has none. Notes have the pairs of broadcasts that are amended."""
+        """Return the rows of a frame; None if it has none. Notes have the pairs of broadcasts that are amended.
+
+        Args: `amendments` are those of the frame's broadcasts.
+        """
         mailbox, _, at = box.rpartition("@")
         try:
             batch = batch_of(frame, int(at))
@@ -297,6 +297,20 @@ class StepFeed:
         for each in closed.values():
             counts.update(StepCounts.decode(each.counts).fates)
         return counts
+
+
+def _amendments(frames: Sequence[BoxFrame], step: int) -> dict[int, list[Batch]]:
+    """Return the supervisor's changes of broadcasts in a box, by the place of the broadcasts' frame."""
+    made = [(frame, batch_of(frame, step)) for frame in frames if frame.tag.group == SUPERVISOR]
+    changes = [batch for frame, batch in made if amends(frame, batch)]
+    folded: dict[int, Batch] = {}
+    for at, frame in enumerate(frames) if changes else ():
+        if is_folded(frame.frame):
+            with suppress(FrameError):  # reported when the frame is logged
+                batch = batch_of(frame, step)
+                if batch.ordinal is not None:
+                    folded[at] = batch
+    return dict(zip(folded, amendments_of([*folded.values()], changes), strict=True))
 
 
 def _superseded(parts: Sequence[Part], changed: Sequence[Part]) -> list[Part]:
