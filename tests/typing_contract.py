@@ -1,7 +1,9 @@
 """The public face as a type checker sees it; mypy reads this, nobody runs it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, assert_type
+from uuid import UUID, uuid4
 
 import aiomqtt
 import msgspec
@@ -245,7 +247,7 @@ def moods(group: Crowd) -> dict[str, Any]:
     return {"mood": group.state["mood"]}
 
 
-def in_steps(messaging: Messaging) -> None:
+def in_steps(messaging: Messaging, given: Iterator[UUID]) -> None:
     result = messaging.run(person, agents=10, until=5, start=mood, graph=[(1, 2)], collect=[Mean("a"), Count("b")])
     assert_type(result, Result)
     assert_type(result.states, dict[int | str, dict[str, Any]])
@@ -258,6 +260,9 @@ def in_steps(messaging: Messaging) -> None:
     messaging.run(person, agents=(agent for agent in range(3)), until=5, graph="friends", collect=Count("side"))
     messaging.run(person, agents={1, 2}, until=5, graph=messaging.audience("friends"), groups=2, shared=object())
     messaging.run(crowd, agents=range(10), until=5, by="group", start=moods, collect=moods, progress=False)
+    messaging.run(person, agents=[uuid4()], until=5, graph=[(uuid4(), uuid4())], groups={"a": [np.int64(3)]})
+    messaging.run(person, agents=[np.int64(3)], until=5, graph=[np.array([1, 2]), np.array([2, 1])])
+    messaging.run(person, agents=given, until=5, graph=[[np.int64(3), "ann"]])
     standing = messaging.start_run(person, agents=10, collect=Mean("mood"))
     assert_type(standing, Run)
     assert_type(standing.states(), dict[int | str, dict[str, Any]])

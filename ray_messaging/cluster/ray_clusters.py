@@ -49,6 +49,7 @@ def hold_ray() -> object:
     """
     with RAY_LOCK:
         if not ray.is_initialized():
+            _Held.over.set()  # the user has ended the last one by ray.shutdown()
             _in_lasting_thread(_begin_ray)
             _Held.session, _Held.experiments = ray_session(), 0
         session = ray_session()

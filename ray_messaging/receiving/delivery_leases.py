@@ -1,6 +1,7 @@
 """Delivery leases: messages handed to callers in other processes, and redelivered if they are not acknowledged."""
 
 import asyncio
+import math
 import secrets
 import time
 from collections import OrderedDict, defaultdict
@@ -38,7 +39,11 @@ NEXT = FetchOptions()
 
 
 class Held(NamedTuple):
-    """What one handle holds: `messages`, the oldest for `seconds`; and how many it has held until they came again."""
+    """What one handle holds: `messages`, the oldest for `seconds`.
+
+    `came_again` are those that it held for too long, so that they came again, since its last lease that it has
+    committed in time.
+    """
 
     holder: str
     messages: int
@@ -98,11 +103,15 @@ class DeliveryLeases:
         self._fetcher = subscription.fetcher
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
+        # What spares each fetch a look at all leases:
+        self._next_due = math.inf  # none ends before this, except for those that are lost
+        self._lost: dict[int, _Lease] = {}
+        self._unsure: dict[str, dict[int, _Lease]] = {}  # by holder: those of which it has not said that they arrived
         self._returned: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._calls: dict[str, FetchOptions] = {}  # the options of the fetch in progress of each holder
         self._abandoned: OrderedDict[str, int] = OrderedDict()  # the last fetch of a holder that nobody waits for
         self._reached: OrderedDict[str, Place] = OrderedDict()  # the place after the last row that a holder was lent
-        self._came_again: OrderedDict[str, int] = OrderedDict()  # messages that a holder has held for too long
+        self._came_again: OrderedDict[str, int] = OrderedDict()  # see `Held`
         self._process = secrets.token_hex(4)
         self._last = 0
 
@@ -168,10 +177,20 @@ class DeliveryLeases:
         spans = spans_in(lease.slices, self._fetcher.name) if some is None else some
         lease.rows -= self._fetcher.commits.acknowledge_some(spans)
         if some is None or lease.rows <= 0:
-            del self._leases[token.number]
+            self._remove(lease)
             self._note_returned(token)
+            if self._came_again and asyncio.get_running_loop().time() < lease.due:
+                self._came_again.pop(lease.holder, None)
             return True
         return False
+
+    def _remove(self, lease: _Lease) -> None:
+        number = lease.token.number
+        del self._leases[number]
+        self._lost.pop(number, None)
+        unsure = self._unsure.get(lease.holder, {})
+        if unsure.pop(number, None) is not None and not unsure:
+            del self._unsure[lease.holder]
 
     def _acknowledge_predecessors(self, token: Token, some: Sequence[Span] | None) -> bool:
         """Acknowledge a lease of an earlier process; return as `_acknowledge`.
@@ -208,7 +227,7 @@ class DeliveryLeases:
     async def give_up(self, holder: str, token: Token | None) -> None:
         """End a lease early, because its holder failed. The next caller gets its messages."""
         if token is not None and self._has(token) and self._leases[token.number].holder == holder:
-            self._leases[token.number].due = 0.0
+            self._leases[token.number].due = self._next_due = 0.0
             self._fetcher.inbox.wake()
 
     async def abandon(self, holder: str, received: int, number: int) -> None:
@@ -278,7 +297,7 @@ class DeliveryLeases:
         lease.slices = [part for part in lease.slices if part.batch.origin is not None]
         lease.rows = _rows(lease.slices)
         if not lease.rows:
-            del self._leases[lease.token.number]
+            self._remove(lease)
             self._note_returned(lease.token)
 
     async def _take(self, holder: str, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
@@ -314,20 +333,29 @@ class DeliveryLeases:
 
     def _note_lost(self, holder: str, received: int, number: int) -> None:
         """Note which leases up to fetch `number` the holder has never received; they are delivered again."""
-        for lease in self._leases.values():
-            if lease.holder == holder and lease.asked <= number and (not lease.acked or lease.asked > received):
+        later: dict[int, _Lease] = {}
+        for key, lease in self._unsure.pop(holder, {}).items():
+            if lease.asked > number:
+                later[key] = lease
+            elif not lease.acked or lease.asked > received:
                 lease.lost = True
+                self._lost[key] = lease
+        if later:
+            self._unsure[holder] = later
 
     def _expired(self, holder: str, now: float) -> list[_Lease]:
         """Return the leases that are to be delivered again to this holder, in the mailbox's order."""
-        if not self._leases:
+        if not self._lost and now < self._next_due:
             return []
-        lost = [lease for lease in self._leases.values() if lease.lost]
+        lost = self._lost.values()
         # What was lost, its holder has not had.
         mine = (lease.first for lease in lost if lease.holder == holder)
         reached = min(mine, default=self._reached.get(holder, _BEFORE_ALL))
         found = [lease for lease in lost if lease.holder == holder or lease.first >= reached]
-        found += [lease for lease in self._leases.values() if not lease.lost and lease.due <= now]
+        if now >= self._next_due:
+            held = [lease for lease in self._leases.values() if not lease.lost]
+            found += [lease for lease in held if lease.due <= now]
+            self._next_due = min((lease.due for lease in held), default=math.inf)
         return sorted(found, key=lambda lease: lease.first)
 
     def _cut(self, again: list[_Lease], holder: str, options: FetchOptions, limit: int | None) -> _Lease | None:
@@ -345,6 +373,9 @@ class DeliveryLeases:
         if slices:
             rest = self._enter(slices, lease.holder, options)
             rest.due, rest.asked, rest.acked, rest.lost = lease.due, lease.asked, lease.acked, lease.lost
+            self._next_due = min(self._next_due, rest.due)
+            if rest.lost:
+                self._lost[rest.token.number] = rest
         self._note_again(lease, first)
         return self._enter(first, holder, options) if first else None
 
@@ -357,7 +388,7 @@ class DeliveryLeases:
 
     def _left_of(self, lease: _Lease) -> list[Slice]:
         """Remove a lease; return its unacknowledged slices."""
-        del self._leases[lease.token.number]
+        self._remove(lease)
         return self._fetcher.commits.in_flight.unacked(lease.slices)
 
     def _enter(self, slices: list[Slice], holder: str, options: FetchOptions) -> _Lease:
@@ -369,6 +400,8 @@ class DeliveryLeases:
         acked = options.commit == "acked"
         lease = _Lease(token, holder, due, slices, _rows(slices), options.number, acked)
         self._leases[self._last] = lease
+        self._next_due = min(self._next_due, due)
+        self._unsure.setdefault(holder, {})[self._last] = lease
         return lease
 
 

@@ -135,7 +135,7 @@ def read_edges(source: Source, requested: Requested) -> Columns:
     """
     konect = _KONECT.match(source.text)
     names, comments = (KONECT_FIELDS, ("#", "%")) if konect else (EDGE_FIELDS, ("#",))
-    cells_of = str.split if konect else _cells_between_tabs if source.extension == ".tsv" else _cells
+    cells_of = _cells_of_konect if konect else _cells_between_tabs if source.extension == ".tsv" else _cells
     try:
         # A row number in place of a time is always the last cell.
         columns = Columns({name: -1 if name == "time" else place for place, name in enumerate(names)}, requested)
@@ -151,13 +151,13 @@ def read_edges(source: Source, requested: Requested) -> Columns:
         try:
             cells: list[Any] = cells_of(content)
             if not width:
-                _check_first(cells)
+                _check_first(cells, at_tabs=cells_of is _cells_between_tabs)
                 width = len(cells) if TIMELESS_WIDTH <= len(cells) < len(names) else len(names)
             if len(cells) != width:
                 raise RowError(f"{len(cells)} columns instead of {width}")  # noqa: TRY301 - one way out
             columns.add(cells if width == len(names) else [*cells, len(columns)])
         except RowError as broken:
-            expected, found = " ".join(names[: width or len(names)]), cut(content.strip())
+            expected, found = " ".join(names[: width or len(names)]), cut(content.strip("\r"))
             between = " with tabs between" if cells_of is _cells_between_tabs else ""
             raise source.broken(
                 line,
@@ -183,12 +183,21 @@ def _cells(content: str) -> list[str]:
     return _unquoted(content.split())
 
 
+def _cells_of_konect(content: str) -> list[str]:
+    """Return the cells of a line, split at white space; raise RowError for an empty cell between tabs."""
+    if not all(map(str.strip, content.rstrip().split("\t"))):
+        raise RowError("it has an empty cell between tabs: fill the cell")
+    return content.split()
+
+
 def _cells_between_tabs(content: str) -> list[str]:
-    """Return the cells of a line, split at tabs; raise RowError for several numbers in one cell."""
+    """Return the cells of a line, split at tabs; raise RowError for an empty time, or several numbers in one cell."""
     cells = [cell.strip() for cell in content.split("\t")]
     for cell in cells:
         if len(words := cell.split()) > 1 and all(map(_NUMBER.fullmatch, words)):
             raise RowError(f"{cut(cell)!r} is one cell or several: write tabs between cells")
+    if all(cells[:2]) and cells[2:] == [""]:
+        raise RowError("the time is empty: drop the tab or fill it")
     return _unquoted(cells)
 
 
@@ -248,12 +257,12 @@ READERS: dict[str, Reader] = {
 }
 
 
-def _check_first(cells: list[Any]) -> None:
+def _check_first(cells: list[Any], *, at_tabs: bool) -> None:
     """Raise RowError if the first line is not an edge."""
     first, second = (cell.lower() for cell in (cells * 2)[:2])
     if first in FIELDS["sender"][1] and second in FIELDS["receiver"][1]:
         raise RowError("it names the columns")
-    if any(cell.endswith((",", ";")) for cell in cells):
+    if not at_tabs and any(cell.endswith((",", ";")) for cell in cells):
         raise RowError("cells end at white space, and not at commas")
 
 

@@ -73,10 +73,13 @@ class AsyncSurvey:
             self._last = parts.pop(END).decode()
         for name, part in parts.items():
             asking = decode_asking(part)
-            if name not in self._surveys.ends:
-                self._surveys.ends[name] = _end_of(asking.due, asking.timeout)
-            self._ends.append(self._surveys.ends[name])
+            ends = self._surveys.ends.setdefault(self.id, {})
+            if name not in ends:
+                ends[name] = _end_of(asking.due, asking.timeout)
+            self._ends.append(ends[name])
             self.tally.add_asking(asking)
+        if self.ended:
+            self._surveys.ends.pop(self.id, None)
         while await self._read(block_s):
             block_s = 0.0
 
@@ -138,7 +141,7 @@ class AsyncSurvey:
             batch = self._questions(part)
             receipts = await self._engine.bulk_sender.send_batches([batch])
             name = secrets.token_hex(8)
-            self._surveys.ends[name] = end
+            self._surveys.ends.setdefault(self.id, {})[name] = end
             await self._store.add(self.id, name, encode(Asking.of(part, receipts, due, timeout)))
 
     def _questions(self, places: Rows) -> EncodedBatch:
@@ -208,7 +211,8 @@ class Surveys:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.store = engine.transport.surveys
-        self.ends: dict[str, float] = {}  # by part of a survey: until when this process waits for its answers
+        # By survey that goes on, and by part of it: until when this process waits for the answers.
+        self.ends: dict[str, dict[str, float]] = {}
         self.reading = asyncio.Lock()  # of all surveys, because the transport reads one mailbox at a time
 
     async def record(self, survey_id: str) -> SurveyRecord:
@@ -293,6 +297,7 @@ class Surveys:
             await transport.commit(mailbox, epoch, Cursor(end.entry, 0), messages=end.messages, nbytes=end.nbytes)
         await transport.remove(mailbox, epoch)
         await self.store.remove(survey_id)
+        self.ends.pop(survey_id, None)
 
     async def agents_of(self, groups: Collection[str] | None) -> AgentSet:
         """Return the agents of some groups (None: of all groups); raise UnknownName if a group does not exist."""

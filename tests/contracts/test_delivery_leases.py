@@ -200,3 +200,11 @@ async def test_health_names_the_handle_that_forgets_to_commit(monkeypatch, serve
         [(value, _)] = told()
         assert value.startswith(f"handle {forgetful._caller}: 3 messages came again")
         assert value.endswith("for longer than loan_s")
+        with pytest.raises(CommitFailed):
+            await forgetful.ack()
+        assert told()
+        async with asyncio.timeout(WAIT_S):
+            while told():  # until it commits in time, which a slow machine may miss
+                await forgetful.send_columns([1], [2], [{"n": 3}])
+                await forgetful.fetch_messages(timeout=WAIT_S)
+                await forgetful.ack()

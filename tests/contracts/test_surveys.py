@@ -283,7 +283,8 @@ async def test_the_time_does_not_go_by_a_clock_that_is_set(surveys, town, monkey
 
 
 async def test_nothing_counts_after_the_end(surveys, town):
-    survey, other = await create(await surveys()), await (await surveys()).open("mood", Mood)
+    mine, others = await surveys(), await surveys()
+    survey, other = await create(mine), await others.open("mood", Mood)
     questions = await fetch_all(town, 4)
     await town.reply(questions[0], {"mood": 1})
     await arrived(survey, 1)
@@ -292,6 +293,8 @@ async def test_nothing_counts_after_the_end(surveys, town):
     while other.tally.late < 2:
         await other.update(WAIT_S)
     assert (len(other.tally.answers), other.ended, other.waits) == (1, True, False)
+    assert not mine.ends
+    assert not others.ends
     await survey.end()
     with pytest.raises(Closed, match="has ended"):
         await other.remind(None)
@@ -323,6 +326,7 @@ async def test_ids_of_surveys(surveys, town):
     with pytest.raises(ConfigError, match="another type"):
         await mine.open("mood", Verdict)
     await mine.remove("mood")
+    assert [*mine.ends] == [named_by_us.id]  # nothing stays of the other
     assert await mine.ids() == [named_by_us.id]
     for call in (mine.remove("mood"), survey.remind(None), mine.open("mood")):
         with pytest.raises(UnknownName):

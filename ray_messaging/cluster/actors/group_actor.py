@@ -1,6 +1,7 @@
 """Ray actor of a group."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -22,6 +23,8 @@ from ray_messaging.errors import MessagingError, ServerRefused
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.findings import Report
 
+logger = logging.getLogger(__name__)
+
 of_host = OfHost[GroupHost]()
 
 
@@ -36,6 +39,7 @@ class GroupActor:
         interceptor = ray.get_actor(experiment.interceptor_name, namespace=NAMESPACE)
         # All processes that Ray starts for this actor have this name, and succeed each other as owners of its mailbox.
         owner = f"{experiment.run}/{context.get_actor_id()}"
+        self._name = name
         self._failure: MessagingError | None = None
         self._metrics: RayMetrics | None = None
         self._retrying: asyncio.Task[None] | None = None
@@ -65,6 +69,12 @@ class GroupActor:
                 await host.resume()
             except MessagingError as error:
                 self._failure = error
+                await host.close()
+            except Exception as error:  # nobody awaits this task: the group's calls must say what it has met
+                logger.exception("group %r cannot start again", self._name)
+                self._failure = MessagingError(
+                    f"group {self._name!r} cannot start again ({type(error).__name__}: {error})"
+                )
                 await host.close()
             else:
                 self._newest, self._failure = host, None

@@ -3,6 +3,7 @@
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +13,7 @@ from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.common.notebook import html_table
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.texts import steps_done
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receiving.call_checks import check_timeout
@@ -48,7 +49,9 @@ class RunProgress:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._line.__exit__(kind, *error)
         if kind is None and self._line.has_lines and not self._ended:  # the last line told of a step that was open
-            self._end(self._steps.progress().sealed + 1)
+            # The steps have succeeded: an interceptor that restarts or ends just now must not make them fail.
+            with suppress(MessagingError):
+                self._end(self._steps.progress().sealed + 1)
 
     def show(self) -> None:
         """Show how far the run is, if it is time to do so. Repeat this, because the rate is measured by it."""

@@ -1,7 +1,10 @@
 """Types of a run's arguments, for type checkers and editors: what a run accepts is checked when it begins."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Required, TypedDict, TypeVar
+from typing import Any, Protocol, Required, SupportsIndex, TypedDict, TypeVar
+from uuid import UUID
+
+from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.handles.audience import Audience
@@ -17,10 +20,13 @@ AgentModel = Callable[[Agent, Messages], object]  # async or not
 GroupModel = Callable[[Crowd, Step], object]
 
 
+AnyId = AgentId | UUID | SupportsIndex  # such as an integer of numpy's; `check_id` makes an AgentId of it
+
+
 class Ids(Protocol):
     """Ids of agents, such as a list, a range or an array. A text is none, although it is a sequence of texts."""
 
-    def __iter__(self) -> Iterator[AgentId]: ...
+    def __iter__(self) -> Iterator[AnyId]: ...
     def __len__(self) -> int: ...
     def __contains__(self, value: object, /) -> bool: ...  # that of a str takes only a str
 
@@ -47,8 +53,8 @@ class Network(Protocol):
         """Return whether an edge leads in one direction only."""
 
 
-Agents = int | Ids | Iterator[AgentId] | Table
-Edges = Iterable[Sequence[AgentId]] | Table | Network | Audience
+Agents = int | Ids | Iterator[AnyId] | Table
+Edges = Iterable[Sequence[AnyId] | NDArray[Any]] | Table | Network | Audience
 Collect = Callable[[S_contra], Mapping[str, Any]] | Aggregate | Sequence[Aggregate] | None
 
 

@@ -137,6 +137,27 @@ def test_a_ray_of_the_users_stays(life):
     assert life.runs
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_the_thread_of_a_ray_that_the_user_ended_ends_with_the_next_ray(life, in_thread):
+    def hold():
+        threads = set(threading.enumerate())
+        call = threading.Thread(target=lambda: held.append(ray_clusters.hold_ray()))
+        call.start()
+        call.join()
+        return set(threading.enumerate()) - threads
+
+    life.runs, held = False, []
+    [lasting] = hold()
+    ray.shutdown()
+    if in_thread:
+        hold()
+    else:
+        held.append(ray_clusters.hold_ray())
+    lasting.join(10)
+    assert not lasting.is_alive()
+    ray_clusters.release_ray(held[1])
+
+
 def test_a_ray_that_cannot_start_says_so_in_any_thread(life, monkeypatch):
     def fail(**_):
         raise OSError("no memory")

@@ -46,7 +46,7 @@ def test_cells_of_a_tsv_end_at_tabs(write, name):
         ("1\t \t100", "the receiver is empty", "it has an empty cell between tabs"),
         ("\t2\t100", "the sender is empty", "it has an empty cell between tabs"),
         ("\t\t", "the sender is empty", "it has an empty cell between tabs"),
-        ("1\t2\t", "time '' is neither", "(2 columns instead of 3)"),
+        ("1\t2\t\r", r"found '1\t2\t' (the time is empty: drop the tab or fill it)", "(2 columns instead of 3)"),
         ("1 2 3", "expected 'src dst time' with tabs between", None),
         ("1\t2 3", "'2 3' is one cell or several: write tabs", None),
         ("agent 7\t9", "(2 columns instead of 3)", "'agent 7' between tabs is one cell or several"),
@@ -63,6 +63,18 @@ def test_a_row_of_an_edge_list_that_may_be_read_in_two_ways_is_refused(write, bl
             line, found = blame(write(name, content))
             assert line == 2
             assert message in found
+
+
+@pytest.mark.parametrize("name", ["g.tsv", "g.txt"])
+def test_an_empty_cell_between_tabs_moves_no_column_of_konect(write, blame, name):
+    line, found = blame(write(name, "% sym unweighted\n1\t2\t3\t4\n1\t\t3\t4\n"))
+    assert line == 3
+    assert "it has an empty cell between tabs: fill the cell" in found
+
+
+def test_an_id_in_a_tsv_may_end_with_a_comma(write):
+    trace = read_trace(write("g.tsv", "a;b\tc,\t1\n"))
+    assert (trace.senders, trace.receivers, trace.times.tolist()) == (["a;b"], ["c,"], [1.0])
 
 
 def test_edge_list_fields_go_by_name(write):

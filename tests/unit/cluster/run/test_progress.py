@@ -4,6 +4,7 @@ import pytest
 
 from ray_messaging.cluster.handles.experiment_steps import RunProgress
 from ray_messaging.common import progress_line as module
+from ray_messaging.errors import ConnectionFailed
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.step_values import GroupProgress, Progress
 
@@ -128,6 +129,17 @@ def test_the_last_line_says_that_the_steps_are_done_once(clock, capsys):
     progress = RunProgress(Steps(), 20, shown=True)
     progress.show()
     progress.__exit__(ValueError, None, None)  # a run that failed has its error in place of a last line
+    assert capsys.readouterr().err == "step 5 of 20, waiting for west\n"
+
+
+def test_a_run_that_succeeded_does_not_fail_by_its_last_line(capsys, monkeypatch):
+    def fail():
+        raise ConnectionFailed("the interceptor restarts")
+
+    steps = Steps()
+    with RunProgress(steps, 20, shown=True) as progress:
+        progress.show()
+        monkeypatch.setattr(steps, "progress", fail)
     assert capsys.readouterr().err == "step 5 of 20, waiting for west\n"
 
 
