@@ -146,9 +146,8 @@ class Fork:
 def _left(rows: "Sequence[LogRow]", step: int, log: "EventLog") -> "list[LogRow]":
     """Return the messages from outside that a log has not among those that a step reads."""
     from ray_messaging.eventlog.forking import outside_of  # noqa: PLC0415 - brings pyarrow
-    from ray_messaging.eventlog.reading.event_rows import rows_of  # noqa: PLC0415 - as above
 
-    sent, left = Counter(map(_said, outside_of(rows_of(log.query(step_read=step, text=True))))), []
+    sent, left = Counter(map(_said, outside_of(log, step))), []
     for row in rows:
         sent[_said(row)] -= 1
         left += [row] if sent[_said(row)] < 0 else []
@@ -181,7 +180,7 @@ def start_fork(
     # These bring pyarrow, which takes a second.
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415
     from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415
-    from ray_messaging.eventlog.forking import checkpoint_before, copy_run, outside_after, record_of  # noqa: PLC0415
+    from ray_messaging.eventlog.forking import checkpoint_before, copy_run, outside_of, record_of  # noqa: PLC0415
     from ray_messaging.eventlog.records import read_run  # noqa: PLC0415
 
     if on_existing not in {"error", "resume"}:
@@ -204,7 +203,7 @@ def start_fork(
     else:
         step = _checkpoint_of(there, target, record.experiment, at_step)
     log = EventLog.open(parent.where)
-    outside, checkpoints = outside_after(log, step), parent.checkpoints()
+    outside, checkpoints = outside_of(log, slice(step + 1, None)), parent.checkpoints()
     resumed = there is not None
     fork = Fork(log, step, at_step or step + 1, outside, states, checkpoints=checkpoints, resumed=resumed)
     begin: dict[str, Any] = {"on_existing": "resume"} if resumed else {"on_existing": "error", "fork": step}

@@ -2,7 +2,9 @@
 
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from errno import EEXIST, ENOTDIR, ENOTEMPTY
 from heapq import merge
 from pathlib import Path
@@ -111,43 +113,70 @@ def _copy(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
     )
 
 
-def outside_after(log: EventLog, step: int) -> list[LogRow]:
-    """Return what was sent from outside to the agents of a run, and read or blocked after a step; see `outside_of`."""
-    found: list[LogRow] = []
-    for page in log.pages(step_read=slice(step + 1, None), text=True):
-        ordinals = page["ordinal"].to_numpy()  # null becomes NaN
-        found += rows_of(page.filter(pa.array(~(ordinals < FIRST_OUTSIDE))))
-    return outside_of(found)
+def outside_of(log: EventLog, step_read: int | slice) -> list[LogRow]:
+    """Return what was sent from outside to the agents of a run, and read or blocked in some steps, as it arrived.
 
+    What a rule changed or blocked has no place in that order, so it is placed by the time of its sending. A broadcast,
+    which has a row for each mailbox, each kind of verdict and each pair that is noted, comes once, without `to_id`.
 
-def outside_of(rows: Iterable[LogRow]) -> list[LogRow]:
-    """Return those rows of steps whose messages came from outside, in the order of their arrival.
-
-    Those that a rule changed or blocked have no place in that order, so they are placed by the time of their sending. A
-    broadcast, which has a row for each mailbox and each blocked pair, comes once.
+    Raises: LogError if the hearers of a broadcast must be known, and are not.
     """
+    rows: list[LogRow] = []
+    for page in log.pages(step_read=step_read, text=True):
+        ordinals = page["ordinal"].to_numpy()  # null becomes NaN
+        rows += rows_of(page.filter(pa.array(~(ordinals < FIRST_OUTSIDE))))
     in_steps = [row for row in rows if row.step is not None]
-    placed = [row for row in in_steps if row.ordinal is not None and row.ordinal >= FIRST_OUTSIDE]
+    placed = [row for row in in_steps if row.ordinal is not None]
     placed.sort(key=lambda row: (row.step_read, row.ordinal))
     noted = sorted((row for row in in_steps if row.ordinal is None), key=lambda row: (row.step_read, row.position))
-    return _each_broadcast_once([*merge(placed, noted, key=lambda row: (row.step_read, row.sent_at))])
-
-
-def _each_broadcast_once(rows: Sequence[LogRow]) -> list[LogRow]:
-    first: dict[tuple[object, ...], str | None] = {}  # of each broadcast the mailbox whose rows count
-    for row in rows:
-        first[_broadcast(row)] = first.get(_broadcast(row)) or row.mailbox
-    found: dict[object, LogRow] = {}
-    for row in rows:
-        if row.audience is None:
-            found[row.position] = row
-        elif row.mailbox == first[_broadcast(row)]:
-            found.setdefault((row.message_id, row.step_read), row)
-    return [*found.values()]
+    found = [*merge(placed, noted, key=lambda row: (row.step_read, row.sent_at))]
+    broadcasts = defaultdict[tuple[object, ...], list[LogRow]](list)
+    for row in found:
+        if row.audience is not None:
+            broadcasts[_broadcast(row)].append(row)
+    once = _rows_of_one_hearer(log, [*broadcasts.values()])
+    return [
+        row if row.audience is None else replace(row, to_id=None)
+        for row in found
+        if row.audience is None or row.position in once
+    ]
 
 
 def _broadcast(row: LogRow) -> tuple[object, ...]:
-    return row.audience, row.from_id, row.subtopic, row.sent_at, row.text_before or row.text, row.sender
+    """Return what the rows of a broadcast have in common, also with those of equal broadcasts sent with it."""
+    said = row.text if row.text_before is None else row.text_before
+    return row.audience, row.audience_version, row.from_id, row.subtopic, row.sent_at, said, row.sender
+
+
+def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -> set[int]:
+    """Return the positions of the rows of one hearer of each of some groups of equal broadcasts.
+
+    Each broadcast reaches each of its hearers once, so this is the hearer with most rows, if possible with a place.
+    """
+    found, unclear, steps = set[int](), dict[int, int](), set[int | None]()
+    for number, rows in enumerate(broadcasts):
+        if len({row.mailbox for row in rows if row.ordinal is not None}) == len(rows):  # one, and a row for each box
+            found.add(rows[0].position)
+        else:
+            unclear |= {row.position: number for row in rows}
+            steps |= {row.step_read for row in rows}
+    if not unclear:
+        return found
+    places, parts = pa.array(sorted(unclear), POSITION.type), []
+    speakers = {broadcasts[number][0].from_id for number in unclear.values()}
+    for page in log.pages(step_read=steps, from_id=speakers, text=True, expand=True):
+        part = page.filter(pc.is_in(page[POSITION.name], places)).select([POSITION.name, "to_id", "ordinal"])
+        parts.append(part.set_column(1, "to_id", part["to_id"].cast(pa.string())))
+    pairs = pa.concat_tables(parts)
+    numbers = np.array([unclear[place] for place in places.to_pylist()])
+    own = numbers[np.searchsorted(places.to_numpy(), pairs[POSITION.name].to_numpy())]
+    pairs = pairs.append_column("broadcast", pa.array(own))
+    wanted = [(POSITION.name, "list"), (POSITION.name, "count"), ("ordinal", "count")]
+    hearers = pairs.group_by(["broadcast", "to_id"], use_threads=False).aggregate(wanted)
+    best = [("position_count", "descending"), ("ordinal_count", "descending"), ("to_id", "ascending")]
+    hearers = hearers.sort_by([("broadcast", "ascending"), *best])  # equally good for several: one, who has their order
+    _, firsts = np.unique(hearers["broadcast"].to_numpy(), return_index=True)
+    return found.union(*hearers["position_list"].take(pa.array(firsts)).to_pylist())
 
 
 def _copy_collected(parent: Folder, folder: Folder, step: int) -> None:

@@ -323,6 +323,10 @@ class FrameRouter:
         self._kept = {*self.unkept} if len(self._kept) > _SETS else self._kept.union(self.unkept)
         self.unkept = {}
 
+    def forget_kept(self) -> None:
+        """Note that the server may have lost all sets."""
+        self._kept = set()
+
     def _kinds(self, in_flight: InFlightBatch) -> NDArray[np.intp] | None:
         """Return a number for each row, equal for rows that rules rewrote and labelled alike; None if they did neither.
 

@@ -399,6 +399,7 @@ class FrameSender:
         self.attempted = reply.repeated
         await self.take_epoch()
         await self.reload()
+        self._router.forget_kept()
         self._reroute()
 
     def end(self, reply: SendReply, frames: list[OutboundFrame]) -> Fenced:

@@ -19,7 +19,7 @@ from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cluster.fork import Fork
 from ray_messaging.eventlog.checkpoints import read_checkpoint
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.forking import copy_run, outside_after
+from ray_messaging.eventlog.forking import copy_run, outside_of
 from ray_messaging.eventlog.records import FORMAT, RunRecord, write_run
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.transports.step_values import StepSettings
@@ -88,7 +88,7 @@ class Town(LoggedGroups):
     async def repeat_from_outside(self, user, parent, step):
         """Send again what the user of the parent said after a step."""
         folder, log = Folder(str(parent.folder)), EventLog.open(parent.folder)
-        rows = outside_after(log, step)
+        rows = outside_of(log, slice(step + 1, None))
         assert {row.step_read for row in rows} == {HEARD}
         fork = Fork(log, step, STEPS, rows, None, checkpoints=folder.checkpoints())
         await fork.send_again(user.engine, rows)

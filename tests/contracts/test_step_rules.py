@@ -14,9 +14,11 @@ from support.step_society import AGENTS, FRIENDS, SEED, LoggedGroups, digests_of
 
 from ray_messaging import ConfigError, EventLog, Messager, StepAborted
 from ray_messaging.audiences.building import build_edges
+from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.compat.supervisor import Message, MessageKind, SupervisorBase
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import RuleError
+from ray_messaging.eventlog.forking import outside_of
 from ray_messaging.interception.rules import (
     ALLOW,
     Added,
@@ -302,6 +304,41 @@ class SayingSociety(Society):
                     if agent % 20 == 3:
                         step.broadcast(agent, "*", {"word": f"{step.number} *{agent}"})
                     step.send(agent, (agent + 1) % AGENTS, {"word": f"{step.number} s{agent}"})
+
+
+class OutsideCensor(Rule):
+    """A rule that rewrites, labels and blocks pairs of what agent 1000 says, the second broadcast to more agents."""
+
+    name, needs_payload = "outside", True
+
+    def __init__(self):
+        self.heard = Counter()
+
+    def check(self, message):
+        if message.from_id != 1000:
+            return ALLOW
+        self.heard[message.to_id] += 1
+        if message.to_id % 3 == 0 and self.heard[message.to_id] == 2:
+            return block("twice")
+        made = [lambda: rewrite({"word": "0 mended"}, "mended"), lambda: label("heard"), lambda: block("no")]
+        return made[message.to_id % 5]() if message.to_id % 5 < len(made) else ALLOW
+
+
+async def test_a_broadcast_from_outside_is_found_once_whatever_rules_do_with_its_pairs_and_the_groups(societies):
+    for groups in (1, 2, 3):
+        society = await societies(SayingSociety)
+        hosts = await society.begin(OutsideCensor(), groups=groups)
+        settings = MessagingConfig(strict_senders=False)
+        user = await society.messager(
+            society.interceptor, settings=settings, audiences=LocalFolder(society.folder / "audiences")
+        )
+        words = [f"0 {word}" for word in ("one", "two", "one")]
+        await user.broadcast_columns([1000] * 3, "*", [{"word": word} for word in words])
+        await society.run(hosts)
+        log, _ = await society.logged()
+        found = outside_of(log, slice(0, None))
+        said = [(row.from_id, row.to_id, row.audience, (row.text_before or row.text)) for row in found]
+        assert said == [(1000, None, "*", json.dumps({"word": word}, separators=(",", ":"))) for word in words]
 
 
 def fate_of(from_id, to_id):

@@ -26,7 +26,7 @@ from ray_messaging.errors import Closed, MessagingError, NotListening
 from ray_messaging.interception.verdict_client import ForeignVerdictClient, PassAll, verdict_client_for
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.limits_and_timeouts import BATCH_ROWS
-from ray_messaging.model.batch import Batch
+from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.receipt import BLOCKED, PUBLISHED, UNKNOWN, Outcome, Receipt
 from ray_messaging.receiving.call_checks import check_timeout
@@ -315,7 +315,7 @@ class Messager(metaclass=_ActorClass):
             from_ids=IdColumn.of([send.from_id for send in sends]),
             to_ids=IdColumn.of([send.to_id for send in sends]),
             topics=tuple(topics),
-            topic=np.array([places[send.subtopic] for send in sends], np.uint16) if len(topics) > 1 else None,
+            topic=topic_column([places[send.subtopic] for send in sends], len(topics)) if len(topics) > 1 else None,
             lines=PayloadColumn.of([send.payload for send in sends]),
             sent_at=np.array([send.accepted_at for send in sends]),
             rows=len(sends),

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.audiences.pairs import Pairs
@@ -73,14 +72,17 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
                 before = row["message_id"]
                 yield _digest_row(row, expansion), 1
         outside.append(part.filter(pa.array(ordinals >= FIRST_OUTSIDE)))
-    arrived = pa.concat_tables(outside) if outside else pa.table({"step": pa.array([], pa.int64())})
-    for step in pc.unique(arrived["step"]).to_pylist():
-        yield from _outside(arrived.filter(pc.equal(arrived["step"], step)), expansion)
+    if not outside:
+        return
+    arrived = pa.concat_tables(outside).sort_by([("step", "ascending"), ("ordinal", "ascending")])  # as they arrived
+    places = [*np.unique(arrived["step"].to_numpy(), return_index=True)[1].tolist(), len(arrived)]
+    for low, high in pairwise(places):
+        yield from _outside(arrived.slice(low, high - low), expansion)
 
 
 def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, int]]:
-    """Yield the messages from outside that a step has read, as groups count them."""
-    part = part.sort_by("ordinal").combine_chunks()  # in the order of their arrival
+    """Yield the messages from outside that a step has read, which come in order, as groups count them."""
+    part = part.combine_chunks()
     rows = [row if row["pairs"] else row | {"audience": None} for row in dicts_of(with_ids(part))]
     heard = expansion.hearers(part)
     plain = [at for at, row in enumerate(rows) if row["to_id"] is not None]
