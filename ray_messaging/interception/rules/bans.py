@@ -127,7 +127,8 @@ class Ban(Rule):
                 while rows:
                     key = self._key_of(batch, rows[-1])
                     if key not in room:
-                        room[key] = UNLIMITED if key is None or self._is_banned(key) else self.after - self.state.get(key, 0)
+                        count = self.after if key is None else self.state.get(key, 0)
+                        room[key] = self.after - count if count < self.after else UNLIMITED
                     if room[key] == 0:
                         break
                     room[key] -= 1
