@@ -11,7 +11,6 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.checks import check_count
-from ray_messaging.interception.rules.limits import group, ranks
 from ray_messaging.interception.rules.pairs import Pair, PairIndex, PairTable, blocks, name_of
 from ray_messaging.interception.rules.rule import ALLOW, UNLIMITED, PairCheck, Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.server.table import Table
@@ -106,27 +105,36 @@ class Ban(Rule):
 
         The check must not count messages behind the one with which a ban begins. Each sender's rows stay in order.
         """
-        found, left = dict[int, Verdict](), np.arange(len(batch))
-        while len(left):
-            now = self._before_bans(batch.take(left))
-            rows = left[now]
+        found: dict[int, Verdict] = {}
+        for rows in self._before_bans(batch):
             verdicts = self._at_once(batch if len(rows) == len(batch) else batch.take(rows), exp_id)
             found |= {int(rows[row]): verdict for row, verdict in verdicts.items()}
-            left = left[~now]
         return found
 
-    def _before_bans(self, batch: Batch) -> NDArray[np.bool_]:
-        """Return which rows come before any row of their sender with a key that an earlier row may have banned."""
-        senders = group(batch.from_ids).codes
-        keys: list[Any] = [self._key_of(batch, row) for row in range(len(batch))]
-        places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-        room = [self.after - self.state.get(key, 0) if key is not None else UNLIMITED for key in places]
-        codes = np.fromiter(map(places.__getitem__, keys), np.intp, len(keys))
-        late = ranks(codes) >= np.array([count if count > 0 else UNLIMITED for count in room])[codes]
-        firsts = np.full(len(batch), len(batch))
-        np.minimum.at(firsts, senders[late], np.flatnonzero(late))
-        before: NDArray[np.bool_] = np.arange(len(batch)) < firsts[senders]
-        return before
+    def _before_bans(self, batch: Batch) -> Iterator[NDArray[np.intp]]:
+        """Yield the rows in parts: each sender's next rows, up to one with a key that the part may have banned before.
+
+        Each part visits only its own rows, and one more of each sender: a sender with many rows may need many parts.
+        """
+        waiting: dict[AgentId | None, list[int]] = {}
+        for row, sender in enumerate(batch.from_ids.tolist()):
+            waiting.setdefault(sender, []).append(row)
+        left = [rows[::-1] for rows in waiting.values()]  # the next row of a sender is the last
+        while left:
+            part: list[int] = []
+            room: dict[Any, int] = {}  # how many violations each key has left
+            for rows in left:
+                while rows:
+                    key = self._key_of(batch, rows[-1])
+                    if key not in room:
+                        count = self.after if key is None else self.state.get(key, 0)
+                        room[key] = self.after - count if count < self.after else UNLIMITED
+                    if room[key] == 0:
+                        break
+                    room[key] -= 1
+                    part.append(rows.pop())
+            yield np.array(sorted(part), np.intp)
+            left = [rows for rows in left if rows]
 
     def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
         """Apply a check that judges whole batches; only rows that it blocks, or that may be banned, are visited."""

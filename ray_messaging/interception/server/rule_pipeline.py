@@ -251,19 +251,31 @@ def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
     Within a part no verdict depends on what is blocked there. So the result does not depend on where batches were cut.
     The rows of each sender stay in order, and those of a broadcast together.
     """
-    counting, left = [rule for rule in rules if rule.counts_blocked], np.arange(batch.rows)
-    while counting and len(left):
-        senders = group(batch.from_ids.take(left))
-        room = np.min([rule.room(senders.keys) for rule in counting], axis=0)
-        before = ranks(senders.codes)
-        if batch.extension is not None and batch.extension.audience is not None and batch.numbers is not None:
-            begins = np.diff(batch.numbers[left].astype(np.int64), prepend=-1) != 0
-            before = before[begins][np.cumsum(begins) - 1]
-        now = before < room[senders.codes]
-        yield left[now]
-        left = left[~now]
-    if len(left) or not batch.rows:
-        yield left
+    counting = [rule for rule in rules if rule.counts_blocked]
+    if not counting or not batch.rows:
+        yield np.arange(batch.rows)
+        return
+    senders = group(batch.from_ids)
+    before = ranks(senders.codes)
+    if batch.extension is not None and batch.extension.audience is not None and batch.numbers is not None:
+        begins = np.diff(batch.numbers.astype(np.int64), prepend=-1) != 0
+        before = before[begins][np.cumsum(begins) - 1]
+    # The rows by sender, so that each part costs only its own rows: a sender with many messages may need many parts.
+    order = np.argsort(senders.codes, kind="stable")
+    places = (senders.codes * (batch.rows + 1) + before)[order]  # ascending
+    ends = np.cumsum(senders.counts)
+    begin = ends - senders.counts
+    firsts, left = begin.copy(), np.arange(len(ends))  # the first row of each sender; the senders with rows left
+    while len(left):
+        keys = [senders.keys[code] for code in left.tolist()]
+        room = np.min([rule.room(keys) for rule in counting], axis=0)
+        until = np.minimum(begin[left] - firsts[left] + np.minimum(room, batch.rows), batch.rows)
+        stop = np.searchsorted(places, left * (batch.rows + 1) + until)
+        counts = stop - begin[left]
+        taken = np.arange(counts.sum()) + np.repeat(stop - np.cumsum(counts), counts)
+        yield np.sort(order[taken])
+        begin[left] = stop
+        left = left[stop < ends[left]]
 
 
 def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:

@@ -1,6 +1,7 @@
 """EdgeBan and SenderBan."""
 
 import pickle
+import sys
 
 import pytest
 from hypothesis import given
@@ -182,3 +183,24 @@ def test_it_travels_light_with_what_is_banned():
     assert len(data) < 10_000  # above 100 KB Ray keeps an actor's arguments apart, where a restart may miss them
     again = pickle.loads(data)
     assert blocked(again, batch_of([(1, 2)] * 20 + [(3, 2)], ["fine"] * 21)) == list(range(20))
+
+
+@pytest.mark.parametrize("made", [SenderBan, EdgeBan])
+def test_a_busy_senders_messages_cost_the_same_each(made):
+    def calls(messages):
+        rule, count = made(RateLimit(per_round=10**6), after=1), 0
+
+        def called(frame, event, arg):
+            nonlocal count
+            count += event == "call"
+
+        batch = batch_of([(1, 2)] * messages)
+        before = sys.getprofile()
+        sys.setprofile(called)
+        try:
+            assert not rule.check_batch(batch, "e")
+        finally:
+            sys.setprofile(before)
+        return count
+
+    assert calls(400) < 5 * calls(100)
