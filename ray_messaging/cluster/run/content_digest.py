@@ -36,7 +36,7 @@ _HOOKS = frozenset(
     )
 )
 _IN_C = type(None), GetSetDescriptorType, MethodDescriptorType, WrapperDescriptorType
-_PURE = sys.stdlib_module_names | {"networkx", "numpy", "pandas", "scipy"}  # their hooks change nothing
+_PURE = sys.stdlib_module_names | {"networkx", "numpy", "pandas", "pyarrow", "scipy"}  # their hooks change nothing
 
 
 def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _LONGEST_S) -> str | None:
