@@ -1,79 +1,149 @@
 """Digests of what a model uses besides its agents' states: equal for equal content, also in another process."""
 
 import pickle
+import sys
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
-from time import thread_time
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from time import perf_counter, thread_time
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    GetSetDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any, Final
 
 import numpy as np
 
 _LONGEST_S: Final = 1.0
+_WALL: Final = 5  # a thread that waits, as for a disk or the processor, ends after this many times its time
+_CHUNK: Final = 1 << 20  # bytes between two looks at the clock
+_BYTES_PER_S: Final = 1e9  # blake2b hashes about as many: what has more is not begun
+_OBJECTS_PER_S: Final = 5e6  # likewise of pickle
 _OTHERS = "ray.", "ray_messaging.", "torch."  # handles, and what may be on another device
 _BY_NAME = type, FunctionType, BuiltinFunctionType, MethodType, ModuleType  # their code is not looked at
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, dict, list, tuple))
 _SETS = frozenset((set, frozenset))
+_HOOKS = frozenset(
+    f"__{name}__"
+    for name in (
+        *("class", "dict", "getattr", "getattribute"),
+        *("getnewargs", "getnewargs_ex", "getstate", "reduce", "reduce_ex"),
+    )
+)
+_IN_C = type(None), GetSetDescriptorType, MethodDescriptorType, WrapperDescriptorType
+_PURE = sys.stdlib_module_names | {"networkx", "numpy", "pandas", "pyarrow", "scipy"}  # their hooks change nothing
 
 
-def content_digest(value: object, *, anywhere: bool = True) -> str | None:
-    """Return a digest of a value; None if it has none, or that takes more than a second of the processor.
+def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _LONGEST_S) -> str | None:
+    """Return a digest of a value; None if it has none, or that takes more than `longest_s` of the processor.
 
     With `anywhere` it is the same in all processes. Without, it tells changes of one object in this process alone, is
-    faster, and may hold itself.
+    faster, and may hold itself. An object whose class says in Python how it is pickled or read has none: that code may
+    be slow, or change the object.
     """
-    with suppress(Exception):  # of any kind: the objects' own code runs
-        return _digest(value, thread_time() + _LONGEST_S, anywhere).hex()
+    with suppress(Exception):  # of any kind: not all can be pickled
+        return _digest(value, _Time(longest_s), anywhere).hex()
     return None
 
 
-def _digest(value: object, until: float, anywhere: bool) -> bytes:  # noqa: FBT001 - as above
-    written = _Written(until)
+def _digest(value: object, time: "_Time", anywhere: bool) -> bytes:  # noqa: FBT001 - as above
+    written = _Written(time)
     pickler = _Pickler(written, 5)
-    pickler.until, pickler.fast = until, anywhere  # without the memo, which depends on which equal parts are one object
+    pickler.time, pickler.fast = time, anywhere  # without the memo, which depends on which equal parts are one object
     pickler.dump(value)
     return written.hash.digest()
 
 
+def _digest_of_array(array: Any, time: "_Time") -> bytes:  # noqa: ANN401 - an array without objects
+    """Return a digest of an array's bytes, of which no more than a chunk is copied."""
+    time.need(array.nbytes / _BYTES_PER_S)
+    written, size = _Written(time), max(1, _CHUNK // max(1, array.itemsize))
+    parts: Any = [array]
+    if not array.flags.c_contiguous:
+        parts = np.nditer(array, ["external_loop", "buffered", "zerosize_ok"], order="C", buffersize=size)
+    for part in parts:
+        written.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+    return written.hash.digest()
+
+
+@lru_cache(maxsize=10_000)
+def _has_hooks(kind: Any) -> bool:  # noqa: ANN401 - a class
+    """Return whether to pickle or read an object of a class runs code in Python that is not known to change nothing."""
+    hooks = (vars(base)[name] for base in kind.__mro__ for name in _HOOKS & vars(base).keys())
+    return any(
+        not isinstance(hook, _IN_C) and f"{getattr(hook, '__module__', '')}".partition(".")[0] not in _PURE
+        for hook in hooks
+    )
+
+
+class _Time:
+    """The time left for a digest, which has `seconds` of the processor."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = thread_time() + seconds
+        self._wall = perf_counter() + _WALL * seconds
+
+    def need(self, seconds: float = 0.0) -> None:
+        """Raise TimeoutError if no more than `seconds` are left."""
+        if thread_time() + seconds > self._end or perf_counter() > self._wall:
+            raise TimeoutError
+
+
 class _Written:
-    """A file that keeps only a digest of what was written.
+    """A file that keeps only a digest of what was written."""
 
-    Raises: TimeoutError if the thread has run until `until`.
-    """
-
-    def __init__(self, until: float) -> None:
+    def __init__(self, time: _Time) -> None:
         self.hash = blake2b(digest_size=16)
-        self._until = until
+        self._time = time
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - bytes, or what has them
-        self.hash.update(data)
-        if thread_time() > self._until:
-            raise TimeoutError
-        return len(data)
+        view = memoryview(data)
+        self._time.need(view.nbytes / _BYTES_PER_S)
+        view = view.cast("B") if view.nbytes else view  # none can be cast
+        for begin in range(0, view.nbytes, _CHUNK):
+            self.hash.update(view[begin : begin + _CHUNK])
+            self._time.need()
+        return view.nbytes
 
 
 class _Pickler(pickle.Pickler):
     """A pickler whose result nobody reads."""
 
-    until = 0.0
+    time: _Time
 
     def persistent_id(self, obj: Any) -> object:  # noqa: ANN401 - any part of a value
         """Return what stands for an object; None: its pickle does."""
-        kind = type(obj)
+        kind: Any = type(obj)
         if kind in _PLAIN:
             return None
         if kind in _SETS:  # in an order that does not depend on the process
-            return kind.__name__, sorted(_digest(member, self.until, anywhere=True) for member in obj)
-        if kind is np.ndarray and not obj.dtype.hasobject:
-            data: Any = np.ascontiguousarray(obj).reshape(-1).view(np.uint8)
-            return obj.dtype.str, obj.shape, blake2b(data).digest()
-        if isinstance(obj, _BY_NAME) or f"{kind.__module__}.".startswith(_OTHERS):
+            return kind.__name__, sorted(_digest(member, self.time, anywhere=True) for member in obj)
+        if issubclass(kind, np.ndarray):
+            self.time.need(obj.size / _OBJECTS_PER_S if obj.dtype.hasobject else obj.nbytes / _BYTES_PER_S)
+            if kind in (np.ndarray, np.memmap) and not obj.dtype.hasobject:
+                turned = obj.flags.f_contiguous and not obj.flags.c_contiguous
+                return obj.dtype.str, obj.shape, turned, _digest_of_array(obj.T if turned else obj, self.time)
+        if issubclass(kind, _BY_NAME) or f"{kind.__module__}.".startswith(_OTHERS):
             return str(getattr(obj, "__module__", "")), str(getattr(obj, "__qualname__", kind.__qualname__))
         if hasattr(kind, "itertuples") and hasattr(kind, "iloc"):  # a DataFrame, which reading may rearrange
-            columns = [obj.iloc[:, place].to_numpy() for place in range(obj.shape[1])]
-            return [*obj.columns], obj.index.to_numpy(), columns
+            return self._frame(obj)
+        if _has_hooks(kind):
+            raise TypeError(kind)
         return None
+
+    def _frame(self, frame: Any) -> object:  # noqa: ANN401 - a DataFrame
+        made = sum(not isinstance(dtype, np.dtype) or dtype.hasobject for dtype in [*frame.dtypes, frame.index.dtype])
+        self.time.need(made * len(frame) / _OBJECTS_PER_S)
+        columns = []
+        for place in range(frame.shape[1]):
+            columns.append(frame.iloc[:, place].to_numpy())
+            self.time.need()
+        return [*frame.columns], frame.index.to_numpy(), columns
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - as pickle has it
         """Return the parts of an object, without those that reading it has cached."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from ctypes import string_at
 from functools import partial
+from math import inf
 from time import perf_counter, thread_time
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
@@ -21,7 +22,7 @@ _FUNCTIONS: Final = 200  # the most functions whose names are looked up
 _FIRST_STEPS: Final = 20
 _MT_BYTES: Final = 625 * 4
 _PAGE: Final = "(docs/repeatability.md)"
-_LONGEST_S: Final = 1.0  # the most time for all digests of a check
+_LONGEST_S: Final = 0.1  # the most time for all digests before a step, or after it: a group waits so long
 
 
 class ModelWatch:
@@ -49,18 +50,36 @@ class ModelWatch:
         if not due and self._begun >= _FIRST_STEPS:
             yield
             return
-        if not self._begun:
-            self._before = {name: (step, digest) for name, digest in _digests(self._kept()).items()}
-        self._begun += 1
-        drawn = _drawn()
+        drawn: dict[str, object] = {}
+        with self._off_at_an_error():
+            if not self._begun:
+                self._before = {name: (step, digest) for name, digest in _digests(self._kept()).items()}
+            self._begun += 1
+            drawn = _drawn()
         spent = perf_counter() - began
         yield
         began = perf_counter()
-        self._tell_drawn({name for name, state in _drawn().items() if drawn[name] != state}, step)
-        if due:
-            self._compare(step)
-            ended = perf_counter()
-            self._next = ended + _SHARE * (spent + ended - began)
+        with self._off_at_an_error():
+            now = _drawn()
+            self._tell_drawn({name for name, state in drawn.items() if now[name] != state}, step)
+            if due and drawn:
+                self._compare(step)
+                ended = perf_counter()
+                self._next = ended + _SHARE * (spent + ended - began)
+
+    @contextmanager
+    def _off_at_an_error(self) -> Iterator[None]:
+        """End all checks at an error in one: a run that is otherwise right goes on."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - of any kind: objects of the user are looked at
+            self._begun, self._next = _FIRST_STEPS, inf
+            if "an error" not in self._told:
+                self._told.add("an error")
+                logger.warning(
+                    "what the model keeps outside of its agents is no longer looked at, after %s: %s %s",
+                    type(error).__name__, error, _PAGE,
+                )  # fmt: skip
 
     def _compare(self, step: int) -> None:
         """Tell which of the kept things have changed since they were compared the last time."""
@@ -72,7 +91,7 @@ class ModelWatch:
 
     def _kept(self) -> Mapping[str, object]:
         """Return, by name, what outlives a step: what is given, and what the model's functions refer to."""
-        found = {**self._given, **_named(self._model)}
+        found = {**_named(self._model), **self._given}
         return {name: value for name, value in found.items() if name not in self._told}
 
     def _tell_drawn(self, sources: set[str], step: int) -> None:
@@ -98,9 +117,11 @@ class ModelWatch:
 def _digests(kept: Mapping[str, object]) -> dict[str, str | None]:
     """Return a digest of each thing; None if it has none, or there is no time left."""
     end = thread_time() + _LONGEST_S
-    return {
-        name: content_digest(value, anywhere=False) if thread_time() < end else None for name, value in kept.items()
-    }
+    found = {}
+    for name, value in kept.items():
+        left = (end - thread_time()) / 2  # the other half is for those that follow
+        found[name] = content_digest(value, anywhere=False, longest_s=left)
+    return found
 
 
 def _drawn() -> dict[str, object]:
@@ -121,20 +142,21 @@ def _named(model: object) -> dict[str, object]:
             continue
         seen.add(id(function))
         for name, value in _references(function):
-            if isinstance(value, FunctionType | MethodType | partial):
+            kind = type(value)  # not isinstance, which asks the value
+            if issubclass(kind, FunctionType | MethodType | partial):
                 left.append(value)
-            elif not isinstance(value, type | ModuleType):
+            elif not issubclass(kind, type | ModuleType):
                 found[name] = value
     return found
 
 
 def _function_of(model: Any, found: dict[str, object]) -> FunctionType | None:  # noqa: ANN401 - what can be called
     """Return the function in Python that a call runs, or None; add the object to which it belongs to `found`."""
-    while isinstance(model, partial | MethodType):
-        if isinstance(model, MethodType):
-            found[f"the object of {model.__qualname__}"] = model.__self__
-        model = model.func if isinstance(model, partial) else model.__func__
-    if isinstance(model, FunctionType):
+    while issubclass(type(model), partial | MethodType):
+        if issubclass(type(model), MethodType):
+            found[f"the object of {getattr(model, '__qualname__', type(model).__qualname__)}"] = model.__self__
+        model = model.func if issubclass(type(model), partial) else model.__func__
+    if type(model) is FunctionType:
         return model
     found[f"the object of {type(model).__qualname__}"] = model
     called = getattr(type(model), "__dict__", {}).get("__call__")
@@ -144,7 +166,7 @@ def _function_of(model: Any, found: dict[str, object]) -> FunctionType | None:  
 def _references(function: FunctionType) -> Iterator[tuple[str, object]]:
     """Yield what a function refers to in globals and closures, with names for a warning."""
     for name in {*_names_in(function.__code__)} & function.__globals__.keys():
-        yield f"the global {name!r}", function.__globals__[name]
+        yield f"the global {name!r} of {function.__globals__.get('__name__')}", function.__globals__[name]
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # it has none yet
             yield f"{name!r} of {function.__qualname__}", cell.cell_contents

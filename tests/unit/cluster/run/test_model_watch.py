@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from types import MethodType
 
 import networkx as nx
 import numpy as np
@@ -97,6 +98,24 @@ def fine(me, inbox):
     me.send(me.id, {})
 
 
+class Proxy:
+    """An object that raises whatever is asked, as one of a web framework does outside of a request."""
+
+    def __getattribute__(self, name):
+        raise SystemExit(f"no context for {name}")
+
+
+class Counted:
+    """An object that changes when it is pickled."""
+
+    def __init__(self):
+        self.pickled = 0
+
+    def __getstate__(self):
+        self.pickled += 1
+        return {"pickled": self.pickled}
+
+
 def told(caplog):
     return [record.getMessage() for record in caplog.records if record.name.endswith("model_watch")]
 
@@ -104,14 +123,14 @@ def told(caplog):
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        (by_a_function, "the global 'SEEN' has changed in step 0"),
-        (by_name, "the global 'count' has changed in step 0"),
-        (within, "the global 'TABLE' has changed in step 0"),
+        (by_a_function, "the global 'SEEN' of [a-z._]*test_model_watch has changed in step 0"),
+        (by_name, "the global 'count' of [a-z._]*test_model_watch has changed in step 0"),
+        (within, "the global 'TABLE' of [a-z._]*test_model_watch has changed in step 0"),
         (of_a_closure(), "'kept' of of_a_closure.<locals>.model has changed in step 0"),
         (Keeping(), "the object of Keeping has changed in step 0"),
         (Keeping().live, "the object of Keeping.live has changed in step 0"),
-        (partial(by_a_function), "the global 'SEEN' has changed in step 0"),
-        (thinking, "the global 'SEEN' has changed in step 0"),
+        (partial(by_a_function), "the global 'SEEN' of [a-z._]*test_model_watch has changed in step 0"),
+        (thinking, "the global 'SEEN' of [a-z._]*test_model_watch has changed in step 0"),
         (ages, "shared has changed in step 0"),
         (moves_in, "shared has changed in step 0"),
         (draws, "random numbers of the module random were drawn in step 1: .* Draw by me.rng"),
@@ -153,6 +172,59 @@ def test_a_change_is_told_also_where_the_steps_are_short_and_many(caplog):
     [found] = told(caplog)
     assert found.startswith("shared has changed ")
     assert step > 1000
+
+
+def test_objects_that_run_code_when_they_are_read_are_left_alone(caplog):
+    space = {"__name__": "framework", "proxy": Proxy(), "counted": Counted()}
+    exec("def model(me, inbox):\n  if me.step > 9: return proxy, counted", space)
+    run(space["model"], agents=3, until=2, groups=1)
+    assert told(caplog) == []
+    assert space["counted"].pickled == 0
+    run(MethodType(partial(lambda given, me, inbox: None), [1]), agents=3, until=2, groups=1)
+    assert told(caplog) == []
+
+
+def test_an_error_in_the_checks_ends_them_and_not_the_step(caplog):
+    class Torn(dict):
+        def items(self):
+            raise SystemExit("torn")
+
+    steps = []
+    watch = ModelWatch(fine, {"shared": Torn(a=1)})
+    for step in range(3):
+        with watch.over(step):
+            steps.append(step)
+    with pytest.raises(KeyError), watch.over(3):
+        raise KeyError
+    assert steps == [0, 1, 2]
+    [found] = told(caplog)
+    assert found.startswith("what the model keeps outside of its agents is no longer looked at, after SystemExit: torn")
+
+
+def test_globals_of_one_name_in_two_modules_are_two(caplog):
+    spaces = [{"__name__": name, "kept": []} for name in ("east", "west")]
+    for space in spaces:
+        exec("def add(): kept.append(1)", space)
+    one, other = (space["add"] for space in spaces)
+    run(lambda me, inbox: one() or other(), agents=1, until=1, groups=1)
+    assert [found.split(" has")[0] for found in sorted(told(caplog))] == [
+        "the global 'kept' of east",
+        "the global 'kept' of west",
+    ]
+
+
+def test_a_huge_input_is_not_begun_and_a_turned_one_not_copied():
+    huge = np.broadcast_to(np.zeros(1), (1 << 16, 1 << 15))
+    began = time.thread_time()
+    for found in (huge, huge.T, {"a": [huge]}, pd.DataFrame(huge, copy=False)):
+        assert content_digest(found, longest_s=0.1) is None
+    assert time.thread_time() - began < 0.5
+    small = np.arange(600_000).reshape(3, 2, -1)
+    for turned in (small.T, small.transpose(1, 0, 2), small[:, :, ::2]):
+        other = turned.copy(order="K")
+        assert content_digest(turned) == content_digest(turned) is not None
+        other[-1, -1, -1] = 0
+        assert content_digest(turned) != content_digest(other)
 
 
 def test_reading_changes_no_digest():
