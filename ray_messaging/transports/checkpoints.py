@@ -140,8 +140,9 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
             left = {field: value for field, value in content if not _OUTSIDE.fullmatch(field)}
             left[b"rows"] = b"%d" % (int(left[b"rows"]) - sum(counts))
             left[b"bytes"] = b"%d" % (int(left[b"bytes"]) - sizes[key.removeprefix("cover:")])
-            found[place] = CopiedKey(key, kind, [*left.items()])
-    return found
+            # A cover says that its box is listed. The list may have been read before a first message from outside came.
+            found[place] = CopiedKey(key, kind, [*left.items()] if left[b"rows"] != b"0" else [])
+    return [each for each in found if each.content or not each.key.startswith("cover:")]
 
 
 def _fields(value: bytes) -> dict[bytes, bytes]:

@@ -7,7 +7,9 @@ from support.contracts import Post
 from support.patience import WAIT_S
 
 from ray_messaging.addressing.directory import Record
+from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, Fenced, FrameError, UnknownName
+from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.box_reader import BoxReader
 from ray_messaging.transports.step_values import (
     NOTES,
@@ -708,6 +710,28 @@ async def test_what_comes_from_outside_is_in_the_step_after_the_latest_open_one(
     assert await a.inbox(1) == [b"to a"]
     assert await transport.read("b", "0-0", 10, 0.01) == []
     assert [frame for _, frame in await transport.read("plain", "0-0", 10, 0.01)] == [b"as ever"]
+
+
+async def test_a_copy_lists_a_box_whose_list_was_read_before_its_first_message_came(server, exp_id, steps, transport):
+    await steps.begin(StepSettings())
+    user = Outsider(transport)
+    await user.host("a")
+    a = await member(steps, "a")
+    await a.open(0)
+    await a.close()
+    assert await user.send("a", b"to the parent") is FrameFate.WRITTEN
+    copied = [each for each in await transport.checkpoints.read(0) if each.key != "steps:1:boxes"]
+    fork = open_transport(server, f"{exp_id}-fork", MessagingConfig())
+    await fork.connect()
+    try:
+        await fork.checkpoints.write(copied)
+        user = Outsider(fork, "the user of the fork")
+        await user.host("a")
+        assert await user.send("a", b"to the fork") is FrameFate.WRITTEN
+        assert await fork.steps.covered_boxes(1, 1) == {"a@1": [Cover(OUTSIDE, 0, 0, 1)]}
+        assert [each.frame for each in await fork.steps.read_box("a@1")] == [b"to the fork"]
+    finally:
+        await fork.close()
 
 
 async def test_a_mailbox_that_is_made_anew_is_stepped_as_before(steps, transport):
