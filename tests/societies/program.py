@@ -16,7 +16,7 @@ FEATURES = frozenset(
     {
         "broadcasts", "everybody", "positions", "gossip", "later", "asks", "moves", "stops", "names", "crowds",
         "rules", "rewrites", "rewritten_broadcasts", "slow", "steprules", "whole_broadcasts", "changes",
-        "outside", "outside_broadcasts", "outside_at_change", "collect", "forks",
+        "outside", "outside_broadcasts", "collect", "forks",
     }
 )  # fmt: skip
 
@@ -87,8 +87,7 @@ class Writer:
             for agent in made["agents"]:
                 while draw.random() < share * 0.6:
                     made["acts"].append([step, agent, *self.act(step)])
-            changes = any(change[0] == step for change in made["changes"]) and not self.has.get("outside_at_change")
-            while step and self.has.get("outside") and not changes and draw.random() < 0.3:
+            while step and self.has.get("outside") and draw.random() < 0.3:
                 made["outside"].append([step, *self.from_outside()])
 
         made["acts"] = made["acts"] or [[0, made["agents"][0], "send", made["agents"][-1], "mild", "agent-chat", 1]]

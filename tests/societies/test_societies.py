@@ -12,8 +12,6 @@ from support.judged_steps import Kv
 
 from ray_messaging import compare
 
-FOUND = {"outside_at_change"}  # a rule that changes before a step, or not yet, judges what comes before it by chance
-
 
 def check(made, many):
     """Compare plays of a program, by their number of groups, with the oracle; raise AssertionError."""
@@ -178,7 +176,7 @@ def holds(asks, made, counts):
 
 @pytest.mark.parametrize("seed", range(100))
 def test_a_society_does_what_the_oracle_says(asks, seed):
-    without = FOUND if seed % 3 == 0 else FOUND | {"forks"}  # a fork takes as long as its parent
+    without = set() if seed % 3 == 0 else {"forks"}  # a fork takes as long as its parent
     counts = (1 + seed % 4,) if seed % 10 else (1, 2 + seed // 10 % 3)
     holds(asks, program(seed, FEATURES - without), counts)
 
@@ -187,4 +185,4 @@ def test_a_society_does_what_the_oracle_says(asks, seed):
 @pytest.mark.parametrize("first", [100, *(pytest.param(n, marks=pytest.mark.soak) for n in range(150, 600, 50))])
 def test_fifty_societies_on_one_to_four_groups_do_what_the_oracle_says(asks, first):
     for seed in range(first, first + 50):
-        holds(asks, program(seed, FEATURES - FOUND), (1, 2 + seed % 3))
+        holds(asks, program(seed, FEATURES), (1, 2 + seed % 3))

@@ -11,13 +11,13 @@ import pytest
 import ray
 from societies import play, program
 from societies.play import RADIUS, Played, fates_of, in_force, options_of, rule_of, states_of
-from societies.test_societies import FOUND, check, check_fork, checkpoints
+from societies.test_societies import check, check_fork, checkpoints
 
 from ray_messaging import EventLog, Messaging, Steps
 from ray_messaging.cluster.handles.connection import find_actor
 from ray_messaging.eventlog.folder import Folder
 
-RAY = FOUND | {"gossip"}  # the groups of a run have the usual subtopics
+RAY = {"gossip"}  # the groups of a run have the usual subtopics
 VICTIMS = ("group", "interceptor", "log", "server")
 
 

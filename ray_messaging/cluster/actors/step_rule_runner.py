@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _FAILING_S = 1.0  # a supervisor that fails for longer is reported
 _SOONEST = 0.1  # the least time between two checks for stragglers, as a part of `stall_s`
@@ -57,6 +60,7 @@ class StepRuleRunner:
         self._following = asyncio.Lock()
         self._holding = asyncio.Lock()
         self._leaving: asyncio.Task[None] | None = None
+        interceptor.before_outside = lambda: self._changed() if editor.waits else None
 
     @property
     def _needed(self) -> bool:
@@ -107,10 +111,14 @@ class StepRuleRunner:
 
     async def release(self) -> None:
         """Let the steps go on. An interceptor also calls this at its start, because one before it may have died."""
+        await self._persist(partial(self._store.drop_hold, RULE_CHANGE))
+
+    async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a call while the server is away."""
         backoff = Backoff(STEP_SUPERVISOR_RETRY)
         while True:
             try:
-                return await self._store.drop_hold(RULE_CHANGE)
+                return await call()
             except ConnectionFailed:
                 await backoff.sleep()
 
@@ -119,6 +127,10 @@ class StepRuleRunner:
         self._closing = number
         if self._editor.waits:
             await self._interceptor.delegation.revoked()
+
+    async def _changed(self) -> None:
+        """Wait until the rules are those of the next step, which reads what comes from outside now."""
+        await self._reviewer.until((await self._persist(self._store.progress)).sealed + 1)
 
     async def step_begins(self, number: int) -> None:
         """Make the changes that apply from a step on, and end supervision if it is not needed any more."""

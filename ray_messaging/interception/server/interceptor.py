@@ -83,6 +83,7 @@ class Interceptor:
         self.epoch = epoch
         self.supervised = False  # whether somebody asks the rules that judge whole steps
         self.before_step: Callable[[int], Awaitable[None] | None] = lambda _: None  # or what to await
+        self.before_outside: Callable[[], Awaitable[None] | None] = lambda: None  # before a batch that is of no step
         self.tracer: Tracer | None = None
         self.judged = 0
         self.blocked = 0
@@ -140,7 +141,13 @@ class Interceptor:
         if patient:
             # A task, because it must run to its end even if its result is never awaited.
             return asyncio.create_task(self._wait(batch), name="ray_messaging deferred answer")
-        return self._judge_once(self._as_wanted(batch))
+        before = self.before_outside()
+        return self._judge_once(self._as_wanted(batch)) if before is None else self._judge_after(before, batch)
+
+    async def _judge_after(self, before: Awaitable[None], batch: Batch) -> bytes:
+        await before
+        answer = self._judge_once(self._as_wanted(batch))
+        return answer if isinstance(answer, bytes) else await answer
 
     def _answer_in_step(self, batch: Batch, attempt: Attempt, *, patient: bool) -> bytes | Awaitable[bytes]:
         """Answer about a batch of a step. An answer that defers all rows means that the rules need more time."""

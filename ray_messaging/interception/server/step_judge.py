@@ -82,9 +82,10 @@ class RuleReviewer:
         self._news.set()
 
     def _before(self, step: int) -> Awaitable[None] | None:
-        return None if self._begun is None or step <= self._begun else self._until(step)
+        return None if self._begun is None or step <= self._begun else self.until(step)
 
-    async def _until(self, step: int) -> None:
+    async def until(self, step: int) -> None:
+        """Wait until a step has begun, or batches of any step may be judged."""
         while self._begun is not None and step > self._begun:
             self._news.clear()
             await self._news.wait()
