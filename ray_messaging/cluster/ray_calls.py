@@ -29,7 +29,7 @@ def _check() -> None:
 class OurActor:
     """A handle of an actor of an experiment. It is used as Ray's, and never starts Ray: its calls raise Closed.
 
-    For Ray it is a handle of Ray's, which may be passed on and killed.
+    For Ray it is a handle of Ray's, which may be passed on; `kill` ends it.
     """
 
     def __init__(self, handle: Any, exp_id: str) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -109,7 +109,7 @@ def put(value: object) -> Any:  # noqa: ANN401 - an ObjectRef
 def kill(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
     """Do as ray.kill, but nothing once Ray has ended, and the actor with it."""
     if ray.is_initialized():
-        ray.kill(actor)
+        ray.kill(actor._handle if type(actor) is OurActor else actor)  # Ray Client reads more of a handle than its type
 
 
 def context() -> Any:  # noqa: ANN401 - Ray's context of this process

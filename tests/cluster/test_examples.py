@@ -103,7 +103,7 @@ def test_each_example_runs_where_no_ray_runs(fresh, command):
     program, *arguments = command.split()
     assert fresh(program, *arguments)
     if program == "job.py":
-        assert fresh("log_data.py", "moods").startswith("2000 rows")
+        assert fresh("log_data.py", "moods").startswith("2,000 rows")
 
 
 def test_no_example_is_left_out():
