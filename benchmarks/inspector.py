@@ -45,7 +45,7 @@ new MutationObserver(() => window.seen++).observe(
 def write_log(path, rows):
     """Write a log of messages between agents of GROUPS groups, over ten minutes."""
     from ray_messaging.eventlog.folder import Folder
-    from ray_messaging.eventlog.schema import SCHEMA
+    from ray_messaging.eventlog.log_schema import SCHEMA
 
     folder, chance, first = Folder(path), np.random.default_rng(1), 0
     folder.prepare("long")

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.run import Run
     from ray_messaging.compat.msg import Msg
     from ray_messaging.config import Calls, MessagingConfig, RedisConfig, Steps
-    from ray_messaging.conversations.answers import Answers, GroupAnswers
+    from ray_messaging.conversations.answer_stream import Answers, GroupAnswers
     from ray_messaging.embedded.local_server import LocalServer
     from ray_messaging.eventlog.comparison import compare
     from ray_messaging.eventlog.event_log import EventLog
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
 _MODULES = {"rules": "ray_messaging.interception.rules"}
 _HOMES = {
     "Agent": "ray_messaging.cluster.run.agent",
-    "Answers": "ray_messaging.conversations.answers",
+    "Answers": "ray_messaging.conversations.answer_stream",
     "AsyncGroup": "ray_messaging.cluster.handles.group.async_group",
     "Audience": "ray_messaging.cluster.handles.audience",
     "BlockedListener": "ray_messaging.cluster.handles.remote_log",
@@ -101,7 +101,7 @@ _HOMES = {
     "compare": "ray_messaging.eventlog.comparison",
     "Finding": "ray_messaging.observability.health.findings",
     "Group": "ray_messaging.cluster.handles.group.group",
-    "GroupAnswers": "ray_messaging.conversations.answers",
+    "GroupAnswers": "ray_messaging.conversations.answer_stream",
     "Health": "ray_messaging.observability.health.findings",
     "Inspector": "ray_messaging.cluster.inspector_process",
     "LocalServer": "ray_messaging.embedded.local_server",

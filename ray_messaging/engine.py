@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_messaging.addressing import channels as names
 from ray_messaging.addressing.channels import INT64_MAX, INT64_MIN, AgentId
-from ray_messaging.addressing.directory import Directory, Record
+from ray_messaging.addressing.directory import Directory, MailboxRecord
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.source import AudienceSource
 from ray_messaging.common.awaitables import Life, at_loop_end
@@ -333,7 +333,7 @@ class Engine:
                 self.checks.allow_only(leaving & self.receiving.hosted)
             raise
 
-    async def _own_record(self) -> Record:
+    async def _own_record(self) -> MailboxRecord:
         await self.receiving.adopt()
         record = self.directory.records.get(self.name)
         if record is None or not record.exclusive:

@@ -12,7 +12,7 @@ from ray_messaging.compat.msg import Msg, msg_of
 from ray_messaging.compat.payload_objects import Misfit, reader_of
 from ray_messaging.errors import FrameError, InvalidPayload, PayloadMismatch
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.typed_table import TypedColumns
 
 # One reused decoder: payloads are JSON of any shape, foreign clients' included.
 _decode = msgspec.json.Decoder().decode

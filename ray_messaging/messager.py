@@ -10,10 +10,10 @@ from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.source import AudienceSource
 from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
-from ray_messaging.conversations.answers import Answers
+from ray_messaging.conversations.answer_stream import Answers
 from ray_messaging.conversations.conversation import Conversation
 from ray_messaging.conversations.inboxes import Inboxes, InboxMessages
-from ray_messaging.conversations.server import Handler, MessageServer, OnError, Serving
+from ray_messaging.conversations.serving import Handler, MessageServer, OnError, Serving
 from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S

@@ -15,8 +15,8 @@ from ray_messaging.common.tables import data_frame, utc_times, with_exact_intege
 from ray_messaging.message import UNSET, DecodedMessage, Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.typed.table import TypedColumns
-from ray_messaging.model.typed.values import Part, arrow_columns, column_of, filled_column, names_of, part_of
+from ray_messaging.model.typed.typed_table import TypedColumns
+from ray_messaging.model.typed.typed_values import Part, arrow_columns, column_of, filled_column, names_of, part_of
 
 _decoder = msgspec.json.Decoder()
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.fetcher import FetchGate
 from ray_messaging.sending.accumulator import Accumulator
 from ray_messaging.sending.pending_batch import Entry, TransactionBatch
-from ray_messaging.transports.values import Conclusion
+from ray_messaging.transports.transport_values import Conclusion
 
 
 class Transaction:

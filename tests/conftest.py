@@ -16,7 +16,7 @@ from support.replicated import ReplicatedService
 from support.servers import HOST, MosquittoProcess, RedisProcess, find_binary
 from support.slots import ClusterService
 
-from ray_messaging.compat.mqtt.config import MqttConfig
+from ray_messaging.compat.mqtt.mqtt_config import MqttConfig
 from ray_messaging.config import MessagingConfig, RedisConfig, ShardsConfig
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.messager import Messager

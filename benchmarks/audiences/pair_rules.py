@@ -11,7 +11,7 @@ from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, nobody
-from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.extension import AudiencePairs, Extension
 from ray_messaging.sending.bulk_input import within_pairs
 
 _SENDERS, _HEARERS, _LISTED = 10_000, 100, 100_000
@@ -46,7 +46,7 @@ async def _verdicts(interceptor: Interceptor, edges: Edges, number: int) -> floa
         to_ids=nobody(_SENDERS),
         rows=_SENDERS,
         topics=("agent-chat",),
-        extension=Extension(audience=Audience("friends", 1)),
+        extension=Extension(audience=AudiencePairs("friends", 1)),
     )
     seconds = 0.0
     for part in within_pairs(whole, edges):

@@ -11,7 +11,7 @@ import redis
 from ray_messaging import Messaging, RedisConfig, columns
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.typed_table import TypedColumns
 from ray_messaging.wire.frames import encode
 
 AGENTS = 100_000  # of each actor

@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.event_log.query import BEGIN_US, WORDS, took
 from ray_messaging import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.log_schema import SCHEMA
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_ROWS
 
 LIMIT_S, DEPTH = 2.0, 3

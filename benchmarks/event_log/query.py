@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ray_messaging import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.log_schema import SCHEMA
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_ROWS
 
 BUSIEST = """

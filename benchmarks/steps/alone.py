@@ -14,12 +14,12 @@ import time
 from benchmarks.steps.mesa import knows_first, person
 from benchmarks.steps.runs import person as mood_of
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.cluster.run.agent import Society
+from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.step import Step
+from ray_messaging.steps.step_inbox import StepInbox
 from ray_messaging.steps.step_sends import StepSends
 
 STEPS, WARM = 14, 8  # the rumour has come to nearly everybody after eight steps
@@ -29,7 +29,7 @@ MODELS = {"a rumour": (person, knows_first), "moods, with random numbers": (mood
 
 async def measure(model, start, agents: int) -> float:
     """Return the least microseconds of processor time of an agent and step."""
-    society = Society("alone", model, start=start, shared=agents)
+    society = AgentLoop("alone", model, start=start, shared=agents)
     places, audiences = AgentPlaces(AgentSet.of(range(agents))), Directory("alone").audiences
     state, batches, taken = None, [], []
     for number in range(STEPS):

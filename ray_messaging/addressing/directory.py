@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, build_channel, check_name
 from ray_messaging.addressing.patterns import compile_glob, literal_prefix
-from ray_messaging.audiences.records import NO_AUDIENCES, Audiences, AudienceTexts
+from ray_messaging.audiences.audience_records import NO_AUDIENCES, Audiences, AudienceTexts
 from ray_messaging.errors import FrameError
 from ray_messaging.limits_and_timeouts import FRAME_BYTES, FRAME_ROWS
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ascending
@@ -79,7 +79,7 @@ class Change(msgspec.Struct, array_like=True):
         return sum(len(claim.ints) // 8 + len(claim.strings) for claim in (self.came, self.went))
 
 
-class Origin(msgspec.Struct, array_like=True):
+class FormerMailbox(msgspec.Struct, array_like=True):
     """With steps, a mailbox from which agents came: its boxes have their messages from before the move.
 
     `version` is the directory's version with the move, by which its step is known.
@@ -89,7 +89,7 @@ class Origin(msgspec.Struct, array_like=True):
     version: int
 
 
-class Record(msgspec.Struct, array_like=True):
+class MailboxRecord(msgspec.Struct, array_like=True):
     """The subscriptions of one mailbox. Redis has it as msgpack."""
 
     mailbox: str
@@ -101,7 +101,7 @@ class Record(msgspec.Struct, array_like=True):
     frame_bytes: int = FRAME_BYTES
     moved: bool = False  # agents have moved, so a successor of its reader must host the agents of this record
     changes: list[Change] = []  # the last changes of its agents, because broadcasts that wait are for earlier agents
-    origins: list[Origin] = []
+    origins: list[FormerMailbox] = []
 
     def agents(self, subtopic: str | None = None) -> AgentSet:
         """Return the agents of its claims, on a subtopic (None: any)."""
@@ -127,7 +127,7 @@ class Record(msgspec.Struct, array_like=True):
             now = _before(change, now)
             yield from now.values()
 
-    def at(self, step: int, dates: HostDates) -> "Record":
+    def at(self, step: int, dates: HostDates) -> "MailboxRecord":
         """Return this record as it is in a step, without the changes that apply from a later step on."""
         now = None
         for change in reversed(self.changes):
@@ -136,8 +136,12 @@ class Record(msgspec.Struct, array_like=True):
         return self if now is None else msgspec.structs.replace(self, claims=claims_of(now))
 
     def succeeds(
-        self, before: "Record", version: int = 0, dates: HostDates = NO_DATES, came_from: "Record | None" = None
-    ) -> "Record":
+        self,
+        before: "MailboxRecord",
+        version: int = 0,
+        dates: HostDates = NO_DATES,
+        came_from: "MailboxRecord | None" = None,
+    ) -> "MailboxRecord":
         """Return this record as the successor of `before`, its mailbox's earlier record, with the changes since then.
 
         Args: with steps, `version` is the directory's version with the change (0: it has no step), and `came_from` is
@@ -196,23 +200,25 @@ def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
     return {subtopic: (agents - came) | went for subtopic, agents in now.items()}
 
 
-def _origins(before: Record, version: int, dates: HostDates, came_from: Record | None) -> list[Origin]:
+def _origins(
+    before: MailboxRecord, version: int, dates: HostDates, came_from: MailboxRecord | None
+) -> list[FormerMailbox]:
     """Return the origins of a record's agents, including those of agents that come from record `came_from`."""
     if came_from is None:
         return before.origins
-    found: dict[tuple[str, int], Origin] = {}
+    found: dict[tuple[str, int], FormerMailbox] = {}
     for each in (*before.origins, *came_from.origins):
         since = dates.since(each.version)
         if each.mailbox != before.mailbox and since != ALWAYS:
             found[each.mailbox, since] = each
-    return [*found.values(), Origin(came_from.mailbox, version)]
+    return [*found.values(), FormerMailbox(came_from.mailbox, version)]
 
 
 encode_record = msgspec.msgpack.Encoder().encode  # for the store
-_decode = msgspec.msgpack.Decoder(Record).decode
+_decode = msgspec.msgpack.Decoder(MailboxRecord).decode
 
 
-def decode_record(data: bytes) -> Record:
+def decode_record(data: bytes) -> MailboxRecord:
     """Decode a record from the store; raise FrameError if it is invalid."""
     try:
         record = _decode(data)
@@ -262,7 +268,7 @@ class Directory:
         self.schemas = Schemas()
         self.audiences = Audiences()
         self.dates = NO_DATES  # with steps, the steps from which moves of agents apply
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, MailboxRecord] = {}
         self._compiled: dict[str, Callable[[str], bool]] = {}
         self._clear()
 
@@ -282,7 +288,7 @@ class Directory:
     def update(
         self,
         version: int,
-        changed: Iterable[Record],
+        changed: Iterable[MailboxRecord],
         mailboxes: Iterable[str],
         logged: bool = False,  # noqa: FBT001 - a DirectoryDelta
         schemas: Mapping[str, bytes] = NO_SCHEMAS,

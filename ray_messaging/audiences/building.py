@@ -228,7 +228,7 @@ class Positions(NamedTuple):
             from scipy.spatial import cKDTree  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise ConfigError("audiences of positions need scipy: pip install 'ray-messaging[spatial]'") from error
-        lengths, found, parts = np.zeros(len(self.ids), np.int64), 0, list[_Near]()
+        lengths, found, parts = np.zeros(len(self.ids), np.int64), 0, list[_NearIndex]()
         if not len(lengths):
             return lengths, np.zeros(0, np.int32)
         grid = _Grid(self.points, self.radius, self.limit)
@@ -243,7 +243,7 @@ class Positions(NamedTuple):
                 raise self._too_large(int(tree.count_neighbors(tree, self.radius)) - len(self.ids))
             starts, others = offsets_of(lengths), np.empty(found, np.int32)
 
-            def put(part: _Near) -> None:
+            def put(part: _NearIndex) -> None:
                 others[gathered(starts[part.agents], part.lengths)] = part.others
 
             for _ in pool.map(put, parts):
@@ -259,7 +259,7 @@ class Positions(NamedTuple):
         )
 
 
-class _Near(NamedTuple):
+class _NearIndex(NamedTuple):
     """Some agents, how many others each of them is near, and these others, ascending for each agent. All by index."""
 
     agents: NDArray[np.intp]
@@ -302,7 +302,7 @@ class _Grid:
         """Return how many points have smaller keys."""
         return np.searchsorted(self._keys, keys) if self._begins is None else self._begins.take(keys)
 
-    def near(self, low: int, high: int | None = None) -> list[_Near]:
+    def near(self, low: int, high: int | None = None) -> list[_NearIndex]:
         """Return whom the points from `low` to before `high` are near, in the order of cells; None: of a block."""
         if self._found > self._limit:
             return []
@@ -331,7 +331,7 @@ class _Grid:
         others.sort()
         others -= firsts
         self._found += len(others)  # less if threads meet here, and then some pairs more are found
-        return [_Near(self._order[low:high], lengths, others)]
+        return [_NearIndex(self._order[low:high], lengths, others)]
 
     def _squares(self, places: NDArray[np.intp], of: slice, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the squares of the distances of some points from points at `places`, a number of places for each."""

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.audiences.audience_records import Audiences
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.records import Audiences
 from ray_messaging.audiences.source import AudienceSource
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.model.extension import Audience
+from ray_messaging.model.extension import AudiencePairs
 
 UNRESOLVED = 0  # the version of an audience that is looked up later
-EVERYBODY = Audience("*", 0)  # all agents of the experiment that are in the directory
+EVERYBODY = AudiencePairs("*", 0)  # all agents of the experiment that are in the directory
 _KEPT = 32  # most versions, and parts of them, that are kept in memory, or mapped
 
 
@@ -28,10 +28,10 @@ class AudienceCache:
     def __init__(self, source: AudienceSource | None) -> None:
         self._source = source
         # All pairs of a version under b"", and those toward some agents under these agents' digest.
-        self._edges: OrderedDict[tuple[Audience, bytes], Edges] = OrderedDict()
+        self._edges: OrderedDict[tuple[AudiencePairs, bytes], Edges] = OrderedDict()
         self._loading = asyncio.Lock()
 
-    async def edges(self, audience: Audience) -> Edges:
+    async def edges(self, audience: AudiencePairs) -> Edges:
         """Return the pairs of a version.
 
         Raises: UnknownName if there is no source or it does not have the version, FrameError if the version is damaged.
@@ -65,7 +65,7 @@ class AudienceCache:
             )
         await mover.move_in_step(name, step, ids, points)
 
-    async def toward(self, audience: Audience, agents: AgentSet, digest: bytes) -> Edges:
+    async def toward(self, audience: AudiencePairs, agents: AgentSet, digest: bytes) -> Edges:
         """Return the pairs of a version whose hearers are among `agents`, which have this digest. Raises as `edges`."""
         found = self._edges.get((audience, digest))
         if found is None:
@@ -74,7 +74,7 @@ class AudienceCache:
             )
         return self._keep(audience, digest, found)
 
-    def _keep(self, audience: Audience, digest: bytes, edges: Edges) -> Edges:
+    def _keep(self, audience: AudiencePairs, digest: bytes, edges: Edges) -> Edges:
         self._edges[audience, digest] = edges
         self._edges.move_to_end((audience, digest))
         while len(self._edges) > _KEPT:
@@ -95,16 +95,16 @@ def name_of(audience: object) -> str:
     return name
 
 
-def current_audience(audiences: Audiences, given: object, step: int | None = None) -> Audience:
+def current_audience(audiences: Audiences, given: object, step: int | None = None) -> AudiencePairs:
     """Return an audience that a user passed, in the version that counts in a step (None: the newest).
 
     Raises: UnknownName if there is no such audience, or it does not count in that step.
     """
     name = name_of(given)
-    return EVERYBODY if name == EVERYBODY.name else Audience(name, audiences.of(name, step).version)
+    return EVERYBODY if name == EVERYBODY.name else AudiencePairs(name, audiences.of(name, step).version)
 
 
-def audience_of(batch: Batch) -> Audience:
+def audience_of(batch: Batch) -> AudiencePairs:
     """Return the audience of a batch of broadcasts."""
     assert batch.extension is not None
     assert batch.extension.audience is not None

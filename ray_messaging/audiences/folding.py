@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.graph_edges import gathered
-from ray_messaging.audiences.pairs import Pairs
+from ray_messaging.audiences.hearer_pairs import Pairs
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import PayloadColumn, nobody
 from ray_messaging.model.extension import Fold
-from ray_messaging.model.typed.table import Payloads
+from ray_messaging.model.typed.typed_table import Payloads
 
 _RUNS, _BITS = b"r", b"b"
 _PLACE = np.dtype("<u4")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.pairs import HeardRows, Pairs
+from ray_messaging.audiences.hearer_pairs import HeardRows, Pairs
 from ray_messaging.model.agent_sets import AgentSet, int_places
 from ray_messaging.model.columns import IdColumn
 

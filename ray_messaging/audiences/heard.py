@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.graph_edges import offsets_of
-from ray_messaging.audiences.pairs import HeardRows, Pairs, places_in
+from ray_messaging.audiences.hearer_pairs import HeardRows, Pairs, places_in
 from ray_messaging.errors import InvalidColumns
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.model.typed.table import Payloads
-from ray_messaging.model.typed.values import column_of, part_of
+from ray_messaging.model.typed.typed_table import Payloads
+from ray_messaging.model.typed.typed_values import column_of, part_of
 
 _VECTORS = 2  # dimensions of a column of vectors
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.audiences.graph_edges import CHUNK, offsets_of
-from ray_messaging.audiences.pairs import HeardRows, Pairs, places_in
+from ray_messaging.audiences.hearer_pairs import HeardRows, Pairs, places_in
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import NONE, IdColumn
 

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ray_messaging.cli.dead_letters import app as dead_letters_app
+from ray_messaging.cli.dead_letter_commands import app as dead_letters_app
 from ray_messaging.cli.doctor import doctor
-from ray_messaging.cli.fork import fork
+from ray_messaging.cli.fork_command import fork
 from ray_messaging.cli.log import app as log_app
 from ray_messaging.cli.metrics import app as metrics_app
 from ray_messaging.cli.replay import demo, replay
 from ray_messaging.cli.report import report
-from ray_messaging.cli.surveys import surveys
+from ray_messaging.cli.survey_commands import surveys
 from ray_messaging.cli.ui import ui
 from ray_messaging.errors import MessagingError
 

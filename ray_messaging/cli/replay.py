@@ -14,8 +14,8 @@ from ray_messaging.cli.show import counted
 from ray_messaging.cli.ui import check_extra
 from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules import BlackList, RateLimit, Rule
-from ray_messaging.replay.plan import Plan, assign_groups, due_times
-from ray_messaging.replay.society import generate
+from ray_messaging.replay.generated_society import generate
+from ray_messaging.replay.replay_plan import Plan, assign_groups, due_times
 from ray_messaging.replay.trace import Traffic, read_trace
 
 Redis = Annotated[

@@ -21,8 +21,8 @@ from ray_messaging.cluster.ray_clusters import check_ray_address, join_ray
 from ray_messaging.errors import ConfigError, Unbalanced, UnknownName
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.interception.rules import Rule
-from ray_messaging.replay.account import Account
-from ray_messaging.replay.plan import Plan
+from ray_messaging.replay.account import ReplayAccount
+from ray_messaging.replay.replay_plan import Plan
 from ray_messaging.replay.runner import ReplayRunner, lone_latency_ms
 
 DOES_NOT_BALANCE = 1
@@ -93,7 +93,7 @@ def _lone_latency_ms(exp_id: str, rules: Sequence[Rule], redis: str | None) -> d
         messaging.shutdown(erase=True)
 
 
-def _logged(console: Console, messaging: Messaging, account: Account) -> tuple[dict[str, int], list[str]]:
+def _logged(console: Console, messaging: Messaging, account: ReplayAccount) -> tuple[dict[str, int], list[str]]:
     """Return the event log's counts by fate, and in words how they differ from the senders' receipts."""
     console.print("Checking the event log ...")
     try:

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ray_messaging.replay.account import Account
+from ray_messaging.replay.account import ReplayAccount
 from ray_messaging.replay.runner import Progress as OnProgress
 
 GAP = 2  # blanks between columns
@@ -44,7 +44,7 @@ def progress_bars(console: Console, messages: int) -> Iterator[OnProgress]:
         yield update
 
 
-def show_fates(console: Console, account: Account) -> None:
+def show_fates(console: Console, account: ReplayAccount) -> None:
     """Print how many messages had each fate, and how many each rule blocked."""
     right = ("messages", "share")
     table = plain_table("What became of the messages", "fate", *right, "meaning", right=right)
@@ -59,7 +59,7 @@ def show_fates(console: Console, account: Account) -> None:
     print_table(console, table)
 
 
-def show_heat_map(console: Console, account: Account) -> None:
+def show_heat_map(console: Console, account: ReplayAccount) -> None:
     """Print the number of messages delivered between groups. Darker cells have more."""
     names = [group["name"] for group in account.groups]
     heat_map(console, "Delivered from group (row) to group (column)", names, names, account.matrix)
@@ -82,7 +82,7 @@ def heat_map(
     print_table(console, table)
 
 
-def show_check(console: Console, account: Account) -> None:
+def show_check(console: Console, account: ReplayAccount) -> None:
     """Print the receivers' checks, and whether the account balances."""
     table = plain_table("What the receivers checked", "check", "messages", right=["messages"])
     for name, count in (
@@ -100,7 +100,7 @@ def show_check(console: Console, account: Account) -> None:
         console.print(f"THE ACCOUNT DOES NOT BALANCE: {problem}", style="bold red")
 
 
-def show_speed(console: Console, account: Account, lone_ms: dict[str, float | None] | None = None) -> None:
+def show_speed(console: Console, account: ReplayAccount, lone_ms: dict[str, float | None] | None = None) -> None:
     """Print throughput and latencies."""
     messages, seconds = account.messages, account.seconds
     console.print(f"Throughput: {account.per_second:,.0f} messages/s ({messages:,} in {seconds:.2f} s).")

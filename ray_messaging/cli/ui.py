@@ -14,10 +14,10 @@ from ray_messaging.cli.session import join_experiment, output, print_json
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError
 from ray_messaging.inspector.server.serve import Bound, Place, bind, serve
-from ray_messaging.inspector.sources.folder import FolderSource
+from ray_messaging.inspector.sources.folder_facts import FolderFacts
 from ray_messaging.inspector.sources.live import LiveSource
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.sources.log_rows import Source
+from ray_messaging.inspector.sources.log_rows import RunFacts
 
 Target = Annotated[
     str, typer.Argument(metavar="EXP_ID|LOG_DIR", help="A running experiment, or the log_dir of a run that has ended.")
@@ -56,7 +56,7 @@ def ui(
     check_extra()
     bound = bind(Place(host, port, tuple(allow_host or ())), token=token or control)
     with bound.socket:
-        found = join_experiment(target, "start it first") if of_process else open_run(target, FolderSource)
+        found = join_experiment(target, "start it first") if of_process else open_run(target, FolderFacts)
         if control and not isinstance(found, Messaging):
             raise ConfigError(f"--control steers a running experiment, and {target!r} is the folder of a log")
         source = LiveSource(found) if isinstance(found, Messaging) else found
@@ -76,7 +76,7 @@ def check_extra() -> None:
         raise ConfigError("the inspector needs NiceGUI: pip install 'ray-messaging[ui]'")
 
 
-def _tell(source: Source, bound: Bound, *, as_json: bool) -> None:
+def _tell(source: RunFacts, bound: Bound, *, as_json: bool) -> None:
     if as_json:
         print_json(encode({"url": bound.url}))
     else:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, Audiences, encode_facts
 from ray_messaging.audiences.building import Positions
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.files import read_edges, version_folder, write_edges
 from ray_messaging.audiences.graph_edges import GraphEdges
 from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.records import AudienceFacts, Audiences, Kind, encode_facts
 from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cluster.handles.connection import NAMESPACE, translated
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
@@ -102,7 +102,7 @@ class AudienceMaker:
                     kind="audience",
                     value=name,
                 )
-            self._publish(name, audiences.last_version(name) + 1, Kind(kind), edges)
+            self._publish(name, audiences.last_version(name) + 1, AudienceKind(kind), edges)
 
     def change(self, name: str, change: Change, step: int | None = None) -> None:
         """Make a new version of an audience, used at once, or from a step on unless another process has made it."""
@@ -114,7 +114,9 @@ class AudienceMaker:
             if step is not None or edges is None or edges.digest.hex() != last.facts.digest:
                 self._publish(name, audiences.last_version(name) + 1, last.facts.kind, edges, step)
 
-    def _publish(self, name: str, version: int, kind: Kind, edges: Edges | None, since: int | None = None) -> None:
+    def _publish(
+        self, name: str, version: int, kind: AudienceKind, edges: Edges | None, since: int | None = None
+    ) -> None:
         facts = ""
         if edges is not None:
             write_edges(version_folder(self._folder, name, version), edges)

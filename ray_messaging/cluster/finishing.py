@@ -16,7 +16,7 @@ from ray_messaging.embedded.data_directory import APPEND_ONLY_NAME
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.records import RunRecord, read_run, unended
+from ray_messaging.eventlog.folder_records import RunRecord, read_run, unended
 from ray_messaging.transports.backend import backend_of
 
 HOST = "127.0.0.1"

@@ -21,12 +21,12 @@ from ray_messaging.sending.bulk_input import ColumnChunk
 from ray_messaging.surveys.surveys import open_mailbox, questions
 
 if TYPE_CHECKING:
-    from ray_messaging.audiences.records import Audiences
+    from ray_messaging.audiences.audience_records import Audiences
     from ray_messaging.cluster.messaging import Messaging
     from ray_messaging.engine import Engine
     from ray_messaging.eventlog.event_log import EventLog
+    from ray_messaging.eventlog.folder_records import RunRecord
     from ray_messaging.eventlog.reading.event_rows import LogRow
-    from ray_messaging.eventlog.records import RunRecord
 
 
 class Fork:
@@ -180,8 +180,8 @@ def start_fork(
     # These bring pyarrow, which takes a second.
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415
     from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415
+    from ray_messaging.eventlog.folder_records import read_run  # noqa: PLC0415
     from ray_messaging.eventlog.forking import checkpoint_before, copy_run, outside_of, record_of  # noqa: PLC0415
-    from ray_messaging.eventlog.records import read_run  # noqa: PLC0415
 
     if on_existing not in {"error", "resume"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', or 'resume' to go on with a fork")

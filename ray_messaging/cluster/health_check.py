@@ -22,7 +22,7 @@ from ray_messaging.observability.health.actor_checks import check_actors
 from ray_messaging.observability.health.findings import SERVER_ACTOR, ActorFacts, Finding, Health, critical
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.observability.health.server_checks import check_server
-from ray_messaging.observability.metrics.experiment_metrics import ExperimentFacts
+from ray_messaging.observability.metrics.experiment_metrics import ExperimentReport
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.server_facts import Kept, ServerFacts
 
@@ -64,7 +64,7 @@ def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[st
     return Health(f"experiment {exp_id!r}", [_NO_TASK] if found is None else found.findings)
 
 
-def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentFacts | None:
+def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentReport | None:
     """Return the facts and findings about an experiment as `check_health`, or None if Ray Client had no answer."""
     check_ray(exp_id)
     if on_ray_client():
@@ -105,7 +105,7 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
         findings.append(critical("log", "its actor is dead", remedy))
     if facts is not None and facts.kept is not None:
         findings += check_kept(facts.kept, [] if named is None else _dead_owners(facts.kept, deadline))
-    return ExperimentFacts(found, facts, findings)
+    return ExperimentReport(found, facts, findings)
 
 
 def check_servers(
@@ -119,12 +119,12 @@ def check_servers(
     return found
 
 
-def _ask_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentFacts | None:
+def _ask_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentReport | None:
     """Ask in a Ray task, as a driver on Ray Client may not reach the server; return None if the task fails."""
     known = None if experiment is None else experiment.without_password()  # Ray keeps the arguments of tasks
     asking = ray.remote(num_cpus=0, max_retries=0)(ask_experiment).remote(exp_id, known, dict(handles))
     try:
-        found: ExperimentFacts | None = get(asking, timeout=DEADLINE_S + _TASK_S)
+        found: ExperimentReport | None = get(asking, timeout=DEADLINE_S + _TASK_S)
     except RayError as error:
         logger.debug("the task that examines %s failed: %s", exp_id, error)  # it is among the findings
         return None

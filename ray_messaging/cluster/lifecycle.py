@@ -119,7 +119,7 @@ class StartedExperiment:
 
     def _start_log(self, spec: InterceptorSpec, experiment: Experiment, kept: KeptData | None) -> None:
         from ray_messaging.cluster.actors.log_actor import LogActor  # noqa: PLC0415 - brings pyarrow, 80 MB
-        from ray_messaging.eventlog.records import command_line  # noqa: PLC0415 - as above
+        from ray_messaging.eventlog.folder_records import command_line  # noqa: PLC0415 - as above
 
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": experiment.log_name}
         if "://" not in str(experiment.log_dir):  # a path belongs to this node; a URI is the same everywhere
@@ -210,7 +210,7 @@ def start_experiment(
         kept = KeptData.of(data_dir, log_dir=log, shards=shards) if config is None else None
         if fork is None and on_existing == "resume" and log is not None:
             from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415 - brings pyarrow, 80 MB
-            from ray_messaging.eventlog.records import unbegun_fork  # noqa: PLC0415 - as above
+            from ray_messaging.eventlog.folder_records import unbegun_fork  # noqa: PLC0415 - as above
 
             fork = unbegun_fork(Folder(log))
         spec = InterceptorSpec(

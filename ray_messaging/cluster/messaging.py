@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.run import Run, RunActors
     from ray_messaging.compat.msg import Payload
     from ray_messaging.config import Calls, MessagingConfig, OnExisting, ServerConfig, Steps
-    from ray_messaging.conversations.answers import GroupAnswers
+    from ray_messaging.conversations.answer_stream import GroupAnswers
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.interception.rules.rule import Rule
     from ray_messaging.message import Message

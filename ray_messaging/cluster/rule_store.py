@@ -20,7 +20,7 @@ from ray_messaging.cluster.ray_internals import kv_delete, kv_get, kv_names, kv_
 from ray_messaging.cluster.spec import PickledRule
 from ray_messaging.cluster.unpicklable import unpicklable
 from ray_messaging.errors import Fenced, RuleError
-from ray_messaging.eventlog.records import RuleChange
+from ray_messaging.eventlog.folder_records import RuleChange
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import ATTEMPTS, ROUNDS, VIOLATIONS
 from ray_messaging.interception.server.state_writer import ServerBehindError

@@ -36,7 +36,7 @@ from ray_messaging.outgoing import Outgoing
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.cursors import following
 from ray_messaging.transports.ingress import RedisIngress
-from ray_messaging.transports.values import Ingress
+from ray_messaging.transports.transport_values import Ingress
 from ray_messaging.wire.frames import decode
 
 with needs("AgentScope", "'ray-messaging[agentscope]'"):

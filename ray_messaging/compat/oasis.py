@@ -15,7 +15,7 @@ from ray_messaging.addressing.channels import AgentId, check_name
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.versions import warn_unless_tested
 from ray_messaging.config import MessagingConfig
-from ray_messaging.conversations.answers import Answers
+from ray_messaging.conversations.answer_stream import Answers
 from ray_messaging.conversations.conversation import not_asked
 from ray_messaging.conversations.replies import blocked_among
 from ray_messaging.embedded.local_server import LocalServer

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ray_messaging.common.task_health import end
-from ray_messaging.conversations.answers import Rows
+from ray_messaging.conversations.answer_stream import Rows
 from ray_messaging.conversations.open_questions import OpenQuestions
 from ray_messaging.engine import Engine
 from ray_messaging.errors import ConnectionFailed

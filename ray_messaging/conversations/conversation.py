@@ -12,7 +12,7 @@ import numpy as np
 from ray_messaging.addressing.channels import AgentId, agent_channel, answer_mailbox, check_subtopic
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answer_mailbox import AnswerMailbox
-from ray_messaging.conversations.answers import Answers
+from ray_messaging.conversations.answer_stream import Answers
 from ray_messaging.conversations.handling import Asker, HandlerFailure, Waits, circle_of, handling_here
 from ray_messaging.conversations.open_questions import OpenQuestions, no_answer
 from ray_messaging.conversations.question_watch import QuestionWatch, in_circle

@@ -122,7 +122,7 @@ class HandOut:
                 await asyncio.sleep(0)
 
 
-class Inbox(msgspec.Struct, eq=False):
+class AgentInbox(msgspec.Struct, eq=False):
     """The messages of one agent that are in hand but not being handled.
 
     `error` is why no more will come (None: they may).
@@ -148,14 +148,14 @@ class Inboxes:
     ) -> None:
         self.hand_out = HandOut(fetch, ack, self._take, _MOST)
         self._is_committed = is_committed
-        self._inboxes: dict[AgentId | None, Inbox] = {}
+        self._inboxes: dict[AgentId | None, AgentInbox] = {}
         self._filling: asyncio.Task[None] | None = None
         self._error: MessagingError | None = None  # why no more messages come
         self._warned = False
 
     def messages_of(self, agent_id: AgentId | None) -> "InboxMessages":
         """Return an iterator over an agent's messages."""
-        inbox = self._inboxes.setdefault(agent_id, Inbox())
+        inbox = self._inboxes.setdefault(agent_id, AgentInbox())
         inbox.error = None
         return InboxMessages(self, inbox)
 
@@ -166,7 +166,7 @@ class Inboxes:
             self._filling = asyncio.create_task(self.hand_out.run(deque()), name="ray_messaging inboxes")
             self._filling.add_done_callback(self._ended)
 
-    async def take_from(self, inbox: Inbox) -> Message:
+    async def take_from(self, inbox: AgentInbox) -> Message:
         """Return the next message of an inbox, and wait for it if there is none."""
         while not inbox.messages and self._error is None and inbox.error is None:
             inbox.news.clear()
@@ -187,7 +187,7 @@ class Inboxes:
                 )
                 inbox.news.set()
 
-    def put_back(self, inbox: Inbox, message: Message) -> None:
+    def put_back(self, inbox: AgentInbox, message: Message) -> None:
         """Keep a message whose handling did not end for the agent's next reader, unless it is already committed."""
         if self._is_committed(message):
             self.hand_out.release()
@@ -196,7 +196,7 @@ class Inboxes:
             inbox.news.set()
 
     def _take(self, message: Message) -> None:
-        inbox = self._inboxes.setdefault(message.to_id, Inbox())
+        inbox = self._inboxes.setdefault(message.to_id, AgentInbox())
         inbox.messages.append(message)
         inbox.news.set()
         if self.hand_out.full and not self._warned:
@@ -244,7 +244,7 @@ class InboxMessages(AsyncIterator[Message]):
     do so only later, when the next reader may already have later messages.
     """
 
-    def __init__(self, inboxes: Inboxes, inbox: Inbox) -> None:
+    def __init__(self, inboxes: Inboxes, inbox: AgentInbox) -> None:
         self._inboxes = inboxes
         self._inbox = inbox
         self._in_hand: Handled | None = None

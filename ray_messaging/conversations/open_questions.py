@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.conversations.answers import AnswerTable, Rows
+from ray_messaging.conversations.answer_stream import AnswerTable, Rows
 from ray_messaging.errors import AnswerFailed, Closed, NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.messages import Slice
@@ -76,7 +76,7 @@ class OpenQuestion(NamedTuple):
     fail: Callable[[str], None]
 
 
-class Asked(NamedTuple):
+class AskedBatch(NamedTuple):
     """The questions of one batch, which is without payloads. The first one is at `place` among those of the asker."""
 
     batch: Batch
@@ -100,7 +100,7 @@ class OpenQuestions:
         self._exp_id = exp_id
         self._from_any = from_any
         self._texts: set[str] = set()  # of ids, without the numbers
-        self._asked: list[Asked] = []  # by number
+        self._asked: list[AskedBatch] = []  # by number
         self._firsts: list[int] = []
         self._most = 0  # above it, those of `_asked` that no longer wait are dropped
 
@@ -122,7 +122,7 @@ class OpenQuestions:
         self._texts.add(f"{batch.sender}-{batch.epoch}-")
         at = bisect_right(self._firsts, batch.first)
         self._firsts.insert(at, batch.first)
-        self._asked.insert(at, Asked(bare, asker, place))
+        self._asked.insert(at, AskedBatch(bare, asker, place))
 
     @property
     def waiting(self) -> bool:
@@ -188,7 +188,7 @@ class OpenQuestions:
             return True
         return asker.take_one(first + place, batch, row)
 
-    def _answer(self, asked: Asked, numbers: NDArray[np.int64], batch: Batch, rows: Rows) -> NDArray[np.bool_]:
+    def _answer(self, asked: AskedBatch, numbers: NDArray[np.int64], batch: Batch, rows: Rows) -> NDArray[np.bool_]:
         places = (numbers - asked.batch.first).astype(np.intp)
         counts = places < asked.batch.rows
         if not self._from_any:

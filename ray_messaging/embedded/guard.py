@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, Final
 if not TYPE_CHECKING:  # the folder of a script is not on the path of an isolated interpreter
     sys.path.append(str(Path(__file__).parent))
     import data_directory
-    from guard_watch import Fsync, HandedOver, Ordered, Port, Stopped, Watch, listens
+    from guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped, listens
 else:
     from ray_messaging.embedded import data_directory
-    from ray_messaging.embedded.guard_watch import Fsync, HandedOver, Ordered, Port, Stopped, Watch, listens
+    from ray_messaging.embedded.guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped, listens
 
 ANSWER_TIMEOUT_S: Final = 8.0  # time in which the server neither answers nor works; below the owner's limit of 10 s
 READY_POLL_S: Final = 0.01
@@ -115,7 +115,7 @@ class Valkey:
         """Return the last lines of this process's log."""
         return data_directory.last_lines(self._path, self._log_start)
 
-    def wait_ready(self, watch: Watch) -> None:
+    def wait_ready(self, watch: GuardWatch) -> None:
         """Wait until the server answers. Raises CannotStart if it does not, Stopped if the owner ends or says so."""
         worked = -1
         while not self.ask("PING").startswith(b"+OK\r\n+PONG"):
@@ -171,7 +171,7 @@ class Valkey:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # for the next process, which inherits it, too
 
 
-def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch) -> None:
+def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: GuardWatch) -> None:
     """Run the server until it dies or cannot start. Raises Stopped, or HandedOver if a successor wants the data."""
     try:
         port.open()
@@ -228,7 +228,7 @@ def run_epilogue(order: dict[str, Any], umask: int) -> None:
 
 def guard(owner: int, umask: int) -> None:
     """Carry out the owner's orders, and clean up. Raises CannotStart; Stopped or HandedOver at the end."""
-    watch = Watch(owner)
+    watch = GuardWatch(owner)
     order = read_line()
     path, temporary = Path(order["path"]), order["temporary"]
     again = order["take_over"]

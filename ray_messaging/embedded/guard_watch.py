@@ -31,7 +31,7 @@ class HandedOver(Exception):
     """Raised if a successor of the owner wants the data directory."""
 
 
-class Watch:
+class GuardWatch:
     """Waits for what the guard must react to: orders or the end of the owner, signals, ended children, a successor."""
 
     def __init__(self, owner: int) -> None:

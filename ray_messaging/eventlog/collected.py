@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.transports.step_values import Collected, Kind
+from ray_messaging.transports.step_values import Collected, CollectedKind
 
 
 class Unwritten(NamedTuple):
@@ -18,7 +18,7 @@ class Unwritten(NamedTuple):
     born: str | None = None
     entries: Sequence[Collected] = ()
 
-    def beside_files(self, folder: Folder, kind: Kind) -> tuple[list[str], list[Collected]]:
+    def beside_files(self, folder: Folder, kind: CollectedKind) -> tuple[list[str], list[Collected]]:
         """Return the files of a kind, and the entries that are in none; raise LogError if the folder cannot be read."""
         files = folder.collected_files(kind, self.born)
         last = steps_in(files[-1])[1] if files else -1

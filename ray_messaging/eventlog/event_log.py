@@ -12,18 +12,18 @@ from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import with_exact_integers
 from ray_messaging.errors import ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.folder_records import has_ended, read_account, unended
+from ray_messaging.eventlog.log_schema import NUMBERS
 from ray_messaging.eventlog.reading.balance import Balance
 from ray_messaging.eventlog.reading.causes import DEPTH, MOST, Why
-from ray_messaging.eventlog.reading.counting import Sample
+from ray_messaging.eventlog.reading.counting import CountSample
 from ray_messaging.eventlog.reading.effects import Effects
 from ray_messaging.eventlog.reading.filters import Fields
-from ray_messaging.eventlog.reading.paging import PAGE, OnProgress, Source, Tail, export, pages
+from ray_messaging.eventlog.reading.paging import PAGE, LogSource, OnProgress, Tail, export, pages
 from ray_messaging.eventlog.reading.questions import answer
 from ray_messaging.eventlog.reading.results import as_id
 from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.eventlog.reading.step_digests import Difference, first_difference
-from ray_messaging.eventlog.records import has_ended, read_account, unended
-from ray_messaging.eventlog.schema import NUMBERS
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class EventLog:
     an invalid field, and LogError if the folder cannot be read.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: LogSource) -> None:
         self._source = source
 
     @classmethod
@@ -230,14 +230,14 @@ class EventLog:
         """Count rows by one or several columns, or by second, minute, hour, day of sent_at; largest counts first."""
         return self._table("count", by=by, **fields)
 
-    def sample(self, by: str | Collection[str] = "fate", *, after: int = -1, most: int = 50_000) -> Sample:
+    def sample(self, by: str | Collection[str] = "fate", *, after: int = -1, most: int = 50_000) -> CountSample:
         """Count the rows after a position, as `count` does; if there are more than `most` rows, count a sample of them.
 
         It is for a view of a running experiment that is refreshed again and again. Unlike the other queries, it does
         not wait for messages that the log has not read yet. It returns the counts, the position `reached` (pass it as
         `after` in the next call), and the `share` of the rows that was counted.
         """
-        found: Sample = self._source.ask("sample", by=by, after=after, most=most)
+        found: CountSample = self._source.ask("sample", by=by, after=after, most=most)
         return found._replace(counts=with_exact_integers(found.counts, NUMBERS))
 
     def edges(self, **fields: Unpack[Fields]) -> pa.Table:

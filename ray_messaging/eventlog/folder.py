@@ -26,7 +26,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from ray_messaging.errors import ConfigError, LogError
-from ray_messaging.eventlog.schema import (
+from ray_messaging.eventlog.log_schema import (
     ROW_GROUP_ROWS,
     VERSION,
     as_stored,
@@ -36,7 +36,7 @@ from ray_messaging.eventlog.schema import (
     type_record,
     without_empty,
 )
-from ray_messaging.transports.step_values import Kind
+from ray_messaging.transports.step_values import CollectedKind
 
 KEY = b"ray_messaging"  # in the footer's metadata
 
@@ -205,7 +205,7 @@ class Folder:
                 [*self._files(_OTHER), *self._listed(), *self._files(_LEFTOVER), *self._files(_AGENTS)]
             ):
                 self.filesystem.delete_file(info.path)
-            for name in {CHECKPOINTS, *(f"_{kind}" for kind in Kind)}.intersection(self._subfolders("")):
+            for name in {CHECKPOINTS, *(f"_{kind}" for kind in CollectedKind)}.intersection(self._subfolders("")):
                 self.filesystem.delete_dir(self._file(name))
             if self.local and Path(self.path).is_dir():
                 _fsync(self.path)
@@ -233,13 +233,13 @@ class Folder:
         """Return the digests of the sets of agents that are stored in the folder."""
         return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
-    def collected_files(self, kind: Kind, born: str | None = None) -> list[str]:
+    def collected_files(self, kind: CollectedKind, born: str | None = None) -> list[str]:
         """Return a kind's files by steps, of the server's count `born` or (None) the newest one. Raises LogError."""
         found = self._subfolders(f"_{kind}") if born is None else [born]
         path = self._file(f"_{kind}/{max(found)}" if found else f"_{kind}")
         return sorted(info.path for info in self._files(_COLLECTED_FILE, path))
 
-    def write_collected(self, kind: Kind, born: str, first: int, last: int, data: bytes | pa.Buffer) -> None:
+    def write_collected(self, kind: CollectedKind, born: str, first: int, last: int, data: bytes | pa.Buffer) -> None:
         """Write the file of a kind of some steps, atomically and durably. Raises OSError if that fails."""
         self.write_file(f"_{kind}/{born}/{first:08d}-{last:08d}.parquet", data)
 

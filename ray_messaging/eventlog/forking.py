@@ -17,17 +17,17 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError
-from ray_messaging.eventlog.calls import calls_file, stored_calls
-from ray_messaging.eventlog.checkpoints import read_checkpoint, write_checkpoint
+from ray_messaging.eventlog.call_rows import calls_file, stored_calls
+from ray_messaging.eventlog.checkpoint_files import read_checkpoint, write_checkpoint
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder, StepPosition
+from ray_messaging.eventlog.folder_records import FORMAT, Parent, RunRecord, read_run, unended, write_run
+from ray_messaging.eventlog.log_schema import POSITION, channel_head, head_of
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
-from ray_messaging.eventlog.records import FORMAT, Parent, RunRecord, read_run, unended, write_run
-from ray_messaging.eventlog.schema import POSITION, channel_head, head_of
-from ray_messaging.eventlog.series import read_series, series_file
+from ray_messaging.eventlog.series_tables import read_series, series_file
 from ray_messaging.model.series import STEP
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
-from ray_messaging.transports.step_values import Kind
+from ray_messaging.transports.step_values import CollectedKind
 
 _AUDIENCES = "audiences"
 
@@ -180,7 +180,7 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
 
 
 def _copy_collected(parent: Folder, folder: Folder, step: int) -> None:
-    tables = (Kind.SERIES, read_series, series_file), (Kind.CALLS, stored_calls, calls_file)
+    tables = (CollectedKind.SERIES, read_series, series_file), (CollectedKind.CALLS, stored_calls, calls_file)
     for kind, read, encoded in tables:
         files, table = parent.collected_files(kind), read(parent)
         table = table.filter(pc.less_equal(table[STEP], step))

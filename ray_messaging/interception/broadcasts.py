@@ -10,7 +10,7 @@ from ray_messaging.audiences.graph_edges import gathered
 from ray_messaging.interception.rules.rule import PairCheck, Rule
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE, IdColumn
-from ray_messaging.model.extension import Audience
+from ray_messaging.model.extension import AudiencePairs
 
 KEPT_ENTRIES = 2**24  # of all audiences and rules, pairs and senders: 128 MiB at most
 _KEPT_CHECKS = 16
@@ -20,7 +20,7 @@ _NONE = np.zeros(0, np.int64)
 class PairRows(NamedTuple):
     """The rows of a batch by broadcast. Broadcast i has the rows `starts[i]` to `ends[i]`, one for each hearer."""
 
-    audience: Audience
+    audience: AudiencePairs
     starts: NDArray[np.intp]
     ends: NDArray[np.intp]
 
@@ -130,7 +130,7 @@ class Intersections:
     def __init__(self, most: int = KEPT_ENTRIES) -> None:
         self._most = most
         # Each with its rule, so that no other one gets the id(), and the rule's version; fewer checks are kept.
-        self._entries: OrderedDict[tuple[Audience, int], tuple[Rule, int, BarredPairs]] = OrderedDict()
+        self._entries: OrderedDict[tuple[AudiencePairs, int], tuple[Rule, int, BarredPairs]] = OrderedDict()
         self._checks: OrderedDict[int, tuple[Rule, int, PairCheck | None]] = OrderedDict()
 
     def check(self, rule: Rule) -> PairCheck | None:

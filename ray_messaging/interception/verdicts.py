@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from ray_messaging.errors import FrameError
-from ray_messaging.wire.notes import Why
+from ray_messaging.wire.notes import RuleNote
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
     epoch: int
     judged: bool = True
     wants_payload: bool = False
-    blocked: tuple[Why, ...] = ()
+    blocked: tuple[RuleNote, ...] = ()
     rewritten: tuple[Rewritten, ...] = ()
     labelled: tuple[Labelled, ...] = ()
     deferred: bytes = b""
@@ -111,7 +111,7 @@ class BatchVerdict(msgspec.Struct, array_like=True):
                 wants_payload=wants_payload,
                 # A reason may quote text that cannot be encoded.
                 blocked=tuple(
-                    Why(rule, reason.encode(errors="backslashreplace").decode(), _bytes(rows))
+                    RuleNote(rule, reason.encode(errors="backslashreplace").decode(), _bytes(rows))
                     for (rule, reason), rows in groups.items()
                 ),
                 rewritten=tuple(Rewritten(rule, _bytes(rows), line) for (rule, line), rows in changes.items()),

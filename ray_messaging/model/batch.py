@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import Extension, Fold
 from ray_messaging.model.message_ids import MessageIdColumn
-from ray_messaging.model.typed.table import Payloads
-from ray_messaging.model.typed.values import column_of, part_of
+from ray_messaging.model.typed.typed_table import Payloads
+from ray_messaging.model.typed.typed_values import column_of, part_of
 
 _SHORT = 2**16
 CONTEXT_BYTES = 25  # trace id 16, span id 8, flags 1: the contents of W3C's traceparent

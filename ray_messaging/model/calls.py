@@ -17,7 +17,7 @@ _DIGEST_BYTES = 16
 _UNENCODABLE = (TypeError, ValueError, ArithmeticError, RecursionError, InvalidPayload)  # Decimal("sNaN") has no order
 
 
-class Asked(msgspec.Struct, gc=False):
+class AskedCall(msgspec.Struct, gc=False):
     """A call as it is asked: its function's qualified name, and a digest of agent, function and arguments.
 
     Equal calls have equal digests. If the arguments cannot be encoded, the digest is without them: not `by_content`.
@@ -61,7 +61,7 @@ def unbound(
     return function, args, kwargs
 
 
-def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Asked:
+def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AskedCall:
     """Return a call as it is asked: the same on each machine, and in whatever order dicts and sets have been filled."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     call = agent, name, args, kwargs
@@ -71,8 +71,8 @@ def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], k
         except (TypeError, ArithmeticError):  # as for a dict with keys that are not strs
             content = _encode(_ordered(call))
     except _UNENCODABLE:
-        return Asked(name, _digest(_encode((agent, name))), by_content=False)
-    return Asked(name, _digest(content), by_content=True)
+        return AskedCall(name, _digest(_encode((agent, name))), by_content=False)
+    return AskedCall(name, _digest(content), by_content=True)
 
 
 def arguments_text(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -169,7 +169,7 @@ def _advice(value: Any) -> str:  # noqa: ANN401 - any part of a value
     return "keep its parts in a dict"
 
 
-class _Form(NamedTuple):
+class _ExtensionType(NamedTuple):
     """An extension type: its code, which must never change, and functions that split a value into parts and join these.
 
     A value for which `parts` returns None is refused.
@@ -233,35 +233,39 @@ def _pairs(parts: list[Any]) -> dict[Any, Any]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-_FORMS: dict[type, _Form] = {
-    tuple: _Form(1, list, tuple),
-    set: _Form(2, list, set),
-    frozenset: _Form(3, list, frozenset),
-    dict: _Form(4, lambda found: [*chain.from_iterable(found.items())], _pairs),  # one with keys of other types
-    int: _Form(
+_FORMS: dict[type, _ExtensionType] = {
+    tuple: _ExtensionType(1, list, tuple),
+    set: _ExtensionType(2, list, set),
+    frozenset: _ExtensionType(3, list, frozenset),
+    dict: _ExtensionType(
+        4, lambda found: [*chain.from_iterable(found.items())], _pairs
+    ),  # one with keys of other types
+    int: _ExtensionType(
         5,
         lambda found: found.to_bytes(found.bit_length() // 8 + 1, signed=True),
         lambda data: int.from_bytes(data, signed=True),
     ),
-    datetime: _Form(
+    datetime: _ExtensionType(
         6,
         lambda found: [found.replace(tzinfo=None, fold=0).isoformat(), found.fold, found.tzinfo],
         lambda parts: datetime.fromisoformat(parts[0]).replace(fold=parts[1], tzinfo=parts[2]),
     ),
-    date: _Form(7, date.isoformat, date.fromisoformat),
-    time: _Form(
+    date: _ExtensionType(7, date.isoformat, date.fromisoformat),
+    time: _ExtensionType(
         8,
         lambda found: [found.replace(tzinfo=None, fold=0).isoformat(), found.fold, found.tzinfo],
         lambda parts: time.fromisoformat(parts[0]).replace(fold=parts[1], tzinfo=parts[2]),
     ),
-    timedelta: _Form(9, lambda found: [found.days, found.seconds, found.microseconds], lambda parts: timedelta(*parts)),
-    timezone: _Form(10, _zone_parts, _zone),
-    ZoneInfo: _Form(11, _zone_key, ZoneInfo),
-    Decimal: _Form(12, str, Decimal),
-    complex: _Form(16, lambda found: [found.real, found.imag], lambda parts: complex(*parts)),
-    UUID: _Form(13, lambda found: found.bytes, lambda data: UUID(bytes=data)),
-    np.ndarray: _Form(14, _array_parts, _array),
-    np.generic: _Form(15, _array_parts, _number),
+    timedelta: _ExtensionType(
+        9, lambda found: [found.days, found.seconds, found.microseconds], lambda parts: timedelta(*parts)
+    ),
+    timezone: _ExtensionType(10, _zone_parts, _zone),
+    ZoneInfo: _ExtensionType(11, _zone_key, ZoneInfo),
+    Decimal: _ExtensionType(12, str, Decimal),
+    complex: _ExtensionType(16, lambda found: [found.real, found.imag], lambda parts: complex(*parts)),
+    UUID: _ExtensionType(13, lambda found: found.bytes, lambda data: UUID(bytes=data)),
+    np.ndarray: _ExtensionType(14, _array_parts, _array),
+    np.generic: _ExtensionType(15, _array_parts, _number),
 }
 _JOINED = {form.code: form.joined for form in _FORMS.values()}
 

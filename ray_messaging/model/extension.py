@@ -14,7 +14,7 @@ T = TypeVar("T")
 _ROW_BYTES = 16  # the most bytes that msgpack needs for a row's number and the lengths of two texts
 
 
-class Audience(NamedTuple):
+class AudiencePairs(NamedTuple):
     """One version of a named set of pairs of sender and hearer."""
 
     name: str
@@ -83,7 +83,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     behind: Behind = {}
     failed: bool = False
     caused_by: MessageIdColumn | None = None
-    audience: Audience | None = None
+    audience: AudiencePairs | None = None
     fold: Fold | None = None
 
     @classmethod

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.model.columns import INT, STR, IdColumn, PayloadColumn
-from ray_messaging.model.typed.table import Payloads, TypedColumns
+from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
 
 def joined_arrays(parts: Sequence[NDArray[Any]]) -> Any:  # noqa: ANN401 - an array of the parts' type

@@ -12,7 +12,7 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.json_types import BOUNDS, JsonTypes, Node, built
 from ray_messaging.model.typed.column import STRING, ColumnType
-from ray_messaging.model.typed.table import Payloads, TypedColumns
+from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
 _REFUSALS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 

@@ -26,7 +26,7 @@ from ray_messaging.transports.cursors import (
     ends,
     place,
 )
-from ray_messaging.transports.values import Conclusion
+from ray_messaging.transports.transport_values import Conclusion
 
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
@@ -35,7 +35,7 @@ MOST_RANGES = 10_000  # the most acknowledged ranges after the cursor, because e
 _TRIMMED = 64  # finished parts are dropped in groups of at least this many
 
 
-class Part(msgspec.Struct, gc=False):
+class EntryRows(msgspec.Struct, gc=False):
     """Rows `low` to `high`, exclusive, of one entry; the first of them has the number `first`."""
 
     first: int
@@ -67,12 +67,12 @@ class InFlight:
         self.changes = 0  # grows with each change that a commit must write
         self.ahead = deque(acked)
         self._known = [AckRange(Cursor("0-0", 0), cursor, 0), *self.ahead]  # never handed out by this reader
-        self._parts: list[Part] = []
+        self._parts: list[EntryRows] = []
         self._head = 0  # the index of the first unfinished part
         self._nbytes = 0  # the bytes of whole frames that were taken
         # Indexes of the parts, built when they are needed, because most parts are never looked up.
         self._firsts: list[int] = []
-        self._by_entry: dict[str, Part] = {}
+        self._by_entry: dict[str, EntryRows] = {}
         self._starts: list[int] = []
         self._ends: list[int] = []
         self.apart = 0  # the number of rows in these intervals
@@ -113,7 +113,7 @@ class InFlight:
         if part is not None and (part.entry == entry or part.low == part.high == low == high):
             part.entry, part.high, part.whole, part.nbytes = entry, high, whole, part.nbytes + nbytes
         else:
-            self._parts.append(Part(self.taken, entry, low, high, whole, nbytes))
+            self._parts.append(EntryRows(self.taken, entry, low, high, whole, nbytes))
         if low < high:
             self.taken += high - low
         elif self.front == self.taken:

@@ -38,7 +38,7 @@ class FetchOptions(NamedTuple):
 NEXT = FetchOptions()
 
 
-class Held(NamedTuple):
+class HeldByHandle(NamedTuple):
     """What one handle holds: `messages`, the oldest for `seconds`.
 
     `came_again` are those that it held for too long, so that they came again, since its last lease that it has
@@ -111,7 +111,7 @@ class DeliveryLeases:
         self._calls: dict[str, FetchOptions] = {}  # the options of the fetch in progress of each holder
         self._abandoned: OrderedDict[str, int] = OrderedDict()  # the last fetch of a holder that nobody waits for
         self._reached: OrderedDict[str, Place] = OrderedDict()  # the place after the last row that a holder was lent
-        self._came_again: OrderedDict[str, int] = OrderedDict()  # see `Held`
+        self._came_again: OrderedDict[str, int] = OrderedDict()  # see `HeldByHandle`
         self._process = secrets.token_hex(4)
         self._last = 0
 
@@ -125,7 +125,7 @@ class DeliveryLeases:
         """Return the callers that hold messages, or are fetching."""
         return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[HeldByHandle]:
         """Return what each handle holds, or has held for too long, without what it gave up or has never received."""
         now, since = asyncio.get_running_loop().time(), defaultdict[str, list[tuple[float, int]]](list)
         for lease in self._leases.values():
@@ -134,7 +134,7 @@ class DeliveryLeases:
         found = []
         for holder in [*since, *(self._came_again.keys() - since.keys())]:
             times, rows = zip(*since[holder], strict=True) if since[holder] else ((0.0,), (0,))
-            found.append(Held(holder, sum(rows), max(times), self._came_again.get(holder, 0)))
+            found.append(HeldByHandle(holder, sum(rows), max(times), self._came_again.get(holder, 0)))
         return found
 
     # -- returning ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.directory import Directory, Record
+from ray_messaging.addressing.directory import Directory, MailboxRecord
 from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, LEASE_RETRY, Backoff
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import FrameError, MoveFailed, UnknownName
@@ -212,7 +212,7 @@ class Departure:
             reason,
         )
 
-    def _records(self) -> tuple[Record, Record | None]:
+    def _records(self) -> tuple[MailboxRecord, MailboxRecord | None]:
         """Return the records of the mailbox and of the target after the move.
 
         Raises: UnknownName if an agent is not here or the target does not exist.

@@ -17,7 +17,7 @@ from ray_messaging.receiving.call_checks import CommitMode, check_commit, check_
 from ray_messaging.receiving.commits import Commits, InFlight
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.mailbox_lease import MailboxLease
-from ray_messaging.transports.values import Conclusion
+from ray_messaging.transports.transport_values import Conclusion
 
 if TYPE_CHECKING:
     from ray_messaging.observability.tracing.tracer import Tracer
@@ -30,7 +30,7 @@ _TRANSACTION_OPEN = (
 )
 
 
-class Taken(NamedTuple):
+class FetchedRows(NamedTuple):
     """Messages taken out of the inbox, and the numbers `low` to `high` of their rows.
 
     `passed` says that frames without messages were taken too, so that the cursor can move.
@@ -249,7 +249,7 @@ class Fetcher:
             self._tracer.committed()
         return self.commits.acknowledge(everything=everything)
 
-    def _hand_out(self, taken: Taken) -> None:
+    def _hand_out(self, taken: FetchedRows) -> None:
         self.commits.handed_out.append((taken.low, taken.high))
         if self._tracer is not None:
             self._tracer.hold(taken.slices)
@@ -265,7 +265,7 @@ class Fetcher:
         check: Callable[[], object] | None = None,
         *,
         complete: bool = False,
-    ) -> Taken:
+    ) -> FetchedRows:
         """Take messages out of the inbox; wait for the first.
 
         The wait also ends if a frame without messages arrives, because such frames fill the mailbox until they are
@@ -286,7 +286,7 @@ class Fetcher:
             low, changes = flight.taken, flight.changes
             lease = self._lease
             if lease is not None and lease.has_stood_still() and not await self._confirm(lease, timeout, complete):
-                return Taken([], low, low, False)
+                return FetchedRows([], low, low, False)
             if check is not None:
                 check()
             slices = self.inbox.take(limit, flight)
@@ -304,7 +304,7 @@ class Fetcher:
                 break
         if self._observer is not None or self._tracer is not None:
             self._observe(slices)
-        return Taken(slices, low, flight.taken, passed)
+        return FetchedRows(slices, low, flight.taken, passed)
 
     async def _confirm(self, lease: MailboxLease, timeout: float | None, complete: bool) -> bool:  # noqa: FBT001
         """Confirm the mailbox's lease after a standstill; return False if the server did not answer in time.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ray_messaging.common.backoff import LEASE_RETRY, Backoff
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import AlreadyExists, Fenced, MessagingError, NotListening, ServerRefused
-from ray_messaging.transports.values import Held
+from ray_messaging.transports.transport_values import HeldMailbox
 
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
@@ -83,7 +83,7 @@ class LeaseWatch:
             await self._transport.end_leases(over)
 
 
-async def outlast(transport: "RedisTransport", mailbox: str, held: Held, is_dead: IsDead | None) -> str:
+async def outlast(transport: "RedisTransport", mailbox: str, held: HeldMailbox, is_dead: IsDead | None) -> str:
     """Wait until another owner's lease of a mailbox has ended, and return it; return "" if it is gone.
 
     If the lease has not ended by the server's clock, and `is_dead` does not say that the owner is dead, there is no

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from ray_messaging.addressing.directory import NO_DATES, Directory, HostDates, Record, claims_of
+from ray_messaging.addressing.directory import NO_DATES, Directory, HostDates, MailboxRecord, claims_of
 from ray_messaging.common.backoff import STALE_DIRECTORY_RETRY, Backoff
 from ray_messaging.errors import AlreadyExists, ConfigError, MoveFailed, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def moved_records(
-    source: Record, target: Record | None, agents: AgentSet, version: int = 0, dates: HostDates = NO_DATES
-) -> tuple[Record, Record | None]:
+    source: MailboxRecord, target: MailboxRecord | None, agents: AgentSet, version: int = 0, dates: HostDates = NO_DATES
+) -> tuple[MailboxRecord, MailboxRecord | None]:
     """Return the records of a mailbox that agents leave and of the one to which they move (None: they are removed).
 
     With steps, `version` is the directory's version with the move.
@@ -37,7 +37,7 @@ def moved_records(
     return here, there.succeeds(target, version, dates, came_from)
 
 
-def check_leaving(agents: AgentSet, record: Record, target: str | None) -> None:
+def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -> None:
     """Raise an error if agents cannot move from a mailbox to another one (None: to none), as far as its record shows.
 
     Raises: AlreadyExists if the other one is the same; UnknownName if an agent is not hosted there.
@@ -109,7 +109,7 @@ class Rehoster:
             change.version == version and change.agents_gone() == agents for change in record.changes
         )
 
-    def _moved(self, agents: AgentSet, source: str, target: str | None) -> tuple[Record, Record | None]:
+    def _moved(self, agents: AgentSet, source: str, target: str | None) -> tuple[MailboxRecord, MailboxRecord | None]:
         """Return the records with which the next attempt is made; raises as `move`."""
         records = self._directory.records
         here, there = records.get(source), None if target is None else records.get(target)

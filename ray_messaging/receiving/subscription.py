@@ -31,7 +31,7 @@ from ray_messaging.receiving.mailbox_lease import IsDead, MailboxLease, outlast
 from ray_messaging.receiving.reader import Reader
 from ray_messaging.receiving.subscription_spec import SubscriptionSpec, check_claims
 from ray_messaging.receiving.unfolder import Unfolder
-from ray_messaging.transports.values import Held, Ingress, Limits
+from ray_messaging.transports.transport_values import HeldMailbox, Ingress, Limits
 from ray_messaging.wire.frames import FOREIGN_SENDER
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Subscription:
             listening = await self._transport.listen(
                 record, self._directory.version, limits, owner=spec.owner, epoch=self.epoch, over=over
             )
-            if isinstance(listening, Held):
+            if isinstance(listening, HeldMailbox):
                 over = await outlast(self._transport, self.name, listening, is_dead)
                 backoff.deadline = clock() + settings.send_timeout_s
             elif listening is not None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ray_messaging.addressing.channels import AgentId, build_channel, check_subtopic, parse_channel
-from ray_messaging.addressing.directory import Directory, Record, claims_of
+from ray_messaging.addressing.directory import Directory, MailboxRecord, claims_of
 from ray_messaging.addressing.patterns import compile_glob, is_glob
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import AlreadyExists, InvalidAddress
@@ -61,7 +61,7 @@ class SubscriptionSpec:
         wider, fresh = self._widened(added), self._fresh(added, ())
         return replace(self, agents=wider, exclusive=True, owner=owner, fresh=fresh, fresh_globs=())
 
-    def hosting(self, record: Record) -> "SubscriptionSpec":
+    def hosting(self, record: MailboxRecord) -> "SubscriptionSpec":
         """Return the spec with the agents of a record instead, because some may have come or left since."""
         here = record.by_subtopic()
         return replace(self, agents=here, moved=record.moved, fresh=self._fresh(here, ()), fresh_globs=())
@@ -85,9 +85,9 @@ class SubscriptionSpec:
         new = {topic: agents - self.agents.get(topic, NO_AGENTS) for topic, agents in added.items()}
         return ChannelSet(self.exp_id, new, dict.fromkeys(plain).keys() - set(self.plain))
 
-    def record(self, name: str, settings: MessagingConfig) -> Record:
+    def record(self, name: str, settings: MessagingConfig) -> MailboxRecord:
         """Build the mailbox's record for the directory."""
-        return Record(
+        return MailboxRecord(
             name,
             claims_of(self.agents),
             [*self.plain],
@@ -100,7 +100,7 @@ class SubscriptionSpec:
         )
 
 
-def check_claims(record: Record, directory: Directory) -> None:
+def check_claims(record: MailboxRecord, directory: Directory) -> None:
     """Raise AlreadyExists if another mailbox hosts an agent that a record claims exclusively."""
     if not record.exclusive:
         return

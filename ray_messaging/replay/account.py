@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.receipt import BLOCKED, DELIVERED, FATES, PUBLISHED, UNDELIVERABLE, UNKNOWN
-from ray_messaging.replay.plan import Plan, Share
-from ray_messaging.replay.worker import Sent, Tally
+from ray_messaging.replay.replay_plan import Plan, Share
+from ray_messaging.replay.worker import ReceivedTally, ReplaySent
 
 _NOT_IN_JSON = {"fates", "unknown", "agents_differ", "unheard", "matrix"}
 _NAMED = 5  # most agents that are named because their messages were undeliverable
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Account:
+class ReplayAccount:
     """Figures of a replay; `problems` lists in words those that do not balance.
 
     `lost` counts messages that were delivered according to their receipts, but not received; `leaked` those that were
@@ -89,7 +89,9 @@ class Account:
         }
 
 
-def build_account(plan: Plan, shares: list[Share], sent: list[Sent], tallies: list[Tally]) -> Account:
+def build_account(
+    plan: Plan, shares: list[Share], sent: list[ReplaySent], tallies: list[ReceivedTally]
+) -> ReplayAccount:
     """Build the account from what the groups have sent and received."""
     traffic, codes = plan.traffic, fate_codes(plan, shares, sent)
     delivered = codes == DELIVERED
@@ -100,7 +102,7 @@ def build_account(plan: Plan, shares: list[Share], sent: list[Sent], tallies: li
     delivered_to = np.bincount(traffic.targets[delivered], minlength=len(traffic.agents))
     begun = min(part.began_at for part in sent)
     file_counts = np.bincount(traffic.targets, minlength=len(traffic.agents))
-    return Account(
+    return ReplayAccount(
         messages=len(traffic),
         fates={FATES[code]: counts[code] for code in (DELIVERED, BLOCKED, PUBLISHED, UNDELIVERABLE)},
         unknown=counts[UNKNOWN],
@@ -131,7 +133,7 @@ def build_account(plan: Plan, shares: list[Share], sent: list[Sent], tallies: li
     )
 
 
-def fate_codes(plan: Plan, shares: list[Share], sent: list[Sent]) -> NDArray[np.uint8]:
+def fate_codes(plan: Plan, shares: list[Share], sent: list[ReplaySent]) -> NDArray[np.uint8]:
     """Return the fate of every message, uint8 (n,); UNKNOWN for a message that no group sent."""
     codes = np.full(len(plan.traffic), UNKNOWN, np.uint8)
     for share, part in zip(shares, sent, strict=True):

@@ -18,10 +18,10 @@ from ray_messaging.cluster.ray_calls import get, kill, put, start_actor, wait
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.messager import Messager
 from ray_messaging.receipt import DELIVERED
-from ray_messaging.replay.account import Account, build_account, fate_codes, percentiles
-from ray_messaging.replay.plan import Plan, Reference, Share
+from ray_messaging.replay.account import ReplayAccount, build_account, fate_codes, percentiles
+from ray_messaging.replay.replay_plan import Plan, Reference, Share
 from ray_messaging.replay.trace import Traffic
-from ray_messaging.replay.worker import Sent, Tally, Worker
+from ray_messaging.replay.worker import ReceivedTally, ReplaySent, Worker
 
 Progress = Callable[[int, int, int | None], None]  # sent, received, expected (None: not known yet)
 
@@ -93,16 +93,16 @@ class ReplayRunner:
     ) -> None:
         self.close()
 
-    def run(self, on_progress: Progress) -> Account:
+    def run(self, on_progress: Progress) -> ReplayAccount:
         """Send and receive all messages; return the account. Raises OutcomeUnknown; Closed if a group died."""
         receiving = [actor.receive.remote() for actor in self._actors]
         sending = [actor.send.remote() for actor in self._actors]
         # Receivers do not know yet how many messages to expect, so one that ends already has failed, and raises.
-        sent: list[Sent] = self._watch(sending, receiving, on_progress)
+        sent: list[ReplaySent] = self._watch(sending, receiving, on_progress)
         counts = self._delivered(sent)
         for actor, count in zip(self._actors, counts, strict=True):
             actor.expect.remote(count)
-        tallies: list[Tally] = self._watch(receiving, [], on_progress, sum(counts))
+        tallies: list[ReceivedTally] = self._watch(receiving, [], on_progress, sum(counts))
         return build_account(self._plan, self._shares, sent, tallies)
 
     def lone_latency_ms(self) -> dict[str, float | None]:
@@ -125,7 +125,7 @@ class ReplayRunner:
             for actor in actors:
                 kill(actor)
 
-    def _delivered(self, sent: list[Sent]) -> list[int]:
+    def _delivered(self, sent: list[ReplaySent]) -> list[int]:
         """Return the number of messages that were delivered to each group."""
         plan = self._plan
         delivered = fate_codes(plan, self._shares, sent) == DELIVERED

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.replay.trace_formats import Source, reader_for
+from ray_messaging.replay.trace_formats import TraceFile, reader_for
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -65,7 +65,7 @@ def read_trace(
     ConfigError for a template that is not plain.
     """
     requested = {"sender": from_field, "receiver": to_field, "time": time_field, "text": text_field}
-    source = Source(Path(path))
+    source = TraceFile(Path(path))
     columns = reader_for(source)(source, requested)
     sources, targets, times = (np.array(numbers) for numbers in (columns.sources, columns.targets, columns.times))
     return Traffic(source.stem, [*columns.places], sources, targets, times, columns.texts)

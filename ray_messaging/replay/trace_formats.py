@@ -31,7 +31,7 @@ _LATE_QUOTE = re.compile(r'(^|[,\n])[ \t]+"')  # in CSV, unless it stands within
 _JSON_ARRAY = re.compile(r"\s*\[\s*[{\[\]]")
 
 
-class Source:
+class TraceFile:
     """A whole trace file, unzipped.
 
     `data` are its UTF-8 bytes without byte order mark, and `text` is the same, decoded. `stem` and `extension` are
@@ -92,7 +92,7 @@ class Source:
             ) from error
 
 
-Reader = Callable[[Source, Requested], Columns]
+Reader = Callable[[TraceFile, Requested], Columns]
 
 
 def _number(spelled: str) -> float | Decimal:
@@ -105,7 +105,7 @@ def _number(spelled: str) -> float | Decimal:
 _json_rows = msgspec.json.Decoder(dict[str, Any], float_hook=_number)
 
 
-def reader_for(source: Source) -> Reader:
+def reader_for(source: TraceFile) -> Reader:
     """Return the reader for a file's extension, else for its first line; raise TraceError for a JSON array."""
     if _JSON_ARRAY.match(source.text):
         raise source.broken(
@@ -125,7 +125,7 @@ def reader_for(source: Source) -> Reader:
     return read_csv if "," in first else read_edges
 
 
-def read_edges(source: Source, requested: Requested) -> Columns:
+def read_edges(source: TraceFile, requested: Requested) -> Columns:
     """Read `src dst [time]` lines, split at tabs in a .tsv file and at white space in others.
 
     The first line decides whether there are times. Lines that begin with # are comments. In files of KONECT, lines that
@@ -209,7 +209,7 @@ def _unquoted(cells: list[str]) -> list[str]:
     return cells
 
 
-def read_csv(source: Source, requested: Requested) -> Columns:
+def read_csv(source: TraceFile, requested: Requested) -> Columns:
     """Read comma-separated rows after a header; quoted cells may have line breaks. Raises TraceError with the line."""
     columns: Columns | None = None
     width = 0
@@ -227,7 +227,7 @@ def read_csv(source: Source, requested: Requested) -> Columns:
     return _filled(source, columns)
 
 
-def read_json_lines(source: Source, requested: Requested) -> Columns:
+def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
     """Read one object per line; the first decides which default names are used. Raises TraceError with the line."""
     columns: Columns | None = None
     for line, content in enumerate(source.data.split(b"\n"), 1):
@@ -266,7 +266,7 @@ def _check_first(cells: list[Any], *, at_tabs: bool) -> None:
         raise RowError("cells end at white space, and not at commas")
 
 
-def _csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(source: TraceFile) -> Iterator[tuple[int, list[str]]]:
     # Lines end at \n only, so that line numbers match an editor.
     rows = csv.reader(StringIO(source.text, newline="\n"), strict=True)
     begin = 1
@@ -302,7 +302,7 @@ def _header_keys(cells: list[str]) -> dict[str, int]:
     return {name: place for place, name in enumerate(names)}
 
 
-def _filled(source: Source, columns: Columns | None) -> Columns:
+def _filled(source: TraceFile, columns: Columns | None) -> Columns:
     if not columns:
         raise source.broken(1, "the file holds no message: a trace needs one message a line")
     return columns

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import MessagingError
 from ray_messaging.messager import Messager
-from ray_messaging.replay.plan import Reference, Share, digests
+from ray_messaging.replay.replay_plan import Reference, Share, digests
 
 CHUNK_ROWS = 16_384  # messages per call: only a few frames, so that progress is visible
 TICK_S = 0.2  # timeout of a fetch; the last fetch of a replay catches unexpected messages
@@ -37,7 +37,7 @@ _read_note = msgspec.json.Decoder(Note).decode
 
 
 @dataclass(slots=True, eq=False)
-class Tally:
+class ReceivedTally:
     """Counts of one group's received messages.
 
     `seen` has the number of arrivals of each message, uint32 (n,); `by_agent` that for each agent, int64.
@@ -64,7 +64,7 @@ class Checker:
         self._reference = reference
         self._group = group
         self._latest = np.full(int(reference.pairs.max(initial=-1)) + 1, -1, np.int64)  # by pair
-        self.tally = Tally(np.zeros(len(reference), np.uint32), np.zeros(len(reference.agents), np.int64))
+        self.tally = ReceivedTally(np.zeros(len(reference), np.uint32), np.zeros(len(reference.agents), np.int64))
 
     def take(
         self,
@@ -139,7 +139,7 @@ def _parse(lines: Sequence[bytes]) -> tuple[list[Note], NDArray[np.intp]]:
     return notes, np.array(kept, np.intp)
 
 
-class Sent(NamedTuple):
+class ReplaySent(NamedTuple):
     """The result of sending a group's messages: the fate of each (uint8), and the beginning and end in unix s.
 
     `blocked_by` has the number of messages that each rule blocked.
@@ -167,7 +167,7 @@ class Worker:
         """Return the numbers of messages sent and received."""
         return self._sent, self._checker.tally.received
 
-    async def send(self) -> Sent:
+    async def send(self) -> ReplaySent:
         """Send the group's messages in order, each at its due time."""
         codes = np.zeros(len(self._share.rows), np.uint8)
         blocked_by: Counter[str] = Counter()
@@ -180,7 +180,7 @@ class Worker:
             codes[low:high] = receipts.codes
             blocked_by += receipts.blocked_by()
             self._sent += high - low
-        return Sent(codes, blocked_by, began_at, time.time())
+        return ReplaySent(codes, blocked_by, began_at, time.time())
 
     def _chunks(self, start: float) -> Iterator[tuple[int, int, float]]:
         """Yield chunks of the messages, rows `low` to `high`, each with the time to wait before it, in s."""
@@ -210,7 +210,7 @@ class Worker:
         """Set the number of messages that were delivered to this group. It is called after all receipts have come."""
         self._expected = messages
 
-    async def receive(self) -> Tally:
+    async def receive(self) -> ReceivedTally:
         """Check messages until all expected ones are here and a fetch is empty, or none came for `PATIENCE_S`."""
         checker, last = self._checker, time.monotonic()
         while True:

@@ -21,9 +21,9 @@ from ray_messaging.message import cause_here
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, STR, IdColumn, PayloadColumn, encode_payload, nobody
-from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.extension import AudiencePairs, Extension
 from ray_messaging.model.typed.input import is_array, is_table, table_of
-from ray_messaging.model.typed.table import Payloads
+from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending.pending_batch import Entry, RowBatch, caused_by_one
 
@@ -315,7 +315,9 @@ def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | No
     return [chunk.batch((topic,), step, now, caused_by_one(cause, len(chunk.from_ids))) for chunk in chunks]
 
 
-def unspread_batches(chunks: Sequence[ColumnChunk], audience: Audience, topic: str, step: int | None) -> list[Batch]:
+def unspread_batches(
+    chunks: Sequence[ColumnChunk], audience: AudiencePairs, topic: str, step: int | None
+) -> list[Batch]:
     """Build one batch from each chunk of broadcasts, with one row for each broadcast, and without recipients."""
     batches = batches_of_columns([chunk._replace(to_ids=nobody(len(chunk.from_ids))) for chunk in chunks], topic, step)
     for batch in batches:
@@ -330,7 +332,7 @@ def is_unspread(batch: Batch) -> bool:
     return extension is not None and extension.audience is not None and extension.audience.version == UNRESOLVED
 
 
-async def edges_of(audience: Audience, topic: str, directory: Directory, audiences: AudienceCache) -> Edges:
+async def edges_of(audience: AudiencePairs, topic: str, directory: Directory, audiences: AudienceCache) -> Edges:
     """Return the pairs of an audience. The audience EVERYBODY has all agents that listen on a subtopic."""
     if audience != EVERYBODY:
         return await audiences.edges(audience)

@@ -15,7 +15,7 @@ from ray_messaging.errors import ConfigError, MessagingError, OutcomeUnknown, Pa
 from ray_messaging.message import cause_here
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.extension import AudiencePairs, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulator import Accumulator
@@ -84,7 +84,7 @@ class BulkSender:
 
         Raises: UnknownName for an audience that does not exist; otherwise as `send_entries`.
         """
-        named = Audience(name_of(audience), UNRESOLVED)
+        named = AudiencePairs(name_of(audience), UNRESOLVED)
         return await self._broadcast(unspread_batches(chunks, named, topic, step))
 
     async def _broadcast(self, broadcasts: Sequence[Batch]) -> Receipts:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import build_channel
-from ray_messaging.addressing.directory import NOBODY, Directory, Record
+from ray_messaging.addressing.directory import NOBODY, Directory, MailboxRecord
 from ray_messaging.audiences.folding import agents_digest, fold, row_kinds
 from ray_messaging.limits_and_timeouts import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
 from ray_messaging.model.agent_sets import AgentSet
@@ -19,7 +19,7 @@ from ray_messaging.sending.bulk_input import split_rows
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.pending_batch import Reaches
 from ray_messaging.transports.step_values import ASKER, box_name
-from ray_messaging.transports.values import LOG, FrameWrite, LoggedFrame, Published
+from ray_messaging.transports.transport_values import LOG, FrameWrite, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
 
 # The most bytes that a broadcast takes in a frame in addition to its payload: id, number, ordinal, line.
@@ -60,7 +60,7 @@ class FrameRouter:
         self.mirror = mirror
         self._routed: tuple[Batch, int, NDArray[np.int32]] | None = None  # the last batch, directory version, routes
         self._kinded: tuple[Batch, NDArray[np.intp] | None] | None = None  # of the last batch, see `_kinds`
-        self._digests: dict[str, tuple[Record, str, bytes]] = {}  # by mailbox, for one record and topic
+        self._digests: dict[str, tuple[MailboxRecord, str, bytes]] = {}  # by mailbox, for one record and topic
         self.unkept: dict[bytes, AgentSet] = {}  # sets that frames name and the server may not have, by digest
         self._kept: set[bytes] = set()
         self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in their step
@@ -312,7 +312,7 @@ class FrameRouter:
             found = self._routed = batch, self.directory.version, self.directory.route(batch)
         return found[2]
 
-    def _named(self, digest: bytes, record: Record, batch: Batch) -> bytes:
+    def _named(self, digest: bytes, record: MailboxRecord, batch: Batch) -> bytes:
         """Return the digest of a mailbox's agents. If it is new, and there is an event log, note that it lacks them."""
         if self.directory.logged and digest not in self._kept:
             self.unkept[digest] = record.agents(batch.topics[0])

@@ -27,7 +27,7 @@ from ray_messaging.sending.frame_router import UNOWNED, FrameRouter, OutboundFra
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.mailbox_queues import MailboxQueue, MailboxQueues
 from ray_messaging.sending.schema_checks import check_batches, fitting
-from ray_messaging.transports.values import (
+from ray_messaging.transports.transport_values import (
     LOG,
     Conclusion,
     FrameFate,
@@ -359,7 +359,7 @@ class FrameSender:
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
         """Build the error for a frame that is too large for its mailbox even when that is empty."""
         record = self.directory.records.get(frame.mailbox)
-        return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)  # see `Record`
+        return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)  # see `MailboxRecord`
 
     def _reroute(self) -> None:
         """Route all queued rows again, by the new directory."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ray_messaging.errors import MessagingError, OutcomeUnknown
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.typed.table import Payloads
+from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.observability.observer import Observer
 from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipts, set_receipts
 from ray_messaging.sending.pending_batch import PendingBatch

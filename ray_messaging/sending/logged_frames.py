@@ -5,7 +5,7 @@ import numpy as np
 from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
-from ray_messaging.transports.values import LoggedFrame
+from ray_messaging.transports.transport_values import LoggedFrame
 from ray_messaging.wire.frames import encode
 from ray_messaging.wire.notes import Before, LogNote, before_of, encode_log_note, why_of
 

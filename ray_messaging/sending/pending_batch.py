@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.addressing.directory import Record
+from ray_messaging.addressing.directory import MailboxRecord
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import agents_digest
 from ray_messaging.errors import MessagingError, PayloadTooLarge, TransactionError
@@ -21,7 +21,7 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Behind, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.receipt import Receipt, Receipts
-from ray_messaging.transports.values import Conclusion
+from ray_messaging.transports.transport_values import Conclusion
 
 if TYPE_CHECKING:
     from ray_messaging.message import Message
@@ -80,7 +80,7 @@ class ConversationRows(msgspec.Struct, eq=False):
 class Reach(NamedTuple):
     """How many of a mailbox's agents hear each sender, by the sender's place; `agents` is the digest of the agents."""
 
-    record: Record
+    record: MailboxRecord
     agents: bytes
     hearers: NDArray[np.int64]
 
@@ -102,7 +102,7 @@ class Reaches:
         self._topic = topic
         self._found: dict[str, Reach] = {}
 
-    def of(self, record: Record) -> Reach:
+    def of(self, record: MailboxRecord) -> Reach:
         """Return how many agents of a mailbox hear each sender."""
         found = self._found.get(record.mailbox)
         if found is None or found.record is not record:
@@ -111,7 +111,7 @@ class Reaches:
             found = self._found[record.mailbox] = Reach(record, agents_digest(agents), hearers)
         return found
 
-    def are_all_in(self, records: Collection[Record], from_ids: IdColumn) -> bool:
+    def are_all_in(self, records: Collection[MailboxRecord], from_ids: IdColumn) -> bool:
         """Return whether each hearer of some senders is in one of some mailboxes."""
         there = sum((self.of(record).hearers for record in records), np.zeros(len(self.hearers), np.int64))
         places = self.places_of(from_ids)

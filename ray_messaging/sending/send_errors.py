@@ -12,7 +12,7 @@ from ray_messaging.errors import (
     TransitError,
 )
 from ray_messaging.sending.frame_router import OutboundFrame
-from ray_messaging.transports.values import Conclusion, FrameFate, SendStatus
+from ray_messaging.transports.transport_values import Conclusion, FrameFate, SendStatus
 
 STALE = (
     "the interceptor that answers has a successor, which did not answer in time, so nothing was sent: look at its "

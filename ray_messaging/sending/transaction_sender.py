@@ -26,7 +26,7 @@ from ray_messaging.sending.frame_router import UNOWNED, OutboundFrame
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.in_flight_batch import InFlightBatch
 from ray_messaging.sending.pending_batch import TransactionBatch
-from ray_messaging.transports.values import FrameFate, SendReply, SendStatus
+from ray_messaging.transports.transport_values import FrameFate, SendReply, SendStatus
 
 if TYPE_CHECKING:
     from ray_messaging.sending.send_loop import SendLoop

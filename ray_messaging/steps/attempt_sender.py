@@ -35,7 +35,7 @@ from ray_messaging.steps.step_broadcasts import StepBroadcasts
 from ray_messaging.steps.step_moves import MovedAudiences
 from ray_messaging.steps.step_transport import StepTransport
 from ray_messaging.transports.step_values import Closing, Committed, Done, Opened, Refused, StepTag, WaitFor, Waiting
-from ray_messaging.transports.values import FrameFate, SendRequest
+from ray_messaging.transports.transport_values import FrameFate, SendRequest
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps

@@ -19,7 +19,7 @@ _AHEAD_S: Final = 0.25  # a grant has the beginnings of the calls of so many sec
 _EARLY_S: Final = 0.05  # so long before the last of them, a gate asks again
 
 
-class Held(NamedTuple):
+class HeldCalls(NamedTuple):
     """What a gate holds: how many calls were granted to it so far, how many of these have ended, and were not made.
 
     `gate` is unique: a group that has restarted has a gate of its own.
@@ -47,12 +47,12 @@ class CallLimits:
         self._clock = clock
         self._pause_s = 0.0 if settings.rate_per_minute is None else 60 / settings.rate_per_minute
         self._next = 0.0  # when the next call may begin
-        self._held: dict[str, Held] = {}  # by group
+        self._held: dict[str, HeldCalls] = {}  # by group
         self._former = 0  # calls of gates that are no more
         self._turn = asyncio.Lock()  # the first that asks is the first that gets
         self._changed = asyncio.Event()
 
-    async def take(self, held: Held, wanted: int) -> Grant:
+    async def take(self, held: HeldCalls, wanted: int) -> Grant:
         """Grant up to `wanted` calls to a gate; return when at least one is granted, or the budget is spent."""
         await self.note(held)
         self._held[held.group] = self._held[held.group]._replace(granted=held.granted)  # it knows of each grant
@@ -71,7 +71,7 @@ class CallLimits:
             self._held[held.group] = now._replace(granted=now.granted + len(delays))
             return Grant(delays)
 
-    async def note(self, held: Held) -> None:
+    async def note(self, held: HeldCalls) -> None:
         """Take note of what a gate holds. It may be earlier than what is known: then it changes nothing."""
         known = self._held.get(held.group, held)
         if known.gate == held.gate:
@@ -109,9 +109,9 @@ class CallGate:
     """
 
     def __init__(
-        self, group: str, take: Callable[[Held, int], Awaitable[Grant]], note: Callable[[Held], object]
+        self, group: str, take: Callable[[HeldCalls, int], Awaitable[Grant]], note: Callable[[HeldCalls], object]
     ) -> None:
-        self._held = Held(group, uuid.uuid4().hex)
+        self._held = HeldCalls(group, uuid.uuid4().hex)
         self._take = take
         self._note = note
         self._loop = asyncio.get_running_loop()

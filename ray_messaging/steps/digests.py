@@ -21,7 +21,7 @@ import numpy as np
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.audiences.cache import audience_of
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.pairs import Pairs
+from ray_messaging.audiences.hearer_pairs import Pairs
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.directory import Record
+from ray_messaging.addressing.directory import MailboxRecord
 from ray_messaging.audiences.folding import agents_digest, encode_kept, kept_places
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
@@ -21,8 +21,8 @@ from ray_messaging.steps.box_frames import (
     batches_of,
     from_outside,
 )
-from ray_messaging.steps.inbox import FoldedBatch
 from ray_messaging.steps.moved_agents import MovedAgents
+from ray_messaging.steps.step_inbox import FoldedBatch
 from ray_messaging.transports.box_reader import BoxReader
 from ray_messaging.transports.step_values import OUTSIDE, BoxFrame, Opened, box_name
 
@@ -64,7 +64,7 @@ class GroupBoxes:
         self._store = store
         self._unfolder = unfolder
 
-    async def read(self, opened: Opened, box: BoxReader, record: Record, moved: MovedAgents) -> ReadBoxes:
+    async def read(self, opened: Opened, box: BoxReader, record: MailboxRecord, moved: MovedAgents) -> ReadBoxes:
         """Read all frames that count for an open step; raise FrameError if one cannot be decoded or was lost."""
         own, step = await box.covered(opened.covers), opened.step
         late = all(cover.sent >= moved.changed for cover in opened.covers)
@@ -99,7 +99,7 @@ class GroupBoxes:
             found += [] if left is None else [FoldedBatch(left, edges)]
         return found
 
-    async def _toward(self, batch: Batch, box: OpenBox, record: Record) -> FoldedBatch:
+    async def _toward(self, batch: Batch, box: OpenBox, record: MailboxRecord) -> FoldedBatch:
         """Return what the group reads of broadcasts; raises as `toward_agents`."""
         agents = record.agents(batch.topics[0])
         return await toward_agents(self._unfolder, batch, agents, _chosen(box, agents))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ray_messaging.addressing.directory import ALWAYS, HostDates, Record, agents_of
+from ray_messaging.addressing.directory import ALWAYS, HostDates, MailboxRecord, agents_of
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 
 
@@ -23,7 +23,7 @@ class MovedAgents(NamedTuple):
 NOBODY_MOVED = MovedAgents(NO_AGENTS, NO_AGENTS, {}, ALWAYS)
 
 
-def moved_agents(record: Record, step: int, dates: HostDates, horizon: int) -> MovedAgents:
+def moved_agents(record: MailboxRecord, step: int, dates: HostDates, horizon: int) -> MovedAgents:
     """Return which agents of a mailbox have moved within the last `horizon` steps before `step`, by its record."""
     oldest = step - horizon  # messages that were sent in this step or earlier have all been read
     came, left, changed = NO_AGENTS, NO_AGENTS, ALWAYS
@@ -55,7 +55,9 @@ class Arrival(NamedTuple):
     before: AgentSet
 
 
-def arrivals_at(step: int, record: Record, records: Mapping[str, Record], dates: HostDates) -> dict[str, AgentSet]:
+def arrivals_at(
+    step: int, record: MailboxRecord, records: Mapping[str, MailboxRecord], dates: HostDates
+) -> dict[str, AgentSet]:
     """Return the agents that come to a mailbox with a step, by the group that had them in the previous step."""
     found: dict[str, AgentSet] = {}
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.audiences.folding import kept_pairs
-from ray_messaging.audiences.pairs import Pairs
+from ray_messaging.audiences.hearer_pairs import Pairs
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE
-from ray_messaging.model.extension import Audience
+from ray_messaging.model.extension import AudiencePairs
 from ray_messaging.model.joining import joined_ids
 from ray_messaging.receipt import DELIVERED, FATES, UNDELIVERABLE, UNKNOWN, Outcome, PairFates
 from ray_messaging.steps.blocked_sends import encode_blocked
@@ -27,14 +27,14 @@ from ray_messaging.steps.digests import (
     step_digest,
     sum_of,
 )
-from ray_messaging.steps.inbox import FoldedBatch
+from ray_messaging.steps.step_inbox import FoldedBatch
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 
 _NAMED = 5  # the most addresses of undeliverable messages that are named
-NO_AUDIENCES: Mapping[Audience, bytes] = {}
+NO_AUDIENCES: Mapping[AudiencePairs, bytes] = {}
 Blocked = list[tuple[Batch, Mapping[int, tuple[str, str]]]]  # batches with blocked rows: rule and reason of each
 Kept = tuple[dict[str, int], int, int, Blocked, dict[str, int], dict[str, int]]  # a StepAccount's fields
 
@@ -76,7 +76,7 @@ class StepAccount:
         self._blocked: Blocked = []
         self.total: Counter[str] = Counter()
         self.unheard: Counter[str] = Counter()
-        self.audiences: Mapping[Audience, bytes] = {}  # for each version of an audience, the hash of its pairs
+        self.audiences: Mapping[AudiencePairs, bytes] = {}  # for each version of an audience, the hash of its pairs
 
     def copy(self) -> Kept:
         """Return what `restore` takes: plain dicts, as each step makes one, and a Counter takes 20 times as long."""
@@ -183,7 +183,7 @@ def digest_rows(
     batch: Batch,
     codes: Sequence[int],
     blocks: Mapping[int, tuple[str, str]],
-    audiences: Mapping[Audience, bytes] = NO_AUDIENCES,
+    audiences: Mapping[AudiencePairs, bytes] = NO_AUDIENCES,
 ) -> list[DigestRow]:
     """Return the rows of a batch in their form for the digest: with their fates, and rule and reason if blocked.
 

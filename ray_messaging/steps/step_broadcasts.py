@@ -11,7 +11,7 @@ from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, current_audienc
 from ray_messaging.audiences.folding import spread
 from ray_messaging.engine import Engine
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.extension import Audience
+from ray_messaging.model.extension import AudiencePairs
 from ray_messaging.sending.bulk_input import edges_of, within_pairs
 from ray_messaging.sending.pending_batch import EncodedBatch, Reaches
 from ray_messaging.steps.agent_places import AgentPlaces
@@ -23,8 +23,8 @@ class StepBroadcasts:
     def __init__(self, engine: Engine, directory: Directory) -> None:
         self._engine = engine
         self._directory = directory
-        self._reaches: dict[tuple[Audience, str], tuple[AgentPlaces, int, Reaches]] = {}
-        self.digests: dict[Audience, bytes] = {}
+        self._reaches: dict[tuple[AudiencePairs, str], tuple[AgentPlaces, int, Reaches]] = {}
+        self.digests: dict[AudiencePairs, bytes] = {}
 
     async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[EncodedBatch]:
         """Return batches in a form that can be sent, in which those of broadcasts know their hearers.
@@ -53,7 +53,7 @@ class StepBroadcasts:
         parts = within_pairs(broadcasts, reaches.edges)
         return [EncodedBatch(batch=spread(part, reaches.edges)) for part in parts]
 
-    async def _reach(self, audience: Audience, topic: str, senders: AgentPlaces) -> Reaches:
+    async def _reach(self, audience: AudiencePairs, topic: str, senders: AgentPlaces) -> Reaches:
         """Return who hears the broadcasts of some senders to an audience; cached until senders or audience change."""
         key, version = (audience, topic), self._directory.version if audience == EVERYBODY else 0
         found = self._reaches.get(key)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ray_messaging.addressing.directory import Directory, Record
+from ray_messaging.addressing.directory import Directory, MailboxRecord
 from ray_messaging.common.backoff import STEP_DRIVER_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.engine import Engine
@@ -22,20 +22,20 @@ from ray_messaging.steps.attempt_sender import AttemptSender
 from ray_messaging.steps.blocked_sends import NOTHING_BLOCKED, BlockedSends
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.group_boxes import GroupBoxes
-from ray_messaging.steps.inbox import HeardBroadcasts, StepInbox
 from ray_messaging.steps.moved_agents import NOBODY_MOVED, Arrival, arrivals_at, moved_agents
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts, whole_number
+from ray_messaging.steps.step_inbox import HeardBroadcasts, StepInbox
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transports.box_reader import BoxReader
 from ray_messaging.transports.step_values import (
     SUPERVISOR,
     Done,
     Driven,
+    DrivenGroup,
     Driver,
     Opened,
     StepSettings,
-    Taken,
     WaitFor,
     Waiting,
     box_name,
@@ -109,7 +109,7 @@ class StepLoop:
         self._group = engine.name
         self.places = NO_PLACES
         self.before = NO_AGENTS  # the agents of the last committed step, to which `state` belongs
-        self._record: Record | None = None  # the record from which `places` was made
+        self._record: MailboxRecord | None = None  # the record from which `places` was made
         self._unfolder = Unfolder(engine.audiences)
         self._boxes = GroupBoxes(store, self._unfolder)
         self.until = 0  # the first step that does not run; it may be lowered while the steps run
@@ -176,7 +176,7 @@ class StepLoop:
 
     # -- the driver -----------------------------------------------------------------------------------------------
 
-    async def _take(self, until: int, *, leave: bool) -> Taken:
+    async def _take(self, until: int, *, leave: bool) -> DrivenGroup:
         """Become the group's driver. If the group has left before step `until`, join the steps again.
 
         Raises: AlreadyExists if another task drives the group; Fenced if a later start of this driver has it.
@@ -191,7 +191,7 @@ class StepLoop:
             await self._store.leave(self._group, at_once=True)
         return await self._wait_to_take(ends)
 
-    async def _wait_to_take(self, ends: int | None) -> Taken:
+    async def _wait_to_take(self, ends: int | None) -> DrivenGroup:
         """Become the group's driver. If another driver has it, wait until its lease has ended; raises as `_take`."""
         backoff, clock = Backoff(STEP_DRIVER_RETRY), asyncio.get_running_loop().time
         found = await self._store.take(self._group, self._driver, STEP_LEASE_S, until=ends)
@@ -250,7 +250,7 @@ class StepLoop:
         if self._engine.closed:
             raise self._engine.not_open(Closed)
 
-    def _record_of(self, directory: Directory) -> Record:
+    def _record_of(self, directory: Directory) -> MailboxRecord:
         """Return the group's record; raise NotListening if the group was removed."""
         record = directory.records.get(self._group)
         if record is None:
@@ -296,7 +296,7 @@ class StepLoop:
             blocked=blocked,
         )
 
-    async def _arrivals(self, step: int, record: Record, directory: Directory) -> tuple[Arrival, ...]:
+    async def _arrivals(self, step: int, record: MailboxRecord, directory: Directory) -> tuple[Arrival, ...]:
         """Return the agents that come to the group with a step, and the states of their former groups."""
         found, departures = [], self._engine.transport.departures
         for group, agents in sorted(arrivals_at(step, record, directory.records, directory.dates).items()):
@@ -314,7 +314,7 @@ class StepLoop:
         return tuple(found)
 
 
-def _former(records: Iterable[Record | None]) -> Iterator[AgentSet]:
+def _former(records: Iterable[MailboxRecord | None]) -> Iterator[AgentSet]:
     """Yield all sets of agents that these mailboxes host or have hosted."""
     for record in records:
         if record is not None:

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory
+from ray_messaging.audiences.audience_records import AudienceKind
 from ray_messaging.audiences.building import checked_points
 from ray_messaging.audiences.cache import AudienceCache, current_audience
 from ray_messaging.audiences.graph_edges import GraphEdges
-from ray_messaging.audiences.records import Kind
 from ray_messaging.errors import ConfigError, FrameError, InvalidColumns
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.transports.box_reader import BoxReader
 from ray_messaging.transports.step_values import PLACES, box_name
-from ray_messaging.transports.values import FrameWrite
+from ray_messaging.transports.transport_values import FrameWrite
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -138,6 +138,10 @@ class MovedAudiences:
         for name, found in moves.by_audience().items():
             version = directory.audiences.of(name, step)
             edges = await self._audiences.edges(current_audience(directory.audiences, name, step))
-            if version.facts.kind is not Kind.POSITIONS or not isinstance(edges, GraphEdges) or edges.positions is None:
+            if (
+                version.facts.kind is not AudienceKind.POSITIONS
+                or not isinstance(edges, GraphEdges)
+                or edges.positions is None
+            ):
                 raise ConfigError(f"audience {name!r} has no positions: create_audience(..., positions=, radius=)")
             edges.positions.moved(IdColumn(found.ids), found.points)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.model.batch import Batch, TopicColumn, topic_column
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.model.extension import AskedOutside, Audience, OutsideQuestion
+from ray_messaging.model.extension import AskedOutside, AudiencePairs, OutsideQuestion
 from ray_messaging.model.message_ids import MessageIdColumn
 
 Numbers = NDArray[np.int64]
@@ -26,7 +26,7 @@ class Route(NamedTuple):
     asks: bool = False
     replies: bool = False
     asker: str = ""
-    audience: Audience | None = None
+    audience: AudiencePairs | None = None
 
     @property
     def lane(self) -> "Route":

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from orjson import dumps
 
 from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_subtopic
+from ray_messaging.audiences.audience_records import Audiences
 from ray_messaging.audiences.cache import UNRESOLVED, current_audience, name_of
-from ray_messaging.audiences.records import Audiences
 from ray_messaging.conversations.replies import answer_topic, replies_to
 from ray_messaging.errors import Closed, ConfigError, UnknownSender
 from ray_messaging.limits_and_timeouts import BATCH_ROWS
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload, nobody
-from ray_messaging.model.extension import Audience, Extension, OutsideQuestion
+from ray_messaging.model.extension import AudiencePairs, Extension, OutsideQuestion
 from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
 from ray_messaging.sending.bulk_input import ColumnChunk, columns_of
@@ -160,7 +160,7 @@ class StepSends:
         if self.audiences:
             found = current_audience(self.audiences, audience, self.step)
         else:  # it may have been created since the directory was loaded, so it is looked up at the end of the step
-            found = Audience(name_of(audience), UNRESOLVED)
+            found = AudiencePairs(name_of(audience), UNRESOLVED)
         return Route(check_subtopic(subtopic), self._deliver(deliver_at), audience=found)
 
     def add_broadcasts(

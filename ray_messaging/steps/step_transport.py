@@ -3,11 +3,18 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ray_messaging.addressing.directory import NO_DATES, HostDates, Record
+from ray_messaging.addressing.directory import NO_DATES, HostDates, MailboxRecord
 from ray_messaging.errors import StepAborted, StepTooLarge
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.transports.step_values import StepTag
-from ray_messaging.transports.values import DirectoryDelta, FrameFate, SenderState, SendReply, SendRequest, SendStatus
+from ray_messaging.transports.transport_values import (
+    DirectoryDelta,
+    FrameFate,
+    SenderState,
+    SendReply,
+    SendRequest,
+    SendStatus,
+)
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -20,9 +27,9 @@ class DatedRecords:
     def __init__(self) -> None:
         self._dates = NO_DATES
         self._step = -1  # the step for which records were last returned
-        self._early: dict[str, Record] = {}  # records with a change for a later step
+        self._early: dict[str, MailboxRecord] = {}  # records with a change for a later step
 
-    def take(self, changed: Iterable[Record], dates: HostDates, step: int) -> list[Record]:
+    def take(self, changed: Iterable[MailboxRecord], dates: HostDates, step: int) -> list[MailboxRecord]:
         """Store changed records; return all records that change with `step`, in the form that is valid in it."""
         newest = self._early | {record.mailbox: record for record in changed}
         self._dates, self._step = dates, step
@@ -33,7 +40,7 @@ class DatedRecords:
         """Return whether a change that was not valid before is valid from a step on."""
         return any((first := self._next(record)) is not None and first <= step for record in self._early.values())
 
-    def _next(self, record: Record) -> int | None:
+    def _next(self, record: MailboxRecord) -> int | None:
         """Return the first step with which a record changes again."""
         later = [since for change in record.changes if (since := self._dates.since(change.version)) > self._step]
         return min(later, default=None)

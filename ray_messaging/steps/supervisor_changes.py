@@ -13,7 +13,7 @@ from ray_messaging.interception.server.step_judge import AddedMessage
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
-from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.extension import AudiencePairs, Extension
 from ray_messaging.receipt import BLOCKED, DELIVERED, FATES, PUBLISHED, UNDELIVERABLE
 from ray_messaging.sending.bulk_input import ColumnChunk
 from ray_messaging.sending.logged_frames import logged
@@ -23,7 +23,7 @@ from ray_messaging.steps.digests import DigestRow, sum_of
 from ray_messaging.steps.sent_messages import Copies, SentMessages
 from ray_messaging.steps.step_account import digest_rows
 from ray_messaging.transports.step_values import SUPERVISOR, box_name
-from ray_messaging.transports.values import LOG, FrameWrite, Published
+from ray_messaging.transports.transport_values import LOG, FrameWrite, Published
 from ray_messaging.wire.frames import encode
 from ray_messaging.wire.notes import Before, LogNote, before_of, why_of
 
@@ -43,7 +43,7 @@ class StepChanges:
         attempt: int,
         directory: Directory,
         shut: Set[str],
-        audiences: Mapping[Audience, bytes],
+        audiences: Mapping[AudiencePairs, bytes],
         *,
         digest: bool,
     ) -> None:

@@ -23,7 +23,7 @@ from ray_messaging.surveys.answer_model import AnswerModel
 from ray_messaging.surveys.record import END, Asking, SurveyRecord, decode_asking, decode_record, encode
 from ray_messaging.surveys.tally import Rows, Tally
 from ray_messaging.transports.cursors import START, Cursor, order
-from ray_messaging.transports.values import Limits, Listening
+from ray_messaging.transports.transport_values import Limits, Listening
 from ray_messaging.wire.frames import decode
 
 logger = logging.getLogger(__name__)

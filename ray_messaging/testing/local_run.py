@@ -11,17 +11,17 @@ import ray.cloudpickle as cloudpickle
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel
-from ray_messaging.cluster.run.plan import GroupPlan
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run import KEPT_STEPS, cause_of, check_run, gathered, plans_for
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
+from ray_messaging.cluster.run.run_plan import GroupPlan
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.common.task_health import end
 from ray_messaging.config import Steps
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import StepFailed
-from ray_messaging.eventlog.series import series_table
+from ray_messaging.eventlog.series_tables import series_table
 from ray_messaging.interception.rules.rule import Rule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.rule_set import RuleSet
@@ -31,7 +31,7 @@ from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.messager import GroupMessager
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.step_loop import check_until
-from ray_messaging.steps.supervisor import Supervisor
+from ray_messaging.steps.step_supervisor import StepSupervisor
 from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ async def _run(
         supervising: list[asyncio.Task[None]] = []
         if reviewer is not None:
             await store.join(SUPERVISOR)
-            supervisor = Supervisor(transport, store, settings, reviewer, FOREIGN, messagers[0].engine.audiences)
+            supervisor = StepSupervisor(transport, store, settings, reviewer, FOREIGN, messagers[0].engine.audiences)
             supervising.append(asyncio.create_task(supervisor.run(), name="ray_messaging step rules"))
             stack.push_async_callback(end, supervising[0])
         plan_of = {plan.name: _known(plan) for plan in plans}

@@ -20,7 +20,7 @@ from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.errors import MessagingError, NotRepeatable, StepFailed
 from ray_messaging.model.exact import decode_exactly
 from ray_messaging.steps.step_loop import check_until
-from ray_messaging.testing.trial import Answers, Attempt, Deeds, Trial, run_trial
+from ray_messaging.testing.trial import Attempt, Deeds, Trial, TrialCalls, run_trial
 
 _GROUPS = 2
 _CHILD = "from ray_messaging.testing.trial import run_for_parent; run_for_parent()"
@@ -67,7 +67,7 @@ def check_repeatable(
     # They are read again.
     agents = [*agents] if isinstance(agents, Iterator) else agents
     graph = [*graph] if isinstance(graph, Iterator) else graph
-    trial, answers = Trial(agents, 1, until, graph, options, seed), Answers()
+    trial, answers = Trial(agents, 1, until, graph, options, seed), TrialCalls()
     whole = model, start, shared
     packed = _packed(whole)  # before the model runs, which may change it
     twice = run_in_own_loop(lambda: run_trial(trial, lambda: whole, answers, twice=True))
@@ -81,7 +81,7 @@ def check_repeatable(
     _compare(steps, _elsewhere(trial, packed, answers), *_ELSEWHERE)
 
 
-def _elsewhere(trial: Trial, packed: bytes, answers: Answers) -> list[Attempt]:
+def _elsewhere(trial: Trial, packed: bytes, answers: TrialCalls) -> list[Attempt]:
     """Return the steps of a run in another process."""
     env = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
     done = subprocess.run(  # noqa: S603 - this very Python

@@ -12,8 +12,8 @@ import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.crowd import CrowdSociety
-from ray_messaging.cluster.run.plan import GroupPlan, plan_groups
 from ray_messaging.cluster.run.run_actor import RunOptions, society_of
+from ray_messaging.cluster.run.run_plan import GroupPlan, plan_groups
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.config import MessagingConfig, Steps
 from ray_messaging.embedded.local_server import LocalServer
@@ -56,7 +56,7 @@ Attempt = dict[AgentId, Deeds]
 Model = Callable[[], Any]  # returns the model, its `start` and what it shares
 
 
-class Answers:
+class TrialCalls:
     """Results of remembered calls, by step and call, the same in all trials. It stands in for RedisSteps."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Answers:
 
 
 async def run_trial(
-    trial: Trial, model: Model, answers: Answers, *, twice: bool = False, anew: bool = False
+    trial: Trial, model: Model, answers: TrialCalls, *, twice: bool = False, anew: bool = False
 ) -> list[list[Attempt]]:
     """Run a model; return, for each step, the attempts at it, each with the deeds of all agents.
 
@@ -110,7 +110,7 @@ async def _live(
     plan: GroupPlan,
     messager: Messager,
     model: Model,
-    answers: Answers,
+    answers: TrialCalls,
     steps: list[list[Attempt]],
     *,
     anew: bool,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.directory import Record
+from ray_messaging.addressing.directory import MailboxRecord
 from ray_messaging.transports.cursors import decode_rows
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Listeners(NamedTuple):
     """
 
     version: int
-    records: Sequence[Record]
+    records: Sequence[MailboxRecord]
     born: Mapping[str, tuple[int, int]]
 
 

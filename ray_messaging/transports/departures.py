@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.addressing.directory import Record, encode_record
+from ray_messaging.addressing.directory import MailboxRecord, encode_record
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks, keep_of
 from ray_messaging.transports.dead_letter_store import Returned
-from ray_messaging.transports.values import fenced, lost
+from ray_messaging.transports.transport_values import fenced, lost
 
 if TYPE_CHECKING:
     from ray_messaging.transports.connection.link import RedisLink
@@ -29,7 +29,7 @@ class Release(msgspec.Struct):
     `commit`. The attempt is refused if the directory is no longer at `version`, from which the records were made.
     """
 
-    record: Record
+    record: MailboxRecord
     epoch: int
     number: int
     version: int
@@ -40,7 +40,7 @@ class Release(msgspec.Struct):
     acks: SelectiveAcks
     stay: Sequence[Returned]
     go: Sequence[Returned]
-    target: Record | None
+    target: MailboxRecord | None
     reason: str
 
 
@@ -109,7 +109,7 @@ class RedisDepartures:
         reply = await self._link.script("give_up_release", [self._keys.state(mailbox)], [epoch, number])
         return self._checked(reply, epoch, mailbox) == Released.DONE
 
-    async def rehost(self, record: Record, target: Record | None, version: int) -> Rehosted:
+    async def rehost(self, record: MailboxRecord, target: MailboxRecord | None, version: int) -> Rehosted:
         """Change the group of agents from the first step on that no group has opened. Any process may do so.
 
         With `target` None they are removed. The records state the directory's version after `version` for this change.

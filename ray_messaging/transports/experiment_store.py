@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Fields = dict[bytes, bytes]
 
 
-class Claim(IntEnum):
+class ExperimentClaim(IntEnum):
     """Result of a claim on an experiment."""
 
     LOST = 0  # another start has the experiment
@@ -136,10 +136,10 @@ class RedisExperimentStore:
         versioned = await self._link.command("HEXISTS", self._meta, "directory")
         return not versioned and bool(await self._link.command("EXISTS", self._keys.changes))
 
-    async def claim(self, holder: bytes | None, *, reset: bool) -> Claim:
+    async def claim(self, holder: bytes | None, *, reset: bool) -> ExperimentClaim:
         """Claim the experiment for our run, if run `holder` still has it (None: no run); with `reset` it is erased."""
         args = [holder or b"", self._run, int(reset), FORMAT, self._transport.shards]
-        return Claim(await self._link.script("claim_experiment", [self._meta], args))
+        return ExperimentClaim(await self._link.script("claim_experiment", [self._meta], args))
 
     async def erase_earlier(self) -> None:
         """Delete the data of earlier runs. This may be repeated after an interruption."""

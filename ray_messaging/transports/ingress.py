@@ -20,7 +20,7 @@ from ray_messaging.errors import Closed, MessagingError, ServerRefused
 from ray_messaging.model.agent_sets import ChannelSet
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import TakenSocket, connect
-from ray_messaging.transports.values import Ingress
+from ray_messaging.transports.transport_values import Ingress
 
 
 class Feed(TakenSocket):

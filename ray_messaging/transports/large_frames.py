@@ -13,7 +13,7 @@ from redis.exceptions import NoScriptError
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import LARGE, LargeCommand
-from ray_messaging.transports.values import LOG, FrameWrite, SendRequest
+from ray_messaging.transports.transport_values import LOG, FrameWrite, SendRequest
 
 
 def add_writes(args: list[Any], writes: Sequence[FrameWrite]) -> list[int]:

@@ -13,7 +13,7 @@ from ray_messaging.transports.connection.blocking_reads import BlockingReads
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.cursors import following
 from ray_messaging.transports.experiment_store import other_run
-from ray_messaging.transports.values import LOG, LOG_STREAM, Limits, successor_of
+from ray_messaging.transports.transport_values import LOG, LOG_STREAM, Limits, successor_of
 
 
 class LogStreams(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.directory import Directory, Record
+from ray_messaging.addressing.directory import Directory, MailboxRecord
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch
 from ray_messaging.transports.dead_letter_store import (
@@ -28,7 +28,7 @@ _ATTEMPTS = 8  # the most attempts, which are needed if the directory changes me
 Rows = NDArray[np.intp]
 
 
-class Outcome(NamedTuple):
+class RequeueOutcome(NamedTuple):
     """Outcome for one letter: the number of messages that are in a mailbox again, of those that stay dead, and why.
 
     `full` says that a mailbox was full, so that later letters must wait too.
@@ -61,38 +61,38 @@ class Requeueing:
         self._listeners: Listeners | None = None  # kept until the server says that they have changed
         self._routing: tuple[tuple[object, ...], Directory, Directory] | None = None  # the last cache key and routing
 
-    async def requeue(self, letter: DeadFrame) -> Outcome:
+    async def requeue(self, letter: DeadFrame) -> RequeueOutcome:
         """Requeue a letter in one call; messages without a listener stay dead."""
         try:
             batch = readable(letter.frame)
         except FrameError as error:
-            return Outcome(0, 0, f"it cannot be decoded ({error}): export it, or drop it")
+            return RequeueOutcome(0, 0, f"it cannot be decoded ({error}): export it, or drop it")
         if batch.fold is not None:
-            return Outcome(0, batch.messages, _FOLDED)
+            return RequeueOutcome(0, batch.messages, _FOLDED)
         rows = unhandled(letter.row, letter.acked, len(batch))
         for _ in range(_ATTEMPTS):
             outcome = await self._attempt(letter, batch, rows)
             if outcome is not None:
                 return outcome
-        return Outcome(0, len(rows), _UNSTEADY)
+        return RequeueOutcome(0, len(rows), _UNSTEADY)
 
-    async def _attempt(self, letter: DeadFrame, batch: Batch, rows: Rows) -> Outcome | None:
+    async def _attempt(self, letter: DeadFrame, batch: Batch, rows: Rows) -> RequeueOutcome | None:
         """Requeue a letter by our copy of the directory; return None if the directory has changed: then try again."""
         if self._listeners is None:
             self._listeners = await self._store.listeners()
         listeners = self._listeners
         found, nobody = self._route(letter, batch, rows, listeners)
         if len(nobody) and not found:
-            return Outcome(0, len(rows), _NOBODY)
+            return RequeueOutcome(0, len(rows), _NOBODY)
         rest = encode(batch.take(nobody)) if len(nobody) else b""
         fate, mailbox = await self._store.requeue(letter.id, listeners.version, found, rest)
         if fate is Requeued.DONE:
-            return Outcome(len(rows) - len(nobody), len(nobody), _OTHERS if len(nobody) else "")
+            return RequeueOutcome(len(rows) - len(nobody), len(nobody), _OTHERS if len(nobody) else "")
         if fate is Requeued.STALE_DIRECTORY:
             self._listeners = self._routing = None
             return None
         full = fate in {Requeued.FULL, Requeued.LOG_FULL}
-        return Outcome(0, 0 if fate is Requeued.MISSING else len(rows), _WHY[fate].format(mailbox), full)
+        return RequeueOutcome(0, 0 if fate is Requeued.MISSING else len(rows), _WHY[fate].format(mailbox), full)
 
     # -- routing --------------------------------------------------------------------------------------------------
 
@@ -127,14 +127,14 @@ class Requeueing:
             found = [(record, count) for record, count in zip(listeners.records, counts, strict=True) if count]
             takers = [record if count == _WHOLE else replace(record, channels=[], globs=[]) for record, count in found]
             holders = [
-                Record(record.mailbox, [], [], record.globs)
+                MailboxRecord(record.mailbox, [], [], record.globs)
                 for record, count in found
                 if count == _CLAIMS and record.globs
             ]
             self._routing = key, self._directory(takers), self._directory(holders)
         return self._routing[1:]
 
-    def _directory(self, records: list[Record]) -> Directory:
+    def _directory(self, records: list[MailboxRecord]) -> Directory:
         directory = Directory(self._exp_id)
         directory.update(0, records, [record.mailbox for record in records])
         return directory
@@ -153,7 +153,7 @@ _WHY = {
 }
 
 
-def _counts(record: Record, letter: DeadFrame, listeners: Listeners) -> int:
+def _counts(record: MailboxRecord, letter: DeadFrame, listeners: Listeners) -> int:
     """Return which part of a mailbox's record counts: not the part by which it may have had a copy of the letter."""
     if record.mailbox == letter.mailbox:
         return _WHOLE
@@ -172,7 +172,7 @@ def _number(entry: str) -> float:
     return int(found) if found.isdecimal() and len(found) <= _DIGITS else inf
 
 
-def frames_of(record: Record, batch: Batch, rows: Rows, *, logged: bool) -> list[Returned]:
+def frames_of(record: MailboxRecord, batch: Batch, rows: Rows, *, logged: bool) -> list[Returned]:
     """Encode rows in frames that are not too large for a mailbox; `logged`: the event log has them already."""
     if not len(rows):
         return []

@@ -15,9 +15,9 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ServerRefused
+from ray_messaging.transports.connection.connection_options import connection_options
 from ray_messaging.transports.connection.connector import discovery_of
 from ray_messaging.transports.connection.link import RedisLink
-from ray_messaging.transports.connection.options import connection_options
 from ray_messaging.transports.connection.rights import lacking_rights
 from ray_messaging.transports.connection.scripts import script_text
 from ray_messaging.transports.server_facts import Kept, Mailbox, ServerFacts, read_info

@@ -20,7 +20,7 @@ from ray_messaging.limits_and_timeouts import BODY_ARREARS
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import LARGE, LargeCommand
 from ray_messaging.transports.step_values import ASKER, OUTSIDE, PLACES, BoxFrame, StepTag
-from ray_messaging.transports.values import FrameWrite, SendRequest
+from ray_messaging.transports.transport_values import FrameWrite, SendRequest
 from ray_messaging.wire.frames import checksum_of
 
 logger = logging.getLogger(__name__)

@@ -58,7 +58,7 @@ class Driver(NamedTuple):
     start: int = 0
 
 
-class Taken(NamedTuple):
+class DrivenGroup(NamedTuple):
     """A group that we drive now: our attempt, its last closed step (-1: none), and its state after that step.
 
     `until` is the first step in which the group is no longer a member (None: it stays).
@@ -178,7 +178,7 @@ class Closing(NamedTuple):
     calls: bytes = b""
 
 
-class Kind(StrEnum):
+class CollectedKind(StrEnum):
     """Kind of what a group collects in a step: its part of the series, or the calls that its agents remember."""
 
     SERIES = "series"
@@ -189,7 +189,7 @@ class Collected(NamedTuple):
     """What a group has collected in one step: a stream entry of one kind."""
 
     entry: str
-    kind: Kind
+    kind: CollectedKind
     step: int
     group: str
     data: bytes

@@ -44,13 +44,14 @@ from ray_messaging.transports.step_values import (
     ClosedStep,
     Closing,
     Collected,
+    CollectedKind,
     Committed,
     Cover,
     Done,
     Driven,
+    DrivenGroup,
     Driver,
     GroupProgress,
-    Kind,
     News,
     Opened,
     Progress,
@@ -58,14 +59,13 @@ from ray_messaging.transports.step_values import (
     Refused,
     StepSettings,
     StepTag,
-    Taken,
     WaitFor,
     Waiting,
     no_steps,
     overtaken,
     without_steps,
 )
-from ray_messaging.transports.values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
+from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
 _RESULTS = 256  # the most results of remembered calls in one reply
 _REPLY_BYTES = 16 * 2**20  # a reply with series has about so many at most
@@ -156,7 +156,7 @@ class RedisSteps:
 
     async def take(
         self, group: str, driver: Driver, lease_s: float, over: str = "", until: int | None = None
-    ) -> Taken | Driven:
+    ) -> DrivenGroup | Driven:
         """Become the driver of a group. The same start of a driver gets its attempt again, a later start the next one.
 
         Args: `over` is the lease of another driver that has not changed during its time, so that it has ended. `until`
@@ -175,7 +175,7 @@ class RedisSteps:
             task, start, lease, lease_ms = rest
             return Driven(Driver(task.decode(), start), lease.decode(), lease_ms / 1000)
         attempt, closed, state, until = rest
-        return Taken(attempt, closed, state, until)
+        return DrivenGroup(attempt, closed, state, until)
 
     async def renew(self, group: str, attempt: int) -> None:
         """Renew the lease of the driver. Opening and closing a step do so too.
@@ -363,7 +363,7 @@ class RedisSteps:
         while page := await self._link.command("XRANGE", self._keys.steps("collected"), after, "+", "COUNT", count):
             for entry, fields in page:
                 each = dict(zip(fields[::2], fields[1::2], strict=True))
-                kind = Kind(each[b"k"].decode())
+                kind = CollectedKind(each[b"k"].decode())
                 found.append(Collected(entry.decode(), kind, int(each[b"s"]), each[b"g"].decode(), each[b"d"]))
             after = f"({found[-1].entry}"
             count = max(1, min(_RESULTS, _REPLY_BYTES // max(len(each.data) for each in found[-len(page) :])))

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.addressing.directory import HostDates, Record, decode_record, encode_agents, encode_record
+from ray_messaging.addressing.directory import HostDates, MailboxRecord, decode_record, encode_agents, encode_record
 from ray_messaging.addressing.key_tags import shard_keys
-from ray_messaging.audiences.records import decode_audiences
+from ray_messaging.audiences.audience_records import decode_audiences
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import RedisConfig, ShardsConfig
 from ray_messaging.errors import Closed, ConnectionFailed, ServerRefused
@@ -34,13 +34,13 @@ from ray_messaging.transports.log_store import RedisLog
 from ray_messaging.transports.step_bodies import StepBodies, at_all
 from ray_messaging.transports.step_values import StepSettings
 from ray_messaging.transports.steps import RedisSteps
-from ray_messaging.transports.values import (
+from ray_messaging.transports.transport_values import (
     LOG,
     LOG_STREAM,
     Conclusion,
     DirectoryDelta,
     FrameFate,
-    Held,
+    HeldMailbox,
     Ingress,
     Limits,
     Listening,
@@ -202,8 +202,8 @@ class RedisTransport:
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, int(keep_s * 1000)])
 
     async def listen(
-        self, record: Record, version: int, limits: Limits, *, owner: str, epoch: int | None, over: str = ""
-    ) -> Listening | Held | None:
+        self, record: MailboxRecord, version: int, limits: Limits, *, owner: str, epoch: int | None, over: str = ""
+    ) -> Listening | HeldMailbox | None:
         """Enter a record in the directory if that is still at `version`, and take the mailbox.
 
         Return None if the directory is at another version, Held if another owner has the mailbox.
@@ -237,7 +237,7 @@ class RedisTransport:
         if reply[0] == 5:
             raise lost(name, epoch or 0)
         if reply[0] == 3:
-            return Held(reply[1].decode(), reply[2].decode(), bool(reply[3]))
+            return HeldMailbox(reply[1].decode(), reply[2].decode(), bool(reply[3]))
         self._born[name] = str(reply[5])
         return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])), reply[6], reply[7] or b"")
 

@@ -35,9 +35,9 @@ from ray_messaging.errors import FrameError
 from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import CONTEXT_BYTES, Batch, Origin, TracePoint
 from ray_messaging.model.columns import NONE, STR, IdColumn, PayloadColumn, nobody
-from ray_messaging.model.extension import Audience, Extension, Fold, InHand, OutsideQuestion
+from ray_messaging.model.extension import AudiencePairs, Extension, Fold, InHand, OutsideQuestion
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
-from ray_messaging.model.typed.table import Payloads, TypedColumns
+from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 from ray_messaging.wire.frame_reader import FrameReader, invalid
 from ray_messaging.wire.typed_columns import ColumnField, buffers_of, fields_of, read_columns
 
@@ -388,7 +388,7 @@ def _extension(header: Header, reader: FrameReader) -> Extension:
         behind={row: tuple(InHand(*each) for each in chain) for row, chain in header.behind},
         failed=header.failed,
         caused_by=_message_ids(header.cause_texts, causes, cause_places),
-        audience=None if header.audience is None else Audience(*header.audience),
+        audience=None if header.audience is None else AudiencePairs(*header.audience),
         fold=None if header.fold is None else Fold(*header.fold),
     )
 

@@ -10,7 +10,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import FrameError
 
 
-class Why(msgspec.Struct, array_like=True, frozen=True):
+class RuleNote(msgspec.Struct, array_like=True, frozen=True):
     """The rows (uint32, little endian) that one rule blocked or rewrote, and its reason."""
 
     rule: str
@@ -25,13 +25,13 @@ class Before(msgspec.Struct, array_like=True, frozen=True):
     line: bytes
 
 
-def why_of(reasons: Iterable[tuple[str, str] | None]) -> tuple[Why, ...]:
+def why_of(reasons: Iterable[tuple[str, str] | None]) -> tuple[RuleNote, ...]:
     """Group rows by rule and reason, given for each row (None: no rule has changed it)."""
     found: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for row, why in enumerate(reasons):
         if why is not None:
             found[why].append(row)
-    return tuple(Why(rule, reason, np.array(rows, "<u4").tobytes()) for (rule, reason), rows in found.items())
+    return tuple(RuleNote(rule, reason, np.array(rows, "<u4").tobytes()) for (rule, reason), rows in found.items())
 
 
 def before_of(lines: Mapping[int, bytes]) -> tuple[Before, ...]:
@@ -52,7 +52,7 @@ class LogNote(msgspec.Struct, array_like=True, frozen=True):
 
     fate: int
     mailbox: str = ""
-    why: tuple[Why, ...] = ()
+    why: tuple[RuleNote, ...] = ()
     before: tuple[Before, ...] = ()
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ray_messaging.model.typed.column import NUMBERS, STRING, NumberColumn, TextColumn, TypedColumn
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.typed_table import TypedColumns
 from ray_messaging.wire.frame_reader import ALIGNMENT, FrameReader, invalid
 
 _OFFSET = np.dtype("<i4")

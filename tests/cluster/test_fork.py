@@ -30,8 +30,8 @@ from ray_messaging import (
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.connection import find_actor
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.folder_records import read_run, write_run
 from ray_messaging.eventlog.forking import copy_run
-from ray_messaging.eventlog.records import read_run, write_run
 
 AGENTS, STEPS, SEED = 40, 20, 7
 PLACES = np.random.default_rng(SEED).random((AGENTS, 2))

@@ -10,7 +10,7 @@ from support.patience import WAIT_S
 from ray_messaging import Messaging, rules
 from ray_messaging.cluster import ray_metrics
 from ray_messaging.cluster.ray_metrics import RayMetrics
-from ray_messaging.observability.metrics.families import Distribution, Family, Sample, named_values
+from ray_messaging.observability.metrics.families import Distribution, Family, MetricSample, named_values
 
 
 def read(messaging):
@@ -122,9 +122,9 @@ def test_ray_is_told_what_counters_grew_by(monkeypatch):
         sent, seconds, depth = next(values)
         distribution = Distribution((1.0,), (sent, 0), seconds)
         return [
-            Family("messages", "counter", "", [Sample((("fate", "delivered"),), sent)]),
-            Family("send_seconds", "histogram", "", [Sample((), distribution)]),
-            Family("outbox", "gauge", "", [Sample((), depth)]),
+            Family("messages", "counter", "", [MetricSample((("fate", "delivered"),), sent)]),
+            Family("send_seconds", "histogram", "", [MetricSample((), distribution)]),
+            Family("outbox", "gauge", "", [MetricSample((), depth)]),
         ]
 
     told = RayMetrics(families, (("messager", "west"),))

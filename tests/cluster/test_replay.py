@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ray_messaging import EventLog
 from ray_messaging.cli import app
-from ray_messaging.replay.account import Account
+from ray_messaging.replay.account import ReplayAccount
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_replay_by_rules_at_the_traces_pace_leaves_an_own_server_unchanged(run
 
 @pytest.mark.long
 def test_an_unbalanced_account_exits_with_1(run, trace, monkeypatch):
-    monkeypatch.setattr(Account, "problems", ["1 messages arrived again"])
+    monkeypatch.setattr(ReplayAccount, "problems", ["1 messages arrived again"])
     found, account = run("replay", trace[0], code=1)
     assert account["balances"] is False
     assert "error: the account does not balance: 1 messages arrived again" in found.stderr

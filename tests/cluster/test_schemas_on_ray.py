@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from ray_messaging import ConfigError, InvalidAddress, InvalidColumns, PayloadMismatch, columns, rules
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.typed_table import TypedColumns
 
 SUBTOPIC = "user-survey"  # of groups that other tests share
 

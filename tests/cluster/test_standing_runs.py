@@ -24,8 +24,8 @@ from ray_messaging import (
     Steps,
     UnknownName,
 )
+from ray_messaging.inspector.page_values import StepFacts
 from ray_messaging.inspector.sources.live import LiveSource
-from ray_messaging.inspector.values import StepFacts
 from ray_messaging.testing import run
 
 

@@ -14,7 +14,7 @@ from ray_messaging import EventLog, Messaging, rules
 from ray_messaging.config import Steps
 from ray_messaging.errors import ConfigError, RuleError
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.records import read_rule_changes
+from ray_messaging.eventlog.folder_records import read_rule_changes
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("by_value")]
 

@@ -3,12 +3,12 @@
 import pytest
 
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
+from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.transports.step_values import Closing, Driver, Opened, StepSettings
 
-FACTS = encode_facts(AudienceFacts(Kind.GRAPH, 3, "aa"))
-OTHER = encode_facts(AudienceFacts(Kind.GRAPH, 4, "bb"))
+FACTS = encode_facts(AudienceFacts(AudienceKind.GRAPH, 3, "aa"))
+OTHER = encode_facts(AudienceFacts(AudienceKind.GRAPH, 4, "bb"))
 
 
 async def known(transport):
@@ -21,7 +21,7 @@ async def test_a_version_follows_the_one_before_it_also_over_a_removal(transport
     assert await transport.set_audience("friends", 1, FACTS) == 0
     before = await known(transport)
     found = before.audiences.of("friends")
-    assert (found.version, found.facts) == (1, AudienceFacts(Kind.GRAPH, 3, "aa"))
+    assert (found.version, found.facts) == (1, AudienceFacts(AudienceKind.GRAPH, 3, "aa"))
     assert await transport.set_audience("friends", 1, FACTS) == 0  # a repeated call
     assert (await known(transport)).version == before.version
     assert await transport.set_audience("friends", 1, OTHER) is None  # another process was faster

@@ -10,10 +10,10 @@ import pytest
 from support.contracts import WAIT_S, fetch_batch, vanish
 
 from ray_messaging import Messager, MessagingConfig, UnknownName, columns
+from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.agent_sets import AgentSet
@@ -38,7 +38,9 @@ class Shelf(dict):
         """Make the next version of an audience."""
         version = messager.directory.audiences.last_version(name) + 1
         self[name, version] = edges
-        facts = "" if edges is None else encode_facts(AudienceFacts(Kind.GRAPH, edges.pairs, edges.digest.hex()))
+        facts = (
+            "" if edges is None else encode_facts(AudienceFacts(AudienceKind.GRAPH, edges.pairs, edges.digest.hex()))
+        )
         assert await messager.engine.transport.set_audience(name, version, facts) is not None
         await messager.engine.frame_sender.refresh()
 

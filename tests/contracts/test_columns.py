@@ -17,7 +17,7 @@ from support.rules import Only
 from ray_messaging import InvalidColumns, InvalidPayload, PayloadTooLarge, columns
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Pattern, Rule, SlowRule, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.typed_table import TypedColumns
 from ray_messaging.transports.step_values import StepSettings
 
 PRICES = np.array([1.5, math.nan, 3.0])

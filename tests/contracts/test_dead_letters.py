@@ -10,7 +10,7 @@ from support.contracts import LETTER_BYTES, WAIT_S, fetch_all, take_in, until, v
 from ray_messaging import columns
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.typed_table import TypedColumns
 from ray_messaging.transports.dead_letter_store import (
     HEAD_BYTES,
     WHOLE_BYTES,
@@ -20,7 +20,7 @@ from ray_messaging.transports.dead_letter_store import (
     kept_of,
 )
 from ray_messaging.transports.requeueing import Requeueing
-from ray_messaging.transports.values import LOG, FrameWrite, LoggedFrame, SendRequest
+from ray_messaging.transports.transport_values import LOG, FrameWrite, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import decode
 
 GARBAGE = b"no frame at all"

@@ -12,7 +12,7 @@ from ray_messaging.interception.rules import BlackList, MaxLength
 from ray_messaging.interception.server import rule_delegation
 from ray_messaging.transports.log_store import LogMark
 from ray_messaging.transports.transport import RedisTransport
-from ray_messaging.transports.values import Limits, new_epoch, successor_of
+from ray_messaging.transports.transport_values import Limits, new_epoch, successor_of
 
 LIMITS = Limits(1000, 2**20, 60.0, leased=False)
 
@@ -121,7 +121,7 @@ async def test_a_late_attempt_does_not_take_the_successors_epoch(valkey_config, 
 def test_epochs_rise_and_never_repeat(monkeypatch):
     first = new_epoch()
     assert 2**60 < first < 2**62
-    monkeypatch.setattr("ray_messaging.transports.values.time.time_ns", lambda: 10**18)  # long ago
+    monkeypatch.setattr("ray_messaging.transports.transport_values.time.time_ns", lambda: 10**18)  # long ago
     later = [successor_of(b"%d" % first) for _ in range(100)]
     assert min(later) > first
     assert len(set(later)) > 90

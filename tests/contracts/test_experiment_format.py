@@ -4,7 +4,7 @@ import pytest
 from support.contracts import fetch_all
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.transports.experiment_store import FORMAT, Claim, RedisExperimentStore
+from ray_messaging.transports.experiment_store import FORMAT, ExperimentClaim, RedisExperimentStore
 from ray_messaging.transports.transport import RedisTransport
 
 pytestmark = pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -60,7 +60,7 @@ async def test_a_messager_that_is_there_when_the_number_changes_stays(messagers,
 
 @OTHERS
 async def test_a_start_upon_another_format_is_refused_unless_it_deletes_the_data(experiments, store, other):
-    assert await (await experiments("one")).claim(None, reset=False) is Claim.HELD
+    assert await (await experiments("one")).claim(None, reset=False) is ExperimentClaim.HELD
     assert await number(store) == FORMAT
     await store.client.hset(store.keys.meta, "format", other)
     await store.client.set(f"{store.keys.prefix}of-the-other-format", "something")
@@ -68,7 +68,7 @@ async def test_a_start_upon_another_format_is_refused_unless_it_deletes_the_data
         await (await experiments("two")).claim(b"one", reset=False)
     assert await store.client.hget(store.keys.meta, "run") == b"one"
     third = await experiments("three", reset=True)
-    assert await third.claim(b"one", reset=True) is Claim.ERASE
+    assert await third.claim(b"one", reset=True) is ExperimentClaim.ERASE
     await third.erase_earlier()
     assert await number(store) == FORMAT
     assert not await store.client.exists(f"{store.keys.prefix}of-the-other-format")

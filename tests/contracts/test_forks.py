@@ -17,10 +17,10 @@ from ray_messaging import EventLog, NotRepeatable
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cluster.fork import Fork
-from ray_messaging.eventlog.checkpoints import read_checkpoint
+from ray_messaging.eventlog.checkpoint_files import read_checkpoint
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.folder_records import FORMAT, RunRecord, write_run
 from ray_messaging.eventlog.forking import copy_run, outside_of
-from ray_messaging.eventlog.records import FORMAT, RunRecord, write_run
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.transports.step_values import StepSettings
 

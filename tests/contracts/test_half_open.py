@@ -10,11 +10,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from support.contracts import fetch_all, until
 
 from ray_messaging import Closed, Fenced
-from ray_messaging.addressing.directory import Record
+from ray_messaging.addressing.directory import MailboxRecord
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import Wire
 from ray_messaging.transports.cursors import Cursor
-from ray_messaging.transports.values import Limits
+from ray_messaging.transports.transport_values import Limits
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def test_a_subscription_without_messages_stays_open(valkey_config, opener,
 
 async def test_a_late_takeover_does_not_fence_the_next_owner(valkey_config, opener):
     one, two = [(await opener(valkey_config)).engine.transport for _ in range(2)]
-    record = Record("box", [], ["news"], [])
+    record = MailboxRecord("box", [], ["news"], [])
 
     async def take(transport):
         version = (await transport.load_directory(-1)).version

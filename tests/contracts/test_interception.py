@@ -12,7 +12,7 @@ from ray_messaging import ConfigError, InterceptorUnavailable, MailboxFull, Outg
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.sending import frame_router
-from ray_messaging.transports.values import LOG_STREAM, Limits
+from ray_messaging.transports.transport_values import LOG_STREAM, Limits
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.notes import decode_log_note
 

@@ -6,11 +6,11 @@ from itertools import pairwise
 import pytest
 from support.contracts import WAIT_S, Post, until
 
-from ray_messaging.addressing.directory import Record
+from ray_messaging.addressing.directory import MailboxRecord
 from ray_messaging.errors import Fenced, MailboxFull
 from ray_messaging.transports.cursors import Cursor
 from ray_messaging.transports.log_store import LogMark, mailbox_of
-from ray_messaging.transports.values import (
+from ray_messaging.transports.transport_values import (
     LOG,
     LOG_STREAM,
     FrameFate,
@@ -26,7 +26,7 @@ WIDE = Limits(1_000, 2**20, 60.0, leased=False)
 async def settle(transport, name="box", limits=WIDE):
     """Open a mailbox; return the reader's epoch and its stream."""
     version = (await transport.load_directory(-1)).version
-    listening = await transport.listen(Record(name, [], [name], []), version, limits, owner="", epoch=None)
+    listening = await transport.listen(MailboxRecord(name, [], [name], []), version, limits, owner="", epoch=None)
     streams = [stream for stream in (await transport.log.streams()).live if mailbox_of(stream) == name]
     return listening.epoch, streams[0]
 
@@ -189,7 +189,7 @@ async def test_a_successor_continues_at_the_readers_cursor_although_the_log_lags
     [(entry, _)] = await transport.read("box", "0-0", 1, 1)
     await transport.commit("box", epoch, Cursor(entry, 0), messages=1, nbytes=1)
     version = (await transport.load_directory(-1)).version
-    successor = await transport.listen(Record("box", [], ["box"], []), version, WIDE, owner="", epoch=None)
+    successor = await transport.listen(MailboxRecord("box", [], ["box"], []), version, WIDE, owner="", epoch=None)
     assert successor.cursor == (entry, 0)
     assert [frame for _, frame in await transport.read("box", successor.cursor.entry, 9, 1)] == [b"2"]
 

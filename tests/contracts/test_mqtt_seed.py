@@ -35,7 +35,7 @@ from ray_messaging import (
 from ray_messaging.common.backoff import MQTT_RECONNECT, Backoff
 from ray_messaging.compat.mqtt import Messager as MqttMessager
 from ray_messaging.compat.mqtt import MqttConfig
-from ray_messaging.compat.mqtt.connection import Connection
+from ray_messaging.compat.mqtt.mqtt_connection import Connection
 from ray_messaging.interception.rules import ALLOW, BlackList, SlowRule, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 

@@ -29,7 +29,7 @@ from ray_messaging.messager import Messager
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import reply_error
 from ray_messaging.transports.transport import RedisTransport
-from ray_messaging.transports.values import FrameFate
+from ray_messaging.transports.transport_values import FrameFate
 
 pytestmark = pytest.mark.one_server(
     "it cuts the link to one server; test_step_bodies.py and test_failover.py cut others"

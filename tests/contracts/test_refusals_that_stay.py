@@ -11,7 +11,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receiving.rehosting import Rehoster
 from ray_messaging.sending import frame_sender
 from ray_messaging.transports.departures import Rehosted, Released
-from ray_messaging.transports.values import FrameFate, SendReply, SendStatus
+from ray_messaging.transports.transport_values import FrameFate, SendReply, SendStatus
 
 pytestmark = pytest.mark.one_server("it deletes the keys of one server, and counts calls of one transport")
 

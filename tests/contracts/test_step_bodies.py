@@ -25,9 +25,9 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.step_rows import HOLD
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import RedisStores, backend_of
-from ray_messaging.transports.experiment_store import Claim, StateWrite
+from ray_messaging.transports.experiment_store import ExperimentClaim, StateWrite
 from ray_messaging.transports.step_values import Closing, Driver, Opened, StepSettings, StepTag
-from ray_messaging.transports.values import FrameFate, FrameWrite, SendRequest
+from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendRequest
 
 RING = Rumour(small_world(640), chance=60)
 LONG_TEXT = "x" * 3_000
@@ -322,11 +322,11 @@ async def test_a_reset_deletes_the_bodies_of_the_run_before(shards_config, exp_i
     )
     for each in (first, second):
         await each.transport.connect()
-    assert await first.experiment.claim(await first.experiment.holder(), reset=False) is Claim.HELD
+    assert await first.experiment.claim(await first.experiment.holder(), reset=False) is ExperimentClaim.HELD
     await first.transport.steps.begin(StepSettings())
     await sent(first.transport.steps)
     assert sum(await bodies_of(shards_config, exp_id)) > 0
-    assert await second.experiment.claim(await second.experiment.holder(), reset=True) is Claim.ERASE
+    assert await second.experiment.claim(await second.experiment.holder(), reset=True) is ExperimentClaim.ERASE
     await second.experiment.erase_earlier()
     assert sum(await bodies_of(shards_config, exp_id)) == 0
     await second.experiment.erase()

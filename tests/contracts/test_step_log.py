@@ -23,7 +23,7 @@ from ray_messaging.model.exact import encode_exactly
 from ray_messaging.model.series import encode_rows
 from ray_messaging.steps.digests import history_digest
 from ray_messaging.steps.step_account import digest_of, messages_of, sealed_counts
-from ray_messaging.transports.step_values import Kind, StepSettings
+from ray_messaging.transports.step_values import CollectedKind, StepSettings
 
 ORDER = [("step", "ascending"), ("agent", "ascending")]
 
@@ -376,7 +376,7 @@ async def test_series_and_calls_are_in_the_log_once_although_its_writer_dies(soc
     living = asyncio.gather(*(live(group, hook=measured) for group in await society.groups(count)))
     await failed(writer)
     folder = Folder(society.folder)
-    assert all(folder.collected_files(kind) for kind in Kind)
+    assert all(folder.collected_files(kind) for kind in CollectedKind)
     later = await society.writer(segment_rows=100)
     await within(living)
     await within(later.caught_up())

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ray_messaging import AudienceTooLarge, ConfigError, InvalidColumns, Messager, UnknownName, UnknownSender
+from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.audiences.building import Positions
-from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.transports.step_values import StepSettings, WaitFor
 
@@ -34,7 +34,9 @@ class Shelf(dict):
 
     async def publish(self, name, version, edges, since=None):
         self[name, version] = edges
-        facts = AudienceFacts(Kind.POSITIONS, edges.pairs, edges.digest.hex(), -1 if since is None else since - 1)
+        facts = AudienceFacts(
+            AudienceKind.POSITIONS, edges.pairs, edges.digest.hex(), -1 if since is None else since - 1
+        )
         assert await self.transport.set_audience(name, version, encode_facts(facts), since) is not None
 
     async def move_in_step(self, name, step, ids, points):

@@ -6,7 +6,7 @@ import pytest
 from support.contracts import Post
 from support.patience import WAIT_S
 
-from ray_messaging.addressing.directory import Record
+from ray_messaging.addressing.directory import MailboxRecord
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, Fenced, FrameError, UnknownName
 from ray_messaging.transports.backend import open_transport
@@ -21,6 +21,7 @@ from ray_messaging.transports.step_values import (
     Cover,
     Done,
     Driven,
+    DrivenGroup,
     Driver,
     News,
     Opened,
@@ -28,13 +29,12 @@ from ray_messaging.transports.step_values import (
     Refused,
     StepSettings,
     StepTag,
-    Taken,
     WaitFor,
     Waiting,
     box_name,
     counted,
 )
-from ray_messaging.transports.values import (
+from ray_messaging.transports.transport_values import (
     LOG,
     FrameFate,
     FrameWrite,
@@ -124,7 +124,7 @@ async def member(steps, group, hears=None, task=None):
 
 async def taken(steps, group, task, start=0, **more):
     found = await steps.take(group, Driver(task, start), 30.0, **more)
-    assert isinstance(found, Taken)
+    assert isinstance(found, DrivenGroup)
     return Actor(steps, group, found.attempt)
 
 
@@ -680,7 +680,7 @@ class Outsider(Post):
         for name in names:
             version = (await self.transport.load_directory(-1)).version
             limits = Limits(1000, 10_000, 60.0, leased=False)
-            assert await self.transport.listen(Record(name, [], [], []), version, limits, owner="", epoch=None)
+            assert await self.transport.listen(MailboxRecord(name, [], [], []), version, limits, owner="", epoch=None)
         await self.begin()
 
 

@@ -7,7 +7,7 @@ from support.contracts import WAIT_S, Post, fetch_all, until
 
 from ray_messaging.receiving.delivery_leases import DeliveryLeases
 from ray_messaging.transports.cursors import Cursor
-from ray_messaging.transports.values import FrameFate
+from ray_messaging.transports.transport_values import FrameFate
 
 GARBAGE = b"of a version that is yet to come"  # its rows count, and cannot be read here
 

@@ -17,7 +17,7 @@ from ray_messaging import (
 )
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.log_store import LogMark
-from ray_messaging.transports.values import LOG_STREAM, Limits
+from ray_messaging.transports.transport_values import LOG_STREAM, Limits
 from ray_messaging.wire.frames import decode
 
 NAMES = {"a": 1, "b": 2, "c": 3}

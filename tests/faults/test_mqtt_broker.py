@@ -9,7 +9,7 @@ from collections import defaultdict
 import pytest
 
 from ray_messaging.compat.mqtt import Messager
-from ray_messaging.compat.mqtt.connection import AT_ONCE
+from ray_messaging.compat.mqtt.mqtt_connection import AT_ONCE
 from ray_messaging.errors import OutcomeUnknown
 
 pytestmark = [pytest.mark.faults, pytest.mark.long]

@@ -20,7 +20,7 @@ ALLOWED = {
     # The name of the optional package is written there.
     ("interception/rules/openai_moderator.py", "importlib.import_module"),
     # The user names a module of their own in the shell.
-    ("cli/fork.py", "importlib.import_module"),
+    ("cli/fork_command.py", "importlib.import_module"),
     # Only its length is looked at.
     ("cluster/lifecycle.py", "cloudpickle"),
     ("compat/autogen.py", "cloudpickle"),  # a factory of the user's, to find whether another process can run it

@@ -14,11 +14,11 @@ from support.step_society import LoggedGroups, sealed
 
 from ray_messaging import Count, EventLog, Mean, Message, Steps
 from ray_messaging.addressing.channels import agent_channel
+from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.audiences.building import Positions, build_edges
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.files import read_edges, version_folder, write_edges
 from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.actors.rule_editor import RuleRequest
@@ -28,11 +28,11 @@ from ray_messaging.cluster.run.run import plans_for
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.spec import SUBTOPICS, InterceptorSpec
 from ray_messaging.config import MessagingConfig
-from ray_messaging.eventlog.checkpoints import read_checkpoint
+from ray_messaging.eventlog.checkpoint_files import read_checkpoint
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.folder_records import FORMAT, RunRecord, write_run
 from ray_messaging.eventlog.forking import checkpoint_before, copy_run
-from ray_messaging.eventlog.records import FORMAT, RunRecord, write_run
-from ray_messaging.eventlog.series import series_table
+from ray_messaging.eventlog.series_tables import series_table
 from ray_messaging.interception import rules
 from ray_messaging.messager import GroupMessager
 from ray_messaging.model.agent_sets import AgentSet
@@ -417,11 +417,11 @@ def in_force(made, step):
 def edges_of(made, name):
     """Return the kind and the pairs of an audience."""
     if name == "friends":
-        return Kind.GRAPH, build_edges([made["friends"]] if made["friends"] else [])
+        return AudienceKind.GRAPH, build_edges([made["friends"]] if made["friends"] else [])
     if name == "club":
-        return Kind.MEMBERS, MemberEdges.among(AgentSet.of(made["club"]))
+        return AudienceKind.MEMBERS, MemberEdges.among(AgentSet.of(made["club"]))
     ids, points = IdColumn.of([*made["near"]]), np.array([*made["near"].values()], float)
-    return Kind.POSITIONS, Positions.given(ids, points, RADIUS, 10**6).edges()
+    return AudienceKind.POSITIONS, Positions.given(ids, points, RADIUS, 10**6).edges()
 
 
 def known(value):

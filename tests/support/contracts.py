@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from ray_messaging import Messager, Messages, MessagingConfig, Outgoing
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import ShardsConfig
-from ray_messaging.transports.values import FrameFate, FrameWrite, LoggedFrame, SendRequest, SendStatus
+from ray_messaging.transports.transport_values import FrameFate, FrameWrite, LoggedFrame, SendRequest, SendStatus
 from support.patience import WAIT_S
 from support.replicated import primary_of
 from support.slots import owner_of

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from ray_messaging.model.extension import Audience, Extension, InHand
+from ray_messaging.model.extension import AudiencePairs, Extension, InHand
 from ray_messaging.model.message_ids import MessageIdColumn
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -35,7 +35,7 @@ def extensions(draw, rows):
         behind=draw(st.dictionaries(st.integers(0, rows - 1), CHAIN, max_size=3)) if rows else {},
         failed=draw(st.booleans()),
         caused_by=MessageIdColumn.of(draw(ids)) if caused else None,
-        audience=draw(st.none() | st.builds(Audience, TEXT, st.integers(0, 2**62 - 1))),
+        audience=draw(st.none() | st.builds(AudiencePairs, TEXT, st.integers(0, 2**62 - 1))),
     )
 
 

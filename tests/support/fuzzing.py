@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from ray_messaging.addressing.channels import check_name
-from ray_messaging.addressing.directory import Claim, Directory, Record, decode_record, encode_record
+from ray_messaging.addressing.directory import Claim, Directory, MailboxRecord, decode_record, encode_record
 from ray_messaging.errors import FrameError
-from ray_messaging.eventlog.writing.columns import Part, record_batch
+from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.interception.lane import JUDGE, SNAPSHOT, WAIT, LaneClient
 from ray_messaging.interception.rule_snapshot import (
     AllowGraphSnapshot,
@@ -25,16 +25,16 @@ from ray_messaging.interception.rule_snapshot import (
     decode_snapshot_request,
     encode_snapshot,
 )
-from ray_messaging.interception.server.lane_server import LaneServer, _Caller
+from ray_messaging.interception.server.lane_server import LaneServer, _LanePeer
 from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts
 from ray_messaging.message import Message
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.extension import AudiencePairs, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.model.typed.input import columns
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.typed_table import TypedColumns
 from ray_messaging.wire.frames import decode, encode
-from ray_messaging.wire.notes import Before, LogNote, Why, decode_log_note, encode_log_note
+from ray_messaging.wire.notes import Before, LogNote, RuleNote, decode_log_note, encode_log_note
 from support.batches import batch_to
 from support.frames import receive, sealed
 
@@ -186,7 +186,7 @@ def use_batch(batch, data, *, logged):
     picked = batch.take(np.arange(rows)[::2])
     assert decode(encode(picked)).to_ids.tolist() == batch.to_ids.tolist()[::2]
     if logged and batch.lines is not None and rows:
-        part = Part(batch, None, "1-1", "mailbox", 0)
+        part = LoggedPart(batch, None, "1-1", "mailbox", 0)
         assert record_batch("exp", [part]).num_rows == rows
 
 
@@ -203,7 +203,7 @@ def some_batches():
         expects_answer=np.array([True, False, True]),
         reply_mailbox="town.east",
         caused_by=MessageIdColumn.of([None, "s-1-9", "3-0-7"]),
-        audience=Audience("friends", 3),
+        audience=AudiencePairs("friends", 3),
     )
     several = {
         "epoch": 2**61,
@@ -289,7 +289,7 @@ class Notes(MsgpackTarget):
 
     def __init__(self):
         rows = np.array([0, 2], "<u4").tobytes()
-        note = LogNote(3, "m", (Why("words", "no", rows),), (Before(rows, b"{}"),))
+        note = LogNote(3, "m", (RuleNote("words", "no", rows),), (Before(rows, b"{}"),))
         super().__init__([encode_log_note(note), encode_log_note(LogNote(1)), encode_log_note(LogNote(0, "m"))])
         self.batch = some_batches()[0]
 
@@ -298,7 +298,7 @@ class Notes(MsgpackTarget):
             note = decode_log_note(data, 3)
         except FrameError:
             return False
-        assert record_batch("exp", [Part(self.batch, None, "1-1", None, note.fate, note)]).num_rows == 3
+        assert record_batch("exp", [LoggedPart(self.batch, None, "1-1", None, note.fate, note)]).num_rows == 3
         return True
 
 
@@ -307,8 +307,8 @@ class Records(MsgpackTarget):
 
     def __init__(self):
         ints = np.array([1, 2, 2**63 - 1], "<i8").tobytes()
-        record = Record("m", [Claim(("agent-chat", "user-chat"), ints, ("Ann",))], ["plain"], ["exps:exp:*"])
-        super().__init__([encode_record(record), encode_record(Record("n", [], [], []))])
+        record = MailboxRecord("m", [Claim(("agent-chat", "user-chat"), ints, ("Ann",))], ["plain"], ["exps:exp:*"])
+        super().__init__([encode_record(record), encode_record(MailboxRecord("n", [], [], []))])
         self.batches = some_batches()
 
     def check(self, data):
@@ -378,7 +378,7 @@ class Requests:
         return stream if random.getrandbits(1) else scribble(random, stream)
 
     def check(self, data):
-        before, sink, caller = self.answered, Sink(), _Caller(self.server)
+        before, sink, caller = self.answered, Sink(), _LanePeer(self.server)
         caller.connection_made(sink)
         for at in range(0, len(data), 97):
             if not sink.closed:

@@ -10,10 +10,10 @@ import pyarrow.fs as pafs
 
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.log_schema import OPTIONAL, SCHEMA
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.questions import answer
 from ray_messaging.eventlog.reading.scan import View, groups_with
-from ray_messaging.eventlog.schema import OPTIONAL, SCHEMA
 
 T0 = 1_700_000_000.0  # unix s
 

@@ -9,15 +9,15 @@ import pyarrow.parquet as pq
 import redis
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.addressing.directory import Record
+from ray_messaging.addressing.directory import MailboxRecord
 from ray_messaging.cluster.actors.log_host import LogHost
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.schema import OF_BROADCASTS, SCHEMA
-from ray_messaging.eventlog.writing.columns import Part, record_batch
+from ray_messaging.eventlog.log_schema import OF_BROADCASTS, SCHEMA
 from ray_messaging.eventlog.writing.entries import decode_entry, pieces
+from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.eventlog.writing.open_segment import OpenSegment
 from ray_messaging.eventlog.writing.placed_rows import placed_rows
 from ray_messaging.message import Message
@@ -26,9 +26,9 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED, FATES
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.values import LOG, FrameWrite, Limits, LoggedFrame, SendRequest
+from ray_messaging.transports.transport_values import LOG, FrameWrite, Limits, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import decode, encode
-from ray_messaging.wire.notes import Before, LogNote, Why, encode_log_note
+from ray_messaging.wire.notes import Before, LogNote, RuleNote, encode_log_note
 from support.patience import WAIT_S
 
 LIMITS = Limits(messages=10**9, nbytes=10**12, lease_s=60.0, leased=False)
@@ -58,7 +58,9 @@ def rows_of(*items, exp_id="exp", limit=2**30):
 def write_batches(where, *batches):
     """Write the only segment of a log: these batches, delivered to one mailbox; return the log."""
     segment = OpenSegment(1, 0)
-    segment.add(placed_rows("exp", [Part(batch, None, f"{n}-0", "m", DELIVERED) for n, batch in enumerate(batches)]))
+    segment.add(
+        placed_rows("exp", [LoggedPart(batch, None, f"{n}-0", "m", DELIVERED) for n, batch in enumerate(batches)])
+    )
     Folder(where).write(1, segment.tables(), {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}})
     return EventLog.open(where)
 
@@ -122,7 +124,7 @@ def _micros(seconds):
 
 def note_of(fate, *, mailbox="", why=(), before=()):
     """Build a note; why: (rule, reason, rows), before: (rows, payload)."""
-    whys = tuple(Why(rule, reason, np.array(rows, "<u4").tobytes()) for rule, reason, rows in why)
+    whys = tuple(RuleNote(rule, reason, np.array(rows, "<u4").tobytes()) for rule, reason, rows in why)
     said = tuple(Before(np.array(rows, "<u4").tobytes(), line) for rows, line in before)
     return encode_log_note(LogNote(FATES.index(fate), mailbox, whys, said))
 
@@ -174,7 +176,7 @@ class Society:
 
     async def mailbox(self, name):
         delta = await self.transport.load_directory(-1)
-        record = Record(name, [], [], [])
+        record = MailboxRecord(name, [], [], [])
         listening = await self.transport.listen(record, delta.version, LIMITS, owner="", epoch=None)
         assert listening is not None
         return listening.epoch

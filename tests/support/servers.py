@@ -16,7 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ray_messaging.compat.mqtt.config import MqttConfig
+from ray_messaging.compat.mqtt.mqtt_config import MqttConfig
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded import machine
 

@@ -8,9 +8,9 @@ from hashlib import blake2b
 import numpy as np
 
 from ray_messaging import Messager
+from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, Audiences, encode_facts
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.files import version_folder, write_edges
-from ray_messaging.audiences.records import AudienceFacts, Audiences, Kind, encode_facts
 from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig
@@ -22,12 +22,12 @@ from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.digests import DigestRow, step_digest, sum_of
-from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.random_numbers import agent_generator
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.step_inbox import StepInbox
 from ray_messaging.steps.step_sends import StepSends
-from ray_messaging.steps.supervisor import Supervisor
+from ray_messaging.steps.step_supervisor import StepSupervisor
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.step_values import SUPERVISOR
 from support.patience import WAIT_S
@@ -205,12 +205,12 @@ class LoggedGroups:
         await transport.steps.join(SUPERVISOR)
         reviewer = RuleReviewer(interceptor, settings.horizon)
         audiences = AudienceCache(None if self.folder is None else LocalFolder(self.folder / "audiences"))
-        supervisor = Supervisor(transport, transport.steps, settings, reviewer, FOREIGN, audiences)
+        supervisor = StepSupervisor(transport, transport.steps, settings, reviewer, FOREIGN, audiences)
         self.tasks.append(asyncio.create_task(supervisor.run()))
         return supervisor
 
     async def create(self, name, edges, version=1):
         """Make a version of an audience."""
         write_edges(version_folder(self.folder / "audiences", name, version), edges)
-        facts = AudienceFacts(Kind.GRAPH, edges.pairs, edges.digest.hex())
+        facts = AudienceFacts(AudienceKind.GRAPH, edges.pairs, edges.digest.hex())
         assert await self.transports[0].set_audience(name, version, encode_facts(facts)) is not None

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from ray_messaging.replay.plan import Plan
+from ray_messaging.replay.replay_plan import Plan
 from ray_messaging.replay.trace import Traffic
 
 

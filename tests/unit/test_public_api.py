@@ -1,6 +1,7 @@
 """The names that users may import, locked: a change here is a change for them."""
 
 import re
+from collections import Counter
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
@@ -60,6 +61,7 @@ def test_every_error_is_public_and_drawn_in_the_tree():
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+PACKAGE = Path(ray_messaging.__file__).parent
 API = (DOCS / "api.md").read_text()
 IMPORT = re.compile(r"^ *from (ray_messaging[\w.]*) import (?:\(([^)]*)\)|([^#\n]*))", re.MULTILINE)
 
@@ -102,3 +104,11 @@ def test_every_import_of_a_page_works(page):
 def test_the_version_is_that_of_the_package():
     assert ray_messaging.__version__ == version("ray-messaging")
     assert "__version__" in dir(ray_messaging)
+
+
+def test_no_class_and_no_file_has_the_name_of_another():
+    theirs = {"Messager", "Message"}  # names of AgentSociety, in `compat`, too
+    files = [path for path in PACKAGE.rglob("*.py") if not path.name.startswith("__")]
+    classes = re.findall(r"^class (\w+)", "\n".join(path.read_text() for path in files), re.MULTILINE)
+    twice = [name for name, count in Counter([*classes, *(path.name for path in files)]).items() if count > 1]
+    assert {*twice} <= theirs

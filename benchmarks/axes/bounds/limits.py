@@ -17,10 +17,10 @@ from benchmarks.axes.society.society import cluster
 from benchmarks.figures import LIMIT, Figure, Plan, percentiles
 from benchmarks.work import payload
 from ray_messaging import RedisConfig
-from ray_messaging.addressing.directory import Record
+from ray_messaging.addressing.directory import MailboxRecord
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.transports.transport import RedisTransport
-from ray_messaging.transports.values import FrameWrite, Limits, SendRequest, SendStatus
+from ray_messaging.transports.transport_values import FrameWrite, Limits, SendRequest, SendStatus
 from ray_messaging.wire.frames import decode, encode
 
 FRAMES = 64  # a burst: the server is emptied after each
@@ -106,7 +106,7 @@ async def _scripts(plan: Plan, config: RedisConfig, plain: redis.Redis, frame: b
         limits, seq, found = Limits(2**40, 2**40, 30.0, leased=False), 0, []
         state = await transport.take_sender_epoch("writer", keep_s=60.0)
         version = (await transport.load_directory(-1)).version
-        listening = await transport.listen(Record("box", [], ["box"], []), version, limits, owner="", epoch=None)
+        listening = await transport.listen(MailboxRecord("box", [], ["box"], []), version, limits, owner="", epoch=None)
         assert listening is not None
         for _ in range(plan.repeats):
             began, frames, spent = time.perf_counter(), 0, 0.0

@@ -36,7 +36,7 @@ from ray_messaging.observability.metrics.families import Family
 from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.observability.tracing.settings import flush_spans
 from ray_messaging.receipt import Receipts
-from ray_messaging.receiving.delivery_leases import NEXT, DeliveryLeases, FetchOptions, Held, Token
+from ray_messaging.receiving.delivery_leases import NEXT, DeliveryLeases, FetchOptions, HeldByHandle, Token
 from ray_messaging.steps.step_account import sealed_counts
 from ray_messaging.transports.step_values import without_steps
 from ray_messaging.wire.frames import decode, encode
@@ -222,7 +222,7 @@ class CallerAdmission:
         return await asyncio.shield(caller.calls[number])
 
 
-def _late_commits(held: Sequence[Held], loan_s: float) -> Iterator[tuple[str, str]]:
+def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple[str, str]]:
     """Yield what handles hold or have held for long, those that have held most first, each with a remedy."""
     remedy = (
         "commit what is handled: by the handle's next fetch, ack(), or the end of a `with` block over it; if handling "

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.addressing.directory import Directory
+from ray_messaging.audiences.audience_records import Audiences
 from ray_messaging.audiences.cache import AudienceCache
-from ray_messaging.audiences.records import Audiences
 from ray_messaging.cluster.actors.ownership import Heartbeat, take_claim
 from ray_messaging.cluster.actors.rule_editor import RuleEditor
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, StragglerWatch, check_step_rules
@@ -37,7 +37,7 @@ from ray_messaging.steps.call_limits import CallLimits
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.step_values import CHECKPOINT, CTRL_C, STANDSTILL, Progress, StepSettings, without_steps
-from ray_messaging.transports.values import Limits
+from ray_messaging.transports.transport_values import Limits
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -146,7 +146,7 @@ class InterceptorHost:
 
     async def _load_checkpoint(self, step: int) -> None:
         """Write the data of the checkpoint after a step, which is in the log's folder, to the server."""
-        from ray_messaging.eventlog.checkpoints import read_checkpoint  # noqa: PLC0415 - brings pyarrow, 80 MB
+        from ray_messaging.eventlog.checkpoint_files import read_checkpoint  # noqa: PLC0415 - brings pyarrow, 80 MB
         from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415 - as above
 
         assert self._spec.log_dir is not None

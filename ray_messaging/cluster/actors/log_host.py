@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import AlreadyExists, LogError
-from ray_messaging.eventlog import records
+from ray_messaging.eventlog import folder_records
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
 from ray_messaging.eventlog.reading.filters import Filters
@@ -28,8 +28,8 @@ from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.experiment_store import other_run
 from ray_messaging.transports.server_facts import kind_and_version
-from ray_messaging.transports.step_values import Kind
-from ray_messaging.transports.values import Limits
+from ray_messaging.transports.step_values import CollectedKind
+from ray_messaging.transports.transport_values import Limits
 
 PAGE = 4096  # rows in one answer
 _CLEARED = "cleared"  # mark of the log: the server's time, in ms, when the list of `rows` was cleared
@@ -68,7 +68,7 @@ class LogHost:
         self._cleared = -1  # the position up to which the list of `rows` was cleared
         self._cleared_ms = -1  # the server's time of that; a later process may number rows differently
         self._noting = asyncio.Lock()
-        self._rule_changes: list[records.RuleChange] = []  # those that this process has written last
+        self._rule_changes: list[folder_records.RuleChange] = []  # those that this process has written last
         self._taken_over = 0  # rows in the folder when this process began
         self._importing: asyncio.Task[Any] | None = None
 
@@ -108,13 +108,13 @@ class LogHost:
     def _claim_folder(self, before: str) -> None:
         """Claim the folder, whose lock is held: writers of other runs, such as `before`, add no more files."""
         run, reset = self._experiment.run, self._on_existing == "reset"
-        segments, account = self._folder.segments(any_schema=reset), records.read_account(self._folder)
+        segments, account = self._folder.segments(any_schema=reset), folder_records.read_account(self._folder)
         if account.writer.startswith(f"{run}/"):  # written by this run, and the server has lost it
             error = died_before_loss(self._experiment.exp_id, self._folder, segments)
-            records.note_missing(self._folder, account.writer, str(error))
+            folder_records.note_missing(self._folder, account.writer, str(error))
             raise error
-        lacking = records.unended(self._folder)
-        collected = any(self._folder.collected_files(kind) for kind in Kind)
+        lacking = folder_records.unended(self._folder)
+        collected = any(self._folder.collected_files(kind) for kind in CollectedKind)
         if (segments or lacking or collected) and self._on_existing == "error":
             kind_of = "a run that has no end" if lacking else "an earlier run"
             raise AlreadyExists(
@@ -124,10 +124,10 @@ class LogHost:
                 value=self._folder.where,
                 owner=None,
             )
-        records.claim(self._folder, run, self._experiment.exp_id)
-        record = records.read_run(self._folder)
+        folder_records.claim(self._folder, run, self._experiment.exp_id)
+        record = folder_records.read_run(self._folder)
         if lacking and self._on_existing == "resume" and record is not None and record.starts[-1].run != before:
-            records.note_missing(
+            folder_records.note_missing(
                 self._folder,
                 run,
                 f"the run that began at {record.starts[-1].began} was killed, and its server's data are gone: rows of "
@@ -135,8 +135,8 @@ class LogHost:
             )
         if reset:
             self._folder.erase()
-            records.forget_missing(self._folder)
-            records.write_rule_changes(self._folder, [])
+            folder_records.forget_missing(self._folder)
+            folder_records.write_rule_changes(self._folder, [])
 
     async def close(self, *, killed: bool = False) -> None:
         """Write a row for everything that was sent, and remove the log; `killed`: the driver could not do it."""
@@ -144,7 +144,7 @@ class LogHost:
             delta = await self._transport.load_directory(-1)
             groups = {record.mailbox: len(record.agents()) for record in delta.changed if record.exclusive}
             await self._writer.retire()
-            await self._note(partial(records.note_end, killed=killed), self._experiment.run, groups)
+            await self._note(partial(folder_records.note_end, killed=killed), self._experiment.run, groups)
         finally:
             await self._transport.close()
             if self._importing is not None:
@@ -158,24 +158,24 @@ class LogHost:
         Args: `rules` has a description of each, `data` is the folder of the server's data.
         """
         probe = await asyncio.to_thread(backend_of(self._experiment.redis).probe)
-        start = records.RunStart(
+        start = folder_records.RunStart(
             self._experiment.run,
-            records.utc_now(),
+            folder_records.utc_now(),
             self._on_existing,
             command,
-            records.versions(),
+            folder_records.versions(),
             f"{kind_and_version(probe.info)} at {probe.where}" if probe.info else probe.where,
             rules,
             data=data,
         )
         steps = self._experiment.steps
         await self._note(
-            records.note_start, self._experiment.exp_id, None if steps is None else steps.model_dump(), start
+            folder_records.note_start, self._experiment.exp_id, None if steps is None else steps.model_dump(), start
         )
 
     async def note_model(self, model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
-        """Record a call of `messaging.run` in the folder; return what `records.note_model` does, or raise LogError."""
-        return await self._note(records.note_model, model, groups)
+        """Record a call of `messaging.run` in the folder; return as `note_model`, or raise LogError."""
+        return await self._note(folder_records.note_model, model, groups)
 
     async def _note(self, change: Callable[..., T], *facts: object) -> T:
         try:
@@ -190,12 +190,12 @@ class LogHost:
         """Disconnect, after a failed start."""
         await self._transport.close()
 
-    async def write_rule_changes(self, changes: list[records.RuleChange]) -> None:
+    async def write_rule_changes(self, changes: list[folder_records.RuleChange]) -> None:
         """Write the changes of the run's rules into the log's folder. If that fails, log a warning and go on."""
         try:
             async with self._noting:
                 if changes[-1] not in self._rule_changes:  # else a later call has overtaken this one
-                    await asyncio.to_thread(records.write_rule_changes, self._folder, changes)
+                    await asyncio.to_thread(folder_records.write_rule_changes, self._folder, changes)
                     self._rule_changes = changes
         except OSError as error:
             logger.warning("the changes of the rules are not recorded in %s: %s", self._folder.where, error)

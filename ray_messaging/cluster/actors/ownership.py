@@ -12,7 +12,7 @@ from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.common.task_health import end
 from ray_messaging.errors import AlreadyExists, Fenced, MessagingError
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.transports.experiment_store import Claim, RedisExperimentStore, other_run
+from ray_messaging.transports.experiment_store import ExperimentClaim, RedisExperimentStore, other_run
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +39,12 @@ async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: Inter
             if holder is not None or await server.is_headless():
                 await _check(server, spec, holder)
         taken = await server.claim(holder, reset=spec.on_existing == "reset")
-        if taken is not Claim.LOST:
+        if taken is not ExperimentClaim.LOST:
             break
     epoch = await server.take_interceptor_epoch()  # from here on verdicts of an earlier start are refused
-    if taken is Claim.ERASE:
+    if taken is ExperimentClaim.ERASE:
         await server.erase_earlier()
-    return epoch, holder == mine and taken is Claim.HELD
+    return epoch, holder == mine and taken is ExperimentClaim.HELD
 
 
 async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: bytes | None) -> None:

@@ -13,7 +13,7 @@ from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.rule_store import RuleStore, description
 from ray_messaging.cluster.spec import Experiment, PickledRule
 from ray_messaging.errors import ConfigError, ConnectionFailed, MessagingError, RuleError
-from ray_messaging.eventlog.records import RuleChange
+from ray_messaging.eventlog.folder_records import RuleChange
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.rule_set import RuleSet

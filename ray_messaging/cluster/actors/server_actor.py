@@ -12,7 +12,7 @@ from ray_messaging.cluster.actors.restarts import restarted
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded.machine import memory_bytes
 from ray_messaging.embedded.server import EmbeddedServer, Succession
-from ray_messaging.embedded.supervisor import ServerSupervisor
+from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.observability.health.findings import Disk, Report
 
 # Ray restarts the actor within this time, even on a busy machine. The data are kept for as long after a driver's end.

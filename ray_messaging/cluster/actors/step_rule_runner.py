@@ -15,8 +15,8 @@ from ray_messaging.errors import ConnectionFailed, MessagingError, RuleError, Un
 from ray_messaging.interception.rules.rule import Rule, StepRule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.step_judge import RuleReviewer
+from ray_messaging.steps.step_supervisor import StepSupervisor
 from ray_messaging.steps.stragglers import Straggler, stragglers
-from ray_messaging.steps.supervisor import Supervisor
 from ray_messaging.transports.step_values import RULE_CHANGE, STANDSTILL, SUPERVISOR, Progress, StepSettings, WaitFor
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class StepRuleRunner:
         self._interceptor = interceptor
         self._editor = editor
         self._reviewer = RuleReviewer(interceptor, settings.horizon, closing=self.step_closing, begins=self.step_begins)
-        self._supervisor = Supervisor(transport, store, settings, self._reviewer, interceptor.epoch, audiences)
+        self._supervisor = StepSupervisor(transport, store, settings, self._reviewer, interceptor.epoch, audiences)
         self._task: asyncio.Task[None] | None = None
         self._following = asyncio.Lock()
         self._holding = asyncio.Lock()

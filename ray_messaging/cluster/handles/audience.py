@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import check_name
+from ray_messaging.audiences.audience_records import AudienceKind, AudienceVersion
 from ray_messaging.audiences.building import Positions, build_edges
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.records import AudienceVersion, Kind
 from ray_messaging.cluster.audience_files import AudienceFiles, join, leave, move, positions_of
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
@@ -177,13 +177,13 @@ def create_audience(
     if members is not None:
         agents = AgentSet.of(cast("Iterable[Any]", members))
         edges: Edges = MemberEdges.among(agents)
-        kind = Kind.MEMBERS
+        kind = AudienceKind.MEMBERS
     elif positions is not None:
         placed = Positions.given(_ids(connection, ids, positions), positions, radius, most_pairs)
-        agents, edges, kind = AgentSet(placed.ids), placed.edges(), Kind.POSITIONS
+        agents, edges, kind = AgentSet(placed.ids), placed.edges(), AudienceKind.POSITIONS
     else:
         built = build_edges(_chunks(graph))
-        agents, edges, kind = built.senders | built.hearers, built, Kind.GRAPH
+        agents, edges, kind = built.senders | built.hearers, built, AudienceKind.GRAPH
     check_hosted(connection, name, agents)
     files.create(name, kind, edges)
     return Audience(connection, name)

@@ -8,7 +8,7 @@ from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.common.notebook import html_table
 
 if TYPE_CHECKING:
-    from ray_messaging.eventlog.records import RuleChange
+    from ray_messaging.eventlog.folder_records import RuleChange
     from ray_messaging.interception.rules.rule import Rule
 
 

@@ -9,7 +9,7 @@ from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.own_loop import SharedLoop
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.compat.msg import Payload
-from ray_messaging.conversations.answers import Answers, AnswerTable, GroupAnswers
+from ray_messaging.conversations.answer_stream import Answers, AnswerTable, GroupAnswers
 from ray_messaging.errors import Closed
 from ray_messaging.messager import Messager
 from ray_messaging.receipt import Receipts

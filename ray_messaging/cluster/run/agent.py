@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
-from ray_messaging.cluster.run.plan import Rows
+from ray_messaging.cluster.run.run_plan import Rows
 from ray_messaging.cluster.run.step_calls import NO_LIMITS, RememberedCalls, StepCalls
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingError, NoQuestion, StepFailed
@@ -31,10 +31,10 @@ from ray_messaging.steps.blocked_sends import BlockedSend
 from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
-from ray_messaging.steps.inbox import EVERYBODY
 from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators
 from ray_messaging.steps.step import Step
+from ray_messaging.steps.step_inbox import EVERYBODY
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,7 +58,7 @@ class Agent:
 
     __slots__ = ("_place", "_society", "data", "id", "neighbours", "shared", "state", "stopped")
 
-    def __init__(self, society: "Society", agent_id: AgentId, place: int) -> None:
+    def __init__(self, society: "AgentLoop", agent_id: AgentId, place: int) -> None:
         self.id = agent_id
         self.state: dict[str, Any] = {}
         data, neighbours = society.rows.get(agent_id) or _NO_ROW
@@ -187,7 +187,7 @@ NO_CHANGE = StateChange(-1, {})
 Model = Callable[[Agent, Messages], object]
 
 
-class Society:
+class AgentLoop:
     """The agents of one group, and the model's function that runs for each of them in each step.
 
     With `only_active` an agent is called only if it has heard something, a rule has blocked what it sent, its state was

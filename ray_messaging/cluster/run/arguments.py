@@ -31,7 +31,7 @@ class Ids(Protocol):
     def __contains__(self, value: object, /) -> bool: ...  # that of a str takes only a str
 
 
-class Table(Protocol):
+class DataFrameLike(Protocol):
     """A DataFrame."""
 
     @property
@@ -42,7 +42,7 @@ class Table(Protocol):
         """Return the rows."""
 
 
-class Network(Protocol):
+class NetworkxGraph(Protocol):
     """A graph of networkx."""
 
     @property
@@ -53,8 +53,8 @@ class Network(Protocol):
         """Return whether an edge leads in one direction only."""
 
 
-Agents = int | Ids | Iterator[AnyId] | Table
-Edges = Iterable[Sequence[AnyId] | NDArray[Any]] | Table | Network | Audience
+Agents = int | Ids | Iterator[AnyId] | DataFrameLike
+Edges = Iterable[Sequence[AnyId] | NDArray[Any]] | DataFrameLike | NetworkxGraph | Audience
 Collect = Callable[[S_contra], Mapping[str, Any]] | Aggregate | Sequence[Aggregate] | None
 
 

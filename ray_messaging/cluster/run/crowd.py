@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.audiences.pairs import places_in
+from ray_messaging.audiences.hearer_pairs import places_in
 from ray_messaging.cluster.run.agent import NO_CHANGE, START, check_agents, kept_parts, step_failed
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.model_thread import ModelThread

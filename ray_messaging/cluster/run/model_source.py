@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from ray_messaging.cluster.run.content_digest import content_digest
-from ray_messaging.cluster.run.plan import GroupPlan
+from ray_messaging.cluster.run.run_plan import GroupPlan
 
 _INPUTS: Final = {"agents": "the DataFrame agents=", "graph": "graph=", "shared": "shared="}
 _encode = msgspec.msgpack.encode

@@ -24,9 +24,9 @@ from ray_messaging.cluster.lifecycle import attempt, leave
 from ray_messaging.cluster.ray_calls import get, kill, start_actor, wait
 from ray_messaging.cluster.run.agent import NO_CHANGE
 from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
-from ray_messaging.cluster.run.plan import GroupPlan, plan_groups, senders_of
 from ray_messaging.cluster.run.result import CallCounts, Result, series_frame
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
+from ray_messaging.cluster.run.run_plan import GroupPlan, plan_groups, senders_of
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.common.awaitables import call_problem, is_async
@@ -350,7 +350,7 @@ class Run(AbstractContextManager["Run"]):
             return None
         if self._messaging.log_dir is not None:
             return self._messaging.log.series()
-        from ray_messaging.eventlog.series import series_table  # noqa: PLC0415 - pyarrow takes a second
+        from ray_messaging.eventlog.series_tables import series_table  # noqa: PLC0415 - pyarrow takes a second
 
         return series_table(self._messaging.steps.collected(self.step - 1))
 

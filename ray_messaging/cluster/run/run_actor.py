@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.cluster.run.agent import NO_CHANGE, Society, StateChange, step_failed
+from ray_messaging.cluster.run.agent import NO_CHANGE, AgentLoop, StateChange, step_failed
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.model_watch import ModelWatch
-from ray_messaging.cluster.run.plan import GroupPlan, Homes, changeable
+from ray_messaging.cluster.run.run_plan import GroupPlan, Homes, changeable
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import AlreadyExists, BudgetSpent, MoveFailed, StepAborted, UnknownName
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
@@ -88,7 +88,7 @@ class RunActor:
         self._since = time.time()  # no module of the user was imported before this time
         self._messager = messager
         self._loop: StepLoop | None = None
-        self._society: Society | CrowdSociety | None = None
+        self._society: AgentLoop | CrowdSociety | None = None
         self._homes: Homes | None = None
         self._watch: ModelWatch | None = None
         self._told = told
@@ -124,7 +124,7 @@ class RunActor:
         assert self._messager is not None
         self._turn, self._last = turn, None
         spent, counts = False, Counter[str]()
-        if isinstance(society, Society):
+        if isinstance(society, AgentLoop):
             society.call_counts = counts
         while True:
             loop = self._loop = step_loop(self._messager.engine)
@@ -151,26 +151,26 @@ class RunActor:
         self._watch = ModelWatch(model, {"shared": shared, "me.data": changeable(plan.rows)}, self._told)
         self._homes = Homes(plan, inputs.plans)
         if messaging is not None:
-            if isinstance(self._society, Society):
+            if isinstance(self._society, AgentLoop):
                 self._limit_calls(self._society, messaging, group)
             await self.open(messaging, plan)
 
     async def _run_step(
-        self, step: Step, loop: StepLoop, society: Society | CrowdSociety, homes: Homes, parent: str | None
+        self, step: Step, loop: StepLoop, society: AgentLoop | CrowdSociety, homes: Homes, parent: str | None
     ) -> None:
         await homes.prepare(step.places.agents)
         if parent is not None and loop.calls is not None:
-            from ray_messaging.eventlog.calls import parent_calls  # noqa: PLC0415 - brings pyarrow, 80 MB
+            from ray_messaging.eventlog.call_rows import parent_calls  # noqa: PLC0415 - brings pyarrow, 80 MB
 
             loop.calls.parent = partial(parent_calls, parent, step.number, step.places.agents)
         assert self._watch is not None
         with self._watch.over(step.number):
             await society.run(step, loop.calls)
-        if isinstance(society, Society) and society.moves:
+        if isinstance(society, AgentLoop) and society.moves:
             assert self._messager is not None
             await move_agents(self._messager, society.moves, step.number)
 
-    def _limit_calls(self, society: Society, messaging: "Messaging", group: str) -> None:
+    def _limit_calls(self, society: AgentLoop, messaging: "Messaging", group: str) -> None:
         """Let the remembered calls of a group keep to the experiment's settings."""
         society.records_calls = messaging.log_dir is not None
         if messaging.calls is not None:
@@ -190,14 +190,14 @@ class RunActor:
 
     async def calls_now(self) -> tuple[dict[str, int], int]:
         """Return the counts of the remembered calls in this call of `run`, and how many calls wait."""
-        if not isinstance(self._society, Society):
+        if not isinstance(self._society, AgentLoop):
             return {}, 0
         gate = self._society.call_gate
         return dict(self._society.call_counts), 0 if gate is None else gate.waiting
 
     async def close(self) -> None:
         """Leave the mailbox, which stays on the server for a resume. First let remembered calls end and be kept."""
-        if isinstance(self._society, Society):
+        if isinstance(self._society, AgentLoop):
             await self._society.end()
         if self._messager is not None:
             await self._messager.close()
@@ -224,12 +224,12 @@ def society_of(
     options: RunOptions,
     shared: object,
     thread: ModelThread | None = None,
-) -> "Society | CrowdSociety":
+) -> "AgentLoop | CrowdSociety":
     """Return the agents of a group with the model's function, which runs in `thread` (None: a new one)."""
     collector = None if options.collect is None else Collector(options.collect, options.collect_every)
     if options.by == "group":
         return CrowdSociety(plan.name, model, start=options.start, shared=shared, thread=thread, collector=collector)
-    return Society(
+    return AgentLoop(
         plan.name,
         model,
         start=options.start,

@@ -21,7 +21,7 @@ from ray_messaging.common.awaitables import RAISED, is_async, raising
 from ray_messaging.common.backoff import CALL_RETRY, Backoff
 from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, ConfigError, MessagingError
-from ray_messaging.model.calls import MODEL, Asked, CallRecord, KeptCall, arguments_text, asked, unbound
+from ray_messaging.model.calls import MODEL, AskedCall, CallRecord, KeptCall, arguments_text, asked, unbound
 from ray_messaging.model.exact import decode_exactly, encode_exactly
 from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
@@ -211,7 +211,7 @@ class _Remembered(msgspec.Struct):
     """A remembered call as it is asked: the n-th of the agent's equal calls in the step, from 1."""
 
     agent: "Agent"
-    asked: Asked
+    asked: AskedCall
     n: int
     key: str
     arguments: str | None

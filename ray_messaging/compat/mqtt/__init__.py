@@ -6,11 +6,11 @@ It needs the extra `ray-messaging[mqtt]`. See docs/mqtt.md.
 
 import logging
 
-from ray_messaging.compat.mqtt.config import MqttConfig
+from ray_messaging.compat.mqtt.mqtt_config import MqttConfig
 from ray_messaging.compat.versions import needs
 
 with needs("MQTT", "'ray-messaging[mqtt]'"):
-    from ray_messaging.compat.mqtt.messager import Messager
+    from ray_messaging.compat.mqtt.mqtt_messager import Messager
 
 __all__ = ["Messager", "MqttConfig"]
 

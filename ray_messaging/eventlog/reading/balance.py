@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ray_messaging.errors import Unbalanced
+from ray_messaging.eventlog.folder_records import read_account
 from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.results import plain
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan
-from ray_messaging.eventlog.records import read_account
 from ray_messaging.receipt import FATES
 
 PARTITION_ROWS = 1_000_000  # 40 MB of records, plus sorting

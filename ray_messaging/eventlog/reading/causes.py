@@ -19,7 +19,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.tables import data_frame
 from ray_messaging.common.texts import printable, shortened
 from ray_messaging.errors import ConfigError, UnknownName
-from ray_messaging.eventlog.calls import Called, calls_of
+from ray_messaging.eventlog.call_rows import Called, calls_of
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 from ray_messaging.eventlog.reading.filters import Filters, check_count, check_text, invalid
 from ray_messaging.eventlog.reading.query import found_in, messages, once_each

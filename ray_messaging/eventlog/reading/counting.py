@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ray_messaging.eventlog.log_schema import SCHEMA
 from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters, check_columns, invalid
 from ray_messaging.eventlog.reading.results import COLUMNS, as_id, plain, stored, with_ids
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan
-from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.receipt import FATES
 
 UNITS = ("second", "minute", "hour", "day")  # of sent_at, UTC
@@ -37,7 +37,7 @@ def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> p
     return counted
 
 
-class Sample(NamedTuple):
+class CountSample(NamedTuple):
     """Counts (as of `count`) of rows up to the position `reached`, made from a `share` of the rows."""
 
     counts: pa.Table
@@ -45,18 +45,18 @@ class Sample(NamedTuple):
     share: float
 
 
-def sample(view: View, *, by: str | Collection[str], after: int, most: int) -> Sample:
+def sample(view: View, *, by: str | Collection[str], after: int, most: int) -> CountSample:
     """Count the rows after a position; of more than `most` rows, count about `most`, in slices of all parts."""
     if not isinstance(most, int) or most < _SLICES:
         raise invalid("most", most, f"must be a number of rows, at least {_SLICES}")
     keys, behind = check_columns(by, COUNTABLE), Filters(after=after).after
     new = view.end - 1 - (-1 if behind is None else behind)
     if new <= most:
-        return Sample(count(view, by=keys, after=after), view.end - 1, 1.0)
+        return CountSample(count(view, by=keys, after=after), view.end - 1, 1.0)
     size = most // _SLICES
     begins = (after + new * (2 * number + 1) // (2 * _SLICES) - size // 2 for number in range(_SLICES))
     (counted,) = counts(view, [Filters(after=begin, limit=size) for begin in begins], [keys], _with_units)
-    return Sample(counted, view.end - 1, size * _SLICES / new)
+    return CountSample(counted, view.end - 1, size * _SLICES / new)
 
 
 def _with_units(part: pa.Table) -> pa.Table:

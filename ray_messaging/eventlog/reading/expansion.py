@@ -17,10 +17,10 @@ from ray_messaging.audiences.folding import kept_places
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.errors import FrameError, LogError, UnknownName
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.folder_records import read_agents
 from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.records import read_agents
 from ray_messaging.model.columns import INT, STR, IdColumn
-from ray_messaging.model.extension import Audience
+from ray_messaging.model.extension import AudiencePairs
 
 PIECE_PAIRS = 2**20
 NEEDED = (
@@ -50,8 +50,8 @@ class Expansion:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._edges: dict[tuple[Audience, str], Edges] = {}
-        self._digests: dict[Audience, bytes] = {}
+        self._edges: dict[tuple[AudiencePairs, str], Edges] = {}
+        self._digests: dict[AudiencePairs, bytes] = {}
 
     def expanded(self, part: pa.Table, filters: Filters) -> Iterator[pa.Table]:
         """Yield the matching rows of a part with its broadcasts expanded, in order, about PIECE_PAIRS rows at a time.
@@ -94,13 +94,13 @@ class Expansion:
 
     def hearers(self, part: pa.Table) -> list[RowHearers]:
         """Return the hearers of all broadcasts in a part that has the columns NEEDED; raises as `expanded`."""
-        groups: dict[tuple[Audience, str], list[int]] = {}
+        groups: dict[tuple[AudiencePairs, str], list[int]] = {}
         names, versions, agents = (part[name].to_pylist() for name in NEEDED[6:8] + NEEDED[9:10])
         for row in np.flatnonzero(part["pairs"].is_valid().to_numpy()).tolist():
-            groups.setdefault((Audience(names[row], versions[row]), agents[row]), []).append(row)
+            groups.setdefault((AudiencePairs(names[row], versions[row]), agents[row]), []).append(row)
         return [self._hearers(part, audience, digest, rows) for (audience, digest), rows in groups.items()]
 
-    def _hearers(self, part: pa.Table, audience: Audience, digest: str, rows: Sequence[int]) -> RowHearers:
+    def _hearers(self, part: pa.Table, audience: AudiencePairs, digest: str, rows: Sequence[int]) -> RowHearers:
         places = pa.array(rows)
         counts, kept = part["pairs"].take(places).to_numpy(), part["kept_pairs"].take(places).to_pylist()
         numbers, names = (part[name].take(places).to_pylist() for name in ("from_id", "from_name"))
@@ -122,12 +122,12 @@ class Expansion:
 
     def audience_digest(self, name: str, version: int) -> bytes:
         """Return the hash of an audience's pairs, b"" of EVERYBODY. Raises LogError."""
-        audience = Audience(name, version)
+        audience = AudiencePairs(name, version)
         if audience not in self._digests:
             self._digests[audience] = b"" if audience == EVERYBODY else self._read(audience).digest
         return self._digests[audience]
 
-    def _read(self, audience: Audience) -> Edges:
+    def _read(self, audience: AudiencePairs) -> Edges:
         if not self._folder.local:
             raise self._unknown(audience, "audiences can be read in a local folder only: copy it")
         try:
@@ -135,7 +135,7 @@ class Expansion:
         except (UnknownName, FrameError) as error:
             raise self._unknown(audience, str(error)) from error
 
-    def _toward(self, audience: Audience, digest: str) -> Edges:
+    def _toward(self, audience: AudiencePairs, digest: str) -> Edges:
         key = audience, digest
         if key not in self._edges:
             agents = read_agents(self._folder, digest)
@@ -145,7 +145,7 @@ class Expansion:
             self._edges[key] = MemberEdges.everybody(agents) if everybody else self._read(audience).toward(agents)
         return self._edges[key]
 
-    def _unknown(self, audience: Audience, why: str) -> LogError:
+    def _unknown(self, audience: AudiencePairs, why: str) -> LogError:
         return LogError(
             f"the hearers of audience {audience.name!r}, version {audience.version}, are not known in the event log's "
             f"folder {self._folder.where}: {why}. Leave out expand to get one row for each broadcast",

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import INT64_MAX, INT64_MIN, AgentId, check_id
 from ray_messaging.errors import InvalidAddress, InvalidQuery
+from ray_messaging.eventlog.log_schema import POSITION, TEXT
 from ray_messaging.eventlog.reading.results import stored_column
-from ray_messaging.eventlog.schema import POSITION, TEXT
 from ray_messaging.receipt import FATES
 
 Moment = float | datetime | str

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 
 from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.eventlog.folder import SEGMENT
+from ray_messaging.eventlog.folder_records import ACCOUNT
+from ray_messaging.eventlog.log_schema import with_pandas_types
 from ray_messaging.eventlog.reading.event_rows import LogRow, dicts_of, rows_of
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED
 from ray_messaging.eventlog.reading.results import with_columns, with_texts
-from ray_messaging.eventlog.records import ACCOUNT
-from ray_messaging.eventlog.schema import with_pandas_types
 from ray_messaging.limits_and_timeouts import LOG_NEWS_TIMEOUT_S
 
 _TAIL_PAGE = 4096  # rows per query
@@ -32,12 +32,12 @@ WriterOf = Callable[[IO[bytes], pa.Schema], AbstractContextManager[WritePage]]
 _encode = msgspec.json.Encoder().encode
 
 
-class Source(Protocol):
+class LogSource(Protocol):
     """A log that answers queries, local or remote: see `questions.answer`."""
 
     live: bool  # whether rows may still come
 
-    def follower(self) -> "Source":
+    def follower(self) -> "LogSource":
         """Return a source for one reader that follows the log, with its own state."""
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
@@ -53,7 +53,9 @@ class Tail(Iterator[LogRow]):
     It ends after `timeout_s` without a row (None: it never times out), after `limit` rows, or if no more rows can come.
     """
 
-    def __init__(self, source: Source, *, after: int | None, timeout_s: float | None, fields: dict[str, Any]) -> None:
+    def __init__(
+        self, source: LogSource, *, after: int | None, timeout_s: float | None, fields: dict[str, Any]
+    ) -> None:
         fields = dict(fields)
         self._left: int | None = fields.pop("limit", None)
         Filters(**fields, limit=self._left, after=after)  # raises now, not at the first row
@@ -91,7 +93,7 @@ class Tail(Iterator[LogRow]):
             self._source.wait(self.position, min(left, LOG_NEWS_TIMEOUT_S))
 
 
-def export(source: Source, path: str | Path, on_progress: OnProgress | None, fields: dict[str, Any]) -> int:
+def export(source: LogSource, path: str | Path, on_progress: OnProgress | None, fields: dict[str, Any]) -> int:
     """Write the matching rows to a file, which appears when it is complete; return their number.
 
     Raises: InvalidQuery for an unknown suffix, an invalid field, or a file in the folder of an event log; LogError if
@@ -129,7 +131,7 @@ def _check_place(path: Path) -> None:
 
 
 def _write(
-    source: Source,
+    source: LogSource,
     path: Path,
     writer_of: WriterOf,
     on_progress: OnProgress | None,
@@ -153,7 +155,7 @@ def _write(
     return rows
 
 
-def pages(source: Source, fields: dict[str, Any], size: int = PAGE) -> Iterator[pa.Table]:
+def pages(source: LogSource, fields: dict[str, Any], size: int = PAGE) -> Iterator[pa.Table]:
     """Yield the result of `query` page by page, up to the log's present end; at least one page, which may be empty."""
     fields = dict(fields)
     after, limit = fields.pop("after", None), fields.pop("limit", None)

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.eventlog.folder_records import all_agents
+from ray_messaging.eventlog.log_schema import SCHEMA, TEXT
 from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion
 from ray_messaging.eventlog.reading.filters import Filters, check_agent, check_count, check_text, invalid
 from ray_messaging.eventlog.reading.results import COLUMNS, joined, stored, with_ids
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.eventlog.reading.scan import has_names as names_are_in
-from ray_messaging.eventlog.records import all_agents
-from ray_messaging.eventlog.schema import SCHEMA, TEXT
 
 REACHED = b"reached"  # in a page's metadata: the last position examined
 EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")

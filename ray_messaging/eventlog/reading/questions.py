@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from ray_messaging.eventlog.calls import read_calls
+from ray_messaging.eventlog.call_rows import read_calls
+from ray_messaging.eventlog.folder_records import run_facts
 from ray_messaging.eventlog.reading.balance import balance
 from ray_messaging.eventlog.reading.causes import why
 from ray_messaging.eventlog.reading.counting import count, sample, stats
@@ -14,8 +15,7 @@ from ray_messaging.eventlog.reading.results import typed_schema
 from ray_messaging.eventlog.reading.scan import View, schemas
 from ray_messaging.eventlog.reading.sql import sql
 from ray_messaging.eventlog.reading.step_digests import digest, history
-from ray_messaging.eventlog.records import run_facts
-from ray_messaging.eventlog.series import read_series
+from ray_messaging.eventlog.series_tables import read_series
 
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "query": query,

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import InvalidQuery
-from ray_messaging.eventlog.schema import POSITION, SCHEMA, TEXT, TYPED, channel_head, typed_names
+from ray_messaging.eventlog.log_schema import POSITION, SCHEMA, TEXT, TYPED, channel_head, typed_names
 from ray_messaging.model.typed.input import columns as typed_columns
 
 _CHANNEL = "channel"

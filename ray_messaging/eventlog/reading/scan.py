@@ -17,9 +17,9 @@ import pyarrow.dataset as ds
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder, Segment
+from ray_messaging.eventlog.log_schema import POSITION, ROW_GROUP_ROWS, TEXT, channel_head, placed, typed_names
 from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters
 from ray_messaging.eventlog.reading.results import field_of, is_there, stored_column, texts_of, unified
-from ray_messaging.eventlog.schema import POSITION, ROW_GROUP_ROWS, TEXT, channel_head, placed, typed_names
 
 T = TypeVar("T")
 _THREADS = min(8, os.cpu_count() or 1)

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from ray_messaging.errors import InvalidQuery
-from ray_messaging.eventlog.calls import COLUMNS as CALL_COLUMNS
-from ray_messaging.eventlog.calls import calls_dataset
+from ray_messaging.eventlog.call_rows import COLUMNS as CALL_COLUMNS
+from ray_messaging.eventlog.call_rows import calls_dataset
+from ray_messaging.eventlog.log_schema import POSITION, SCHEMA, channel_head
 from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters, check_text, invalid
 from ray_messaging.eventlog.reading.results import COLUMNS, typed_schema
 from ray_messaging.eventlog.reading.scan import View, damaged_file, datasets, has_names
-from ray_messaging.eventlog.schema import POSITION, SCHEMA, channel_head
 
 _READS = ("SELECT", "EXPLAIN")
 _LONGEST = 300  # characters of DuckDB's errors

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.audiences.pairs import Pairs
+from ray_messaging.audiences.hearer_pairs import Pairs
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.reading.event_rows import LogRow, dicts_of, rows_of
 from ray_messaging.eventlog.reading.expansion import Expansion

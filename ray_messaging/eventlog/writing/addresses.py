@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import escaped
-from ray_messaging.eventlog.schema import DICTIONARY_ENTRIES
+from ray_messaging.eventlog.log_schema import DICTIONARY_ENTRIES
 from ray_messaging.eventlog.writing.repeated_columns import NAME, Codes, coded, each_its_own, nulls, places, same
 from ray_messaging.model.columns import INT, NONE, STR, IdColumn
 

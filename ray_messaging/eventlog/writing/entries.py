@@ -10,27 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import FrameError
-from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.hearers import Hearers, HearersOf
+from ray_messaging.eventlog.writing.log_columns import LoggedPart
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.transports.log_store import LogItem, mailbox_of
 from ray_messaging.wire.frames import decode
-from ray_messaging.wire.notes import Before, LogNote, Why, decode_log_note
+from ray_messaging.wire.notes import Before, LogNote, RuleNote, decode_log_note
 
 
-class Taken(NamedTuple):
+class DecodedEntry(NamedTuple):
     """One decoded entry: its rows for the log (None: it has none), and its number of messages."""
 
-    part: Part | None
+    part: LoggedPart | None
     messages: int
 
 
-NOTHING = Taken(None, 0)
+NOTHING = DecodedEntry(None, 0)
 
 
-def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Taken:
+def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> DecodedEntry:
     """Decode an entry that has a frame.
 
     No rows are returned for messages of a step, which are read from the step's boxes, and for those rows of a mailbox
@@ -44,10 +44,10 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Taken
     if batch.lines is None:
         raise FrameError("this is no valid frame: it has no payloads")
     if item.note is None and batch.ordinal is not None:
-        return Taken(None, batch.messages)
+        return DecodedEntry(None, batch.messages)
     if item.note is None:
         mailbox = mailbox_of(item.stream)
-        return Taken(delivered(batch, item.entry, mailbox, hearers_of(batch)), batch.messages)
+        return DecodedEntry(delivered(batch, item.entry, mailbox, hearers_of(batch)), batch.messages)
     if item.step is not None:
         before = batch.extension or Extension()
         batch.step = item.step
@@ -57,12 +57,12 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Taken
             caused_by=before.caused_by,
             audience=before.audience,
         )
-    return Taken(noted(batch, item.entry, item.note, item.takers), len(batch))
+    return DecodedEntry(noted(batch, item.entry, item.note, item.takers), len(batch))
 
 
-def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = None) -> Part | None:
+def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = None) -> LoggedPart | None:
     """Return the rows of a mailbox's frame that are not described by a note; None if there are none."""
-    part = Part(batch, None, entry, mailbox, DELIVERED, hearers=hearers) if len(batch) else None
+    part = LoggedPart(batch, None, entry, mailbox, DELIVERED, hearers=hearers) if len(batch) else None
     if part is None or batch.noted is None:
         return part
     gone = np.zeros(len(batch), np.bool_)
@@ -70,11 +70,11 @@ def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = 
     return without(part, gone)
 
 
-def noted(batch: Batch, entry: str, encoded: bytes, takers: list[int] | None) -> Part | None:
+def noted(batch: Batch, entry: str, encoded: bytes, takers: list[int] | None) -> LoggedPart | None:
     """Return the rows that a note describes (None: none), with the `takers` of published ones. Raises FrameError."""
     note = decode_log_note(encoded, len(batch))
     fates = _fates(note, takers, len(batch))
-    return Part(batch, None, entry, note.mailbox or None, fates, note) if len(batch) else None
+    return LoggedPart(batch, None, entry, note.mailbox or None, fates, note) if len(batch) else None
 
 
 def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[np.uint8]:
@@ -85,7 +85,7 @@ def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[
     return np.where(np.asarray(takers, np.int64) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
 
 
-def payload_bytes(part: Part) -> int:
+def payload_bytes(part: LoggedPart) -> int:
     """Return roughly how many bytes the payloads of a part's rows take in memory."""
     lines = part.batch.lines
     assert lines is not None
@@ -93,7 +93,7 @@ def payload_bytes(part: Part) -> int:
     return said + sum(len(each.rows) // 4 * len(each.line) for each in _before(part))
 
 
-def pieces(part: Part, begin: int, limit: int) -> Iterator[tuple[Part, int]]:
+def pieces(part: LoggedPart, begin: int, limit: int) -> Iterator[tuple[LoggedPart, int]]:
     """Yield a part's rows from `begin` on in pieces of at most `limit` payload bytes, each with the row after it."""
     rows, lines = len(part.batch), part.batch.lines
     assert lines is not None
@@ -113,7 +113,7 @@ def pieces(part: Part, begin: int, limit: int) -> Iterator[tuple[Part, int]]:
         begin = end
 
 
-def without(part: Part, gone: NDArray[np.bool_]) -> Part | None:
+def without(part: LoggedPart, gone: NDArray[np.bool_]) -> LoggedPart | None:
     """Return a part without the rows that are marked in `gone`; None if no row is left."""
     stay = np.flatnonzero(~gone)
     if len(stay) == len(gone):
@@ -121,9 +121,9 @@ def without(part: Part, gone: NDArray[np.bool_]) -> Part | None:
     return _of_rows(part, stay) if len(stay) else None
 
 
-def _of_rows(part: Part, rows: NDArray[np.intp]) -> Part:
+def _of_rows(part: LoggedPart, rows: NDArray[np.intp]) -> LoggedPart:
     """Return a part with only some of its rows, in the given order."""
-    return Part(
+    return LoggedPart(
         batch=part.batch.take(rows),
         rows=rows.astype(np.int32) if part.rows is None else part.rows[rows],
         entry=part.entry,
@@ -144,10 +144,10 @@ def _note_of_rows(note: LogNote, rows: NDArray[np.intp], count: int) -> LogNote:
         kept: bytes = found[found >= 0].astype("<u4").tobytes()
         return kept
 
-    why = tuple(Why(each.rule, each.reason, moved(each.rows)) for each in note.why)
+    why = tuple(RuleNote(each.rule, each.reason, moved(each.rows)) for each in note.why)
     before = tuple(Before(noted, each.line) for each in note.before if (noted := moved(each.rows)))
     return LogNote(note.fate, note.mailbox, why, before)
 
 
-def _before(part: Part) -> tuple[Before, ...]:
+def _before(part: LoggedPart) -> tuple[Before, ...]:
     return () if part.note is None else part.note.before

@@ -18,18 +18,18 @@ from ray_messaging.audiences.folding import agents_digest, encode_kept, kept_pla
 from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.errors import FrameError, LogError, MessagingError, UnknownName
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.records import read_agents, write_agents
-from ray_messaging.eventlog.schema import OF_BROADCASTS, SCHEMA
+from ray_messaging.eventlog.folder_records import read_agents, write_agents
+from ray_messaging.eventlog.log_schema import OF_BROADCASTS, SCHEMA
 from ray_messaging.eventlog.writing.repeated_columns import nulls, repeated
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.extension import Audience
+from ray_messaging.model.extension import AudiencePairs
 from ray_messaging.steps.box_frames import unamended_broadcasts
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.wire.frames import decode, is_folded
 
 _KEPT = 256  # most edges to keep, each those of an audience's version toward a mailbox's agents
-_Key = tuple[Audience, bytes]
+_Key = tuple[AudiencePairs, bytes]
 Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 
@@ -138,7 +138,7 @@ class BroadcastHearers:
                 found[key] = await self._load(batch, *key)
         return FrameHearers(found, self._lack)
 
-    async def _load(self, batch: Batch, audience: Audience, digest: bytes) -> Edges | None:
+    async def _load(self, batch: Batch, audience: AudiencePairs, digest: bytes) -> Edges | None:
         edges = self._edges.pop((audience, digest), None)
         if edges is None:
             try:
@@ -151,7 +151,7 @@ class BroadcastHearers:
             self._edges.popitem(last=False)
         return edges
 
-    async def _edges_of(self, batch: Batch, audience: Audience, digest: bytes) -> Edges:
+    async def _edges_of(self, batch: Batch, audience: AudiencePairs, digest: bytes) -> Edges:
         edges = await self._audiences.toward(audience, await self._agents_of(digest), digest)
         await asyncio.to_thread(edges.counts, batch.from_ids)  # the first time takes a pass over all pairs
         return edges

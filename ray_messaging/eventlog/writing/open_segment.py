@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from ray_messaging.eventlog.folder import Segment, StepPosition
-from ray_messaging.eventlog.schema import POSITION
+from ray_messaging.eventlog.log_schema import POSITION
 from ray_messaging.eventlog.writing.payloads import Kind
 from ray_messaging.eventlog.writing.placed_rows import PlacedRows, Places
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors

@@ -6,11 +6,11 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
-from ray_messaging.eventlog.schema import TEXT, TYPED
+from ray_messaging.eventlog.log_schema import TEXT, TYPED
 from ray_messaging.eventlog.writing.repeated_columns import nulls, places
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.typed.column import ColumnType
-from ray_messaging.model.typed.table import Payloads, TypedColumns
+from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
 Kind = tuple[tuple[str, ColumnType], ...]  # the names and types of typed columns; empty: JSON text
 

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ray_messaging.eventlog.schema import stored_column
-from ray_messaging.eventlog.writing.columns import Part, record_batch
+from ray_messaging.eventlog.log_schema import stored_column
 from ray_messaging.eventlog.writing.entries import payload_bytes, pieces
+from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.eventlog.writing.payloads import Kind, kind_of
 from ray_messaging.eventlog.writing.repeated_columns import each_its_own
 from ray_messaging.model.joining import joined_arrays
@@ -37,7 +37,7 @@ class PlacedRows(NamedTuple):
     places: Places
 
 
-def by_kind(parts: Sequence[Part]) -> dict[Kind, list[int]]:
+def by_kind(parts: Sequence[LoggedPart]) -> dict[Kind, list[int]]:
     """Return the indexes of the parts by the kind of their payloads."""
     found: dict[Kind, list[int]] = {}
     for number, part in enumerate(parts):
@@ -45,7 +45,7 @@ def by_kind(parts: Sequence[Part]) -> dict[Kind, list[int]]:
     return found
 
 
-def placed_rows(exp_id: str, parts: Sequence[Part]) -> list[PlacedRows]:
+def placed_rows(exp_id: str, parts: Sequence[LoggedPart]) -> list[PlacedRows]:
     """Build the rows of some parts by kind. The places keep the order of the parts."""
     counts = [len(part.batch) for part in parts]
     starts = [0, *accumulate(counts)]
@@ -61,7 +61,7 @@ def placed_rows(exp_id: str, parts: Sequence[Part]) -> list[PlacedRows]:
     ]
 
 
-def in_order(exp_id: str, parts: Sequence[Part]) -> list[PlacedRows]:
+def in_order(exp_id: str, parts: Sequence[LoggedPart]) -> list[PlacedRows]:
     """Build the rows of some parts by kind. The places of the rows are those in canonical order of all of them."""
     cut = [piece for part in parts for piece, _ in pieces(part, 0, PIECE_BYTES)]
     kinds = {kind: [cut[number] for number in numbers] for kind, numbers in by_kind(cut).items()}
@@ -77,7 +77,7 @@ def in_order(exp_id: str, parts: Sequence[Part]) -> list[PlacedRows]:
     return made
 
 
-def _reordered(exp_id: str, cut: Sequence[Part], order: pa.Array) -> pa.RecordBatch:
+def _reordered(exp_id: str, cut: Sequence[LoggedPart], order: pa.Array) -> pa.RecordBatch:
     """Return the rows of some parts, all of one kind, in the given order."""
     table = pa.Table.from_batches([record_batch(exp_id, chunk) for chunk, _ in chunks_of((part, None) for part in cut)])
     columns, schema = table.columns, table.schema
@@ -97,24 +97,24 @@ def _sorted(column: pa.ChunkedArray, order: pa.Array) -> pa.Array:
     return each_its_own(found) if whole.type != column.type else found
 
 
-def _order(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - row numbers (n,)
+def _order(parts: Sequence[LoggedPart]) -> Any:  # noqa: ANN401 - row numbers (n,)
     batches = [part.batch for part in parts]
     to_ids, from_ids = [batch.to_ids for batch in batches], [batch.from_ids for batch in batches]
     return canonical_order(to_ids, _steps(parts), from_ids, ordinals_of(parts))
 
 
-def _steps(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - int64 (n,)
+def _steps(parts: Sequence[LoggedPart]) -> Any:  # noqa: ANN401 - int64 (n,)
     return joined_arrays([np.broadcast_to(np.asarray(part.batch.step, np.int64), len(part.batch)) for part in parts])
 
 
-def ordinals_of(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - int64 (n,)
+def ordinals_of(parts: Sequence[LoggedPart]) -> Any:  # noqa: ANN401 - int64 (n,)
     """Return the ordinals of all rows of some parts in steps."""
     return joined_arrays([part.batch.ordinal for part in parts if part.batch.ordinal is not None]).astype(np.int64)
 
 
-def chunks_of(parts: Iterable[tuple[Part | None, T]]) -> Iterator[tuple[list[Part], list[T]]]:
+def chunks_of(parts: Iterable[tuple[LoggedPart | None, T]]) -> Iterator[tuple[list[LoggedPart], list[T]]]:
     """Yield parts in groups that fit the processor's cache, with their marks; a mark may come without a part."""
-    chunk: list[Part] = []
+    chunk: list[LoggedPart] = []
     marks: list[T] = []
     rows = nbytes = 0
     for part, mark in parts:

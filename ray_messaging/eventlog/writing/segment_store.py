@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ray_messaging.common.backoff import LOG_WRITE_RETRY, Backoff
 from ray_messaging.errors import ConnectionFailed, Fenced, LogError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.folder import Folder, Segment, Staged
-from ray_messaging.eventlog.records import claim, note_missing, read_account
+from ray_messaging.eventlog.folder_records import claim, note_missing, read_account
 from ray_messaging.eventlog.writing.open_segment import Sealed
 from ray_messaging.transports.log_store import LogMark, RedisLog
 

@@ -7,15 +7,15 @@ from functools import partial
 
 import pyarrow as pa
 
-from ray_messaging.eventlog.calls import calls_file, calls_table
-from ray_messaging.eventlog.checkpoints import write_checkpoint
+from ray_messaging.eventlog.call_rows import calls_file, calls_table
+from ray_messaging.eventlog.checkpoint_files import write_checkpoint
 from ray_messaging.eventlog.collected import Unwritten
-from ray_messaging.eventlog.series import series_file, series_table
+from ray_messaging.eventlog.series_tables import series_file, series_table
 from ray_messaging.eventlog.writing.segment_store import SegmentStore
 from ray_messaging.eventlog.writing.step_rows import StepFeed
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
-from ray_messaging.transports.step_values import CHECKPOINT, Collected, Kind, Progress
+from ray_messaging.transports.step_values import CHECKPOINT, Collected, CollectedKind, Progress
 
 FILE_BYTES = 8 * 2**20  # so much is collected before files are written
 
@@ -56,9 +56,9 @@ class CollectedWriter:
                 self._folder.write_collected(kind, self._born, min(steps), max(steps), encode(new))
 
 
-_FILES: dict[Kind, Callable[[Sequence[Collected]], pa.Buffer]] = {
-    Kind.SERIES: lambda entries: series_file(series_table(entries)),
-    Kind.CALLS: lambda entries: calls_file(calls_table(entries)),
+_FILES: dict[CollectedKind, Callable[[Sequence[Collected]], pa.Buffer]] = {
+    CollectedKind.SERIES: lambda entries: series_file(series_table(entries)),
+    CollectedKind.CALLS: lambda entries: calls_file(calls_table(entries)),
 }
 
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from ray_messaging.common import task_health
 from ray_messaging.errors import BodyLost, FrameError, LogError
 from ray_messaging.eventlog.folder import StepPosition
-from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.entries import delivered, noted, without
 from ray_messaging.eventlog.writing.hearers import FrameHearers
+from ray_messaging.eventlog.writing.log_columns import LoggedPart
 from ray_messaging.eventlog.writing.placed_rows import PlacedRows, in_order, ordinals_of
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
@@ -176,7 +176,7 @@ class StepFeed:
 
     async def _pass_on_outside(self, progress: Progress) -> None:
         """Pass on the messages from outside that no group has read yet, if there are new ones."""
-        parts: list[Part] = []
+        parts: list[LoggedPart] = []
         handled, outside = self.position.handled, dict(self.position.outside)
         last = max(progress.latest, progress.sealed) + _AHEAD
         for box, every in (await self._boxes(handled + 1, last)).items():
@@ -189,7 +189,7 @@ class StepFeed:
             self.position = StepPosition(handled, outside)
             await self._take(rows, "")
 
-    async def _parts(self, box: str, step: int, covers: list[Cover]) -> list[tuple[Part, bool]]:
+    async def _parts(self, box: str, step: int, covers: list[Cover]) -> list[tuple[LoggedPart, bool]]:
         """Return the rows of a box that are logged with a step, each part with whether it is the supervisor's notes."""
         if _step_of(box) == step:
             return [(part, False) for part in self._fresh(box, *await self._frames(box, covers, _START))]
@@ -243,7 +243,7 @@ class StepFeed:
             lost=True,
         )
 
-    def _fresh(self, box: str, frames: Sequence[BoxFrame], hearers_of: FrameHearers) -> list[Part]:
+    def _fresh(self, box: str, frames: Sequence[BoxFrame], hearers_of: FrameHearers) -> list[LoggedPart]:
         """Return the rows of frames from outside that are not in the log yet."""
         left, parts = self.position.outside.get(box, 0), []
         for frame in frames:
@@ -255,7 +255,7 @@ class StepFeed:
 
     def _part(
         self, box: str, frame: BoxFrame, hearers_of: FrameHearers, amendments: Sequence[Batch] = ()
-    ) -> Part | None:
+    ) -> LoggedPart | None:
         """Return the rows of a frame; None if it has none. Notes have the pairs of broadcasts that are amended.
 
         Args: `amendments` are those of the frame's broadcasts.
@@ -313,7 +313,7 @@ def _amendments(frames: Sequence[BoxFrame], step: int) -> dict[int, list[Batch]]
     return dict(zip(folded, amendments_of([*folded.values()], changes), strict=True))
 
 
-def _superseded(parts: Sequence[Part], changed: Sequence[Part]) -> list[Part]:
+def _superseded(parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]) -> list[LoggedPart]:
     """Return the parts without the messages that are also among the changed parts, followed by the changed parts."""
     keys = message_keys([part.batch for part in (*changed, *parts)])
     found = np.split(keys, np.cumsum([len(part.batch) for part in (*changed, *parts)])[:-1])
@@ -333,7 +333,7 @@ class Earlier:
     Args: `parts` have all rows of a step, with their keys.
     """
 
-    def __init__(self, parts: Iterable[tuple[Part, NDArray[np.int64]]]) -> None:
+    def __init__(self, parts: Iterable[tuple[LoggedPart, NDArray[np.int64]]]) -> None:
         self._lines: dict[int, bytes] = {}
         self._rules: dict[int, tuple[str, str]] = {}
         for part, keys in parts:
@@ -343,7 +343,7 @@ class Earlier:
                 for why in part.note.why:
                     self._rules |= dict.fromkeys(keys[np.frombuffer(why.rows, "<u4")].tolist(), (why.rule, why.reason))
 
-    def kept_in(self, part: Part, keys: NDArray[np.int64]) -> Part:
+    def kept_in(self, part: LoggedPart, keys: NDArray[np.int64]) -> LoggedPart:
         """Return a part about the same messages that has the original payloads, and who rewrote them if nobody has."""
         known = [(row, key) for row, key in enumerate(keys.tolist()) if key in self._lines] if self._lines else []
         if not known or part.note is None:
@@ -358,14 +358,14 @@ class Earlier:
 
 
 def _rows_and_fates(
-    exp_id: str, parts: Sequence[Part], changed: Sequence[Part]
+    exp_id: str, parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]
 ) -> tuple[list[PlacedRows], Counter[str]]:
     """Return a step's rows, those that rules on whole steps `changed` in place of the former ones, and fate counts."""
     left = _superseded(parts, changed) if changed else parts
     return in_order(exp_id, left), _sent(left)
 
 
-def _sent(parts: Sequence[Part]) -> Counter[str]:
+def _sent(parts: Sequence[LoggedPart]) -> Counter[str]:
     """Count groups' messages by fate, each once for all mailboxes, a broadcast once for each of its pairs."""
     said = [part for part in parts if _is_said(part)]
     inside = (part for part in said if part.batch.ordinal is None or (part.batch.ordinal < FIRST_OUTSIDE).any())
@@ -374,12 +374,12 @@ def _sent(parts: Sequence[Part]) -> Counter[str]:
     )
 
 
-def _is_said(part: Part) -> bool:
+def _is_said(part: LoggedPart) -> bool:
     """Return whether the rows of a part are broadcasts, or messages to single hearers of a broadcast."""
     return part.batch.extension is not None and part.batch.extension.audience is not None
 
 
-def _pairs_sent(part: Part) -> Counter[str]:
+def _pairs_sent(part: LoggedPart) -> Counter[str]:
     if isinstance(part.fates, int):
         # Rows that name neither one hearer nor several count nothing: their hearers are not known.
         to_ids, hearers = part.batch.to_ids, part.hearers
@@ -388,7 +388,7 @@ def _pairs_sent(part: Part) -> Counter[str]:
     return Counter(FATES[fate] for fate in part.fates.tolist())
 
 
-def _messages_sent(parts: Sequence[Part]) -> Counter[str]:
+def _messages_sent(parts: Sequence[LoggedPart]) -> Counter[str]:
     if not parts:
         return Counter()
     ordinals, ranks = ordinals_of(parts), id_ranks([part.batch.from_ids for part in parts])

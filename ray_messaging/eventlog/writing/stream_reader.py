@@ -13,14 +13,14 @@ from ray_messaging.common import task_health
 from ray_messaging.common.backoff import LOG_READ_RETRY, REDIS_REFUSED
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.entries import NOTHING, decode_entry, pieces
 from ray_messaging.eventlog.writing.hearers import BroadcastHearers, HearersOf, Retry
+from ray_messaging.eventlog.writing.log_columns import LoggedPart
 from ray_messaging.eventlog.writing.placed_rows import PIECE_BYTES, PlacedRows, chunks_of, placed_rows
 from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
 from ray_messaging.transports.log_store import LogItem, LogStreams, mailbox_of
 from ray_messaging.transports.transport import RedisTransport
-from ray_messaging.transports.values import LOG
+from ray_messaging.transports.transport_values import LOG
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _SMALL_BYTES = 2**16  # below this a thread would cost more than it saves
 _MUCH, _LITTLE = READ_BYTES // 4, 2**16
 
 
-class Done(NamedTuple):
+class WrittenEntry(NamedTuple):
     """An entry that was turned into rows: completely (`rows` is None), or only its first `rows` rows."""
 
     item: LogItem
@@ -40,7 +40,7 @@ class Done(NamedTuple):
     rows: int | None = None
 
 
-Chunk = tuple[Sequence[Done], Sequence[PlacedRows]]  # some entries, and their rows in the log
+Chunk = tuple[Sequence[WrittenEntry], Sequence[PlacedRows]]  # some entries, and their rows in the log
 _NONE: Chunk = (), ()
 
 
@@ -104,7 +104,7 @@ class StreamReader:
         for parts, done in chunks_of(taken for item in items for taken in self._take(item, hearers_of)):
             yield done, placed_rows(self.exp_id, parts) if parts else ()
 
-    def _take(self, item: LogItem, hearers_of: HearersOf) -> Iterator[tuple[Part | None, Done]]:
+    def _take(self, item: LogItem, hearers_of: HearersOf) -> Iterator[tuple[LoggedPart | None, WrittenEntry]]:
         """Yield an entry's rows piece by piece. The last piece marks the entry as done."""
         entry, begin = self.begun.pop(item.stream, ("", 0))
         try:
@@ -116,10 +116,10 @@ class StreamReader:
             if mailbox_of(item.stream) == LOG:
                 self._refused.append((item, str(error)))
         if part is None:
-            yield None, Done(item, messages)
+            yield None, WrittenEntry(item, messages)
             return
         for piece, end in pieces(part, begin if entry == item.entry else 0, PIECE_BYTES):
-            yield piece, Done(item, messages, None if end == len(part.batch) else end)
+            yield piece, WrittenEntry(item, messages, None if end == len(part.batch) else end)
 
     async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call while the server is away or out of memory."""

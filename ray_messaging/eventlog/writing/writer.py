@@ -19,11 +19,11 @@ from ray_messaging.eventlog.writing.segment_store import SegmentStore
 from ray_messaging.eventlog.writing.step_files import FILE_BYTES, CheckpointWriter, CollectedWriter
 from ray_messaging.eventlog.writing.step_rows import STEPS, StepFeed
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors, Waiters
-from ray_messaging.eventlog.writing.stream_reader import Done, ReadAhead, StreamReader
+from ray_messaging.eventlog.writing.stream_reader import ReadAhead, StreamReader, WrittenEntry
 from ray_messaging.limits_and_timeouts import MAILBOX_BYTES, MAILBOX_MESSAGES
 from ray_messaging.transports.log_store import LogItem
 from ray_messaging.transports.transport import RedisTransport
-from ray_messaging.transports.values import Limits
+from ray_messaging.transports.transport_values import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -272,7 +272,7 @@ class LogWriter:
         due = self._segment_age_s - self._open.age()
         return max(0.0, min(_BLOCK_S, max(due, _BUSY_S) if self._busy else due))
 
-    def _add(self, done: Sequence[Done], placed: Sequence[PlacedRows]) -> None:
+    def _add(self, done: Sequence[WrittenEntry], placed: Sequence[PlacedRows]) -> None:
         """Add rows, and advance the cursors over their entries. There must be no await between the two."""
         self._open.add(placed)
         for item, messages, rows in done:

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from math import isfinite, sqrt
 from typing import Any
 
+from ray_messaging.inspector.page_values import BusiestAgents, Cause, Series, TrafficBins, cut, spoken
 from ray_messaging.inspector.pages.layout import COLOURS, GREY
-from ray_messaging.inspector.values import Cause, Series, Society, Traffic, cut, spoken
 
 Options = dict[str, Any]
 
@@ -22,13 +22,13 @@ _TOOLTIP = {"renderMode": "richText", "confine": True, "textStyle": {"fontSize":
 _LINE = "rgba(139,147,161,0.22)"
 
 
-def rates(traffic: Traffic) -> Options:
+def rates(traffic: TrafficBins) -> Options:
     """Draw the number of messages per step or second by fate."""
     shown = {fate: counts for fate, counts in traffic.fates.items() if any(counts) or fate == "delivered"}
     return _over_time(traffic, shown, [COLOURS[fate] for fate in shown])
 
 
-def blocked(traffic: Traffic) -> Options:
+def blocked(traffic: TrafficBins) -> Options:
     """Draw the number of blocked messages per step or second by rule."""
     return _over_time(traffic, traffic.blocked, _PALETTE)
 
@@ -42,7 +42,7 @@ def collected(found: Series) -> Options:
     return _over([f"step {step:,}" for step in found.steps], lines)
 
 
-def _over_time(traffic: Traffic, lines: dict[str, list[int]], colours: Any) -> Options:  # noqa: ANN401
+def _over_time(traffic: TrafficBins, lines: dict[str, list[int]], colours: Any) -> Options:  # noqa: ANN401
     bins = len(traffic.fates["delivered"])
     series = [
         {
@@ -82,13 +82,13 @@ def _over(places: list[str], series: list[Options], least_interval: int = 0) -> 
     }
 
 
-def _place(traffic: Traffic, at: float) -> str:
+def _place(traffic: TrafficBins, at: float) -> str:
     if not traffic.in_steps:
         return f"{datetime.fromtimestamp(at, UTC):{'%H:%M:%S' if traffic.width < 60 else '%d %b %H:%M'}}"
     return f"step {at:,}" if traffic.width == 1 else f"steps {at:,} to {at + traffic.width - 1:,}"
 
 
-def network(society: Society) -> Options:
+def network(society: BusiestAgents) -> Options:
     """Draw who writes to whom, and the agents, coloured by what was collected of them last, or by their messages."""
     most = max((sent for _, sent in society.agents), default=1)
     heaviest = max((count for *_, count in society.edges), default=1)
@@ -179,7 +179,7 @@ def leaves(found: Cause) -> int:
     return max(1, sum(map(leaves, found.causes)) + bool(found.more or found.note))
 
 
-def _measured(society: Society, agent: str) -> str:
+def _measured(society: BusiestAgents, agent: str) -> str:
     return f", {society.measure} {cut(society.values[agent], _LONGEST)}" if agent in society.values else ""
 
 

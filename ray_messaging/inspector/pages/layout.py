@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 from nicegui import ui
 
 from ray_messaging.errors import MessagingError
+from ray_messaging.inspector.page_values import Row, clock, cut, size, spoken
 from ray_messaging.inspector.server.answer_cache import AnswerCache
-from ray_messaging.inspector.values import Row, clock, cut, size, spoken
 
 T = TypeVar("T")
 

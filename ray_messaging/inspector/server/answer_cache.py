@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.sources.log_rows import Source
+from ray_messaging.inspector.sources.log_rows import RunFacts
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class AnswerCache:
     No call blocks the event loop, and a question is asked only once at a time.
     """
 
-    def __init__(self, source: Source, control: LiveControl | None = None) -> None:
+    def __init__(self, source: RunFacts, control: LiveControl | None = None) -> None:
         self.source = source
         self.control = control
         self._answers: dict[str, _Answer] = {}

@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request
 from nicegui import ui
 
-from ray_messaging.inspector.pages.agent import Agent
-from ray_messaging.inspector.pages.causes import Causes
-from ray_messaging.inspector.pages.conversation import Conversation
-from ray_messaging.inspector.pages.dead_letters import DeadLetters
+from ray_messaging.inspector.pages.agent_page import AgentPage
+from ray_messaging.inspector.pages.causes_page import Causes
+from ray_messaging.inspector.pages.conversation_page import ConversationPage
+from ray_messaging.inspector.pages.dead_letters_page import DeadLettersPage
 from ray_messaging.inspector.pages.layout import page_layout
-from ray_messaging.inspector.pages.overview import Overview
-from ray_messaging.inspector.pages.rules import Rules
-from ray_messaging.inspector.pages.search import Search
+from ray_messaging.inspector.pages.overview_page import Overview
+from ray_messaging.inspector.pages.rules_page import Rules
+from ray_messaging.inspector.pages.search_page import Search
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 
 
@@ -35,11 +35,11 @@ def application(cache: AnswerCache) -> FastAPI:
 _PAGES: dict[str, Callable[[AnswerCache, Mapping[str, str]], object]] = {
     "/": lambda cache, _: Overview(cache),
     "/search": Search,
-    "/conversation": Conversation,
-    "/agent": Agent,
+    "/conversation": ConversationPage,
+    "/agent": AgentPage,
     "/why": Causes,
     "/rules": lambda cache, _: Rules(cache),
-    "/deadletters": lambda cache, _: DeadLetters(cache),
+    "/deadletters": lambda cache, _: DeadLettersPage(cache),
 }
 
 

@@ -14,24 +14,24 @@ from ray_messaging.cluster.run.crowd import state_of
 from ray_messaging.errors import ConfigError, LogError, UnknownName
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.records import has_ended
-from ray_messaging.inspector.sources.folder import FolderSource
-from ray_messaging.inspector.sources.log_rows import LostSource, Source, agent_id
-from ray_messaging.inspector.sources.society import society_of
-from ray_messaging.inspector.sources.traffic import BINS, Key, RollingTraffic, binned
-from ray_messaging.inspector.values import (
+from ray_messaging.eventlog.folder_records import has_ended
+from ray_messaging.inspector.page_values import (
     AgentFacts,
+    BusiestAgents,
     LetterFacts,
     RuleFacts,
-    Society,
     State,
     StepFacts,
-    Traffic,
+    TrafficBins,
     cut,
     in_words,
     name,
     settings,
 )
+from ray_messaging.inspector.sources.busiest_agents import society_of
+from ray_messaging.inspector.sources.folder_facts import FolderFacts
+from ray_messaging.inspector.sources.log_rows import LostSource, RunFacts, agent_id
+from ray_messaging.inspector.sources.traffic import BINS, Key, RollingTraffic, binned
 from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.observability.health.findings import Health
 
@@ -44,7 +44,7 @@ _TEXT = 300  # characters of each
 _MOST_HOSTED = 20_000  # agents of a group: the states of all are read
 
 
-class LiveSource(Source):
+class LiveSource(RunFacts):
     """Source for a running experiment. Each call counts only the rows that have come since the last one."""
 
     live = True
@@ -60,7 +60,7 @@ class LiveSource(Source):
         self._by_step = RollingTraffic(BINS, in_steps=True)
         self._position: int | None = None
 
-    def ended(self) -> Source | None:
+    def ended(self) -> RunFacts | None:
         """Return the source of the log once the experiment has ended."""
         log_dir = self._messaging.log_dir
         if not (log_dir and has_ended(Folder(log_dir))) and find_actor(self._connection.experiment.interceptor_name):
@@ -69,7 +69,7 @@ class LiveSource(Source):
         if log_dir is None:
             return LostSource(self.title, "this experiment has ended, and kept no event log: start it with log_dir=...")
         try:
-            return FolderSource(log_dir)
+            return FolderFacts(log_dir)
         except (LogError, OSError) as error:
             return LostSource(self.title, f"this experiment has ended, and its log is not on this machine: {error}")
 
@@ -80,7 +80,7 @@ class LiveSource(Source):
             raise ConfigError("this experiment keeps no event log: start it with log_dir=... to see its messages")
         return self._messaging.log
 
-    def traffic(self) -> Traffic | None:
+    def traffic(self) -> TrafficBins | None:
         """Return the traffic of the last minute, or of the last steps: of a sample if many rows came at once."""
         if self._messaging.log_dir is None:
             return None
@@ -100,7 +100,7 @@ class LiveSource(Source):
         by_step = self._by_step.traffic(max(self._by_step.bins), rows)
         return replace(by_step, per_second=in_time.per_second)
 
-    def society(self) -> Society | None:
+    def society(self) -> BusiestAgents | None:
         """Return the society of the last messages."""
         if self._messaging.log_dir is None:
             return None

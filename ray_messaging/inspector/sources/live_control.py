@@ -17,8 +17,8 @@ from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError, InvalidPayload
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.reading.event_rows import dicts_of
+from ray_messaging.inspector.page_values import Preview, cut, name
 from ray_messaging.inspector.sources.log_rows import agent_id, row_of
-from ray_messaging.inspector.values import Preview, cut, name
 from ray_messaging.interception.rules import RateLimit, Rule
 from ray_messaging.interception.rules.rule import Verdict
 from ray_messaging.model.batch import Batch, topic_column

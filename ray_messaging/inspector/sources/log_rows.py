@@ -11,19 +11,19 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.reading.causes import Why
 from ray_messaging.eventlog.reading.event_rows import dicts_of
 from ray_messaging.eventlog.reading.results import as_id
-from ray_messaging.inspector.values import (
+from ray_messaging.inspector.page_values import (
     NAME_WIDTH,
     TEXT_WIDTH,
     AgentFacts,
+    BusiestAgents,
     Cause,
     LetterFacts,
     Row,
     RowQuery,
     RuleFacts,
     Series,
-    Society,
     State,
-    Traffic,
+    TrafficBins,
     cut,
     name,
 )
@@ -123,7 +123,7 @@ def cause_of(found: Why) -> Cause:
     )
 
 
-class Source:
+class RunFacts:
     """Facts about one run, from a running experiment or from the folder of a log.
 
     All calls block, so pages make them in threads, and all may raise a MessagingError. The answer None means that this
@@ -138,15 +138,15 @@ class Source:
     log_dir: str | None = None
     log: EventLog
 
-    def ended(self) -> "Source | None":
+    def ended(self) -> "RunFacts | None":
         """Return the source that takes over when the run has ended; None while it goes on, and for a log."""
         return None
 
-    def traffic(self) -> Traffic | None:
+    def traffic(self) -> TrafficBins | None:
         """Return the traffic of the last minute or steps if the run is live, else of all of it; None without a log."""
         return None
 
-    def society(self) -> Society | None:
+    def society(self) -> BusiestAgents | None:
         """Return the society of the last messages if the run is live, else of the whole run; None: there is no log."""
         return None
 
@@ -209,7 +209,7 @@ class Source:
         return None
 
 
-class LostSource(Source):
+class LostSource(RunFacts):
     """An experiment that has ended without a log that can be read here; `why` says what to do."""
 
     lacks = ("Search", "Conversation", "Agent", "Why", "Rules", "Dead letters")
@@ -218,6 +218,6 @@ class LostSource(Source):
         self.title = title
         self._why = why
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> TrafficBins:
         """Raise ConfigError."""
         raise ConfigError(self._why)

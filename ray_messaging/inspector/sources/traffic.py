@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ray_messaging.inspector.values import Traffic, name
+from ray_messaging.inspector.page_values import TrafficBins, name
 from ray_messaging.receipt import FATES
 
 OTHERS = "(others)"
@@ -69,7 +69,7 @@ class RollingTraffic:
         self.bins = {at: found for at, found in self.bins.items() if at > now - self._most}
         self._shares = {at: self._shares[at] for at in self.bins}
 
-    def traffic(self, now: float, rows: int) -> Traffic:
+    def traffic(self, now: float, rows: int) -> TrafficBins:
         """Return the traffic of the period that ends at `now`. Its share is the least one of its bins."""
         start = int(now) - self._most + 1
         start = max(0, start) if self._in_steps else start
@@ -91,7 +91,7 @@ def traffic_of(
     *,
     in_steps: bool,
     share: float = 1.0,
-) -> Traffic:
+) -> TrafficBins:
     """Return the traffic of `count` bins from `start` on, each `width` long."""
     fates: dict[str, list[int]] = {fate: [0] * count for fate in FATES}
     by_rule: dict[str, list[int]] = {}
@@ -101,7 +101,7 @@ def traffic_of(
             fates[key.fate][place] += messages
             if key.fate == "blocked":
                 by_rule.setdefault(name(key.rule or "?"), [0] * count)[place] += messages
-    return Traffic(start, width, in_steps, fates, _fewest(by_rule, count), per_second, rows, share)
+    return TrafficBins(start, width, in_steps, fates, _fewest(by_rule, count), per_second, rows, share)
 
 
 def _fewest(by_rule: dict[str, list[int]], count: int) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ray_messaging.common.lazy_names import resolve
 
 if TYPE_CHECKING:
-    from ray_messaging.interception.rules.agentsociety import Block, Supervisor
+    from ray_messaging.interception.rules.agentsociety_rules import Block, Supervisor
     from ray_messaging.interception.rules.allow_graph import AllowGraph
     from ray_messaging.interception.rules.bans import EdgeBan, SenderBan
     from ray_messaging.interception.rules.black_list import BlackList
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
         rewrite,
     )
     from ray_messaging.interception.rules.sample import Sample
-    from ray_messaging.interception.server.table import Table
+    from ray_messaging.interception.server.rule_tables import Table
 
 _HOMES = {
     name: f"ray_messaging.interception.{home}"
     for home, names in {
-        "rules.agentsociety": ("Block", "Supervisor"),
+        "rules.agentsociety_rules": ("Block", "Supervisor"),
         "rules.allow_graph": ("AllowGraph",),
         "rules.bans": ("EdgeBan", "SenderBan"),
         "rules.black_list": ("BlackList",),
@@ -48,7 +48,7 @@ _HOMES = {
             "rewrite",
         ),
         "rules.sample": ("Sample",),
-        "server.table": ("Table",),
+        "server.rule_tables": ("Table",),
     }.items()
     for name in names
 }  # fmt: skip

@@ -15,7 +15,7 @@ from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.checks import check_count, check_positive
 from ray_messaging.interception.rules.pairs import blocks, name_of
 from ray_messaging.interception.rules.rule import UNLIMITED, Rule, Verdict
-from ray_messaging.interception.server.table import Table
+from ray_messaging.interception.server.rule_tables import Table
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 
@@ -24,7 +24,7 @@ _LEAST_SWEEP = 1024
 _BEGUN = None  # the key in `state` that marks a begun round
 
 
-class Groups(NamedTuple):
+class RowsById(NamedTuple):
     """The rows of a column, grouped by id.
 
     `keys` are the k distinct ids, `codes` the index of each row's id among them (n,), `counts` the rows of each id
@@ -54,15 +54,15 @@ def ranks(codes: NDArray[np.intp]) -> NDArray[np.intp]:
     return found
 
 
-def group(ids: IdColumn) -> Groups:
+def group(ids: IdColumn) -> RowsById:
     """Group rows by id."""
     if ids.kinds is None:
         values, codes, counts = np.unique(ids.values, return_inverse=True, return_counts=True)
-        return Groups(values.tolist(), codes, counts)
+        return RowsById(values.tolist(), codes, counts)
     places: dict[AgentId | None, int] = {}
     listed = ids.tolist()
     codes = np.fromiter((places.setdefault(key, len(places)) for key in listed), np.intp, len(listed))
-    return Groups(list(places), codes, np.bincount(codes, minlength=len(places)))
+    return RowsById(list(places), codes, np.bincount(codes, minlength=len(places)))
 
 
 class RateLimit(Rule):
@@ -136,13 +136,13 @@ class RateLimit(Rule):
         by_round = (left <= tokens).tolist()
         return blocks(rows.tolist(), (self._reason(senders.keys[code], by_round=by_round[code]) for code in codes))
 
-    def _left_of_round(self, senders: Groups) -> NDArray[np.intp]:
+    def _left_of_round(self, senders: RowsById) -> NDArray[np.intp]:
         if self.per_round is None or self.state is None:
             return np.full(len(senders.keys), np.iinfo(np.intp).max)
         sent = np.fromiter((self.state.get(key, 0) for key in senders.keys), np.intp, len(senders.keys))
         return np.maximum(self.per_round - sent, 0)
 
-    def _tokens(self, senders: Groups) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    def _tokens(self, senders: RowsById) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
         """Return, for each sender, the time at which its bucket was empty, and its whole tokens now."""
         if self.per_second is None:
             return np.zeros(0), np.full(len(senders.keys), np.iinfo(np.intp).max - 1)
@@ -155,7 +155,7 @@ class RateLimit(Rule):
             self._sweep_at = max(_LEAST_SWEEP, 2 * len(self._empty_at))
         return empty_at, np.clip((now - empty_at) * self.per_second + _ROUNDING, 0, 2**62).astype(np.intp)
 
-    def _take(self, senders: Groups, passed: NDArray[np.intp], empty_at: NDArray[np.float64]) -> None:
+    def _take(self, senders: RowsById, passed: NDArray[np.intp], empty_at: NDArray[np.float64]) -> None:
         if self.per_second is not None:
             self._empty_at.update(zip(senders.keys, (empty_at + passed / self.per_second).tolist(), strict=True))
             self._empty_at.pop(None, None)

@@ -32,7 +32,7 @@ NO_LIMIT_S = 30 * 86_400.0
 _DIGEST_BYTES = 20  # 80 bits of work to find two payloads with one digest
 
 
-class Calls:
+class ModeratorCalls:
     """At most `concurrency` calls at a time, none awaited longer than `timeout_s`.
 
     The limit is for the call itself: waiting until another call has ended is not limited. A call that goes on after it
@@ -76,7 +76,7 @@ class Calls:
             await asyncio.wait(abandoned, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Calls, (self.concurrency, self.timeout_s)  # the pickle of a new one
+        return ModeratorCalls, (self.concurrency, self.timeout_s)  # the pickle of a new one
 
     async def close(self) -> None:
         """Wait a moment for cancelled calls to end."""
@@ -246,7 +246,7 @@ class _Work:
     """A moderator's calls, cache and counts."""
 
     def __init__(self, concurrency: int, timeout_s: float) -> None:
-        self.calls = Calls(concurrency, timeout_s)
+        self.calls = ModeratorCalls(concurrency, timeout_s)
         self.verdicts: OrderedDict[Hashable, Verdict] = OrderedDict()
         self.running: dict[Hashable, asyncio.Task[Verdict]] = {}
         self.asked = self.cached = self.shared = self.failed = self.waiting = 0

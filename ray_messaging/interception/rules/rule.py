@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.compat.msg import Msg, Payload
-from ray_messaging.interception.server.table import Table
+from ray_messaging.interception.server.rule_tables import Table
 from ray_messaging.limits_and_timeouts import SLOW_RULE_TIMEOUT_S
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch

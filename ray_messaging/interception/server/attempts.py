@@ -9,7 +9,7 @@ import numpy as np
 
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict
 from ray_messaging.interception.server.rule_pipeline import Asked
-from ray_messaging.interception.server.table import Journal, Table
+from ray_messaging.interception.server.rule_tables import Journal, Table
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 

@@ -16,16 +16,16 @@ from ray_messaging.interception.broadcasts import Intersections, pair_rows
 from ray_messaging.interception.rule_snapshot import decode_snapshot_request
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule, Verdict, failure
-from ray_messaging.interception.server.answers import Answers, key_of, record
 from ray_messaging.interception.server.attempts import Attempt, Judging, StepAttempts, StepBatches, attempt_at
 from ray_messaging.interception.server.forward_call import forwarded
 from ray_messaging.interception.server.rule_delegation import PublishSnapshot, RuleDelegation
 from ray_messaging.interception.server.rule_pipeline import Asked, RulePipeline, parts_of
 from ray_messaging.interception.server.rule_set import RuleFailures, RuleSet
+from ray_messaging.interception.server.rule_tables import Table
+from ray_messaging.interception.server.saved_answers import SavedAnswers, key_of, record
 from ray_messaging.interception.server.slow_rule_runner import SlowRuleRunner
 from ray_messaging.interception.server.state_writer import StateStore, StateWriter
-from ray_messaging.interception.server.table import Table
-from ray_messaging.interception.server.watchdog import FAILURES, RuleCalls, Watch
+from ray_messaging.interception.server.watchdog import FAILURES, RuleCalls, RunningRule
 from ray_messaging.interception.verdicts import (
     FOREIGN,
     PATIENCE_S,
@@ -94,12 +94,12 @@ class Interceptor:
         self._intersections = Intersections()
         self.rules = RuleSet(rules, self)
         self.delegation = RuleDelegation(self.rules, epoch, publish_snapshot)
-        self.watch = Watch()
+        self.watch = RunningRule()
         self._tables: dict[str, Table[Any]] = {}
         self._counted: dict[str, Table[Any]] = {}  # the tables that verdicts change
         self._writer = StateWriter(store, self._tables, epoch)
         self._follow_rules()
-        self._answers = Answers(self._writer, keep_s, self._attempts.keeps)
+        self._answers = SavedAnswers(self._writer, keep_s, self._attempts.keeps)
         self.calls = RuleCalls()
         self._slow_rules = SlowRuleRunner(self, self._writer, self._answers, keep_s)
         self._in_steps = StepBatches(self._attempts, self._slow_rules.ask)

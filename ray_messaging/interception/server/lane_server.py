@@ -62,8 +62,8 @@ class LaneServer:
         self.answer = answer
         self.snapshot = snapshot
         self.token = secrets.token_urlsafe(24)
-        self.connections: set[_Caller] = set()
-        self.strangers: dict[_Caller, None] = {}  # connections without a token yet, oldest first
+        self.connections: set[_LanePeer] = set()
+        self.strangers: dict[_LanePeer, None] = {}  # connections without a token yet, oldest first
         self.refused = 0
         self.held_bytes = 0
         self._limit = CONNECTIONS
@@ -80,7 +80,7 @@ class LaneServer:
         self._limit = _connections_limit()
         # asyncio accepts the whole backlog before any connection can be refused: it must not use up all descriptors.
         backlog = max(1, min(1024, self._limit // 4))
-        self._server = await loop.create_server(lambda: _Caller(self), host, 0, backlog=backlog)
+        self._server = await loop.create_server(lambda: _LanePeer(self), host, 0, backlog=backlog)
         return LaneAddress(host, self._server.sockets[0].getsockname()[1], self.token)
 
     async def close(self) -> None:
@@ -91,7 +91,7 @@ class LaneServer:
                 caller.refuse("closing")
             await self._server.wait_closed()
 
-    def admit(self, caller: "_Caller") -> bool:
+    def admit(self, caller: "_LanePeer") -> bool:
         """Add a connection; return False if there are too many. One without a token, the oldest, makes room for it."""
         if len(self.strangers) >= max(1, self._limit // 4) or len(self.connections) >= self._limit:
             oldest = next(iter(self.strangers), None)
@@ -103,7 +103,7 @@ class LaneServer:
         self.strangers[caller] = None
         return True
 
-    def leave(self, caller: "_Caller") -> None:
+    def leave(self, caller: "_LanePeer") -> None:
         """Remove a connection."""
         self.connections.discard(caller)
         self.strangers.pop(caller, None)
@@ -115,7 +115,7 @@ def _connections_limit() -> int:
     return CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(CONNECTIONS, soft * 3 // 4))
 
 
-class _Caller(FrameProtocol):
+class _LanePeer(FrameProtocol):
     """The server's end of a connection to one messager."""
 
     def __init__(self, server: LaneServer) -> None:

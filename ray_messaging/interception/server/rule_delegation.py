@@ -19,8 +19,8 @@ from ray_messaging.interception.rule_snapshot import (
 )
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.rule_set import RuleSet
-from ray_messaging.interception.server.table import Table
-from ray_messaging.transports.values import new_epoch
+from ray_messaging.interception.server.rule_tables import Table
+from ray_messaging.transports.transport_values import new_epoch
 
 logger = logging.getLogger(__name__)
 

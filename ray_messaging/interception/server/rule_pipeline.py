@@ -13,13 +13,13 @@ from ray_messaging.common.awaitables import RAISED
 from ray_messaging.interception.broadcasts import Intersections, PairRows, once_each, pair_rows
 from ray_messaging.interception.rules.limits import group, ranks
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked
-from ray_messaging.interception.server.watchdog import FAILURES, Stuck, Watch, told
+from ray_messaging.interception.server.watchdog import FAILURES, RunningRule, Stuck, told
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.limits_and_timeouts import PAYLOAD_LIMIT
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import encode_payload
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.typed_table import TypedColumns
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class RulePipeline:
         self,
         batch: Batch,
         exp_id: str,
-        watch: Watch,
+        watch: RunningRule,
         intersections: Intersections | None = None,
         *,
         so_far: BatchVerdict | None = None,

@@ -11,8 +11,8 @@ import numpy as np
 
 from ray_messaging.interception.broadcasts import once_each, pair_rows
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
-from ray_messaging.interception.server.answers import Answers, record
 from ray_messaging.interception.server.rule_pipeline import Deferred, RulePipeline, failed
+from ray_messaging.interception.server.saved_answers import SavedAnswers, record
 from ray_messaging.interception.server.state_writer import StateWriter
 from ray_messaging.interception.server.watchdog import FAILURES
 from ray_messaging.interception.verdicts import PATIENCE_S, BatchVerdict, decode_verdicts
@@ -38,7 +38,7 @@ class SlowRuleRunner:
     interceptor deferred continues from the progress that the predecessor saved.
     """
 
-    def __init__(self, interceptor: "Interceptor", writer: StateWriter, answers: Answers, keep_s: float) -> None:
+    def __init__(self, interceptor: "Interceptor", writer: StateWriter, answers: SavedAnswers, keep_s: float) -> None:
         self._interceptor = interceptor
         self._writer = writer
         self._answers = answers

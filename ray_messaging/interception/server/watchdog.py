@@ -44,7 +44,7 @@ def told(error: BaseException) -> BaseException:
     return TimeoutError("it was at work for too long, and was interrupted").with_traceback(error.__traceback__)
 
 
-class Watch:
+class RunningRule:
     """The rule that is running now in the thread of the event loop."""
 
     __slots__ = ("_lock", "calls", "rule", "spent", "struck")
@@ -95,7 +95,7 @@ class Watch:
 
 
 @coroutine
-def watched(watch: Watch, rule: Rule, begin: Callable[[], Awaitable[T]]) -> Generator[Any, Any, T]:
+def watched(watch: RunningRule, rule: Rule, begin: Callable[[], Awaitable[T]]) -> Generator[Any, Any, T]:
     """Await what `begin` returns, and mark the rule as running during each step between two awaits."""
     steps = watch.run(rule, lambda: begin().__await__())
     step: Callable[[], Any] = partial(next, steps)
@@ -143,7 +143,7 @@ class RuleCalls:
 
 async def _ended(rule: Rule, call: Callable[[], Awaitable[T]]) -> T | BaseException:
     try:
-        found = await watched(Watch() if rule.context is None else rule.context.watch, rule, call)
+        found = await watched(RunningRule() if rule.context is None else rule.context.watch, rule, call)
     except FAILURES as error:  # returned: a SystemExit raised in a task would end the loop
         return told(error)
     return found
@@ -159,7 +159,7 @@ class Watchdog:
     """
 
     def __init__(
-        self, watch: Watch, *, rule_timeout_s: float = RULE_TIMEOUT_S, exit_after_s: float | None = None
+        self, watch: RunningRule, *, rule_timeout_s: float = RULE_TIMEOUT_S, exit_after_s: float | None = None
     ) -> None:
         self._watch = watch
         self._timeout_s = rule_timeout_s

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidColumns
 from ray_messaging.model.typed.column import NUMBERS, NumberColumn, TextColumn, TypedColumn
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.typed_table import TypedColumns
 
 _FAMILIES: dict[type, tuple[type, ...]] = {
     bool: (bool, np.bool_),

@@ -9,7 +9,7 @@ from ray_messaging.observability.metrics.families import Family, Kind, counter, 
 from ray_messaging.transports.server_facts import Kept, ServerFacts
 
 
-class ExperimentFacts(NamedTuple):
+class ExperimentReport(NamedTuple):
     """What actors and server have answered about themselves, and the findings. `server` is None if it was not asked."""
 
     actors: list[ActorFacts]
@@ -25,7 +25,7 @@ _LOG: dict[str, tuple[str, Kind, str]] = {
 }
 
 
-def families_of(exp_id: str, facts: ExperimentFacts | None) -> list[Family]:
+def families_of(exp_id: str, facts: ExperimentReport | None) -> list[Family]:
     """Return the metrics of an experiment. If `facts` is None, the experiment did not answer."""
     found: list[Family] = [single("up", "gauge", "Whether the experiment answered", float(facts is not None))]
     if facts is not None:

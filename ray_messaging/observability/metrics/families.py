@@ -25,7 +25,7 @@ class Distribution(NamedTuple):
     total: float
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """A value with its labels. The value of a histogram is a distribution."""
 
     labels: Labels
@@ -38,7 +38,7 @@ class Family(NamedTuple):
     name: str
     kind: Kind
     help: str
-    samples: list[Sample]
+    samples: list[MetricSample]
 
 
 class NamedValue(NamedTuple):
@@ -71,7 +71,7 @@ class Histogram:
 
 def counter(name: str, about: str, values: Mapping[str, float], label: str) -> Family:
     """Build a family of counters with one label."""
-    return Family(name, "counter", about, [Sample(((label, key),), value) for key, value in values.items()])
+    return Family(name, "counter", about, [MetricSample(((label, key),), value) for key, value in values.items()])
 
 
 def gauge(name: str, about: str, values: Mapping[str, float], label: str) -> Family:
@@ -81,14 +81,14 @@ def gauge(name: str, about: str, values: Mapping[str, float], label: str) -> Fam
 
 def single(name: str, kind: Kind, about: str, value: "float | Distribution") -> Family:
     """Build a family of one sample without labels."""
-    return Family(name, kind, about, [Sample((), value)])
+    return Family(name, kind, about, [MetricSample((), value)])
 
 
 def labelled(families: Iterable[Family], **labels: str) -> list[Family]:
     """Return the families with more labels on each sample. The new labels come first."""
     more = tuple(labels.items())
     return [
-        family._replace(samples=[Sample(more + sample.labels, sample.value) for sample in family.samples])
+        family._replace(samples=[MetricSample(more + sample.labels, sample.value) for sample in family.samples])
         for family in families
     ]
 

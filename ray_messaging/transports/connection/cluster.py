@@ -7,6 +7,7 @@ from redis.crc import key_slot
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from ray_messaging.config import RedisConfig
+from ray_messaging.transports.connection.connection_options import connection_options
 from ray_messaging.transports.connection.discovery import (
     REFUSED,
     NoPrimaryError,
@@ -15,7 +16,6 @@ from ray_messaging.transports.connection.discovery import (
     replies_of,
     said_by,
 )
-from ray_messaging.transports.connection.options import connection_options
 
 _QUESTIONS = (("CLUSTER", "NODES"), ("CLUSTER", "SLOTS"))
 _REMEMBERED = 6  # the most nodes that are asked in addition to those of the config

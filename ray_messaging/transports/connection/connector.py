@@ -10,7 +10,7 @@ from redis.backoff import NoBackoff
 
 from ray_messaging.config import RedisConfig
 from ray_messaging.transports.connection.cluster import ClusterNodes
-from ray_messaging.transports.connection.options import connection_options
+from ray_messaging.transports.connection.connection_options import connection_options
 from ray_messaging.transports.connection.sentinels import Sentinels
 
 

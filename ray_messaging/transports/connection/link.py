@@ -39,9 +39,9 @@ from ray_messaging.errors import (
 )
 from ray_messaging.limits_and_timeouts import CONNECT_TIMEOUT_S
 from ray_messaging.observability.observer import Observer
+from ray_messaging.transports.connection.connection_options import tls_trouble
 from ray_messaging.transports.connection.connector import Connector
 from ray_messaging.transports.connection.discovery import NoPrimaryError, WrongSettingsError
-from ray_messaging.transports.connection.options import tls_trouble
 from ray_messaging.transports.connection.protocol import (
     ClusterLostError,
     LargeCommand,

@@ -6,6 +6,7 @@ from typing import Any
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from ray_messaging.config import RedisConfig
+from ray_messaging.transports.connection.connection_options import tls_options
 from ray_messaging.transports.connection.discovery import (
     ANSWER_S,
     REFUSED,
@@ -15,7 +16,6 @@ from ray_messaging.transports.connection.discovery import (
     replies_of,
     said_by,
 )
-from ray_messaging.transports.connection.options import tls_options
 
 _Services = Mapping[str, Mapping[str, str]]
 _DOWN = frozenset({"s_down", "o_down", "disconnected"})  # flags of a primary that cannot be used

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.batches import batch_to
 
 from ray_messaging.addressing.channels import build_channel
-from ray_messaging.addressing.directory import Claim, Directory, Record, claims_of, decode_record, encode_record
+from ray_messaging.addressing.directory import Claim, Directory, MailboxRecord, claims_of, decode_record, encode_record
 from ray_messaging.addressing.patterns import compile_glob, glob_pattern
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet
@@ -40,7 +40,7 @@ def claim(agents, subtopics):
 def records(draw, *, globs=True):
     names = draw(st.lists(st.sampled_from("pqrst"), unique=True, max_size=4))
     return [
-        Record(
+        MailboxRecord(
             name,
             [
                 claim(draw(st.sets(AGENT, max_size=8)), draw(st.sets(st.sampled_from(TOPICS), max_size=2)))
@@ -113,7 +113,7 @@ def test_changes_replace_and_remove(versions, batch):
 def test_dense_and_sparse_ids(step):
     ids = [n * step - 5 for n in range(1, 300)]
     directory = Directory(EXP)
-    record = Record("m", [claim(set(ids), ["chat"])], [], [])
+    record = MailboxRecord("m", [claim(set(ids), ["chat"])], [], [])
     directory.update(1, [record], ["m"])
     asked = [*ids, *(each + 1 for each in ids), -6, 2**62, -(2**63), 2**63 - 1]
     batch = batch_to(asked, topics=("chat",))
@@ -136,8 +136,8 @@ def test_a_pattern_for_each_agent_costs_a_match_for_each_message(monkeypatch):
     monkeypatch.setattr("ray_messaging.addressing.directory.compile_glob", counted)
     directory = Directory(EXP)
     globs = [f"exps:e:agents:{agent}:*" for agent in agents]
-    directory.update(1, [Record("m", [], [], globs), Record("all", [], [], ["exps:*"])], ["all", "m"])
-    directory.update(2, [Record("other", [], ["news"], [])], ["all", "m", "other"])
+    directory.update(1, [MailboxRecord("m", [], [], globs), MailboxRecord("all", [], [], ["exps:*"])], ["all", "m"])
+    directory.update(2, [MailboxRecord("other", [], ["news"], [])], ["all", "m", "other"])
     assert counts["compiled"] == len(agents) + 1
     batch = batch_to(agents, topics=("chat",))
     for _ in range(2):
@@ -150,16 +150,16 @@ def test_a_pattern_for_each_agent_costs_a_match_for_each_message(monkeypatch):
 
 def test_a_record_with_half_an_id():
     with pytest.raises(FrameError):
-        decode_record(encode_record(Record("m", [Claim(("chat",), b"123", ())], [], [])))
+        decode_record(encode_record(MailboxRecord("m", [Claim(("chat",), b"123", ())], [], [])))
 
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 20)), st.booleans()), max_size=6))
 def test_a_record_knows_the_agents_of_before(changes):
     agents = [{0}]
-    record = Record("east", claims_of({"agent-chat": AgentSet.of([0])}), [], [], exclusive=True)
+    record = MailboxRecord("east", claims_of({"agent-chat": AgentSet.of([0])}), [], [], exclusive=True)
     for some, come in changes:
         agents.append(agents[-1] | some if come else agents[-1] - some)
         claims = claims_of({"agent-chat": AgentSet.of(sorted(agents[-1]))})
-        record = decode_record(encode_record(Record("east", claims, [], [], exclusive=True).succeeds(record)))
+        record = decode_record(encode_record(MailboxRecord("east", claims, [], [], exclusive=True).succeeds(record)))
     before = [set(each) for each in record.former()]
     assert before == [each for each, after in pairwise(agents) if each != after][::-1]

@@ -12,7 +12,7 @@ from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.extension import AudiencePairs, Extension
 from ray_messaging.wire.frames import decode, encode
 
 AGENTS = st.integers(0, 8)
@@ -21,7 +21,7 @@ PAIRS = st.lists(st.tuples(AGENTS, AGENTS), min_size=1, max_size=60)
 
 def broadcasts(senders):
     lines = PayloadColumn.of([b'{"n":%d}' % row for row in range(len(senders))])
-    extension = Extension(audience=Audience("friends", 2))
+    extension = Extension(audience=AudiencePairs("friends", 2))
     return batch_to([None] * len(senders), senders, first=40, lines=lines, extension=extension)
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.heard import Heard
+from ray_messaging.audiences.hearer_pairs import Pairs
 from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.pairs import Pairs
 from ray_messaging.errors import InvalidColumns
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_dict

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from ray_messaging.cli import app
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.records import FORMAT, RuleChange, RunRecord, write_rule_changes, write_run
+from ray_messaging.eventlog.folder_records import FORMAT, RuleChange, RunRecord, write_rule_changes, write_run
 
 EVIL = "<script>alert(1)</script>\x1b[31m"
 AGENT = "<b>ann</b> $^$"

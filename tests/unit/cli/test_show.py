@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_speed
-from ray_messaging.replay.account import Account
+from ray_messaging.replay.account import ReplayAccount
 
-ACCOUNT = Account(
+ACCOUNT = ReplayAccount(
     messages=12_345,
     fates={"delivered": 12_000, "blocked": 345, "published": 0, "undeliverable": 0},
     unknown=0,

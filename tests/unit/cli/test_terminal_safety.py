@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from ray_messaging.cli.dead_letters import show_letter, show_letters
+from ray_messaging.cli.dead_letter_commands import show_letter, show_letters
 from ray_messaging.cli.log_show import line_of, show_rows
 from ray_messaging.cluster.handles.dead_letters import DeadLetter
 from ray_messaging.eventlog.reading.event_rows import LogRow

@@ -76,7 +76,7 @@ def test_a_wrong_command_line_is_named(run, words, says):
 def old_log(tmp_path):
     """Give the folder of a run that is over."""
     from ray_messaging.eventlog.folder import Folder
-    from ray_messaging.eventlog.schema import SCHEMA
+    from ray_messaging.eventlog.log_schema import SCHEMA
 
     folder = Folder(tmp_path / "log")
     folder.prepare("old")

@@ -11,7 +11,7 @@ from ray_messaging.cluster.finishing import finish
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.eventlog.records import read_account
+from ray_messaging.eventlog.folder_records import read_account
 from ray_messaging.eventlog.writing import writer as writing
 
 ROWS = 7

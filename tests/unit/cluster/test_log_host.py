@@ -7,7 +7,7 @@ from support.log_writing import die, host_of
 from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.records import RuleChange, read_rule_changes
+from ray_messaging.eventlog.folder_records import RuleChange, read_rule_changes
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
 

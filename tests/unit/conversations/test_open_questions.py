@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 from support.batches import batch_to
 
-from ray_messaging.conversations.answers import Answers
+from ray_messaging.conversations.answer_stream import Answers
 from ray_messaging.conversations.open_questions import OpenQuestions
 from ray_messaging.messages import Slice
 from ray_messaging.model.columns import PayloadColumn

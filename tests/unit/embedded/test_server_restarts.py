@@ -14,9 +14,9 @@ from support.patience import wait_for
 
 from ray_messaging.common.backoff import Backoff, RetryPolicy
 from ray_messaging.embedded import server as server_module
-from ray_messaging.embedded import supervisor as server_supervisor
+from ray_messaging.embedded import server_restarts
 from ray_messaging.embedded.server import EmbeddedServer, Succession
-from ray_messaging.embedded.supervisor import ServerSupervisor
+from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.errors import ConfigError, ServerFailed
 from ray_messaging.limits_and_timeouts import EMBEDDED_CONNECT_S
 
@@ -108,7 +108,7 @@ def test_the_supervisor_restarts_and_counts(supervisor, victim, caplog):
 
 @pytest.mark.long
 def test_the_supervisor_gives_up_loudly(supervisor, caplog, monkeypatch, temporary_root):
-    monkeypatch.setattr(server_supervisor, "SERVER_RESTART_ATTEMPTS", 5)
+    monkeypatch.setattr(server_restarts, "SERVER_RESTART_ATTEMPTS", 5)
     monkeypatch.setattr(supervisor, "_backoff", Backoff(RetryPolicy(0.0, 0.0)))
     for number in range(1, 6):
         kill(supervisor.stats()["pid"])
@@ -127,9 +127,9 @@ def test_the_supervisor_gives_up_loudly(supervisor, caplog, monkeypatch, tempora
 
 @pytest.mark.long
 def test_a_server_that_served_for_a_while_has_all_attempts_again(supervisor, monkeypatch):
-    monkeypatch.setattr(server_supervisor, "SERVER_RESTART_ATTEMPTS", 2)
+    monkeypatch.setattr(server_restarts, "SERVER_RESTART_ATTEMPTS", 2)
     monkeypatch.setattr(supervisor, "_backoff", Backoff(RetryPolicy(0.0, 0.0)))
-    monkeypatch.setattr(server_supervisor, "SETTLED_S", 0.0)
+    monkeypatch.setattr(server_restarts, "SETTLED_S", 0.0)
     for number in range(1, 5):
         kill(supervisor.stats()["pid"])
         wait_back(supervisor, number)

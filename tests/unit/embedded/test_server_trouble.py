@@ -13,7 +13,7 @@ from support.patience import wait_for
 from ray_messaging.embedded import guard_client as server_link
 from ray_messaging.embedded import server as server_module
 from ray_messaging.embedded.server import EmbeddedServer, Succession
-from ray_messaging.embedded.supervisor import ServerSupervisor
+from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.errors import ServerFailed
 
 THREAD = "ray_messaging server supervisor"

@@ -9,13 +9,13 @@ from support.batches import TIME, any_batches
 from support.log_writing import batch_of, expected, note_of, rows_of
 
 from ray_messaging.errors import FrameError
-from ray_messaging.eventlog.writing.columns import record_batch
-from ray_messaging.eventlog.writing.entries import Taken, decode_entry, payload_bytes, pieces
+from ray_messaging.eventlog.writing.entries import DecodedEntry, decode_entry, payload_bytes, pieces
+from ray_messaging.eventlog.writing.log_columns import record_batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import NO_LISTENER
 from ray_messaging.transports.log_store import LogItem
-from ray_messaging.transports.values import LOG_STREAM
+from ray_messaging.transports.transport_values import LOG_STREAM
 from ray_messaging.wire.frames import encode
 
 ENTRY = "1790000000123-4"
@@ -65,7 +65,7 @@ def test_pieces_of_an_entry_are_its_rows(batch, limit):
 @given(LOGGED)
 def test_messages_of_a_step_are_left_to_its_boxes(batch):
     batch.step, batch.extension = 3, Extension(ordinal=np.arange(len(batch), dtype=np.uint32))
-    assert decode_entry(item_of(batch)) == Taken(None, len(batch))
+    assert decode_entry(item_of(batch)) == DecodedEntry(None, len(batch))
 
 
 def test_the_rows_do_not_keep_the_frame_alive():

@@ -17,12 +17,12 @@ from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.records import write_agents
-from ray_messaging.eventlog.writing.columns import Part, record_batch
+from ray_messaging.eventlog.folder_records import write_agents
 from ray_messaging.eventlog.writing.hearers import hearers_of
+from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.extension import Audience, Extension, Fold
+from ray_messaging.model.extension import AudiencePairs, Extension, Fold
 
 
 def test_export_to_parquet(log, tmp_path):
@@ -84,9 +84,9 @@ def test_an_export_of_what_an_agent_hears_has_senders_with_names(tmp_path):
     edges, digest = MemberEdges.among(hearers), agents_digest(hearers)
     write_edges(tmp_path / "log" / "audiences" / "all@1", edges)
     write_agents(folder, digest.hex(), hearers)
-    extension = Extension(audience=Audience("all", 1), fold=Fold(digest, 3))
+    extension = Extension(audience=AudiencePairs("all", 1), fold=Fold(digest, 3))
     batch = batch_to([None], ["boss"], lines=PayloadColumn.of([b'{"x":1}']), extension=extension)
-    part = Part(batch, None, "1000-0", "g1", 0, hearers=hearers_of(batch, edges.toward(hearers)))
+    part = LoggedPart(batch, None, "1000-0", "g1", 0, hearers=hearers_of(batch, edges.toward(hearers)))
     table = pa.Table.from_batches([record_batch("e", [part])])
     folder.write(1, table, {"exp_id": "e", "epoch": 1, "first_row": 0, "cursors": {}})
     log = EventLog.open(tmp_path / "log")

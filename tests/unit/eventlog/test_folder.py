@@ -23,16 +23,16 @@ from support.log_writing import batch_of, read_segment
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import KEY, Folder
-from ray_messaging.eventlog.records import claim, read_account
-from ray_messaging.eventlog.schema import OPTIONAL, POSITION, SCHEMA, VERSION
-from ray_messaging.eventlog.writing.columns import Part, record_batch
+from ray_messaging.eventlog.folder_records import claim, read_account
+from ray_messaging.eventlog.log_schema import OPTIONAL, POSITION, SCHEMA, VERSION
+from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED
 
 
 def table_of(rows, first=0, **columns):
     return pa.Table.from_batches(
-        [record_batch("exp", [Part(batch_of(rows, first=first, **columns), None, "17-0", "m", DELIVERED)])]
+        [record_batch("exp", [LoggedPart(batch_of(rows, first=first, **columns), None, "17-0", "m", DELIVERED)])]
     )
 
 
@@ -99,7 +99,9 @@ def test_segments_that_were_packed_in_another_way_are_read_beside_ours(folder, m
 def test_columns_of_which_every_row_differs_are_written_too(folder):
     table = pa.Table.from_batches(
         [
-            record_batch("exp", [Part(batch_of(1, first=n), None, f"{n}-0", "m", DELIVERED) for n in range(5_000)])
+            record_batch(
+                "exp", [LoggedPart(batch_of(1, first=n), None, f"{n}-0", "m", DELIVERED) for n in range(5_000)]
+            )
             for _ in range(2)
         ]
     )

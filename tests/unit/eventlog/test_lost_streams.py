@@ -14,8 +14,8 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import AlreadyExists, ConfigError, Fenced, LogError, Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.records import read_account
-from ray_messaging.eventlog.schema import SCHEMA, VERSION
+from ray_messaging.eventlog.folder_records import read_account
+from ray_messaging.eventlog.log_schema import SCHEMA, VERSION
 from ray_messaging.eventlog.writing import writer as writing
 from ray_messaging.eventlog.writing.writer import LogWriter
 

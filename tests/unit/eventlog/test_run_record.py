@@ -7,7 +7,7 @@ import pytest
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.records import (
+from ray_messaging.eventlog.folder_records import (
     RuleChange,
     RunStart,
     claim,

@@ -19,7 +19,7 @@ from ray_messaging.eventlog.writing import segment_store as storing
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.transports.cursors import Cursor
 from ray_messaging.transports.log_store import RedisLog
-from ray_messaging.transports.values import LOG, LOG_STREAM
+from ray_messaging.transports.transport_values import LOG, LOG_STREAM
 
 
 @pytest.fixture

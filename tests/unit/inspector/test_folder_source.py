@@ -9,17 +9,17 @@ from support.log_queries import ROWS, T0, log_of, row, write_folder
 
 from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.records import RuleChange, RunStart, note_end, note_start, write_rule_changes
+from ray_messaging.eventlog.folder_records import RuleChange, RunStart, note_end, note_start, write_rule_changes
+from ray_messaging.inspector.page_values import TEXT_WIDTH, RowQuery, Series, spoken
 from ray_messaging.inspector.pages.charts import network
-from ray_messaging.inspector.sources.folder import FolderSource
-from ray_messaging.inspector.sources.society import AGENTS
-from ray_messaging.inspector.values import TEXT_WIDTH, RowQuery, Series, spoken
-from ray_messaging.transports.step_values import Kind
+from ray_messaging.inspector.sources.busiest_agents import AGENTS
+from ray_messaging.inspector.sources.folder_facts import FolderFacts
+from ray_messaging.transports.step_values import CollectedKind
 
 
 @pytest.fixture
 def source(tmp_path):
-    return FolderSource(write_folder(tmp_path / "log", [ROWS[:4], ROWS[4:]]).where)
+    return FolderFacts(write_folder(tmp_path / "log", [ROWS[:4], ROWS[4:]]).where)
 
 
 def test_traffic_counts_each_row_once(source):
@@ -37,7 +37,7 @@ def test_traffic_counts_each_row_once(source):
 
 def test_it_is_counted_once_until_the_log_grows(tmp_path):
     folder = write_folder(tmp_path / "log", [ROWS])
-    source = FolderSource(folder.where)
+    source = FolderFacts(folder.where)
     first = source.traffic()
     assert source.traffic() is first
     source.log = log_of(folder, [[row(8)]])
@@ -46,14 +46,14 @@ def test_it_is_counted_once_until_the_log_grows(tmp_path):
 
 def test_a_long_run_has_wider_bins(tmp_path):
     rows = [row(0), row(1, sent_at=T0 + 7200)]
-    traffic = FolderSource(write_folder(tmp_path / "log", [rows]).where).traffic()
+    traffic = FolderFacts(write_folder(tmp_path / "log", [rows]).where).traffic()
     assert (traffic.width, traffic.messages, len(traffic.fates["delivered"])) == (60.0, 2, 121)
 
 
 @pytest.mark.parametrize(("steps", "width", "bins"), [(60, 1, 60), (300, 3, 100)])
 def test_a_run_in_steps_is_counted_by_step(tmp_path, steps, width, bins):
     rows = [row(n, step=n // 2) for n in range(2 * steps)] + [row(2 * steps, None, 2)]
-    traffic = FolderSource(write_folder(tmp_path / "log", [rows]).where).traffic()
+    traffic = FolderFacts(write_folder(tmp_path / "log", [rows]).where).traffic()
     assert (traffic.in_steps, traffic.start, traffic.width) == (True, 0, width)
     assert traffic.fates["delivered"] == [2 * width] * bins
 
@@ -61,7 +61,7 @@ def test_a_run_in_steps_is_counted_by_step(tmp_path, steps, width, bins):
 def test_the_agents_that_write_most_their_network_and_the_busiest_pairs(tmp_path):
     rows = [row(n, 1, 2) for n in range(5)] + [row(5, 2, 1), row(6, 2, "ann"), row(7, None, 1), row(8, 3, 3)]
     rows += [row(9 + n, 100 + n, 1) for n in range(100)]
-    society = FolderSource(write_folder(tmp_path / "log", [rows]).where).society()
+    society = FolderFacts(write_folder(tmp_path / "log", [rows]).where).society()
     assert (society.agents[:2], len(society.agents), society.writers) == ([("1", 5), ("2", 2)], AGENTS, 102)
     assert society.edges[:2] == [("1", "2", 5), ("100", "1", 1)]
     assert ("2", "1", 1) in society.edges
@@ -87,12 +87,12 @@ def test_the_rules_of_the_run_have_their_settings_and_changes(tmp_path):
         RuleChange(T0, "x", rule),
     ]
     write_rule_changes(folder, changes)
-    assert [rule[:3] for rule in map(astuple, FolderSource(folder.where).rules())] == [
+    assert [rule[:3] for rule in map(astuple, FolderFacts(folder.where).rules())] == [
         ("black_list", "BlackList", "pairs=2"),
         ("max_length", "MaxLength", "limit_bytes=9"),
         ("polite", "", ""),
     ]
-    assert [rule.done for rule in FolderSource(folder.where).rules()] == [
+    assert [rule.done for rule in FolderFacts(folder.where).rules()] == [
         "1 blocked; x on 14 Nov 22:13:20.000",
         "insert from step 5; remove in the middle of step 7",
         "1 changed, published",
@@ -104,10 +104,10 @@ def test_pages_that_would_be_empty_are_named(source, tmp_path):
     note_start(
         Folder(tmp_path / "log"), "town", None, RunStart("r", "2026-01-01", "error", ["run.py"], {}, "valkey", [])
     )
-    ruleless = FolderSource(tmp_path / "log")
+    ruleless = FolderFacts(tmp_path / "log")
     assert (ruleless.lacks, ruleless.phase) == (("Rules", "Why", "Dead letters"), "no end")
     note_end(Folder(tmp_path / "log"), "r", {})
-    assert FolderSource(tmp_path / "log").phase == "ended"
+    assert FolderFacts(tmp_path / "log").phase == "ended"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_what_ran(source, tmp_path):
 
 def test_long_texts_are_cut_and_control_characters_are_visible(tmp_path):
     rows = [row(0, "<b>\u202e", 1, text="x" * 2**20), row(1, 1, 2, reason="\x07", labels=["<b>\x01"])]
-    long, odd = FolderSource(write_folder(tmp_path / "log", [rows]).where).rows(RowQuery())
+    long, odd = FolderFacts(write_folder(tmp_path / "log", [rows]).where).rows(RowQuery())
     assert (len(long.text), long.text[-1], long.size) == (TEXT_WIDTH, "\u2026", 2**20 + 14)
     assert long.from_id == "<b>\u27e8U+202E\u27e9"
     assert (odd.reason, odd.labels) == ("\u2407", "<b>\u2401")
@@ -177,29 +177,29 @@ def test_the_words_of_a_payload_come_before_its_json(payload, words):
 
 def test_rows_know_what_they_ask_and_answer(tmp_path):
     rows = [row(0, 1, 2, expects_answer=True), row(1, 2, 1, in_reply_to="s-1-0")]
-    asked, answered = FolderSource(write_folder(tmp_path / "log", [rows]).where).rows(RowQuery())
+    asked, answered = FolderFacts(write_folder(tmp_path / "log", [rows]).where).rows(RowQuery())
     assert (asked.asks, answered.in_reply_to) == (True, asked.message_id)
 
 
 def write_series(folder, **columns):
     data = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), data)
-    folder.write_collected(Kind.SERIES, "0", 0, 1, data.getvalue())
+    folder.write_collected(CollectedKind.SERIES, "0", 0, 1, data.getvalue())
 
 
 def test_what_the_run_collected_is_of_all_agents_together(tmp_path):
     folder = write_folder(tmp_path / "log", [ROWS])
-    assert FolderSource(folder.where).series() is None
+    assert FolderFacts(folder.where).series() is None
     write_series(folder, step=[0, 1], mood=[0.5, 0.75], side=["left", "right"])
-    assert FolderSource(folder.where).series() == Series([0, 1], {"mood": [0.5, 0.75]})
-    assert FolderSource(folder.where).series("1") is None
+    assert FolderFacts(folder.where).series() == Series([0, 1], {"mood": [0.5, 0.75]})
+    assert FolderFacts(folder.where).series("1") is None
 
 
 def test_or_of_each_agent(tmp_path):
     folder = write_folder(tmp_path / "log", [ROWS])
     ends = {"agent": [1, None, 1, None], "agent_name": [None, "ann", None, "ann"]}
     write_series(folder, step=[0, 0, 1, 1], **ends, mood=[1, 2, 3, 4])
-    source = FolderSource(folder.where)
+    source = FolderFacts(folder.where)
     assert source.series("1") == Series([0, 1], {"mood": [1, 3]})
     assert source.series("ann") == Series([0, 1], {"mood": [2, 4]})
     assert (source.series(), source.series("2"), source.series("the user")) == (None, None, None)

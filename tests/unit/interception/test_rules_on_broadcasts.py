@@ -28,9 +28,9 @@ from ray_messaging.interception.rules.rule import ALLOW, PairCheck
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.verdicts import decode_verdicts
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.extension import AudiencePairs, Extension
 
-FRIENDS = Audience("friends", 1)
+FRIENDS = AudiencePairs("friends", 1)
 
 
 def broadcasts(said, *, audience=FRIENDS, lines=None, first=0):
@@ -96,7 +96,7 @@ async def test_each_pair_is_looked_at_once_per_version_of_the_audience_and_of_th
     for first in (0, 10, 20):
         assert set((await interceptor.judge(broadcasts(said, first=first))).blocked) == {1}
     assert looked == [5]
-    await interceptor.judge(broadcasts(said, first=30, audience=Audience("friends", 2)))
+    await interceptor.judge(broadcasts(said, first=30, audience=AudiencePairs("friends", 2)))
     assert looked == [5, 5]
     await interceptor.change(lambda: rule.add((5, 2)))
     assert set((await interceptor.judge(broadcasts(said, first=40))).blocked) == {1, 4}

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging import Count, Mean
-from ray_messaging.eventlog.series import series_table
+from ray_messaging.eventlog.series_tables import series_table
 from ray_messaging.model.series import UnfitValue, encode_aggregates, encode_rows, float_columns
-from ray_messaging.transports.step_values import Collected, Kind
+from ray_messaging.transports.step_values import Collected, CollectedKind
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)
 
 
 def table_of(parts, step=3):
     return series_table(
-        [Collected(str(place), Kind.SERIES, step, f"group{place}", part) for place, part in enumerate(parts)]
+        [Collected(str(place), CollectedKind.SERIES, step, f"group{place}", part) for place, part in enumerate(parts)]
     )
 
 

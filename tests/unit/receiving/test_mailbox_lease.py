@@ -5,7 +5,7 @@ import pytest
 from ray_messaging.errors import AlreadyExists
 from ray_messaging.receiving import mailbox_lease as leases
 from ray_messaging.receiving.mailbox_lease import LeaseWatch, outlast
-from ray_messaging.transports.values import Held
+from ray_messaging.transports.transport_values import HeldMailbox
 
 
 class Server:
@@ -50,6 +50,6 @@ async def test_the_lease_of_an_owner_known_to_be_dead_is_not_awaited():
         return owner == "dead"
 
     server = Server("group")
-    assert await outlast(server, "group", Held("dead", "1:30000:0", overdue=False), gone) == "1:30000:0"
+    assert await outlast(server, "group", HeldMailbox("dead", "1:30000:0", overdue=False), gone) == "1:30000:0"
     with pytest.raises(AlreadyExists, match="'other', which is alive"):
-        await outlast(server, "group", Held("other", "1:30000:0", overdue=False), gone)
+        await outlast(server, "group", HeldMailbox("other", "1:30000:0", overdue=False), gone)

@@ -9,7 +9,7 @@ from support.traffic import arrive, plan_of
 
 from ray_messaging.receipt import BLOCKED, DELIVERED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.replay.account import build_account, percentiles
-from ray_messaging.replay.worker import Checker, Sent
+from ray_messaging.replay.worker import Checker, ReplaySent
 
 ROWS = [(1, 2), (2, 1), (1, 1), (1, 2), (2, 2)]
 D, B, U = DELIVERED, BLOCKED, UNDELIVERABLE
@@ -31,7 +31,7 @@ def account():
             tallies.append(checker.tally)
         codes = np.array(fates, np.uint8)
         blocked = Counter({"black_list": fates.count(B)}) if B in fates else Counter()
-        sent = [Sent(codes[share.rows], Counter(), 9.0, 10.0) for share in shares]
+        sent = [ReplaySent(codes[share.rows], Counter(), 9.0, 10.0) for share in shares]
         sent[0] = sent[0]._replace(blocked_by=blocked)
         return build_account(plan, shares, sent, tallies)
 

@@ -3,7 +3,7 @@
 import numpy as np
 from support.traffic import plan_of, traffic_of
 
-from ray_messaging.replay.plan import Plan, assign_groups, due_times
+from ray_messaging.replay.replay_plan import Plan, assign_groups, due_times
 
 ROWS = [(1, 2), (2, 1), ("ann", 1), (1, "ann"), (1, 2)]
 GROUPS = {1: 0, 2: 1, "ann": 1}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.replay.plan import Plan
-from ray_messaging.replay.society import WITHIN, generate
+from ray_messaging.replay.generated_society import WITHIN, generate
+from ray_messaging.replay.replay_plan import Plan
 
 
 def test_a_society():

@@ -3,7 +3,7 @@
 import pytest
 from support.contracts import fetch_all, numbers
 
-from ray_messaging.transports.values import FrameFate
+from ray_messaging.transports.transport_values import FrameFate
 
 
 async def nothing_more(receiver):

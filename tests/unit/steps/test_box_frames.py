@@ -7,7 +7,7 @@ from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn, nobody
-from ray_messaging.model.extension import Audience, Extension, Fold
+from ray_messaging.model.extension import AudiencePairs, Extension, Fold
 from ray_messaging.steps.box_frames import BLOCKED, CHANGED, amended_broadcasts, amendments_of, unamended_broadcasts
 
 AGENTS = AgentSet.of(range(6))
@@ -29,7 +29,7 @@ def broadcasts(senders):
         extension=Extension(
             deliver=1,
             ordinal=np.zeros(rows, np.uint32),
-            audience=Audience("*", 1),
+            audience=AudiencePairs("*", 1),
             fold=Fold(agents_digest(AGENTS), rows * 5, b""),
         ),
     )

@@ -9,7 +9,7 @@ from support.patience import WAIT_S
 
 from ray_messaging import BudgetSpent, Calls
 from ray_messaging.errors import Closed
-from ray_messaging.steps.call_limits import CallGate, CallLimits, Held
+from ray_messaging.steps.call_limits import CallGate, CallLimits, HeldCalls
 
 GROUPS = ["east", "north", "south", "west"]
 
@@ -177,7 +177,7 @@ async def test_limits_that_were_lost_learn_from_the_gates_what_they_hold():
 
 async def test_calls_after_a_pause_are_no_burst():
     now = [0.0]
-    limits, held = CallLimits(Calls(rate_per_minute=6000), clock=lambda: now[0]), Held("east", "gate")
+    limits, held = CallLimits(Calls(rate_per_minute=6000), clock=lambda: now[0]), HeldCalls("east", "gate")
     for now[0] in (0.0, 100.0):
         delays = [delay for _ in range(3) for delay in (await limits.take(held, 10)).delays]
         assert len(delays) == 30

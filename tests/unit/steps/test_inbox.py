@@ -16,7 +16,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension, Fold
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.inbox import FoldedBatch, HeardBroadcasts, StepInbox
+from ray_messaging.steps.step_inbox import FoldedBatch, HeardBroadcasts, StepInbox
 from ray_messaging.wire.frames import decode, encode
 
 

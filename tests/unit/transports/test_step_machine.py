@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ray_messaging.addressing.directory import Record
+from ray_messaging.addressing.directory import MailboxRecord
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced
 from ray_messaging.transports.backend import open_transport
@@ -36,7 +36,7 @@ from ray_messaging.transports.step_values import (
     box_name,
     counted,
 )
-from ray_messaging.transports.values import FrameFate, FrameWrite, Limits, SendRequest, SendStatus
+from ray_messaging.transports.transport_values import FrameFate, FrameWrite, Limits, SendRequest, SendStatus
 
 GROUPS = ("a", "b", "c")
 HORIZON = 3
@@ -93,7 +93,7 @@ class StepMachine(RuleBasedStateMachine):
         for name in GROUPS:
             version = (await self.transport.load_directory(-1)).version
             limits = Limits(10**6, 2**30, 60.0, leased=False)
-            await self.transport.listen(Record(name, [], [], []), version, limits, owner="", epoch=None)
+            await self.transport.listen(MailboxRecord(name, [], [], []), version, limits, owner="", epoch=None)
         self.outsider = (await self.transport.take_sender_epoch("outsider", keep_s=60)).epoch
         self.outside = dict.fromkeys(GROUPS, 0)
 

@@ -15,7 +15,7 @@ from ray_messaging.model.batch import CONTEXT_BYTES, Origin, TracePoint
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.typed.input import columns
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.typed_table import TypedColumns
 from ray_messaging.wire.frames import VERSION, decode, encode
 
 

@@ -6,7 +6,7 @@ import pytest
 from support.fuzzing import TARGETS, inputs
 
 from ray_messaging.errors import FrameError
-from ray_messaging.interception.server import answers
+from ray_messaging.interception.server import saved_answers
 
 SEED = 20
 COUNTS = {"frames": 20_000, "requests": 2_500, "answers": 5_000, "records": 5_000, "notes": 4_000}
@@ -27,8 +27,12 @@ async def test_nothing_but_a_refusal(name, times):
 
 
 def test_data_that_inflate_without_end_are_refused(monkeypatch):
-    monkeypatch.setattr(answers, "FRAME_LIMIT", 10_000)
-    assert answers.Record.unpack(answers.Record(b"x" * 5_000).pack()).answer == b"x" * 5_000
-    for bomb in (answers.Record(b"x" * 20_000).pack(), zlib.compress(bytes(10**7)), zlib.compress(b"\x93")[:-3]):
+    monkeypatch.setattr(saved_answers, "FRAME_LIMIT", 10_000)
+    assert saved_answers.AnswerRecord.unpack(saved_answers.AnswerRecord(b"x" * 5_000).pack()).answer == b"x" * 5_000
+    for bomb in (
+        saved_answers.AnswerRecord(b"x" * 20_000).pack(),
+        zlib.compress(bytes(10**7)),
+        zlib.compress(b"\x93")[:-3],
+    ):
         with pytest.raises(FrameError, match="damaged"):
-            answers.Record.unpack(bomb)
+            saved_answers.AnswerRecord.unpack(bomb)

@@ -9,7 +9,7 @@ from support.frames import rewritten, sealed
 from ray_messaging.errors import FrameError
 from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import CONTEXT_BYTES, TracePoint
-from ray_messaging.model.extension import Audience, Extension, InHand
+from ray_messaging.model.extension import AudiencePairs, Extension, InHand
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.model.typed.input import columns
 from ray_messaging.wire.frames import VERSION, Header, decode, encode
@@ -22,7 +22,7 @@ EVERY_COLUMN = Extension(
     in_reply_to=MessageIdColumn.of(["4-0-7", None, "s-1-8"]),
     expects_answer=np.array([False, True, False]),
     reply_mailbox="town.east",
-    audience=Audience("friends", 3),
+    audience=AudiencePairs("friends", 3),
     behind={1: (InHand("east", "s-1-8", "ann", 1), InHand("west", "4-0-7", None, 0))},
     failed=True,
     caused_by=MessageIdColumn.of([None, "s-1-9", "4-0-7"]),

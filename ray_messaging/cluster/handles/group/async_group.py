@@ -39,10 +39,10 @@ from ray_messaging.cluster.ray_calls import check_ray
 from ray_messaging.cluster.ray_internals import known_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.compat.msg import Payload
-from ray_messaging.conversations.answers import AnswerPart, Answers, AnswerTable, MoreAnswers
+from ray_messaging.conversations.answer_stream import AnswerPart, Answers, AnswerTable, MoreAnswers
 from ray_messaging.conversations.handling import asker_here
 from ray_messaging.conversations.replies import blocked_among, note_replied, replies_to
-from ray_messaging.conversations.server import Handler, MessageServer, OnError, Serving
+from ray_messaging.conversations.serving import Handler, MessageServer, OnError, Serving
 from ray_messaging.errors import CommitFailed, ConfigError, MessagingError, OutcomeUnknown
 from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.message import Message
@@ -50,7 +50,7 @@ from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.agent_sets import AgentSet, column_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.model.extension import Audience
+from ray_messaging.model.extension import AudiencePairs
 from ray_messaging.observability.tracing.settings import tracer_of
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipt, Receipts
@@ -186,7 +186,10 @@ class AsyncGroup(StampedHandle):
         self, from_ids: object, audience: object, payloads: object, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
         """Send n broadcasts given as columns; one receipt for each pair, as `Messager.broadcast_columns`."""
-        columns, named = columns_of(from_ids, 0, payloads, self._payload_bytes), Audience(name_of(audience), UNRESOLVED)
+        columns, named = (
+            columns_of(from_ids, 0, payloads, self._payload_bytes),
+            AudiencePairs(name_of(audience), UNRESOLVED),
+        )
         batches = unspread_batches(columns, named, check_subtopic(subtopic), self.step)
         return await self._relay(batches, by_lane=False)  # the lane can only answer with one fate for each row
 

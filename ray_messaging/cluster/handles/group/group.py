@@ -10,7 +10,7 @@ from ray_messaging.cluster.handles.group.waiting import Blocking
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.awaitables import finish
 from ray_messaging.common.notebook import html_table
-from ray_messaging.conversations.answers import GroupAnswers
+from ray_messaging.conversations.answer_stream import GroupAnswers
 from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from support.step_society import open_step
 
 from ray_messaging import ConfigError, StepFailed
 from ray_messaging.cluster.run import step_calls
-from ray_messaging.cluster.run.agent import Society, StateChange
+from ray_messaging.cluster.run.agent import AgentLoop, StateChange
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety, _gathered
 from ray_messaging.cluster.run.model_thread import BLOCKING_S
@@ -27,7 +27,7 @@ AGENTS = 5
 
 async def run_one(model, **options):
     """Run one step; return the society and the step."""
-    society, step = Society("east", model, **options), open_step()
+    society, step = AgentLoop("east", model, **options), open_step()
     await society.run(step)
     return society, step
 
@@ -92,7 +92,7 @@ HERE = contextvars.ContextVar("here")
 
 async def test_plain_models_run_in_one_other_thread_with_the_context_of_their_caller():
     HERE.set("town")
-    society, seen = Society("east", lambda me, inbox: seen.add((threading.get_ident(), HERE.get()))), set()
+    society, seen = AgentLoop("east", lambda me, inbox: seen.add((threading.get_ident(), HERE.get()))), set()
     for _ in range(20):
         await society.run(open_step())
     ((thread, here),) = seen
@@ -106,7 +106,7 @@ async def test_the_groups_event_loop_goes_on_while_a_plain_model_is_long():
         loop.call_soon_threadsafe(goes_on.set)
         assert goes_on.wait(WAIT_S)
 
-    society = Society("east", think)
+    society = AgentLoop("east", think)
     for _ in range(2):
         goes_on.clear()
         await society.run(open_step())
@@ -344,11 +344,11 @@ async def test_a_state_set_from_outside_is_each_agents_own():
     def model(me, inbox):
         me.state["x"].append(me.id)
 
-    society, step = Society("east", model), open_step()
+    society, step = AgentLoop("east", model), open_step()
     society.change = StateChange(0, {agent: {"x": given, "y": given} for agent in range(AGENTS)})
     await society.run(step)
     assert society.states == {agent: {"x": [0, agent], "y": [0]} for agent in range(AGENTS)}
-    society = Society("east", model)
+    society = AgentLoop("east", model)
     society.change = StateChange(0, {2: {"x": [], "y": [{3: object()}]}})
     with pytest.raises(StepFailed, match=r'states= failed for agent 2 .*states\[2\]\["y"\]\[0\]\[3\] is <object'):
         await society.run(open_step())
@@ -384,7 +384,7 @@ async def test_a_failure_names_the_line_of_the_users_code_and_keeps_its_frames_a
     assert str(found).endswith(f" ({__file__}:{line})")
     frames = re.findall(r'File "(.*)", line', found.trace)
     assert frames[:2] == [__file__, __file__]
-    assert inspect.getfile(Society) not in frames
+    assert inspect.getfile(AgentLoop) not in frames
     assert found.trace.splitlines()[-1].startswith("ValueError: ")
 
 

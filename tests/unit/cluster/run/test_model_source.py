@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
-from ray_messaging.cluster.run.plan import plan_groups
+from ray_messaging.cluster.run.run_plan import plan_groups
 
 MODEL = """
 FACTOR = {factor}

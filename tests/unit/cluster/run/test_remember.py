@@ -14,7 +14,7 @@ from support.step_society import open_step
 
 from ray_messaging import Closed, InvalidPayload, PayloadTooLarge, StepAborted, StepFailed
 from ray_messaging.cluster.run import step_calls
-from ray_messaging.cluster.run.agent import Society
+from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.cluster.run.model_thread import BLOCKING_S
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.config import Calls
@@ -46,7 +46,7 @@ def run_again(attempt):
     async def run(person, attempts=2):
         found = []
         for _ in range(attempts):
-            society = Society("east", person)
+            society = AgentLoop("east", person)
             await asyncio.wait_for(society.run(*await attempt()), WAIT_S)
             found.append(society.states)
         return found
@@ -142,7 +142,7 @@ async def test_arguments_that_cannot_be_encoded_count_by_their_place_among_such_
         me.state["n"] = [(await me.remember(oracle.count, "question", about=object()))[1] for _ in range(2)]
 
     for calls in (10, 15):
-        society = Society("east", person)
+        society = AgentLoop("east", person)
         society.records_calls = True
         step, memory = await attempt()
         await society.run(step, memory)
@@ -200,7 +200,7 @@ async def test_a_result_that_cannot_be_kept_is_refused_and_the_model_may_catch_t
         if me.id == 3:
             await me.remember(lambda: answer)
 
-    society = Society("east", person, concurrency=1)
+    society = AgentLoop("east", person, concurrency=1)
     with pytest.raises(StepFailed, match=text) as caught:
         await society.run(*await attempt())
     assert caught.value.agent == 3
@@ -226,7 +226,7 @@ async def careless(me, inbox):
 )
 async def test_a_model_that_cannot_wait_for_its_call(attempt, model, start, text):
     with pytest.raises(StepFailed, match=text):
-        await Society("east", model, start=start).run(*await attempt())
+        await AgentLoop("east", model, start=start).run(*await attempt())
 
 
 async def test_an_attempt_with_a_successor_is_aborted_although_its_model_catches_that(attempt):
@@ -240,7 +240,7 @@ async def test_an_attempt_with_a_successor_is_aborted_although_its_model_catches
             me.state["answer"] = "made up"
 
     with pytest.raises(StepAborted, match="another driver"):
-        await Society("east", person).run(step, memory)
+        await AgentLoop("east", person).run(step, memory)
 
 
 async def test_a_function_that_raises_stop_iteration_raises_in_the_model(run_again):
@@ -298,7 +298,7 @@ async def test_calls_that_are_under_way_where_a_step_fails_are_kept(attempt, kin
         elif not attempts:
             await provider.fail(failure)
 
-    society = Society("east", person, timeout=1.0 if failure == "is late" else None)
+    society = AgentLoop("east", person, timeout=1.0 if failure == "is late" else None)
     running = asyncio.create_task(society.run(*await attempt()))
     await asyncio.wait_for(provider.all_asked.wait(), WAIT_S)
     if failure == "is of another group":
@@ -306,7 +306,7 @@ async def test_calls_that_are_under_way_where_a_step_fails_are_kept(attempt, kin
     with pytest.raises((StepFailed, Closed)):
         await running
     attempts.append("failed")
-    again = Society("east", person)
+    again = AgentLoop("east", person)
     await again.run(*await attempt())
     assert sorted(provider.asked) == [1, 2, 3, 4]
     assert again.states == {0: {}} | {agent: {"heard": f"answer of {agent}"} for agent in range(1, 5)}
@@ -328,7 +328,7 @@ async def test_a_call_that_does_not_end_delays_a_failure_for_a_while_only(attemp
 
     loop = asyncio.get_running_loop()
     with pytest.raises(StepFailed, match="no provider") as caught:
-        await Society("east", person).run(*await attempt())
+        await AgentLoop("east", person).run(*await attempt())
     assert caught.value.agent == 0
 
 
@@ -401,7 +401,7 @@ async def test_what_may_pass_is_tried_again_and_the_tries_are_recorded(attempt, 
         if me.id == 0:
             me.state["heard"] = await me.remember(ask if plain else ask_later)
 
-    society = Society("east", person)
+    society = AgentLoop("east", person)
     society.records_calls, society.call_settings = True, Calls(retries=2)
     step, memory = await attempt()
     if tries == 1:

@@ -4,10 +4,10 @@ import pytest
 from support.step_society import open_step
 
 from ray_messaging import ConfigError
-from ray_messaging.cluster.run.agent import Society
+from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.cluster.run.crowd import CrowdSociety
-from ray_messaging.cluster.run.plan import GroupPlan
 from ray_messaging.cluster.run.run import check_same
+from ray_messaging.cluster.run.run_plan import GroupPlan
 from ray_messaging.model.agent_sets import AgentSet
 
 BEFORE = {"east": AgentSet.of(range(5)), "west": AgentSet.of([10, "ann"])}
@@ -44,8 +44,8 @@ def test_a_difference_is_named(groups, text):
 async def test_the_state_of_another_kind_of_model_is_refused():
     crowd, agents = open_step(), open_step()
     await CrowdSociety("east", lambda group, step: None).run(crowd)
-    await Society("east", lambda me, inbox: None).run(agents)
-    for society, state in ((Society, crowd.state), (CrowdSociety, agents.state)):
+    await AgentLoop("east", lambda me, inbox: None).run(agents)
+    for society, state in ((AgentLoop, crowd.state), (CrowdSociety, agents.state)):
         with pytest.raises(ConfigError, match="by differs"):
             await society("east", lambda *_: None).run(open_step(1, state))
 
@@ -57,10 +57,10 @@ async def test_who_is_active_goes_on_in_another_process():
             me.stay_active()
 
     async def run(*restarts):
-        state, society = None, Society("east", person, only_active=True)
+        state, society = None, AgentLoop("east", person, only_active=True)
         for number in range(6):
             if number in restarts:
-                society = Society("east", person, only_active=True)
+                society = AgentLoop("east", person, only_active=True)
             step = open_step(number, state)
             await society.run(step)
             state = step.state
@@ -72,6 +72,6 @@ async def test_who_is_active_goes_on_in_another_process():
 
 async def test_a_run_that_called_everybody_goes_on_with_everybody_active():
     step, called = open_step(), []
-    await Society("east", lambda me, inbox: None).run(step)
-    await Society("east", lambda me, inbox: called.append(me.id), only_active=True).run(open_step(1, step.state))
+    await AgentLoop("east", lambda me, inbox: None).run(step)
+    await AgentLoop("east", lambda me, inbox: called.append(me.id), only_active=True).run(open_step(1, step.state))
     assert called == [0, 1, 2, 3, 4]

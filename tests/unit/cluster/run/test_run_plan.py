@@ -10,7 +10,7 @@ import pytest
 
 from ray_messaging import ConfigError
 from ray_messaging.addressing.channels import check_id
-from ray_messaging.cluster.run.plan import Homes, plan_groups
+from ray_messaging.cluster.run.run_plan import Homes, plan_groups
 
 
 def neighbours(agents, graph, groups=2):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.rules import batch_of, message_of
 
 from ray_messaging.errors import InvalidAddress, RuleError
-from ray_messaging.interception.rules.agentsociety import BlackSet, Block, ViolationCounts
+from ray_messaging.interception.rules.agentsociety_rules import BlackSet, Block, ViolationCounts
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import ALLOW
 from ray_messaging.interception.server.interceptor import Interceptor

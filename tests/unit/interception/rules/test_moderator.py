@@ -13,7 +13,7 @@ from support.rules import AskingBlock
 from support.rules import message_of as message
 
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules.agentsociety import Block, Supervisor
+from ray_messaging.interception.rules.agentsociety_rules import Block, Supervisor
 from ray_messaging.interception.rules.moderator import Moderator
 from ray_messaging.interception.rules.rule import ALLOW, block, label, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor

@@ -7,7 +7,7 @@ from support.interceptors import Held, Store, answered, batch, waited, whole
 from support.rules import Only, Whole
 
 from ray_messaging.interception.rules import BlackList, RateLimit, block, label, rewrite
-from ray_messaging.interception.server import answers
+from ray_messaging.interception.server import saved_answers
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.wire.frames import encode
 
@@ -65,7 +65,7 @@ async def test_a_new_rule_judges_waiting_messages():
 
 async def test_a_record_lives_as_long_as_its_message_waits(monkeypatch):
     clock = iter(range(0, 10**6, 1000))  # each answer comes when the time of those before it is over
-    monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(saved_answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     kept = Store()
     slow = Held("slow", only=lambda message: message.from_id == 1)
     first = Interceptor("x", [RateLimit(per_round=1), slow], epoch=1, store=kept)
@@ -99,7 +99,7 @@ async def test_others_are_judged_between_messages_that_waited():
 
 
 async def test_answers_are_bounded_by_their_bytes(monkeypatch):
-    monkeypatch.setattr(answers, "LIMIT_BYTES", 20_000)
+    monkeypatch.setattr(saved_answers, "LIMIT_BYTES", 20_000)
     kept = Store()
     pairs = [(n, n + 1) for n in range(1000)]
     interceptor = Interceptor("x", [BlackList(pairs)], epoch=1, store=kept)

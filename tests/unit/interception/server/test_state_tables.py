@@ -10,7 +10,7 @@ from support.interceptors import Store, answered, batch
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.table import Table
+from ray_messaging.interception.server.rule_tables import Table
 
 
 class Colour(enum.StrEnum):

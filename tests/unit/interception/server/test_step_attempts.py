@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging.interception.server.attempts import Attempt, StepAttempts
-from ray_messaging.interception.server.table import Table
+from ray_messaging.interception.server.rule_tables import Table
 
 
 class World:

@@ -14,7 +14,7 @@ from support.rules import AskingBlock, Only, Whole
 
 from ray_messaging.interception.rules import ALLOW, Block, Moderator, SlowRule, label
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.watchdog import Stuck, Watch, Watchdog
+from ray_messaging.interception.server.watchdog import RunningRule, Stuck, Watchdog
 
 LIMIT_S = 0.1
 
@@ -140,7 +140,7 @@ async def test_a_slow_rule_that_awaits_is_not_at_work(watched, caplog):
 
 def test_a_rule_that_is_done_is_never_interrupted():
     """Interrupt again and again from another thread, at any point of the rule."""
-    watch, rule = Watch(), whole("quick", {})
+    watch, rule = RunningRule(), whole("quick", {})
     over = threading.Event()
     thread = threading.get_ident()
 

@@ -12,7 +12,7 @@ from support.typed_tables import tables, values_of
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.joining import joined_payloads
 from ray_messaging.model.typed.input import columns
-from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.typed_table import TypedColumns
 
 PRICES = np.array([1.5, math.nan, -2.0])
 OFFERS = columns(

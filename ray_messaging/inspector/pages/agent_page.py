@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
+from ray_messaging.inspector.page_values import AgentFacts, number
 from ray_messaging.inspector.pages import charts
 from ray_messaging.inspector.pages.layout import (
     Changes,
@@ -23,12 +24,11 @@ from ray_messaging.inspector.pages.layout import (
 )
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.values import AgentFacts, number
 
 _EVERY_S = 3.0
 
 
-class Agent:
+class AgentPage:
     """The content of the page. It is refreshed while the experiment runs."""
 
     def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:

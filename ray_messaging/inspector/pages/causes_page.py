@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from nicegui import ui
 
+from ray_messaging.inspector.page_values import Row
 from ray_messaging.inspector.pages import charts
 from ray_messaging.inspector.pages.layout import (
     Problem,
@@ -19,7 +20,6 @@ from ray_messaging.inspector.pages.layout import (
     row_table,
 )
 from ray_messaging.inspector.server.answer_cache import AnswerCache
-from ray_messaging.inspector.values import Row
 
 _DEPTHS = [1, 2, 3, 4]
 _STEPS = 10  # of effects

@@ -4,15 +4,15 @@ from functools import partial
 
 from nicegui import ui
 
+from ray_messaging.inspector.page_values import LetterFacts, clock, number, size
 from ray_messaging.inspector.pages.layout import Changes, Problem, await_data, button, card, refilled
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.values import LetterFacts, clock, number, size
 
 _EVERY_S = 5.0
 
 
-class DeadLetters:
+class DeadLettersPage:
     """The list of the first dead letters. It is refreshed while the experiment runs."""
 
     def __init__(self, cache: AnswerCache) -> None:

@@ -5,15 +5,15 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
+from ray_messaging.inspector.page_values import Row, RowQuery, clock, cut, size, spoken
 from ray_messaging.inspector.pages.layout import Problem, button, card, field, refilled
 from ray_messaging.inspector.server.answer_cache import AnswerCache
-from ray_messaging.inspector.values import Row, RowQuery, clock, cut, size, spoken
 
 _EVERY_S, _SOCIETY_S = 2.0, 5.0
 _LIMIT = 60
 
 
-class Conversation:
+class ConversationPage:
     """The fields for the two agents, and their messages. They are refreshed while the experiment runs."""
 
     def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:

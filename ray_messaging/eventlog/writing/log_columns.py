@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ray_messaging.audiences.cache import audience_of
-from ray_messaging.eventlog.schema import OF_EXTENSIONS, SCHEMA, schema_with, typed_names
+from ray_messaging.eventlog.log_schema import OF_EXTENSIONS, SCHEMA, schema_with, typed_names
 from ray_messaging.eventlog.writing.addresses import (
     are_of_agents,
     as_texts,
@@ -37,7 +37,7 @@ _PLAIN = Extension()
 _FEW_ROWS = 64  # average rows of a sender in turn: with fewer, one call for all senders is as fast
 
 
-class Part(NamedTuple):
+class LoggedPart(NamedTuple):
     """The rows of one stream entry that are logged; at least one."""
 
     batch: Batch
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 class _Run(NamedTuple):
     """Parts as one run of rows: each part's first row and row count; `fates` is an int if all rows have one fate."""
 
-    parts: Sequence[Part]
+    parts: Sequence[LoggedPart]
     starts: list[int]
     counts: list[int]
     fates: int | NDArray[np.uint8]
@@ -62,7 +62,7 @@ class _Run(NamedTuple):
         return self.starts[-1] + self.counts[-1]
 
 
-def record_batch(exp_id: str, parts: Sequence[Part]) -> pa.RecordBatch:
+def record_batch(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch:
     """Build the rows of some parts, in their order. All their payloads must be of one kind."""
     counts = [len(part.batch) for part in parts]
     run = _Run(parts, [0, *accumulate(counts[:-1])], counts, _fates(parts, counts))
@@ -105,7 +105,7 @@ def record_batch(exp_id: str, parts: Sequence[Part]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
-def _is_folded(part: Part) -> bool:
+def _is_folded(part: LoggedPart) -> bool:
     """Return whether each row of a part stands for the hearers of a broadcast."""
     return part.hearers is not None or part.batch.fold is not None
 
@@ -124,7 +124,7 @@ def _channels_of_broadcasts(exp_id: str, run: _Run, channel: pa.Array) -> pa.Arr
     return pa.concat_arrays(pieces).dictionary_encode()
 
 
-def _places(part: Part) -> Codes:
+def _places(part: LoggedPart) -> Codes:
     return places(len(part.batch)) if part.rows is None else part.rows
 
 
@@ -159,7 +159,7 @@ def _delivered_at(run: _Run) -> pa.Array:
     return pa.array(np.repeat(taken, run.counts), mask=nowhere if nowhere.any() else None).view(_TIME)
 
 
-def _fates(parts: Sequence[Part], counts: Sequence[int]) -> int | NDArray[np.uint8]:
+def _fates(parts: Sequence[LoggedPart], counts: Sequence[int]) -> int | NDArray[np.uint8]:
     found = [part.fates for part in parts]
     if all(isinstance(fate, int) and fate == found[0] for fate in found):
         return found[0]

@@ -243,7 +243,7 @@ def write_rule_changes(folder: "Folder", changes: Sequence[RuleChange]) -> None:
 # -- the account ------------------------------------------------------------------------------------------------------
 
 
-class Account(msgspec.Struct, frozen=True):
+class FolderAccount(msgspec.Struct, frozen=True):
     """The owner of a folder, and descriptions of the rows that are known to be missing.
 
     `writer` is the owner as `run/writer`, or only the run during a takeover. `experiment` is the owner's experiment.
@@ -258,10 +258,10 @@ class Account(msgspec.Struct, frozen=True):
         return self.writer in {"", writer}
 
 
-def read_account(folder: "Folder") -> Account:
+def read_account(folder: "Folder") -> FolderAccount:
     """Return a folder's account; raise LogError if it cannot be read."""
     damaged = "the account of the event log is damaged ({error}): remove {path}, and with it the notes on missing rows"
-    return _read(folder, ACCOUNT, msgspec.json.Decoder(Account).decode, damaged) or Account()
+    return _read(folder, ACCOUNT, msgspec.json.Decoder(FolderAccount).decode, damaged) or FolderAccount()
 
 
 def claim(folder: "Folder", writer: str, experiment: str) -> None:
@@ -292,7 +292,7 @@ def forget_missing(folder: "Folder") -> None:
     _change(folder, read_account(folder), missing=())
 
 
-def _change(folder: "Folder", account: Account, **values: Any) -> None:  # noqa: ANN401 - of the account's fields
+def _change(folder: "Folder", account: FolderAccount, **values: Any) -> None:  # noqa: ANN401 - of the account's fields
     changed = msgspec.structs.replace(account, **values)
     if changed != account:
         folder.write_file(ACCOUNT, msgspec.json.encode(changed))

@@ -8,7 +8,7 @@ import msgspec
 from ray_messaging.errors import ConfigError, UnknownName
 
 
-class Kind(StrEnum):
+class AudienceKind(StrEnum):
     """How the pairs of an audience are given."""
 
     GRAPH = "graph"
@@ -22,7 +22,7 @@ class AudienceFacts(msgspec.Struct, frozen=True):
     `moved` is the step in which groups moved agents and so made this version (-1: a call made it).
     """
 
-    kind: Kind
+    kind: AudienceKind
     pairs: int
     digest: str
     moved: int = -1
@@ -81,7 +81,7 @@ class Audiences:
 
     def has_positions(self) -> bool:
         """Return whether any audience is made from positions of agents."""
-        return any(f'"kind":"{Kind.POSITIONS}"' in versions[-1].facts for versions in self._texts.values())
+        return any(f'"kind":"{AudienceKind.POSITIONS}"' in versions[-1].facts for versions in self._texts.values())
 
     def moved_with(self, name: str, step: int) -> bool:
         """Return whether the version exists that is made by the moves in the step before the given one."""

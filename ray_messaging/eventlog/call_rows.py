@@ -19,7 +19,7 @@ from ray_messaging.eventlog.collected import NOTHING, Unwritten, steps_in
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.model.calls import CallRecord, decode_calls, json_text
 from ray_messaging.model.exact import decode_exactly, encode_exactly
-from ray_messaging.transports.step_values import Collected, Kind
+from ray_messaging.transports.step_values import Collected, CollectedKind
 
 _SCHEMA = pa.schema(
     [
@@ -78,7 +78,7 @@ def calls_file(table: pa.Table) -> pa.Buffer:
 
 def stored_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
     """Return all calls as they are stored; raise LogError if a file cannot be read."""
-    files, entries = unwritten.beside_files(folder, Kind.CALLS)
+    files, entries = unwritten.beside_files(folder, CollectedKind.CALLS)
     return pa.concat_tables([*(_read(folder, file) for file in files), calls_table(entries)])
 
 
@@ -93,7 +93,7 @@ def read_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
 
 def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Dataset, dict[str, str]]:
     """Return the stored calls, and for some columns the SQL expression that makes them; raises as `stored_calls`."""
-    files, entries = unwritten.beside_files(folder, Kind.CALLS)
+    files, entries = unwritten.beside_files(folder, CollectedKind.CALLS)
     parts: list[ds.Dataset] = [ds.dataset(calls_table(entries))]
     if files:
         parts.append(ds.dataset(files, _SCHEMA, _FORMAT, folder.filesystem))
@@ -117,7 +117,7 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
         )
     return {
         row["key"]: row["exact"] or encode_exactly(msgspec.json.decode(row["result"]), "a result")
-        for row in _rows_of(folder, folder.collected_files(Kind.CALLS), {step})
+        for row in _rows_of(folder, folder.collected_files(CollectedKind.CALLS), {step})
         if row["agent"] in agents
     }
 
@@ -126,7 +126,7 @@ def calls_of(
     folder: Folder, unwritten: Unwritten, hands: Collection[tuple[AgentId, int]]
 ) -> dict[tuple[AgentId, int], list[Called]]:
     """Return the calls of some agents, each in a step, as {(agent, step): calls}; raises as `stored_calls`."""
-    files, entries = unwritten.beside_files(folder, Kind.CALLS)
+    files, entries = unwritten.beside_files(folder, CollectedKind.CALLS)
     found = defaultdict[tuple[AgentId, int], list[Called]](list)
     steps = {step for _, step in hands}
     unstored = calls_table([entry for entry in entries if entry.step in steps])

@@ -11,7 +11,7 @@ from ray_messaging.common.tables import MOST_EXACT
 from ray_messaging.errors import InvalidColumns, InvalidPayload
 from ray_messaging.model.typed.column import TypedColumn
 from ray_messaging.model.typed.input import array_of
-from ray_messaging.model.typed.table import Payloads, TypedColumns
+from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
 _decode = msgspec.json.Decoder().decode
 

@@ -23,7 +23,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from ray_messaging.common.backoff import MQTT_RECONNECT, Backoff
 from ray_messaging.common.task_health import end
-from ray_messaging.compat.mqtt.config import MqttConfig
+from ray_messaging.compat.mqtt.mqtt_config import MqttConfig
 from ray_messaging.errors import (
     ConnectionFailed,
     Fenced,

@@ -6,9 +6,9 @@ from typing import Any
 
 from nicegui import ui
 
+from ray_messaging.inspector.page_values import RowQuery
 from ray_messaging.inspector.pages.layout import Problem, await_data, button, card, field, fill, row_table
 from ray_messaging.inspector.server.answer_cache import AnswerCache
-from ray_messaging.inspector.values import RowQuery
 from ray_messaging.receipt import FATES
 
 _FIELDS = (

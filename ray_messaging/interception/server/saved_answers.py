@@ -26,18 +26,18 @@ _ZLIB = zlib.compress(b"")[:1]
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Progress(msgspec.Struct, array_like=True, frozen=True):
+class RuleProgress(msgspec.Struct, array_like=True, frozen=True):
     """The rules that a deferred message has passed, and the verdict of these rules on it."""
 
     passed: tuple[str, ...]
     so_far: BatchVerdict
 
 
-class Record(msgspec.Struct, array_like=True, frozen=True):
+class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
     """An answer to a batch, and how far the rules are with each message that it defers, by the message's number."""
 
     answer: bytes
-    paused: dict[int, Progress] = {}
+    paused: dict[int, RuleProgress] = {}
 
     def pack(self) -> bytes:
         """Return the record as bytes, compressed unless it is small."""
@@ -45,7 +45,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
         return data if len(data) < _SMALL else zlib.compress(data, 1)
 
     @classmethod
-    def unpack(cls, data: bytes) -> "Record":
+    def unpack(cls, data: bytes) -> "AnswerRecord":
         """Decode packed bytes, compressed if they begin with zlib's; raise FrameError if they are not valid."""
         try:
             return _decode(_inflated(data) if data[:1] == _ZLIB else data)
@@ -62,7 +62,7 @@ def _inflated(data: bytes) -> bytes:
     return text
 
 
-_decode = msgspec.msgpack.Decoder(Record).decode
+_decode = msgspec.msgpack.Decoder(AnswerRecord).decode
 
 
 def key_of(batch: Batch) -> str:
@@ -77,15 +77,17 @@ def _head(batch: Batch) -> str:
 
 
 def record(answer: bytes, deferred: Iterable[Deferred]) -> bytes:
-    """Return an answer, with the progress of the messages that it defers, as a packed `Record`."""
-    return Record(answer, {_number(each.message, 0): Progress(each.passed, each.so_far) for each in deferred}).pack()
+    """Return an answer, with the progress of the messages that it defers, as a packed `AnswerRecord`."""
+    return AnswerRecord(
+        answer, {_number(each.message, 0): RuleProgress(each.passed, each.so_far) for each in deferred}
+    ).pack()
 
 
 def _number(batch: Batch, row: int) -> int:
     return row if batch.numbers is None else int(batch.numbers[row])
 
 
-class Answers:
+class SavedAnswers:
     """The answers that senders may ask for again, kept here and, with the counts that they changed, on the server.
 
     These are the last answer to each sender, and for `keep_s` seconds every answer that changed a count: a batch that
@@ -109,7 +111,7 @@ class Answers:
         self._counted: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
         self._counted_bytes = 0
         self._batches: dict[str, str] = {}  # a counted batch, without its length -> its key
-        self._read: tuple[bytes, dict[int, Progress]] = b"", {}  # the record read last: it is read row by row
+        self._read: tuple[bytes, dict[int, RuleProgress]] = b"", {}  # the record read last: it is read row by row
         self._saving: dict[str, asyncio.Task[bytes]] = {}
         writer.all_answers = self._all
 
@@ -139,7 +141,7 @@ class Answers:
         found = self._counted.get(key)
         if found is None:
             return None
-        answer = Record.unpack(found[1]).answer
+        answer = AnswerRecord.unpack(found[1]).answer
         if self._epoch is None:
             return answer
         return encode_verdicts(msgspec.structs.replace(decode_verdicts(answer), epoch=self._epoch))
@@ -154,7 +156,7 @@ class Answers:
         found = None if answer is None else decode_verdicts(answer).batch_verdict(1)
         return None if found is None or found.deferred else found
 
-    def progress(self, message: Batch, row: int) -> Progress | None:
+    def progress(self, message: Batch, row: int) -> RuleProgress | None:
         """Return the saved progress of a deferred message, or None if no rule has counted it."""
         number = _number(message, row)
         single = self._paused(message.message_id(row)).get(number)
@@ -162,12 +164,12 @@ class Answers:
             return single
         return self._paused(self._batches.get(_head(message), "")).get(number)
 
-    def _paused(self, key: str) -> dict[int, Progress]:
+    def _paused(self, key: str) -> dict[int, RuleProgress]:
         _, data = self._counted.get(key, (0.0, b""))
         if not data:
             return {}
         if self._read[0] is not data:
-            self._read = data, Record.unpack(data).paused
+            self._read = data, AnswerRecord.unpack(data).paused
         return self._read[1]
 
     def put(self, sender: str, key: str, answer: bytes) -> None:
@@ -247,7 +249,7 @@ class Answers:
     def _has_deferred(self, key: str, data: bytes) -> bool:
         """Return whether this message, or any message of this batch, still waits for a slow rule."""
         try:
-            paused = Record.unpack(data).paused
+            paused = AnswerRecord.unpack(data).paused
         except FrameError:  # expired, and never asked for
             return False
         if not paused:

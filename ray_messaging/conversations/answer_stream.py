@@ -15,7 +15,7 @@ from ray_messaging.common.tables import data_frame
 from ray_messaging.errors import NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.typed.values import column_of, part_of
+from ray_messaging.model.typed.typed_values import column_of, part_of
 from ray_messaging.receipt import BLOCKED, PUBLISHED, Receipts
 
 Rows = NDArray[np.intp]

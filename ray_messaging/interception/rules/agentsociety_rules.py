@@ -13,7 +13,7 @@ from ray_messaging.compat.supervisor import Message as RoundMessage
 from ray_messaging.compat.supervisor import MessageKind
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.checks import check_choice, check_name, check_positive
-from ray_messaging.interception.rules.moderator import NO_LIMIT_S, Calls, OnError
+from ray_messaging.interception.rules.moderator import NO_LIMIT_S, ModeratorCalls, OnError
 from ray_messaging.interception.rules.pairs import Pair
 from ray_messaging.interception.rules.rule import ALLOW, Added, SlowRule, StepRule, StepVerdicts, Verdict, block
 from ray_messaging.message import Message
@@ -80,7 +80,7 @@ class Block(SlowRule):
         self.on_error = check_choice("on_error", on_error, ("block", "allow"), self.name)
         self._llm = llm
         self._make_llm = make_llm
-        self._calls = Calls(1, self.timeout_s)
+        self._calls = ModeratorCalls(1, self.timeout_s)
 
     def at_once(self, message: Message) -> Verdict | None:
         """Return ALLOW for a message from the user or to the user, else None."""
@@ -116,7 +116,7 @@ class Block(SlowRule):
 
     def __getstate__(self) -> dict[str, Any]:
         llm = self._llm if self._make_llm is None else None
-        return self.__dict__ | {"context": None, "_llm": llm, "_calls": Calls(1, self.timeout_s)}
+        return self.__dict__ | {"context": None, "_llm": llm, "_calls": ModeratorCalls(1, self.timeout_s)}
 
     def __repr__(self) -> str:
         return f"Block({type(self.block).__qualname__}, name={self.name!r})"

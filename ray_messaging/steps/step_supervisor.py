@@ -17,7 +17,7 @@ from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.limits_and_timeouts import CALL_BYTES, STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.extension import Audience
+from ray_messaging.model.extension import AudiencePairs
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.sending.bulk_input import edges_of
 from ray_messaging.steps.blocked_sends import encode_blocked
@@ -31,13 +31,13 @@ from ray_messaging.transports.step_values import (
     Closing,
     Committed,
     Done,
+    DrivenGroup,
     Driver,
     Opened,
     StepSettings,
-    Taken,
     Waiting,
 )
-from ray_messaging.transports.values import FrameFate, FrameWrite, SendRequest, SendStatus
+from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendRequest, SendStatus
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 _ATTEMPT_BITS = 12  # the bits for the attempts of one interceptor; a later interceptor has a higher epoch
 
 
-class Supervisor:
+class StepSupervisor:
     """The member of an experiment's steps that closes each of them after all groups.
 
     After a fault in the middle of a step, the step begins again under a higher attempt, and nothing of the earlier
@@ -103,7 +103,7 @@ class Supervisor:
     async def _drive(self) -> None:
         """Close one step after the other, under one attempt."""
         taken = await self._store.take(SUPERVISOR, Driver("interceptor", self._start), STEP_LEASE_S)
-        assert isinstance(taken, Taken)  # all interceptors are one driver
+        assert isinstance(taken, DrivenGroup)  # all interceptors are one driver
         mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
         self._state, self._total = taken.state, Counter()
         if mine is not None:  # how much the rules have changed the counts of fates so far
@@ -196,7 +196,7 @@ class JudgedBroadcasts:
     """
 
     def __init__(self, directory: Directory, audiences: AudienceCache, reload: Callable[[], Awaitable[None]]) -> None:
-        self.digests: dict[Audience, bytes] = {}
+        self.digests: dict[AudiencePairs, bytes] = {}
         self._directory = directory
         self._audiences = audiences
         self._reload = reload

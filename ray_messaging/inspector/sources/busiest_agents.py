@@ -5,14 +5,14 @@ import pyarrow.compute as pc
 
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.reading.results import as_id
-from ray_messaging.inspector.values import Society, name
+from ray_messaging.inspector.page_values import BusiestAgents, name
 
 AGENTS = 60
 PAIRS = 12
 MOST = 500_000  # rows that are counted
 
 
-def society_of(log: EventLog, *, after: int = -1) -> Society:
+def society_of(log: EventLog, *, after: int = -1) -> BusiestAgents:
     """Return the society of a log's rows after a position, without the user and broadcasts; if many, of a sample."""
     sample = log.sample(["from_id", "to_id", "fate"], after=after, most=MOST)
     delivered = pc.equal(sample.counts["fate"], "delivered")
@@ -29,7 +29,9 @@ def society_of(log: EventLog, *, after: int = -1) -> Society:
         (name(as_id(agent)), sent)
         for agent, sent in zip(busiest["from_id"].to_pylist(), busiest["count_sum"].to_pylist(), strict=True)
     ]
-    return Society(agents, len(writers), _named(counts.filter(pc.and_(*ends))), [*pairs.values()][:PAIRS], sample.share)
+    return BusiestAgents(
+        agents, len(writers), _named(counts.filter(pc.and_(*ends))), [*pairs.values()][:PAIRS], sample.share
+    )
 
 
 def _named(counts: pa.Table) -> list[tuple[str, str, int]]:

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from ray_messaging.addressing.directory import NO_DATES, NO_SCHEMAS, HostDates, Record
-from ray_messaging.audiences.records import NO_AUDIENCES, AudienceTexts
+from ray_messaging.addressing.directory import NO_DATES, NO_SCHEMAS, HostDates, MailboxRecord
+from ray_messaging.audiences.audience_records import NO_AUDIENCES, AudienceTexts
 from ray_messaging.errors import Fenced
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks
@@ -165,7 +165,7 @@ class MailboxEnd(NamedTuple):
     nbytes: int
 
 
-class Held(NamedTuple):
+class HeldMailbox(NamedTuple):
     """A mailbox of another owner, with its current lease. `overdue`: the lease may have ended by the server's clock."""
 
     owner: str
@@ -210,7 +210,7 @@ class DirectoryDelta(NamedTuple):
     """
 
     version: int
-    changed: list[Record]
+    changed: list[MailboxRecord]
     mailboxes: list[str]
     logged: bool = False
     schemas: Mapping[str, bytes] = NO_SCHEMAS

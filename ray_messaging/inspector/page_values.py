@@ -21,7 +21,7 @@ _SHOWN_ELSEWHERE = {"name", "kind", "failures", "on_error", "last_error", "last_
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficBins:
     """The messages of a period, in bins: by fate, and the blocked ones by rule.
 
     The bins are steps if the run has any (`in_steps`), else time: `start` is the first step or the unix time in s of
@@ -49,7 +49,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Society:
+class BusiestAgents:
     """The agents that write most, each with its number of messages, and who wrote how many to whom among them.
 
     `writers` is the number of all agents that wrote. `pairs` are the busiest pairs of these, each once, with the number

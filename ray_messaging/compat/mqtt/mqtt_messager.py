@@ -17,8 +17,8 @@ import ray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_name
 from ray_messaging.common.task_health import end
-from ray_messaging.compat.mqtt.config import PORT, TIMEOUT_S, MqttConfig, broker_config
-from ray_messaging.compat.mqtt.connection import AT_ONCE, Connection
+from ray_messaging.compat.mqtt.mqtt_config import PORT, TIMEOUT_S, MqttConfig, broker_config
+from ray_messaging.compat.mqtt.mqtt_connection import AT_ONCE, Connection
 from ray_messaging.compat.mqtt.topics import Wanted, check_topic, recipient_of, subscriptions_of
 from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig

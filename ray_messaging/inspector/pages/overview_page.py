@@ -2,6 +2,7 @@
 
 from nicegui import ui
 
+from ray_messaging.inspector.page_values import BusiestAgents, Series, State, StepFacts, TrafficBins, cut, name, number
 from ray_messaging.inspector.pages import charts
 from ray_messaging.inspector.pages.layout import (
     LEVELS,
@@ -18,7 +19,6 @@ from ray_messaging.inspector.pages.layout import (
 )
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.values import Series, Society, State, StepFacts, Traffic, cut, name, number
 from ray_messaging.observability.health.findings import Health
 
 _EVERY_S = 1.0
@@ -73,11 +73,11 @@ def _waited_for(steps: StepFacts) -> str:
     return f"Waited for: {', '.join(some)}{more}."
 
 
-def _sampled(found: Traffic | Society) -> str:
+def _sampled(found: TrafficBins | BusiestAgents) -> str:
     return f", estimated from {found.share:.1%} of the rows" if found.share < 1 else ""
 
 
-def _period(traffic: Traffic, *, live: bool) -> str:
+def _period(traffic: TrafficBins, *, live: bool) -> str:
     sampled = _sampled(traffic)
     if traffic.in_steps:
         return f"Per step, of {'the last steps' if live else 'the whole run'}{sampled}."
@@ -174,7 +174,7 @@ class Overview:
             if self._cache.source is source:  # else it has ended meanwhile, and nothing needs a remedy
                 self._show_health(health)
 
-    def _show(self, traffic: Traffic | None) -> None:
+    def _show(self, traffic: TrafficBins | None) -> None:
         self._rates.set_visibility(traffic is not None)
         if traffic is None:
             self._period.set_text("This experiment keeps no event log, so its messages cannot be seen: log_dir=...")
@@ -192,7 +192,7 @@ class Overview:
         for key, text in shown.items():
             say(self._figures[key], text)
 
-    def _show_society(self, society: Society | None) -> None:
+    def _show_society(self, society: BusiestAgents | None) -> None:
         self._network.set_visibility(society is not None)
         if society is None:
             return

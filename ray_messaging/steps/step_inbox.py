@@ -12,8 +12,8 @@ from ray_messaging.audiences.cache import audience_of
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import kept_places, unfold
 from ray_messaging.audiences.heard import Heard
+from ray_messaging.audiences.hearer_pairs import Pairs
 from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.pairs import Pairs
 from ray_messaging.conversations.replies import check_questions
 from ray_messaging.errors import ConfigError, NoQuestion
 from ray_messaging.message import Message
@@ -170,7 +170,7 @@ class StepInbox:
         """Yield the messages of each agent at some places, even of one without messages, in canonical order."""
         batch = self._batch
         begin = end = 0  # of the rows of `near`
-        nothing = _AgentMessages(near := _Near(self._exp_id, batch, 0, 0), 0, 0)
+        nothing = _AgentMessages(near := _DecodedRows(self._exp_id, batch, 0, 0), 0, 0)
         for low, count in zip(*[each[places].tolist() for each in self._spans], strict=True):
             if not count:
                 yield nothing
@@ -179,7 +179,7 @@ class StepInbox:
             if high > end or low < begin:  # the places need not ascend
                 assert batch is not None
                 begin, end = low, max(high, min(low + _AHEAD, batch.rows))
-                near = _Near(self._exp_id, batch, begin, end)
+                near = _DecodedRows(self._exp_id, batch, begin, end)
             yield _AgentMessages(near, low, high)
 
     def _slice(self, low: int, high: int) -> Messages:
@@ -187,7 +187,7 @@ class StepInbox:
         return Messages(self._exp_id, found)
 
 
-class _Near:
+class _DecodedRows:
     """Some rows of an inbox, which are decoded together when the first agent reads its messages among them."""
 
     __slots__ = ("_high", "_low", "_messages", "batch", "exp_id")
@@ -217,7 +217,7 @@ class _AgentMessages(Messages):
 
     __slots__ = ("_high", "_low", "_near")
 
-    def __init__(self, near: _Near, low: int, high: int) -> None:
+    def __init__(self, near: _DecodedRows, low: int, high: int) -> None:
         self._near, self._low, self._high = near, low, high
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any field

@@ -11,14 +11,14 @@ from ray_messaging.common.tables import with_exact_integers
 from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.model.series import AGENT, AGENT_NAME, STEP, StepSeries, decode_series, merged
-from ray_messaging.transports.step_values import Collected, Kind
+from ray_messaging.transports.step_values import Collected, CollectedKind
 
 _EMPTY = pa.table({STEP: pa.array([], pa.int64())})
 
 
 def series_table(entries: Sequence[Collected]) -> pa.Table:
     """Return what all groups have collected in some steps, by step and agent, ints before strs."""
-    ordered = sorted((entry for entry in entries if entry.kind is Kind.SERIES), key=lambda entry: entry.step)
+    ordered = sorted((entry for entry in entries if entry.kind is CollectedKind.SERIES), key=lambda entry: entry.step)
     if not ordered:
         return _EMPTY
     by_step = {
@@ -72,7 +72,7 @@ def series_file(table: pa.Table) -> pa.Buffer:
 
 def read_series(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
     """Return the series; raise LogError if a file cannot be read."""
-    files, entries = unwritten.beside_files(folder, Kind.SERIES)
+    files, entries = unwritten.beside_files(folder, CollectedKind.SERIES)
     return joined([*(_read(folder, file) for file in files), series_table(entries)])
 
 

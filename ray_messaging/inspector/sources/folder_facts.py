@@ -12,23 +12,23 @@ from pyarrow.types import is_floating, is_integer
 
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.inspector.sources.log_rows import Source, agent_id
-from ray_messaging.inspector.sources.society import society_of
-from ray_messaging.inspector.sources.traffic import BINS, Key, binned, traffic_of, unit_for
-from ray_messaging.inspector.values import (
+from ray_messaging.inspector.page_values import (
     AgentFacts,
+    BusiestAgents,
     RuleFacts,
     Series,
-    Society,
-    Traffic,
+    TrafficBins,
     clock,
     cut,
     in_words,
     name,
     settings,
 )
+from ray_messaging.inspector.sources.busiest_agents import society_of
+from ray_messaging.inspector.sources.log_rows import RunFacts, agent_id
+from ray_messaging.inspector.sources.traffic import BINS, Key, binned, traffic_of, unit_for
 from ray_messaging.model.series import AGENT, AGENT_NAME, STEP, TAKEN
-from ray_messaging.transports.step_values import Kind
+from ray_messaging.transports.step_values import CollectedKind
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ _SERIES_FILES = 8  # of some MB each: longer series do not fit a page
 _MOST, _LONGEST = 15, 400  # lines of the record, and characters of each
 
 
-class FolderSource(Source):
+class FolderFacts(RunFacts):
     """Source for the folder of a log. It counts the log once, and again if the log has grown."""
 
     def __init__(self, log_dir: str | Path) -> None:
@@ -59,11 +59,11 @@ class FolderSource(Source):
             self._found[count] = end, count(end + 1)
         return cast(T, self._found[count][1])
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> TrafficBins:
         """Return the traffic of the whole run."""
         return self._once(self._traffic)
 
-    def _traffic(self, rows: int) -> Traffic:
+    def _traffic(self, rows: int) -> TrafficBins:
         first, last = (
             table["sent_at"].to_pylist() for table in (self.log.query(limit=1), self.log.recent(limit=1, width=0))
         )
@@ -80,11 +80,11 @@ class FolderSource(Source):
         count = int((max(bins, default=0.0) - start) // width) + 1
         return traffic_of(bins, start, width, count, rows, rows / span if span else None, in_steps=in_steps)
 
-    def society(self) -> Society:
+    def society(self) -> BusiestAgents:
         """Return the society of the whole run."""
         return self._once(self._society)
 
-    def _society(self, _rows: int) -> Society:
+    def _society(self, _rows: int) -> BusiestAgents:
         found, last = society_of(self.log), self._once(self._last)
         measure = next((measure for row in last.values() for measure in row), "")
         values = {agent: last[agent][measure] for agent, _ in found.agents if agent in last}
@@ -109,7 +109,7 @@ class FolderSource(Source):
         }
 
     def _is_long(self) -> bool:
-        return len(self._folder.collected_files(Kind.SERIES)) > _SERIES_FILES
+        return len(self._folder.collected_files(CollectedKind.SERIES)) > _SERIES_FILES
 
     def series(self, agent: str | None = None) -> Series | None:
         """Return what the run has collected of all agents, or of one; None if that is nothing, or too much to show."""
