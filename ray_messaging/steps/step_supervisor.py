@@ -147,7 +147,6 @@ class StepSupervisor:
         for call in _calls(changes.writes):
             await self._send(sender, call, attempt)
         state = self._reviewer.dump(violations)
-        await self._reviewer.closing(number)
         self._total.update(changes.fates)
         digest = (changes.digest % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._settings.digest else b""
         counts = StepCounts(_counts(changes.fates), digest, _counts(self._total))

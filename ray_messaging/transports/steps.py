@@ -397,7 +397,7 @@ class RedisSteps:
     async def hold(self, name: str, through: int) -> None:
         """Keep the boxes of later steps than `through` until hold `name` has handled them. It never moves back.
 
-        With `through` STANDSTILL no step begins. Each call wakes all groups that wait.
+        With `through` STANDSTILL no step begins. Each call wakes all groups that wait for a step.
         """
         await self._hold(name, through)
 

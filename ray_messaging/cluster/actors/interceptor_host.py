@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Collection, Iterable
 from contextlib import AsyncExitStack, suppress
@@ -71,7 +72,9 @@ class InterceptorHost:
         self._lane = LaneServer(self._answer, self._snapshot)
         self._directory = Directory(spec.exp_id)
         self._holding, self._released = asyncio.Lock(), set[str]()  # names of holds that have ended
-        self.editor = RuleEditor(self.experiment, self._store, lambda: self.interceptor, self._server.where)
+        self.editor = RuleEditor(
+            self.experiment, self._store, lambda: self.interceptor, self._server.where, self._follow_rules
+        )
         self._stragglers: StragglerWatch | None = None
         self._watchdog: Watchdog | None = None
         self._step_rules: StepRuleRunner | None = None  # None: the experiment has no steps
@@ -120,6 +123,8 @@ class InterceptorHost:
             await self.steps.resume()  # a pause, or a Ctrl-C, of a driver that died ends with that driver
             await self.steps.drop_hold(CTRL_C)
             await self.steps.drop_hold(CHECKPOINT)
+        if self._spec.steps is not None:
+            self.editor.use_steps(self.steps)
         await self._take_rules(epoch, given, restarted=restarted)
         self._serving.push_async_callback(self.interceptor.stop)
         self._serving.push_async_callback(Heartbeat(self._store, self.interceptor).close)
@@ -134,15 +139,17 @@ class InterceptorHost:
             self._stragglers = StragglerWatch(self.steps, self._spec.exp_id, self._spec.steps.stall_s)
             self._serving.push_async_callback(self._stragglers.close)
             settings = await self.steps.settings() or StepSettings.of(self._spec.steps)
-            self._step_rules = StepRuleRunner(
-                self.transport, self.steps, settings, self.interceptor, self.editor, self._audiences
-            )
+            self._step_rules = StepRuleRunner(self.transport, self.steps, settings, self.interceptor, self._audiences)
             self._serving.push_async_callback(self._step_rules.close)
-            await self._step_rules.release()
+            await self.editor.release()
             await self._step_rules.follow()
-            self.editor.use_steps(self.steps, self._step_rules)
+            self._serving.push_async_callback(self.editor.close)
         self._serving.push_async_callback(self._lane.close)
         self.lane_address = await self._lane.start(host)
+
+    async def _follow_rules(self) -> None:
+        if self._step_rules is not None:
+            await self._step_rules.follow()
 
     async def _load_checkpoint(self, step: int) -> None:
         """Write the data of the checkpoint after a step, which is in the log's folder, to the server."""
@@ -172,10 +179,15 @@ class InterceptorHost:
         keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
         publish = partial(self._store.publish_snapshot, epoch) if settings.delegate_rules else None
         interceptor = Interceptor(
-            self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s, publish_snapshot=publish
+            self._spec.exp_id,
+            rules,
+            epoch=epoch,
+            store=self._store,
+            keep_s=keep_s,
+            publish_snapshot=publish,
+            versions=self.editor,
         )
         interceptor.tracer = self._tracer
-        interceptor.delegation.held = lambda: self.editor.waits
         interceptor.load(tables, answers, merge=kept is None)
         if not restarted:
             await self._store.forget_rules()
@@ -203,8 +215,10 @@ class InterceptorHost:
             rule.admission = secrets.token_hex(8)
         return pickled(rule)
 
-    def described_rules(self) -> list[dict[str, Any]]:
+    async def described_rules(self) -> list[dict[str, Any]]:
         """Return a description of each rule, in order, with the count of its failures and the last error."""
+        if self.editor.first < math.inf:
+            await self.editor.apply(await self.editor.following())
         failures = self.interceptor.failures
         return [description(rule) | failures.of(rule) for rule in self.interceptor.rules]
 

@@ -2,22 +2,26 @@
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import ray
 
-from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner
 from ray_messaging.cluster.handles.connection import NAMESPACE
-from ray_messaging.cluster.rule_store import RuleStore, description
+from ray_messaging.cluster.rule_store import RuleStore, description, unpickled
 from ray_messaging.cluster.spec import Experiment, PickledRule
-from ray_messaging.errors import ConfigError, ConnectionFailed, MessagingError, RuleError
+from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
+from ray_messaging.common.task_health import end
+from ray_messaging.errors import ConfigError, ConnectionFailed, RuleError
 from ray_messaging.eventlog.folder_records import RuleChange
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.rule_set import RuleSet
-from ray_messaging.transports.step_values import without_steps
+from ray_messaging.interception.server.rule_versions import RuleVersions
+from ray_messaging.transports.step_values import RULE_CHANGE, STANDSTILL, without_steps
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -51,15 +55,20 @@ class RuleRequest(NamedTuple):
         return rules.pop(self.which) if self.change == "remove" else rules.replace(self.which, rule)
 
 
-class RuleEditor:
+class RuleEditor(RuleVersions):
     """Changes of the rules: at once, or for a step and all later ones; and a record of all, in the event log too.
 
     Args: `store` keeps those that wait for their step, and the record. `interceptor` returns the interceptor. `where`
-    is the server's address in errors.
+    is the server's address in errors. `follow` is awaited when the rules, or those to come, have changed.
     """
 
     def __init__(
-        self, experiment: Experiment, store: RuleStore, interceptor: Callable[[], Interceptor], where: str
+        self,
+        experiment: Experiment,
+        store: RuleStore,
+        interceptor: Callable[[], Interceptor],
+        where: str,
+        follow: Callable[[], Awaitable[None]],
     ) -> None:
         self._experiment = experiment
         self._store = store
@@ -67,22 +76,19 @@ class RuleEditor:
         self._where = where
         self._saving = asyncio.Lock()
         self._unfinished: set[asyncio.Task[Any]] = set()  # changes that are not stored yet
-        self._steps: tuple[RedisSteps, StepRuleRunner] | None = None
+        self._follow = follow
+        self._holding = asyncio.Lock()
+        self._steps: RedisSteps | None = None  # None: the experiment has none
 
     async def change(self, change: Callable[[], T]) -> T:
         """Change the rules or their state; return when the change is stored and in force.
 
         Raises: ConnectionFailed if the change is in force, but could not be stored in time.
         """
-        changing = self._interceptor().change(change, also=self._save)
-        task = asyncio.create_task(changing, name="ray_messaging change of the rules")
-        self._unfinished.add(task)
-        task.add_done_callback(self._unfinished.discard)
+        task = self._begin(self._interceptor().change(change, also=self._save))
         limit_s = self._experiment.settings.send_timeout_s
         if (await asyncio.wait([task], timeout=limit_s))[0]:
             return task.result()
-        # Failed writes are logged. Without this, asyncio would report an error that nobody has retrieved.
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         raise ConnectionFailed(
             f"the change is in force, but not kept: the server at {self._where} has not taken it within "
             f"{limit_s:g} s. Do not repeat it: it is stored once the server takes writes, and lost if the "
@@ -91,15 +97,22 @@ class RuleEditor:
             port=self._experiment.redis.port,
         )
 
+    def _begin(self, changing: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(changing, name="ray_messaging change of the rules")
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        # Failed writes are logged. Without this, asyncio would report an error that nobody has retrieved.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return task
+
     async def _save(self) -> None:
         async with self._saving:  # the rules stored last must be those in force
             await self._store.save_rules(self._interceptor().rules.now)
-        if self._steps is not None:
-            await self._steps[1].follow()
+        await self._follow()
 
-    def use_steps(self, steps: "RedisSteps", runner: StepRuleRunner) -> None:
+    def use_steps(self, steps: "RedisSteps") -> None:
         """Know the experiment's steps from now on."""
-        self._steps = steps, runner
+        self._steps = steps
 
     def changes(self) -> list[RuleChange]:
         """Return the changes of the rules in this run, in the order of the calls."""
@@ -116,29 +129,33 @@ class RuleEditor:
         return described
 
     async def _edit_from(self, request: RuleRequest, at_step: int) -> dict[str, Any]:
+        """Make a version of the rules from a step on, while no step may begin."""
         if isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 0:
             raise ConfigError(f"at_step={at_step!r} must be the number of a step")
         if self._steps is None:
             raise without_steps(self._experiment.exp_id)
-        _, runner = self._steps
-        earliest = await runner.earliest()
-        try:
-            if at_step < earliest and request.call not in self._store.calls:
-                async with runner.between_steps() as following:
-                    if at_step == following:
-                        await self.apply(at_step)  # those that came earlier
-                        return await self.change(lambda: self._make(request, at_step, whole=True))
-                raise ConfigError(
-                    f"at_step={at_step}: a change of the rules can apply to step {following or earliest} at the "
-                    "earliest, because the steps before have begun"
-                )
-            described = self._add(request)  # nothing may come between this and `earliest`
-        except MessagingError:
-            await runner.follow()  # no step waits for a change that was refused
-            raise
-        await self._save()
-        await self.change(lambda: None)
+        async with self._holding:
+            await self._steps.hold(RULE_CHANGE, STANDSTILL)
+            try:
+                progress = await self._steps.progress()
+                if at_step <= progress.latest and request.call not in self._store.calls:
+                    raise ConfigError(
+                        f"at_step={at_step}: a change of the rules can apply to step {progress.latest + 1} at the "
+                        "earliest, because the steps before have begun"
+                    )
+                described = self._add(request)
+                await self._save()
+                await self.change(lambda: None)  # no sender applies rules by itself from here on
+                if at_step <= progress.sealed + 1:  # nothing of an earlier step is left to judge
+                    await self._interceptor().in_force(at_step)
+            finally:
+                await self.release()
         return described
+
+    async def release(self) -> None:
+        """Let the steps go on. An interceptor also calls this at its start, because one before it may have died."""
+        if self._steps is not None:
+            await _persist(partial(self._steps.drop_hold, RULE_CHANGE))
 
     async def edit_state(self, change: str, make: Callable[[], T], rule: str) -> T:
         """Change the state of a rule at once."""
@@ -154,8 +171,16 @@ class RuleEditor:
         return result
 
     async def _open_step(self) -> int | None:
-        """Return the latest step that some group has begun, -1 if none has, or None if there are no steps."""
-        return None if self._steps is None else (await self._steps[0].progress()).latest
+        """Put the rules of the latest step that some group has begun in force, and return it.
+
+        It is -1 if none has begun, and None if there are no steps.
+        """
+        if self._steps is None:
+            return None
+        latest = (await self._steps.progress()).latest
+        if self.first <= latest:
+            await self._interceptor().in_force(latest)
+        return latest
 
     def _log(self) -> None:
         """Send the changes to the event log; send all of them each time, so that none is lost with a process."""
@@ -163,23 +188,29 @@ class RuleEditor:
             log = ray.get_actor(self._experiment.log_name, namespace=NAMESPACE)
             log.write_rule_changes.remote(self._store.changes)
 
-    # -- changes that wait for their step, and the record -----------------------------------------------------------
+    # -- versions that wait for their step, and the record ----------------------------------------------------------
 
     @property
-    def waits(self) -> bool:
-        """Return whether changes wait for their step."""
-        return bool(self._store.scheduled)
+    def first(self) -> float:
+        """Return the first step of the next version, infinity if none waits."""
+        scheduled = self._store.scheduled
+        return scheduled[0].at_step if scheduled else math.inf
 
-    def _make(self, request: RuleRequest, step: int | None, *, whole: bool = False) -> dict[str, Any]:
-        """Make a change at once, in an open step (-1: none has begun; None: there are no steps).
+    def to_come(self) -> list[Rule]:
+        """Return the rules that versions bring which are not in force yet."""
+        return [unpickled(change.rule) for change in self._store.scheduled if change.rule is not None]
 
-        Args: `whole` says that no group has begun the step, so that the change applies to all of it.
-        """
+    async def following(self) -> int:
+        """Return the step that reads what comes from outside now."""
+        return -1 if self._steps is None else (await _persist(self._steps.progress)).sealed + 1
+
+    def _make(self, request: RuleRequest, step: int | None) -> dict[str, Any]:
+        """Make a change at once, in an open step (-1: none has begun; None: there are no steps)."""
         if request.call in self._store.calls:
             return dict(self._store.calls[request.call])
         described = description(request.make(self._interceptor().rules, self._store))
         self._store.calls[request.call] = described
-        self._note(request.change, described, step, exact=whole)
+        self._note(request.change, described, step)
         return described
 
     def _add(self, request: RuleRequest) -> dict[str, Any]:
@@ -203,12 +234,12 @@ class RuleEditor:
         return described
 
     async def apply(self, step: int) -> None:
-        """Make the changes that apply from a step on, and store them, before any message of the step is judged."""
-        due = [change for change in self._store.scheduled if change.at_step <= step]
-        if not due:
+        """Put the version in force that judges a step, and store it, before any message of the step is judged."""
+        if self.first > step:
             return
 
         def make() -> None:
+            due = [change for change in self._store.scheduled if change.at_step <= step]
             self._store.scheduled = [change for change in self._store.scheduled if change not in due]
             for change in due:
                 try:
@@ -217,7 +248,14 @@ class RuleEditor:
                     logger.error("a change of the rules for step %d cannot be made: %s", step, error)  # noqa: TRY400
                     self._note(f"{change.change} failed: {error}", {"name": change.which}, step, exact=True)
 
-        await self._interceptor().change(make, also=self._save)
+        task = self._begin(self._interceptor().change(make, also=partial(_persist, self._save)))
+        await asyncio.wait([task])  # it goes on if this is cancelled
+        task.result()
+
+    async def close(self) -> None:
+        """End the changes that are not stored yet."""
+        for task in list(self._unfinished):
+            await end(task)
 
     def _note(self, change: str, rule: dict[str, Any], step: int | None, *, exact: bool = False) -> None:
         """Record a change that applies from a step on, or, unless it is exact, from the middle of an open step."""
@@ -231,3 +269,13 @@ class RuleEditor:
                 "at_step= a change applies to whole steps",
                 step,
             )
+
+
+async def _persist(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a call while the server is away."""
+    backoff = Backoff(STEP_SUPERVISOR_RETRY)
+    while True:
+        try:
+            return await call()
+        except ConnectionFailed:
+            await backoff.sleep()

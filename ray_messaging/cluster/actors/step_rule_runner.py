@@ -2,31 +2,27 @@
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ray_messaging.audiences.cache import AudienceCache
-from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
-from ray_messaging.errors import ConnectionFailed, MessagingError, RuleError, UnknownName
+from ray_messaging.errors import MessagingError, RuleError, UnknownName
 from ray_messaging.interception.rules.rule import Rule, StepRule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.steps.step_supervisor import StepSupervisor
 from ray_messaging.steps.stragglers import Straggler, stragglers
-from ray_messaging.transports.step_values import RULE_CHANGE, STANDSTILL, SUPERVISOR, Progress, StepSettings, WaitFor
+from ray_messaging.transports.step_values import SUPERVISOR, Progress, StepSettings, WaitFor
 
 if TYPE_CHECKING:
-    from ray_messaging.cluster.actors.rule_editor import RuleEditor
     from ray_messaging.transports.steps import RedisSteps
     from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _FAILING_S = 1.0  # a supervisor that fails for longer is reported
 _SOONEST = 0.1  # the least time between two checks for stragglers, as a part of `stall_s`
@@ -35,7 +31,8 @@ _SOONEST = 0.1  # the least time between two checks for stragglers, as a part of
 class StepRuleRunner:
     """Runner of the supervisor, the member of the steps that closes each step last, with the verdicts of step rules.
 
-    The supervisor runs while a rule acts at the end of a step, or while a change of the rules waits for its step.
+    The supervisor runs while a rule acts at the end of a step, or is to come for a later one. While any change of the
+    rules waits for its step, all groups wait for each other before a step, so that one version is in force.
 
     Args: `settings` are those of the experiment's steps. `audiences` has the pairs to which groups broadcast.
     """
@@ -46,97 +43,32 @@ class StepRuleRunner:
         store: "RedisSteps",
         settings: StepSettings,
         interceptor: Interceptor,
-        editor: "RuleEditor",
         audiences: AudienceCache,
     ) -> None:
-        self._closing = -1  # the last step that the supervisor has begun to close
         self._wait_for = settings.wait_for
         self._store = store
         self._interceptor = interceptor
-        self._editor = editor
-        self._reviewer = RuleReviewer(interceptor, settings.horizon, closing=self.step_closing, begins=self.step_begins)
+        self._reviewer = RuleReviewer(interceptor, settings.horizon)
         self._supervisor = StepSupervisor(transport, store, settings, self._reviewer, interceptor.epoch, audiences)
         self._task: asyncio.Task[None] | None = None
         self._following = asyncio.Lock()
-        self._holding = asyncio.Lock()
-        self._leaving: asyncio.Task[None] | None = None
-        interceptor.before_outside = lambda: self._changed() if editor.waits else None
-
-    @property
-    def _needed(self) -> bool:
-        return forces_all(self._interceptor.rules) or self._editor.waits
 
     async def follow(self) -> None:
-        """Begin or end supervision, as the current rules need it."""
-        if asyncio.current_task() is self._task:
-            return  # `step_begins` calls this again in a task of its own
+        """Begin or end supervision, as the rules in force and those to come need it."""
+        versions = self._interceptor.versions
         async with self._following:
-            if self._needed and self._task is None:
-                await self._join()
-                self._reviewer.start()
-                self._task = asyncio.create_task(self._supervisor.run(), name="ray_messaging step rules")
-            elif not self._needed:
+            if not forces_all([*self._interceptor.rules, *versions.to_come()]):
                 await self.close()
                 with suppress(UnknownName):  # there was no supervisor
                     await self._store.leave(SUPERVISOR, at_once=True)
-                await self._store.set_wait_for(self._wait_for)
-
-    async def _join(self) -> int:
-        """Make the supervisor a member of the steps, for which all groups wait; return its first step."""
-        if self._wait_for != WaitFor.ALL:
-            logger.info("each group waits for all others before a step, in spite of Steps(wait_for=%r)", self._wait_for)
-            await self._store.set_wait_for(WaitFor.ALL)
-        return await self._store.join(SUPERVISOR)
-
-    async def earliest(self) -> int:
-        """Join the steps; return the first step before which the supervisor is able to change the rules."""
-        since = await self._join()
-        progress = await self._store.progress()
-        closed = since - 1 if progress.supervisor is None else progress.supervisor.closed
-        return max(closed, self._closing) + 2
-
-    @asynccontextmanager
-    async def between_steps(self) -> AsyncIterator[int | None]:
-        """Let no step begin while the block runs.
-
-        Yield the number of the next step if all steps that have begun are committed, otherwise None.
-        """
-        async with self._holding:
-            await self._store.hold(RULE_CHANGE, STANDSTILL)
-            try:
-                progress = await self._store.progress()
-                yield progress.latest + 1 if progress.latest == progress.sealed else None
-            finally:
-                await self.release()
-
-    async def release(self) -> None:
-        """Let the steps go on. An interceptor also calls this at its start, because one before it may have died."""
-        await self._persist(partial(self._store.drop_hold, RULE_CHANGE))
-
-    async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call while the server is away."""
-        backoff = Backoff(STEP_SUPERVISOR_RETRY)
-        while True:
-            try:
-                return await call()
-            except ConnectionFailed:
-                await backoff.sleep()
-
-    async def step_closing(self, number: int) -> None:
-        """Accept no more changes for the next step. If changes wait, wait until no sender applies rules by itself."""
-        self._closing = number
-        if self._editor.waits:
-            await self._interceptor.delegation.revoked()
-
-    async def _changed(self) -> None:
-        """Wait until the rules are those of the next step, which reads what comes from outside now."""
-        await self._reviewer.until((await self._persist(self._store.progress)).sealed + 1)
-
-    async def step_begins(self, number: int) -> None:
-        """Make the changes that apply from a step on, and end supervision if it is not needed any more."""
-        await self._editor.apply(number)
-        if not self._needed:
-            self._leaving = asyncio.create_task(self.follow(), name="ray_messaging step rules end")
+                await self._store.set_wait_for(self._wait_for if versions.first == math.inf else WaitFor.ALL)
+            elif self._task is None:
+                if self._wait_for != WaitFor.ALL:
+                    logger.info("each group waits for all others, in spite of Steps(wait_for=%r)", self._wait_for)
+                    await self._store.set_wait_for(WaitFor.ALL)
+                await self._store.join(SUPERVISOR)
+                self._reviewer.start()
+                self._task = asyncio.create_task(self._supervisor.run(), name="ray_messaging step rules")
 
     def named(self, progress: Progress) -> Progress:
         """Return the progress of the steps, with the name of the rule for which they wait, if they wait for one."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +23,7 @@ from ray_messaging.interception.server.rule_delegation import PublishSnapshot, R
 from ray_messaging.interception.server.rule_pipeline import Asked, RulePipeline, parts_of
 from ray_messaging.interception.server.rule_set import RuleFailures, RuleSet
 from ray_messaging.interception.server.rule_tables import Table
+from ray_messaging.interception.server.rule_versions import RuleVersions, StepGate
 from ray_messaging.interception.server.saved_answers import SavedAnswers, key_of, record
 from ray_messaging.interception.server.slow_rule_runner import SlowRuleRunner
 from ray_messaging.interception.server.state_writer import StateStore, StateWriter
@@ -67,6 +69,7 @@ class Interceptor:
         keep_s: how long senders may ask again about a batch, in seconds.
         publish_snapshot: registers the number of a rule snapshot with the server. With it, rules that judge by ids
             alone are delegated to messagers.
+        versions: the rules that judge later steps (None: these rules judge all).
     """
 
     def __init__(
@@ -78,12 +81,13 @@ class Interceptor:
         store: StateStore | None = None,
         keep_s: float = _KEEP_S,
         publish_snapshot: PublishSnapshot | None = None,
+        versions: RuleVersions | None = None,
     ) -> None:
         self.exp_id = exp_id
         self.epoch = epoch
         self.supervised = False  # whether somebody asks the rules that judge whole steps
-        self.before_step: Callable[[int], Awaitable[None] | None] = lambda _: None  # or what to await
-        self.before_outside: Callable[[], Awaitable[None] | None] = lambda: None  # before a batch that is of no step
+        self.versions = RuleVersions() if versions is None else versions
+        self.gate = StepGate()
         self.tracer: Tracer | None = None
         self.judged = 0
         self.blocked = 0
@@ -93,7 +97,7 @@ class Interceptor:
         self.failures = RuleFailures()
         self._intersections = Intersections()
         self.rules = RuleSet(rules, self)
-        self.delegation = RuleDelegation(self.rules, epoch, publish_snapshot)
+        self.delegation = RuleDelegation(self.rules, epoch, publish_snapshot, self.versions)
         self.watch = RunningRule()
         self._tables: dict[str, Table[Any]] = {}
         self._counted: dict[str, Table[Any]] = {}  # the tables that verdicts change
@@ -141,13 +145,24 @@ class Interceptor:
         if patient:
             # A task, because it must run to its end even if its result is never awaited.
             return asyncio.create_task(self._wait(batch), name="ray_messaging deferred answer")
-        before = self.before_outside()
-        return self._judge_once(self._as_wanted(batch)) if before is None else self._judge_after(before, batch)
+        if self.versions.first < math.inf:
+            return self._judge_outside(batch)
+        return self._judge_once(self._as_wanted(batch))
 
-    async def _judge_after(self, before: Awaitable[None], batch: Batch) -> bytes:
-        await before
+    async def _judge_outside(self, batch: Batch) -> bytes:
+        """Judge a batch that is of no step by the rules of the step that reads what comes from outside now."""
+        await self.in_force(await self.versions.following())
         answer = self._judge_once(self._as_wanted(batch))
         return answer if isinstance(answer, bytes) else await answer
+
+    def before_step(self, step: int) -> Awaitable[None] | None:
+        """Return what to await before a batch of a step is judged, None if its rules are in force."""
+        return None if self.gate.begun >= step < self.versions.first else self.in_force(step)
+
+    async def in_force(self, step: int) -> None:
+        """Wait until batches of a step may be judged, and put the rules in force that judge the step."""
+        await self.gate.until(step)
+        await self.versions.apply(step)
 
     def _answer_in_step(self, batch: Batch, attempt: Attempt, *, patient: bool) -> bytes | Awaitable[bytes]:
         """Answer about a batch of a step. An answer that defers all rows means that the rules need more time."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -20,6 +21,7 @@ from ray_messaging.interception.rule_snapshot import (
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.rule_tables import Table
+from ray_messaging.interception.server.rule_versions import RuleVersions
 from ray_messaging.transports.transport_values import new_epoch
 
 logger = logging.getLogger(__name__)
@@ -42,11 +44,11 @@ class RuleDelegation:
     outdated rules.
     """
 
-    def __init__(self, rules: RuleSet, epoch: int, publish: PublishSnapshot | None) -> None:
+    def __init__(self, rules: RuleSet, epoch: int, publish: PublishSnapshot | None, versions: RuleVersions) -> None:
         self._rules = rules
+        self._versions = versions  # nothing is delegated while one waits for its step
         self._publish_number = publish
         self.enabled = publish is not None and epoch > 0
-        self.held: Callable[[], bool] = bool  # nothing may be delegated while a rule change waits for its step
         self.number = 0  # the number of a snapshot of the current rules; each change of the rules takes a new number
         self._given = -1  # the number of the last snapshot that may have been given out
         self._revoked = 0  # snapshots with lower numbers are no longer valid on the server
@@ -78,7 +80,9 @@ class RuleDelegation:
         if not self.enabled:
             return 0
         self.notice_changes()
-        return self.number if self._can and not self.held() and time.monotonic() - self._since >= CALM_S else 0
+        if not self._can or self._versions.first < math.inf:
+            return 0
+        return self.number if time.monotonic() - self._since >= CALM_S else 0
 
     # -- revoking -------------------------------------------------------------------------------------------------
 

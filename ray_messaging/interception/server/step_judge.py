@@ -1,7 +1,7 @@
 """The rules that judge whole steps. The supervisor of the steps asks them once all groups have closed a step."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +18,6 @@ from ray_messaging.model.columns import encode_payload
 from ray_messaging.transports.experiment_store import Fields
 
 Tables = dict[str, tuple[str, Fields]]  # the name of a rule -> its `admission`, and its state
-Act = Callable[[int], Awaitable[None]]  # called with a step's number
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -47,21 +46,12 @@ class RuleReviewer:
     The state of rules that judge whole steps is also saved with the steps: if a step is judged again, they begin with
     the state from before it.
 
-    Args: `horizon` is how many steps ahead a message may be sent. `closing` is called before a step is closed, `begins`
-    before any message of a step is judged, when all groups have closed the previous one. After a fault both may be
-    called again for the same step.
+    Args: `horizon` is how many steps ahead a message may be sent.
     """
 
-    def __init__(
-        self, interceptor: Interceptor, horizon: int, *, closing: Act | None = None, begins: Act | None = None
-    ) -> None:
+    def __init__(self, interceptor: Interceptor, horizon: int) -> None:
         interceptor.supervised = True
-        interceptor.before_step = self._before
-        self.closing = closing or _nothing
-        self._begins = begins or _nothing
         self._interceptor = interceptor
-        self._begun: int | None = None  # the latest step that may be judged; None: any step may be
-        self._news = asyncio.Event()
         self._violations: Mapping[AgentId | None, int] = {}  # in the step that was closed last
         self.asking: StepRule | None = None  # the rule that is being asked now
         self._horizon = horizon
@@ -74,21 +64,11 @@ class RuleReviewer:
 
     def start(self) -> None:
         """Make batches wait from now on until their step has begun."""
-        self._begun = -1
+        self._interceptor.gate.set(-1)
 
     def stop(self) -> None:
         """Allow batches of any step to be judged from now on."""
-        self._begun = None
-        self._news.set()
-
-    def _before(self, step: int) -> Awaitable[None] | None:
-        return None if self._begun is None or step <= self._begun else self.until(step)
-
-    async def until(self, step: int) -> None:
-        """Wait until a step has begun, or batches of any step may be judged."""
-        while self._begun is not None and step > self._begun:
-            self._news.clear()
-            await self._news.wait()
+        self._interceptor.gate.set(math.inf)
 
     async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
         """Begin a step after the supervisor has restarted, with the `state` of the one before, which may have ended."""
@@ -101,9 +81,8 @@ class RuleReviewer:
         """End the round of the step before, if the supervisor has `ended` it, and allow the given step to be judged."""
         if ended:
             await self._interceptor.end_step(number - 1, self._violations)
-        await self._begins(number)
-        self._begun = number
-        self._news.set()
+        await self._interceptor.versions.apply(number)
+        self._interceptor.gate.set(number)
 
     # -- one step -------------------------------------------------------------------------------------------------
 
@@ -185,7 +164,3 @@ class RuleReviewer:
     def _note_first(self, rule: StepRule) -> Fields:
         """Return the state that a rule had when it was inserted."""
         return self._first.setdefault(id(rule), (rule, {} if rule.state is None else rule.state.dump()))[1]
-
-
-async def _nothing(step: int) -> None:
-    """Do nothing on a step."""

@@ -271,8 +271,9 @@ else
   if not before or tonumber(before) < tonumber(ARGV[3]) then redis.call('HSET', KEYS[2], ARGV[2], ARGV[3]) end
 end
 drop_boxes(ARGV[1])
+local steps = redis.call('HMGET', KEYS[1], 'asked', 'opened')
 release(ARGV[1])
-tell(ARGV[1], 'hold')
+if tonumber(steps[1] or -1) > tonumber(steps[2] or -1) then tell(ARGV[1], 'hold') end  -- else no group waits for a step
 return 1
 
 -- script drop_bodies --------------------------------------------------------------------------------------------------

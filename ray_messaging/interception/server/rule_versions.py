@@ -1,0 +1,50 @@
+"""Which rules judge a batch: versions of the rule set by step, and the latest step of which batches may be judged."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from ray_messaging.interception.rules.rule import Rule
+
+
+class RuleVersions:
+    """The versions of the rule set that are not in force yet, each with the first step that it judges. Here are none.
+
+    A step never begins before the one before it is closed by all while versions wait, so one version is in force at a
+    time: the first batch of a step, or whatever else needs the step's rules, puts its version in force.
+    """
+
+    @property
+    def first(self) -> float:
+        """Return the first step of the next version, infinity if none waits."""
+        return math.inf
+
+    def to_come(self) -> Sequence[Rule]:
+        """Return the rules that versions bring which are not in force yet."""
+        return ()
+
+    async def apply(self, step: int) -> None:
+        """Put the version in force that judges a step."""
+
+    async def following(self) -> int:
+        """Return the step that reads what comes from outside now."""
+        return -1
+
+
+class StepGate:
+    """The latest step of which batches may be judged; infinity while nothing acts between two steps."""
+
+    def __init__(self) -> None:
+        self.begun: float = math.inf
+        self._news = asyncio.Event()
+
+    def set(self, begun: float) -> None:
+        """Set the latest step of which batches may be judged."""
+        self.begun = begun
+        self._news.set()
+
+    async def until(self, step: int) -> None:
+        """Wait until batches of a step may be judged."""
+        while step > self.begun:
+            self._news.clear()
+            await self._news.wait()
