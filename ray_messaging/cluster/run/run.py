@@ -280,7 +280,8 @@ class Run(AbstractContextManager["Run"]):
             ]
             with end, RunProgress(steps, until, shown=progress, more=self._calls_text) as bar:
                 parts = _watch(refs, end, bar)
-        self.step = min(part.until for part in parts)
+                self.step = min(part.until for part in parts)
+                steps.wait(self.step)  # after the groups, rules on whole steps judge the last step
         self._spent = any(part.spent for part in parts)
         self._ended_early = end.asked or self._spent
         if self._spent:
@@ -339,10 +340,8 @@ class Run(AbstractContextManager["Run"]):
 
     def _gathered(self, parts: Sequence[GroupResult], until: int) -> Result:
         """Return the result of all steps up to now, of which `until` were wanted."""
-        steps, by_rules = self._messaging.steps, dict[str, int]()
-        if self.step:
-            steps.wait(self.step)  # this also waits for rules that judge the last step
-            by_rules = dict(steps.fates_by_rules(self.step - 1))
+        steps = self._messaging.steps
+        by_rules = steps.fates_by_rules(self.step - 1) if self.step else {}
         return gathered(parts, until, by_rules, _digests(steps, self.step), self._series())
 
     def _series(self) -> Any:  # noqa: ANN401 - a pyarrow.Table
