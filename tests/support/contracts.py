@@ -12,6 +12,8 @@ from redis.backoff import NoBackoff
 from ray_messaging import Messager, Messages, MessagingConfig, Outgoing
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import ShardsConfig
+from ray_messaging.messages import slice_of
+from ray_messaging.model.columns import IdColumn
 from ray_messaging.transports.transport_values import FrameFate, FrameWrite, LoggedFrame, SendRequest, SendStatus
 from support.patience import WAIT_S
 from support.replicated import primary_of
@@ -57,6 +59,12 @@ async def take_in(messager, count):
             await asyncio.sleep(0)
 
 
+def held_rows(messager, mailbox):
+    """Return how many rows a messager holds back for a mailbox that is full."""
+    queues = messager.engine.frame_sender.queues
+    return sum(frame.rows for frame in queues[mailbox].frames) if mailbox in queues else 0
+
+
 async def until(condition):
     """Wait until a condition holds, which may be async."""
     async with asyncio.timeout(WAIT_S):
@@ -70,6 +78,12 @@ async def refused(config, exp_id, kind, **settings):
         async with Messager(config, exp_id, settings=MessagingConfig(**settings)):
             pass
     return caught.value
+
+
+def as_asked_of(question, agent):
+    """Return a question as if another agent had been asked, which then answers in place of the first one."""
+    slice_of(question).batch.to_ids = IdColumn.of([agent])
+    return question
 
 
 async def ended(task):

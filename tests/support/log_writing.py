@@ -20,6 +20,7 @@ from ray_messaging.eventlog.writing.entries import decode_entry, pieces
 from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.eventlog.writing.open_segment import OpenSegment
 from ray_messaging.eventlog.writing.placed_rows import placed_rows
+from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
@@ -209,6 +210,14 @@ class Society:
             SendRequest("s", self._epoch, version, -1, [FrameWrite(mailbox, seq, rows, frame, noted=noted)])
         )
         assert [*map(int, reply.fates)] == [0], reply
+
+
+async def begin_log(opened, folder, exp_id, **settings):
+    """Start a writer of an experiment's log, by the transport of a messager, or by one of its own."""
+    transport = opened.engine.transport if hasattr(opened, "engine") else opened
+    writer = LogWriter(transport, Folder(folder), exp_id, **settings)
+    await writer.start()
+    return writer
 
 
 def read_segment(segment, *columns):

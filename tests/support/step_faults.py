@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import partial
 
 from ray_messaging.errors import ConnectionFailed, MessagingError
+from ray_messaging.steps import attempt_sender
 
 _REPEATED = ("take", "renew", "let_go", "open", "commit", "send", "close", "open_box", "read_box", "covered_boxes")
 PROTOCOL = (*_REPEATED, "wait")
@@ -130,3 +131,8 @@ class Chaos(Repeat):
                 await self.come_late()
             self.earlier[name] = call
         return result
+
+
+def commit_in_parts(monkeypatch):
+    """Let each frame of a step be a call of its own, as large frames are."""
+    monkeypatch.setattr(attempt_sender, "CALL_BYTES", 0)
