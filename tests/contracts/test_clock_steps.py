@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, until, vanish
 from support.log_writing import begin_log
-from support.server_side import remove_mailbox, see_a_lease_over
+from support.server_side import entries_after, remove_mailbox, see_a_lease_over
 
 from ray_messaging import AlreadyExists, EventLog
 
@@ -47,12 +47,11 @@ def torn(clocked_server, server_clock):
 
 
 @pytest.fixture
-def start_log(clocked_server, transports, exp_id, tmp_path):
+def start_log(clocked_server, opener, exp_id, tmp_path):
     """Start a writer of the event log."""
 
     async def start(**settings):
-        transport = await transports(clocked_server.config, send_timeout_s=WAIT_S)
-        return await begin_log(transport, tmp_path / "log", exp_id, **settings)
+        return await begin_log(await opener(clocked_server.config), tmp_path / "log", exp_id, **settings)
 
     return start
 
@@ -97,14 +96,14 @@ async def test_a_commit_of_lost_messages_does_not_remove_new_ones(torn, opener):
     assert numbers(await fetch_all(successor, 500)) == list(range(1000, 1500))
 
 
-async def test_stream_ids_keep_rising_after_a_data_loss(clocked_server, opener, transport, caplog):
+async def test_stream_ids_keep_rising_after_a_data_loss(clocked_server, opener, caplog):
     receiver, sender = await opener(clocked_server.config, host=[1]), await opener(clocked_server.config)
     await send_numbers(sender, 0)
     ahead = f"{int(time.time() * 1000) + 3_600_000}-7"
-    assert await transport.read(receiver.name, ahead, 10, 0.01) == []
+    assert await entries_after(sender, receiver.name, ahead, 0.01) == []
     assert "lost entries" in caplog.text
     await send_numbers(sender, 1)
-    assert len(await transport.read(receiver.name, ahead, 10, WAIT_S)) == 1
+    assert len(await entries_after(sender, receiver.name, ahead, WAIT_S)) == 1
     assert numbers(await fetch_all(receiver, 2)) == [0, 1]
 
 

@@ -50,6 +50,11 @@ async def see_a_lease_over(watcher):
     transport.end_leases = end_leases
 
 
+async def entries_after(messager, mailbox, entry, timeout_s):
+    """Wait for entries of a mailbox after one that is known, as its reader does; return them."""
+    return await messager.engine.transport.read(mailbox, entry, 10, timeout_s)
+
+
 async def waiting_in(messager, name):
     """Return how many messages of a mailbox are not acknowledged."""
     return (await messager.engine.transport.waiting())[name]
