@@ -14,7 +14,7 @@ from functools import partial
 import aiomqtt
 import pytest
 from support.contracts import WAIT_S, fetch_all
-from support.interceptors import Foreign
+from support.interceptors import Foreign, interceptor_with
 
 from ray_messaging import (
     Closed,
@@ -31,13 +31,12 @@ from ray_messaging import (
     OutcomeUnknown,
     PayloadTooLarge,
     ServerRefused,
+    rules,
 )
 from ray_messaging.common.backoff import MQTT_RECONNECT, Backoff
 from ray_messaging.compat.mqtt import Messager as MqttMessager
 from ray_messaging.compat.mqtt import MqttConfig
 from ray_messaging.compat.mqtt.mqtt_connection import Connection
-from ray_messaging.interception.rules import ALLOW, BlackList, SlowRule, block, rewrite
-from ray_messaging.interception.server.interceptor import Interceptor
 
 
 @pytest.fixture
@@ -151,7 +150,7 @@ async def test_set_message_interceptor_applies_from_the_next_send(open_one, exp)
 
 async def test_the_log_list_has_agentsocietys_keys_and_ours(open_one, exp):
     topic = f"exps/{exp}/agents/b/agent-chat"
-    messager = await open_one(topic, interceptor=Interceptor("x", [BlackList([(13, None)])]))
+    messager = await open_one(topic, interceptor=interceptor_with(rules.BlackList([(13, None)])))
     assert messager.get_log_list() == []
     receipt = await messager.send_message(topic, {"n": 1}, "7")
     await messager.send_message(topic, {"n": 2}, 13, "b")
@@ -427,7 +426,7 @@ async def test_send_message_asks_a_foreign_interceptor_as_agentsociety_does(open
     assert json.loads(asked[2]) == {"text": "hé"}
 
 
-class SlowCensor(SlowRule):
+class SlowCensor(rules.SlowRule):
     """Block, rewrite or pass, the first one last."""
 
     name = "slow_censor"
@@ -440,13 +439,13 @@ class SlowCensor(SlowRule):
             await self.others.wait()
         if message.payload["n"] == 2:
             self.others.set()
-            return block("two")
-        return rewrite({"n": 10}) if message.payload["n"] == 1 else ALLOW
+            return rules.block("two")
+        return rules.rewrite({"n": 10}) if message.payload["n"] == 1 else rules.ALLOW
 
 
 async def test_slow_rules_block_and_rewrite_and_the_order_stays(open_one, exp):
     messager = await open_one(f"{exp}/a")
-    sender = await open_one(interceptor=Interceptor("x", [SlowCensor()]))
+    sender = await open_one(interceptor=interceptor_with(SlowCensor()))
     receipts = await asyncio.gather(*(sender.send_message(f"{exp}/a", {"n": n}, "7") for n in range(4)))
     assert [receipt.fate for receipt in receipts] == ["published", "published", "blocked", "published"]
     assert numbers(await fetch_all(messager, 3)) == [0, 10, 3]
@@ -469,7 +468,7 @@ async def test_send_message_refuses_invalid_topics(open_one, topic):
 
 
 async def test_send_message_refuses_a_recipient_that_contradicts_the_topic(open_one, exp):
-    messager = await open_one(interceptor=Interceptor("x", [BlackList([(None, "a/b")])]))
+    messager = await open_one(interceptor=interceptor_with(rules.BlackList([(None, "a/b")])))
     with pytest.raises(InvalidAddress, match="contradicts") as caught:
         await messager.send_message(f"exps/{exp}/agents/1/agent-chat", {}, "a", "2")
     assert caught.value.value == "2"

@@ -18,6 +18,7 @@ from ray_messaging import (
     ConnectionFailed,
     Fenced,
     MailboxFull,
+    Messager,
     MessagingError,
     OutcomeUnknown,
     Outgoing,
@@ -25,7 +26,6 @@ from ray_messaging import (
 )
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.errors import Closed, ServerRefused, TransitError
-from ray_messaging.messager import Messager
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import reply_error
 from ray_messaging.transports.transport import RedisTransport

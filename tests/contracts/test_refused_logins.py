@@ -6,8 +6,7 @@ from contextlib import suppress
 import pytest
 from support.contracts import client_of, fetch_all, numbers, send_numbers, until
 
-from ray_messaging import MessagingError, ServerRefused
-from ray_messaging.config import MessagingConfig
+from ray_messaging import MessagingConfig, MessagingError, ServerRefused
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import open_transport

@@ -10,10 +10,9 @@ import pydantic
 import pytest
 from support.contracts import WAIT_S, fetch_all
 
-from ray_messaging import InvalidPayload, Outgoing, PayloadMismatch
+from ray_messaging import InvalidPayload, Outgoing, PayloadMismatch, columns
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.json_types import described
-from ray_messaging.model.typed.input import columns
 from ray_messaging.sending.bulk_input import batches_of_columns, columns_of
 from ray_messaging.transports.step_values import StepSettings
 from ray_messaging.wire.frames import encode

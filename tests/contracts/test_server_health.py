@@ -11,11 +11,9 @@ import pytest
 import redis
 from support.contracts import fetch_all, send_numbers, until
 
-from ray_messaging import Outgoing, RedisConfig
+from ray_messaging import Messager, MessagingConfig, Outgoing, RedisConfig
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConfigError, ServerRefused
-from ray_messaging.messager import Messager
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.transports import server_probe as probe

@@ -5,10 +5,10 @@ import json
 
 import pytest
 from support.contracts import WAIT_S, ended, fetch_all, until
+from support.interceptors import interceptor_with
 
 from ray_messaging import AnswerFailed, ConfigError, NoAnswer, Outgoing, rules
 from ray_messaging.addressing.channels import agent_channel
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.wire.frames import decode
 
 LONG_S = 600.0  # a question that waits for this long has not been told that it waits in vain
@@ -112,7 +112,7 @@ async def test_a_handler_that_gives_no_answer_that_can_be_sent_has_failed(pair, 
 
 
 async def test_the_asker_of_an_answer_that_a_rule_blocks_is_told(messagers, serve):
-    interceptor = Interceptor("x", [rules.Pattern(["secret"])])
+    interceptor = interceptor_with(rules.Pattern(["secret"]))
     west = await messagers(interceptor, name="west", host=[1])
     east = await messagers(interceptor, name="east", host=[11])
 

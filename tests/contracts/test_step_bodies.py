@@ -10,15 +10,7 @@ from support.rumour import Rumour, small_world
 from support.rumour_groups import RumourGroups, proves
 from support.slots import ClusterService
 
-from ray_messaging import (
-    BodyLost,
-    ConfigError,
-    ConnectionFailed,
-    LogError,
-    MailboxFull,
-    Messager,
-    StepAborted,
-)
+from ray_messaging import BodyLost, ConfigError, ConnectionFailed, LogError, MailboxFull, Messager, StepAborted
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import MessagingConfig, ShardsConfig
 from ray_messaging.eventlog.folder import Folder

@@ -12,12 +12,11 @@ from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, digests_of, 
 from support.step_society import messages_of as sent_in
 from typer.testing import CliRunner
 
-from ray_messaging import EventLog, columns
+from ray_messaging import EventLog, Rule, columns, rules
 from ray_messaging.cli.app import app
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.questions import answer
 from ray_messaging.eventlog.reading.scan import View
-from ray_messaging.interception.rules import ALLOW, BlackList, Rule, block, rewrite
 from ray_messaging.model.calls import MODEL, CallRecord, encode_calls
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.model.series import encode_rows
@@ -231,13 +230,17 @@ class Calm(Rule):
     needs_payload = True
 
     def check(self, message):
-        return rewrite({"word": message.payload["word"].lower()}) if message.payload["word"].isupper() else ALLOW
+        return (
+            rules.rewrite({"word": message.payload["word"].lower()})
+            if message.payload["word"].isupper()
+            else rules.ALLOW
+        )
 
 
 async def test_blocked_rewritten_and_undeliverable_messages_have_their_fates_and_reasons(society):
     store = await society.begin(digest=True)
     writer = await society.writer()
-    (group,) = await society.groups(1, society.judge(BlackList([(1, 2)]), Calm()))
+    (group,) = await society.groups(1, society.judge(rules.BlackList([(1, 2)]), Calm()))
     async with asyncio.timeout(WAIT_S):
         async for step in group.steps(until=2):
             if step.number == 0:
@@ -270,7 +273,7 @@ class Mute(Rule):
     name = "mute"
 
     def check(self, message):
-        return block("muted") if message.to_id == 2 else ALLOW
+        return rules.block("muted") if message.to_id == 2 else rules.ALLOW
 
 
 async def test_messages_from_outside_that_a_rule_judged_are_logged_with_their_step(society):

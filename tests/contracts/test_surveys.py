@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, field_validator
 from support.contracts import WAIT_S, fetch_all, vanish
+from support.interceptors import interceptor_with
 
 from ray_messaging import AlreadyExists, Closed, ConfigError, InvalidAddress, UnknownName, columns, rules
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.surveys.surveys import Surveys
 from ray_messaging.surveys.tally import OPEN, UNDELIVERABLE
@@ -231,7 +231,7 @@ async def test_only_the_first_answer_of_an_agent_counts(surveys, messagers, town
 
 
 async def test_a_blocked_question_has_its_rule_and_reason(messagers, surveys):
-    interceptor = Interceptor("x", [Private([2])])
+    interceptor = interceptor_with(Private([2]))
     town = await messagers(interceptor, name="town", host=[1, 2])
     survey = await create(await surveys(interceptor), agents=[1, 2, 99])
     assert survey.tally.blocked == {2: ("private", "agent 2 gives no interviews")}
@@ -245,7 +245,7 @@ async def test_a_blocked_question_has_its_rule_and_reason(messagers, surveys):
 
 async def test_a_reminder_that_is_blocked_changes_no_invalid_answer_in_any_process(messagers, surveys):
     private = Private([])
-    interceptor = Interceptor("x", [private])
+    interceptor = interceptor_with(private)
     town = await messagers(interceptor, name="town", host=[1])
     survey = await create(await surveys(interceptor), agents=[1])
     await answer(town, lambda agent: {"mood": "good"}, 1)

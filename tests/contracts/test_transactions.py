@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from support.contracts import WAIT_S, fetch_all, full_memory, numbers, take_in, until, vanish
-from support.interceptors import Held
+from support.interceptors import Held, interceptor_with
 from support.rules import Only
 
 from ray_messaging import (
@@ -24,9 +24,8 @@ from ray_messaging import (
     Outgoing,
     PayloadTooLarge,
     TransactionError,
+    rules,
 )
-from ray_messaging.interception.rules import ALLOW, BlackList, rewrite
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
 from ray_messaging.sending import transaction_sender
 from ray_messaging.transports.transport_values import LOG_STREAM, Limits
@@ -269,7 +268,7 @@ async def test_one_mailbox_without_room_refuses_the_whole_transaction(bank, shop
 
 @pytest.mark.parametrize("fenced", [False, True])
 async def test_a_transaction_without_the_experiments_interceptor_is_refused(messagers, shop, store, fenced):
-    own = Interceptor("x", epoch=1) if fenced else None
+    own = interceptor_with(epoch=1) if fenced else None
     bank = await messagers(own, name="bank", host=[1], interceptor_timeout_s=0.1)
     await feed(shop, 1)
     await store.set_interceptor(7)
@@ -282,7 +281,7 @@ async def test_a_transaction_without_the_experiments_interceptor_is_refused(mess
 
 
 async def test_a_transaction_asks_again_after_a_rejected_verdict(messagers, shop, store):
-    bank = await messagers(old := Interceptor("x", epoch=1), name="bank", host=[1])
+    bank = await messagers(old := interceptor_with(epoch=1), name="bank", host=[1])
     await store.set_interceptor(2)
 
     async def leave():
@@ -292,7 +291,7 @@ async def test_a_transaction_asks_again_after_a_rejected_verdict(messagers, shop
 
     leaving = asyncio.create_task(leave())
     await until(lambda: old.judged >= 2)
-    bank.set_message_interceptor(Interceptor("x", [BlackList([(13, None)])], epoch=2))
+    bank.set_message_interceptor(interceptor_with(rules.BlackList([(13, None)]), epoch=2))
     assert (await leaving).fates.tolist() == ["delivered", "blocked"]
     assert numbers(await fetch_all(shop, 1)) == [1]
     assert await silent(shop)
@@ -328,8 +327,10 @@ async def test_a_lagging_log_refuses_the_whole_transaction(bank, shop):
 
 
 async def test_the_log_has_a_transaction_once(messagers, shop, store):
-    rewriting = Only(lambda m: rewrite({"n": "even"}) if m.payload["n"] == "odd" else ALLOW, needs_payload=True)
-    interceptor = Interceptor("x", [BlackList([(13, None)]), rewriting], epoch=1)
+    rewriting = Only(
+        lambda m: rules.rewrite({"n": "even"}) if m.payload["n"] == "odd" else rules.ALLOW, needs_payload=True
+    )
+    interceptor = interceptor_with(rules.BlackList([(13, None)]), rewriting, epoch=1)
     bank = await messagers(interceptor, name="bank", host=[1], send_timeout_s=0.3)
     await store.set_interceptor(1)
     transport = shop.engine.transport
@@ -357,7 +358,7 @@ async def test_the_log_has_a_transaction_once(messagers, shop, store):
 
 
 async def test_blocked_messages_of_a_transaction_have_receipts(messagers, shop, store):
-    bank = await messagers(Interceptor("x", [BlackList([(13, None)])]), name="bank", host=[1])
+    bank = await messagers(interceptor_with(rules.BlackList([(13, None)])), name="bank", host=[1])
     await feed(shop, 1)
     async with bank.transaction() as tx:
         await held(tx, 1)
@@ -376,7 +377,7 @@ async def test_blocked_messages_of_a_transaction_have_receipts(messagers, shop, 
 
 async def test_a_transaction_waits_for_slow_rules(messagers, shop):
     slow = Held("slow", only=lambda message: message.payload["n"] == 2)
-    bank = await messagers(Interceptor("x", [slow]), name="bank", host=[1])
+    bank = await messagers(interceptor_with(slow), name="bank", host=[1])
 
     async def leave():
         async with bank.transaction() as tx:

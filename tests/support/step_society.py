@@ -130,12 +130,12 @@ async def live(messager, *, until=STEPS, run=run_step, hook=None):
     return states
 
 
-async def agree(store, *states):
-    """Fail unless the states of all groups, and the digests in a step store, are those of one loop."""
+async def agree(messager, *states):
+    """Fail unless the states of all groups, and the digests of a messager's experiment, are those of one loop."""
     wanted, digests = sequential()
     assert {agent: state for part in states for agent, state in part.items()} == wanted
     assert sum(map(len, states)) == AGENTS
-    assert await digests_of(store) == digests
+    assert await digests_of(messager.engine.transport.steps) == digests
 
 
 async def sealed(store, step):
@@ -199,9 +199,10 @@ class LoggedGroups:
         self.interceptors.append(Interceptor(self.exp_id, rules))
         return self.interceptors[-1]
 
-    async def supervise(self, interceptor, settings):
+    async def supervise(self, interceptor, settings=None):
         """Let an interceptor's rules judge whole steps; return their supervisor."""
         transport = await self.transport()
+        settings = settings or await transport.steps.settings()
         await transport.steps.join(SUPERVISOR)
         reviewer = RuleReviewer(interceptor, settings.horizon)
         audiences = AudienceCache(None if self.folder is None else LocalFolder(self.folder / "audiences"))
