@@ -7,20 +7,17 @@ from contextlib import AsyncExitStack, aclosing
 from itertools import count
 from random import Random
 
-import numpy as np
 import pytest
 from support.contracts import until
-from support.interceptors import interceptor_with
+from support.interceptors import failures_of, interceptor_with
+from support.step_faults import Abort
 from support.step_society import AGENTS, FRIENDS, SEED, LoggedGroups, digests_of, sealed
+from support.stepped import befriend, begin_steps, fates_in
+from support.steps_on_the_server import said_from_outside
 
-from ray_messaging import ConfigError, EventLog, Messager, MessagingConfig, Rule, StepAborted, rules
-from ray_messaging.audiences.building import build_edges
-from ray_messaging.audiences.source import LocalFolder
+from ray_messaging import ConfigError, EventLog, Messager, MessagingConfig, Rule, rules
 from ray_messaging.compat.supervisor import Message, MessageKind, SupervisorBase
 from ray_messaging.errors import RuleError
-from ray_messaging.eventlog.forking import outside_of
-from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
 
 STEPS = 4
 
@@ -50,13 +47,11 @@ class Society(LoggedGroups):
         super().__init__(server, exp_id, folder)
         self.heard = {}
 
-    async def begin(self, *rules, groups=2, **settings):
+    async def begin(self, *rules, groups=2, faults=None, **settings):
         """Begin an experiment with rules, their supervisor, a log and groups; return the groups."""
-        settings = StepSettings(seed=SEED, groups=groups, digest=True, **settings)
-        self.store = (await self.transport()).steps
-        await self.store.begin(settings)
+        self.store = await begin_steps(self, seed=SEED, groups=groups, digest=True, **settings)
         self.interceptor = self.judge(*rules)
-        self.supervisor = await self.supervise(self.interceptor, settings)
+        await self.supervise(self.interceptor, faults=faults)
         self.log = await self.writer()
         return await self.groups(groups, self.interceptor)
 
@@ -87,8 +82,8 @@ class Society(LoggedGroups):
     async def fates(self, until=STEPS):
         found = Counter()
         for step in range(until):
-            for each in (await self.store.closed_step(step)).values():
-                found.update(StepCounts.decode(each.counts).fates)
+            for fates in (await fates_in(self.store, step)).values():
+                found.update(fates)
         return +found
 
 
@@ -277,7 +272,7 @@ class SayingSociety(Society):
 
     async def begin(self, *rules, **settings):
         groups = await super().begin(*rules, **settings)
-        await self.create("friends", build_edges([np.array(EDGES)]))
+        await befriend(self, "friends", EDGES)
         return groups
 
     async def live(self, messager, until=STEPS):
@@ -322,15 +317,12 @@ async def test_a_broadcast_from_outside_is_found_once_whatever_rules_do_with_its
     for groups in (1, 2, 3):
         society = await societies(SayingSociety)
         hosts = await society.begin(OutsideCensor(), groups=groups)
-        settings = MessagingConfig(strict_senders=False)
-        user = await society.messager(
-            society.interceptor, settings=settings, audiences=LocalFolder(society.folder / "audiences")
-        )
+        user = await society.messager(society.interceptor, settings=MessagingConfig(strict_senders=False))
         words = [f"0 {word}" for word in ("one", "two", "one")]
         await user.broadcast_columns([1000] * 3, "*", [{"word": word} for word in words])
         await society.run(hosts)
         log, _ = await society.logged()
-        found = outside_of(log, slice(0, None))
+        found = said_from_outside(log)
         said = [(row.from_id, row.to_id, row.audience, (row.text_before or row.text)) for row in found]
         assert said == [(1000, None, "*", json.dumps({"word": word}, separators=(",", ":"))) for word in words]
 
@@ -441,21 +433,11 @@ async def test_what_comes_from_outside_passes_rules_on_whole_steps(society):
 
 
 @pytest.mark.parametrize("call", ["send", "close"])
-async def test_a_step_that_rules_judge_again_is_heard_and_logged_once(society, monkeypatch, call):
+async def test_a_step_that_rules_judge_again_is_heard_and_logged_once(society, call):
     """The server has executed a call, and its reply is lost: the supervisor begins the step again."""
-    groups = await society.begin(Censor(), groups=2)
-    store, lost = society.supervisor._store, iter([False, True, False, True])
-    made = getattr(store, call)
-
-    async def cut(*args, **more):
-        found = await made(*args, **more)
-        if next(lost, False):
-            raise StepAborted("cut", step=0, group=SUPERVISOR)
-        return found
-
-    monkeypatch.setattr(store, call, cut)
-    await society.run(groups)
-    assert [*lost] == []
+    lost = Abort(call, "after", [False, True, False, True])
+    await society.run(await society.begin(Censor(), groups=2, faults=lost))
+    assert [*lost.which] == []
     assert society.heard == expected()
     await society.logged()
 
@@ -486,7 +468,7 @@ async def test_a_rule_that_fails_blocks_the_step(society, answer):
     await society.run(await society.begin(Fails(answer)), until=2)
     assert not any(society.heard.values())
     assert await society.fates(2) == {"blocked": 2 * 4 * AGENTS}
-    assert society.interceptor.failures.of(society.interceptor.rules.get("fails"))["failures"] == 2 * 4 * AGENTS
+    assert failures_of(society.interceptor, "fails") == 2 * 4 * AGENTS
 
 
 async def test_a_rule_that_may_fail_lets_the_step_pass(society):
@@ -517,18 +499,9 @@ async def test_each_step_is_a_round(society):
     assert labels == {(step, f"round {step}") for step in range(STEPS)}
 
 
-async def test_a_step_that_is_closed_again_ends_no_further_round(society, monkeypatch):
+async def test_a_step_that_is_closed_again_ends_no_further_round(society):
     rule = Rounds()
-    groups = await society.begin(rule)
-    close, failures = society.supervisor._store.close, iter([True, True, False, True])
-
-    async def cut(*args, **more):
-        if next(failures, False):
-            raise StepAborted("cut", step=args[2], group=SUPERVISOR)
-        return await close(*args, **more)
-
-    monkeypatch.setattr(society.supervisor._store, "close", cut)
-    await society.run(groups)
+    await society.run(await society.begin(rule, faults=Abort("close", "before", [True, True, False, True])))
     await until(lambda: rule.rounds >= STEPS)  # the last one ends behind the groups
     assert rule.rounds == STEPS
 

@@ -12,6 +12,9 @@ from ray_messaging.cluster.handles.group import async_group
 from ray_messaging.cluster.handles.group.async_group import AsyncGroup, StepStamp
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.observability.health.actor_checks import check_actor
+from ray_messaging.observability.health.findings import ActorFacts
 from support.servers import HOST
 
 LATE_S = (0.0, 0.0, 0.001, 0.004)  # by so much a call may be late
@@ -55,6 +58,10 @@ class GroupWithoutRay:
         self.host = GroupHost(experiment, None, name, f"{experiment.run}/{name}")
         self.actor = ActorWithoutRay(self.host, seed)
 
+    def findings(self):
+        """Return what a check of health finds about this group."""
+        return [*check_actor(ActorFacts(f"group {self.name!r}", self.host.health()))]
+
     def handle(self):
         """Return a new handle, as another task would have."""
         return AsyncGroup(self.experiment, self.name, self.actor, StepStamp())
@@ -68,7 +75,8 @@ async def groups_without_ray(monkeypatch, config, exp_id, hosted, *, seed=0, **s
     groups = {name: GroupWithoutRay(experiment, name, seed + n) for n, name in enumerate(hosted)}
     try:
         for name, agents in hosted.items():
-            await groups[name].host.start(agents, ("agent-chat",))
+            ids = agents if isinstance(agents, IdColumn) else IdColumn.of([*agents])
+            await groups[name].host.start(ids, ("agent-chat",))
         yield groups
     finally:
         for group in groups.values():
