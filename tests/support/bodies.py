@@ -10,6 +10,11 @@ def bodies_on_each_primary(config):
     return ShardsConfig.of_cluster(config).model_copy(update={"body_bytes": 64})
 
 
+def bodies_on(configs):
+    """Return how to reach servers of which the first one orders, and the others keep the bodies of larger frames."""
+    return ShardsConfig(servers=tuple(configs), body_bytes=64)
+
+
 async def bodies_of(config, exp_id):
     """Return how many bodies each server has."""
     found = []

@@ -203,11 +203,20 @@ class Post:
         assert reply.status is SendStatus.OK
         return reply.fates
 
+    async def write(self, mailbox, frame=b"", rows=1):
+        """Send a frame that must be written."""
+        assert await self.send(mailbox, frame, rows) is FrameFate.WRITTEN
+
     async def send(self, mailbox, frame=b"", rows=1, **options):
         [fate] = await self.ask(self.part(mailbox, frame, rows, **options))
         if fate is not FrameFate.WRITTEN:
             self.seqs[mailbox] -= 1
         return fate
+
+
+async def sender_of(messager, name):
+    """Begin a sender that writes bare frames by a messager's connection, as one of a newer version may."""
+    return await Post(messager.engine.transport, name).begin()
 
 
 def client_of(config, keys=None):
