@@ -8,13 +8,13 @@ import pytest
 from support.command_line import ended
 from support.log_writing import POINTS, Crash, failed
 from support.patience import WAIT_S
-from support.step_faults import FailAt, Killed, disturb
+from support.step_faults import FailAt, disturb
 from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, digests_of, live, run_step, sequential
 from support.step_society import messages_of as sent_in
 from support.stepped import begin_steps
 from support.steps_on_the_server import frames_in_box, history_of
 
-from ray_messaging import EventLog, Rule, columns, rules
+from ray_messaging import EventLog, Rule, StepAborted, columns, rules
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def test_an_attempt_that_died_after_its_sends_is_not_in_the_log(society):
                 step.send(agent, agent, {"word": "never seen"})
                 step.send(agent, 10**6, {"word": "never seen"})
             break
-        with pytest.raises(Killed, match="close failed"):
+        with pytest.raises(StepAborted, match="close failed"):
             await anext(steps)
     assert any(b"never seen" in frame for frame in await frames_in_box(store, "group0", 5))
     await within(live(first))

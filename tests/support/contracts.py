@@ -89,6 +89,12 @@ async def full_memory(client):
         await client.config_set("maxmemory", limit)
 
 
+async def scripts_run(client):
+    """Return how many scripts a server has run."""
+    stats = await client.info("commandstats")
+    return sum(each["calls"] for name, each in stats.items() if name in {"cmdstat_eval", "cmdstat_evalsha"})
+
+
 async def vanish(messager):
     """Let a messager disappear as a killed process does: no goodbye, no renewal."""
     await messager.engine.accumulator.stop(RuntimeError("vanished"))

@@ -13,8 +13,9 @@ async def test_a_second_driver_gets_the_group_of_one_that_died(messagers, monkey
 
     monkeypatch.setattr(step_loop, "STEP_LEASE_S", 0.05)
     monkeypatch.setattr(step_loop.StepLoop, "_renew", dead)
-    host = await messagers(name="all", host=[1, 2])
+    host = await messagers(name="all")
     await begin_steps(host)
+    await host.host_agents([1, 2], ["agent-chat"])
     loops = [await step_loop.driven_loop((await messagers(name="all")).engine, task) for task in ("first", "second")]
     first, second = (loop.steps(until=5) for loop in loops)
     await anext(first)
