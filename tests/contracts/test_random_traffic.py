@@ -36,10 +36,10 @@ async def test_handles_of_groups(monkeypatch, server, exp_id, seed):
         await program.run(senders, consumers)
 
         async def waiting():
-            return await waiting_in(east.host.messager, "east")
+            return await waiting_in(east.messager, "east")
 
         await program.drain(consumers, waiting)
-        assert east.host.leases.lent == 0
+        assert east.lent == 0
 
 
 @pytest.mark.one_server("what is cut lies before the server")

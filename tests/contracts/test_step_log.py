@@ -6,13 +6,13 @@ from contextlib import aclosing
 
 import pytest
 from support.command_line import ended
-from support.log_writing import POINTS, Crash, failed
+from support.log_writing import POINTS, Crash, failed, rows_in_memory
 from support.patience import WAIT_S
 from support.step_faults import FailAt, disturb
 from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, digests_of, live, run_step, sequential
 from support.step_society import messages_of as sent_in
 from support.stepped import begin_steps
-from support.steps_on_the_server import frames_in_box, history_of
+from support.steps_on_the_server import frames_in_box, history_of, holds_once_open
 
 from ray_messaging import EventLog, Rule, StepAborted, columns, rules
 
@@ -114,10 +114,7 @@ async def test_steps_wait_for_a_log_that_lags_and_no_longer(society):
     (group,) = await society.groups(1)
     living = asyncio.create_task(live(group))
     await failed(writer)
-    async with asyncio.timeout(WAIT_S):
-        while (found := await store.progress()).latest < 1:
-            await store.wait(found.news, 1.0)
-    assert (await store.progress()).holds == {"event log": -1}
+    assert await holds_once_open(store, 1) == {"event log": -1}
     assert not living.done()
     later = await society.writer()
     await within(living)
@@ -134,8 +131,7 @@ async def test_a_query_sees_what_was_sealed_and_what_came_from_outside_before_it
     await user.send_message(user.get_user_chat_channel(3), {"n": 1}, to_id=3)
     await user.send_message(user.get_agent_chat_channel(4), {"n": 2}, to_id=4)
     await within(writer.caught_up())
-    _, live_rows, _ = writer.snapshot()
-    rows = [row for table in live_rows for row in table.to_pylist()]
+    rows = rows_in_memory(writer)
     outside = [row for row in rows if row["from_id"] is None]
     assert [(row["step"], row["step_read"], row["to_id"], row["payload"]) for row in outside] == [
         (3, 3, 3, '{"n":1}'),

@@ -18,8 +18,9 @@ from support.judged_steps import (
     Town,
     say,
 )
+from support.step_faults import Abort
 
-from ray_messaging import StepAborted, rules
+from ray_messaging import rules
 
 LANES = pytest.mark.parametrize("lane", [False, True], ids=["in process", "lane"])
 
@@ -166,19 +167,8 @@ async def test_what_a_rule_says_of_a_step_that_is_not_closed_is_not_counted(town
             return rules.StepVerdicts({row: rules.block("no") for row in range(len(batch))}) if first else found
 
     fickle = Fickle()
-    found = town(lambda: [fickle], hello, lane=False, steps=3)
-    cut = iter([False, True])
-
-    async with found:
-        store, close = found.supervisor._store, found.supervisor._store.close
-
-        async def closing(*args, **more):
-            if next(cut, False):
-                raise StepAborted("cut", step=args[2], group=args[0])
-            return await close(*args, **more)
-
-        store.close = closing
-        _, violations, tables = await found.run()
+    aborts = Abort("close", "before", [False, True])
+    _, violations, tables = await result_of(town(lambda: [fickle], hello, lane=False, steps=3, faults=aborts))
     assert asked == [0, 1, 1, 2]
     assert violations == {}
     assert tables["seen"] == {"seen": 3}

@@ -110,6 +110,13 @@ async def vanish(messager):
     messager.engine.closed = True
 
 
+async def kill_platform(channel):
+    """Let a platform of OASIS' disappear as a killed process does, once it has actions in hand."""
+    await until(lambda: channel._in_hand)
+    await vanish(channel._server)
+    channel._server = None
+
+
 class RedisStore:
     """Look into a Redis server, and be a foreign client of it."""
 

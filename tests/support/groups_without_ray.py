@@ -67,6 +67,16 @@ class GroupWithoutRay:
         """Return a new handle, as another task would have."""
         return AsyncGroup(self.experiment, self.name, self.actor, StepStamp())
 
+    @property
+    def messager(self):
+        """Return the messager of the group's host."""
+        return self.host.messager
+
+    @property
+    def lent(self):
+        """Return how many messages handles have and have not given back."""
+        return self.host.leases.lent
+
 
 @asynccontextmanager
 async def groups_without_ray(monkeypatch, config, exp_id, hosted, *, seed=0, **settings):

@@ -1,5 +1,7 @@
 """What a test alone does to steps on their server: a log's hold, frames of an attempt, drivers of other processes."""
 
+import asyncio
+
 from ray_messaging.cluster.actors import interceptor_host
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.config import MessagingConfig
@@ -7,11 +9,20 @@ from ray_messaging.eventlog.forking import outside_of
 from ray_messaging.eventlog.writing.step_rows import HOLD
 from ray_messaging.steps import digests, step_account, step_loop
 from ray_messaging.transports.step_values import Driver
+from support.patience import WAIT_S
 
 
 async def hold_for_the_log(messager):
     """Let the server keep all steps, as for a log that has read none yet."""
     await messager.engine.transport.steps.hold(HOLD, -1)
+
+
+async def holds_once_open(store, step):
+    """Wait until a group has opened a step; return the last step that each hold has let go."""
+    async with asyncio.timeout(WAIT_S):
+        while (found := await store.progress()).latest < step:
+            await store.wait(found.news, 1.0)
+    return found.holds
 
 
 async def frames_in_box(store, group, step):
