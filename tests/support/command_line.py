@@ -10,3 +10,9 @@ def command(*args):
     told = CliRunner().invoke(app, [*map(str, args)])
     assert told.exit_code == 0, told.output
     return told.stdout
+
+
+def ended(*args):
+    """Run `ray-messaging` with arguments; return its exit status and its output."""
+    told = CliRunner().invoke(app, [*map(str, args)])
+    return told.exit_code, told.output

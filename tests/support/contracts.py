@@ -103,6 +103,12 @@ async def full_memory(client):
         await client.config_set("maxmemory", limit)
 
 
+async def scripts_run(client):
+    """Return how many scripts a server has run."""
+    stats = await client.info("commandstats")
+    return sum(each["calls"] for name, each in stats.items() if name in {"cmdstat_eval", "cmdstat_evalsha"})
+
+
 async def vanish(messager):
     """Let a messager disappear as a killed process does: no goodbye, no renewal."""
     await messager.engine.accumulator.stop(RuntimeError("vanished"))
@@ -116,6 +122,13 @@ async def vanish(messager):
             await asyncio.gather(subscription._commits._background, return_exceptions=True)
     await messager.engine.transport.close()
     messager.engine.closed = True
+
+
+async def kill_platform(channel):
+    """Let a platform of OASIS' disappear as a killed process does, once it has actions in hand."""
+    await until(lambda: channel._in_hand)
+    await vanish(channel._server)
+    channel._server = None
 
 
 class RedisStore:
@@ -217,11 +230,20 @@ class Post:
         assert reply.status is SendStatus.OK
         return reply.fates
 
+    async def write(self, mailbox, frame=b"", rows=1):
+        """Send a frame that must be written."""
+        assert await self.send(mailbox, frame, rows) is FrameFate.WRITTEN
+
     async def send(self, mailbox, frame=b"", rows=1, **options):
         [fate] = await self.ask(self.part(mailbox, frame, rows, **options))
         if fate is not FrameFate.WRITTEN:
             self.seqs[mailbox] -= 1
         return fate
+
+
+async def sender_of(messager, name):
+    """Begin a sender that writes bare frames by a messager's connection, as one of a newer version may."""
+    return await Post(messager.engine.transport, name).begin()
 
 
 def client_of(config, keys=None):

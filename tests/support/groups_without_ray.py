@@ -12,6 +12,7 @@ from ray_messaging.cluster.handles.group import async_group
 from ray_messaging.cluster.handles.group.async_group import AsyncGroup, StepStamp
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig
+from ray_messaging.messager import GroupMessager
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.actor_checks import check_actor
 from ray_messaging.observability.health.findings import ActorFacts
@@ -66,6 +67,16 @@ class GroupWithoutRay:
         """Return a new handle, as another task would have."""
         return AsyncGroup(self.experiment, self.name, self.actor, StepStamp())
 
+    @property
+    def messager(self):
+        """Return the messager of the group's host."""
+        return self.host.messager
+
+    @property
+    def lent(self):
+        """Return how many messages handles have and have not given back."""
+        return self.host.leases.lent
+
 
 @asynccontextmanager
 async def groups_without_ray(monkeypatch, config, exp_id, hosted, *, seed=0, **settings):
@@ -82,3 +93,12 @@ async def groups_without_ray(monkeypatch, config, exp_id, hosted, *, seed=0, **s
         for group in groups.values():
             await group.actor.settle()
             await group.host.close()
+
+
+async def own_group(opener, server, exp_id, name, agents, **settings):
+    """Open a group in this process, as `messaging.open_messager` does; it is closed with the opener's messagers."""
+    messager = GroupMessager(server, exp_id, name=name, settings=MessagingConfig(**settings))
+    opener.opened.append(messager)
+    await messager.init()
+    await messager.host_agents(agents, ["agent-chat"])
+    return messager

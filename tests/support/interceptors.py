@@ -52,6 +52,11 @@ def interceptor_with(*rules, epoch=FOREIGN):
     return Interceptor("x", rules, epoch=epoch)
 
 
+def failures_of(interceptor, name):
+    """Return on how many messages a rule of an interceptor has failed."""
+    return interceptor.failures.of(interceptor.rules.get(name))["failures"]
+
+
 def whole(name, answer, on_error="block"):
     """Make a rule that gives one answer on any batch, or raises it."""
 

@@ -251,6 +251,12 @@ def seen(writer):
     return ids
 
 
+def rows_in_memory(writer):
+    """Return the rows that a writer has, and no file yet."""
+    _, tables, _ = writer.snapshot()
+    return [row for table in tables for row in table.to_pylist()]
+
+
 def host_of(config, log_dir, run="one", on_existing="error", exp_id="exp", **settings):
     """Return the log's process of a run that has claimed the experiment."""
     with redis.Redis(host=config.server, port=config.port, password=config.password) as client:
