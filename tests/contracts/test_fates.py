@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.contracts import fetch_all, numbers, take_in
-from support.frames import frames_of_sends
 from support.interceptors import interceptor_with
 from support.rules import Only, allow
 
@@ -239,28 +238,6 @@ async def test_messages_and_receipts_pickle(messagers):
     assert copies[0].id == messages[0].id
     message = pickle.loads(pickle.dumps(messages[0]))
     assert (message.id, message.payload, message.channel) == (messages[0].id, {"n": 1}, messages[0].channel)
-
-
-def own(array):
-    """Return whether an array is no view, and so keeps no other memory alive."""
-    return array is None or isinstance(array, float) or array.base is None
-
-
-async def test_receipts_keep_no_frame_alive(messagers):
-    sender, _ = await messagers(log_list_messages=0), await messagers(host=range(10))
-    sends = [Outgoing.to_agent(n % 10, {"t": "x" * 1000}, from_id=1) for n in range(100)]
-    frames = frames_of_sends(sender.exp_id, sends)
-    for receipts in (
-        await sender.relay(frames),
-        await sender.send_messages(sends),
-        await sender.send_columns([1] * 100, [1] * 100, {"n": 1}),
-    ):
-        assert receipts.counts()["delivered"] == 100
-        for outcome, _, _ in receipts.parts:
-            assert own(outcome.sent_at)
-            assert own(outcome.fates)
-            assert own(outcome._numbers)
-        assert len(pickle.dumps(receipts)) < 5000
 
 
 async def test_sent_messages_are_freed_without_the_garbage_collector(messagers):
