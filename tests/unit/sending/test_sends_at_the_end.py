@@ -30,7 +30,7 @@ async def test_a_first_send_gets_an_error_if_close_is_cancelled(messagers):
             await messager.close()
     with pytest.raises(Closed):
         await sending
-    await messager.flush()
+    await messager.engine.accumulator.flush()
 
 
 async def test_a_transaction_that_waits_for_room_counts_as_healthy(messagers, shop):
