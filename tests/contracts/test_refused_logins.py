@@ -39,6 +39,13 @@ async def user(redis_process):
     await client.aclose()
 
 
+@pytest.fixture
+async def society(user, exp_id, tmp_path):
+    """Give the log of the experiment a folder, and a writer that is this user."""
+    async with LoggedGroups(user.config, exp_id, tmp_path) as found:
+        yield found
+
+
 async def refused(fetch):
     """Fetch until that is refused, which may take until the reader has noticed."""
 
@@ -116,8 +123,7 @@ async def test_an_iteration_and_answers_go_on_after_a_refusal(user, opener):
 
 
 @pytest.mark.long  # a read of the log that found nothing ends after five seconds
-async def test_the_event_log_goes_on_after_a_refusal_and_says_it_meanwhile(user, opener, exp_id, tmp_path):
-    society = LoggedGroups(user.config, exp_id, tmp_path)
+async def test_the_event_log_goes_on_after_a_refusal_and_says_it_meanwhile(user, society, opener):
     writer = await society.writer()
     sender, _ = await opener(user.config), await opener(user.config, name="group", host=[1])
     await send_numbers(sender, 1)
@@ -129,4 +135,3 @@ async def test_the_event_log_goes_on_after_a_refusal_and_says_it_meanwhile(user,
     await send_numbers(sender, 2)
     await until(lambda: writer.stats()["rows"] == 2)
     await writer.close()
-    await society.__aexit__()

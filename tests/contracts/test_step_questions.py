@@ -146,11 +146,15 @@ async def lived_through(groups, awaitable, reply):
     return found
 
 
-async def test_the_user_asks_an_agent_of_a_group_in_steps_and_the_log_has_it_once(
-    groups, user, server, exp_id, tmp_path
-):
+@pytest.fixture
+async def society(server, exp_id, tmp_path):
+    """Give the log of the experiment a folder."""
+    async with LoggedGroups(server, exp_id, tmp_path / "log") as found:
+        yield found
+
+
+async def test_the_user_asks_an_agent_of_a_group_in_steps_and_the_log_has_it_once(groups, user, society):
     (group,) = await groups(1)
-    society = LoggedGroups(server, exp_id, tmp_path / "log")
     writer = await society.writer()
     asking = asyncio.create_task(user.ask(None, 3, {"n": 1}, subtopic="user-chat", timeout=20))
     replies = iter([{"first": True}, {"second": True}])
@@ -165,10 +169,8 @@ async def test_the_user_asks_an_agent_of_a_group_in_steps_and_the_log_has_it_onc
     assert answer.id == f"{question.step}-0-3"
     await user.close()
     await writer.close()
-    store = await steps_of(society)
-    counted = await digests_of(store, answer.step + 1)
-    await society.__aexit__()
-    log = EventLog.open(tmp_path / "log")
+    counted = await digests_of(await steps_of(group), answer.step + 1)
+    log = EventLog.open(society.folder)
     thread = log.thread(answer.id)
     assert thread["message_id"].to_pylist() == [question.id, answer.id]
     assert thread["fate"].to_pylist() == ["delivered"] * 2
