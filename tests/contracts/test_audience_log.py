@@ -27,9 +27,9 @@ from ray_messaging.eventlog.writing import hearers
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, RateLimit, Rule, rewrite
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.fates import FATES
 from ray_messaging.observability.health.actor_checks import check_actor
 from ray_messaging.observability.health.findings import ActorFacts, Report
-from ray_messaging.receipt import FATES
 from ray_messaging.steps.digests import history_digest
 from ray_messaging.steps.step_account import StepCounts, digest_of, messages_of, sealed_counts
 from ray_messaging.transports.step_values import StepSettings

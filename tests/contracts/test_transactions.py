@@ -27,7 +27,7 @@ from ray_messaging import (
 )
 from ray_messaging.interception.rules import ALLOW, BlackList, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
+from ray_messaging.model.fates import BLOCKED, DELIVERED, PUBLISHED
 from ray_messaging.sending import transaction_sender
 from ray_messaging.transports.transport_values import LOG_STREAM, Limits
 from ray_messaging.wire.frames import decode
