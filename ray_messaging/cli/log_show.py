@@ -60,7 +60,7 @@ def _show_fates(console: Console, stats: dict[str, Any]) -> None:
 def _show_rules(console: Console, stats: dict[str, Any]) -> None:
     if not stats["rules"]:
         return
-    right = ("blocked", "rewritten or labelled")
+    right = (FATES[BLOCKED], "rewritten or labelled")
     table = plain_table("\nRules", "rule", *right, "", right=right)
     most = max(sum(fates.values()) for fates in stats["rules"].values())
     for rule, fates in sorted(stats["rules"].items(), key=lambda found: -sum(found[1].values())):
