@@ -223,7 +223,7 @@ class UndeclaredSend(MessagingError, ValueError):
 class NoAnswer(MessagingError, TimeoutError):
     """A question has no answer: `agent` did not give one within `timeout` seconds, or the question never arrived.
 
-    `question` is its message id, and `fate` its fate: "delivered", or "undeliverable".
+    `question` is its message id, and `fate` what became of it.
     """
 
     agent: object

@@ -31,7 +31,7 @@ from ray_messaging.errors import (
 from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
-from ray_messaging.receipt import PUBLISHED
+from ray_messaging.model.fates import DELIVERED, FATES
 from ray_messaging.receiving.call_checks import check_timeout
 
 logger = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class Channel:
                 each.fail(error)
             return
         assert answers.receipts is not None
-        for row in np.flatnonzero(answers.receipts.codes > PUBLISHED).tolist():
+        for row in np.flatnonzero(~answers.receipts.sent).tolist():
             actions[row].fail(not_asked(self.name, answers.receipts[row], self._timeout))
         task = asyncio.create_task(self._collect(actions, answers), name="ray_messaging results of actions")
         self._collecting.add(task)
@@ -333,7 +333,7 @@ class _Action(NamedTuple):
 
     def no_result(self, why: str, platform: str) -> NoAnswer:
         """Build the error for an action that the platform will not answer."""
-        return NoAnswer(why, agent=platform, question=str(self), timeout=None, fate="delivered")
+        return NoAnswer(why, agent=platform, question=str(self), timeout=None, fate=FATES[DELIVERED])
 
     def fail(self, error: MessagingError) -> None:
         """Set an error that names the action."""

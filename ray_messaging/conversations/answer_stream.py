@@ -15,8 +15,9 @@ from ray_messaging.common.tables import data_frame
 from ray_messaging.errors import NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.fates import BLOCKED
 from ray_messaging.model.typed.typed_values import column_of, part_of
-from ray_messaging.receipt import BLOCKED, PUBLISHED, Receipts
+from ray_messaging.receipt import Receipts
 
 Rows = NDArray[np.intp]
 _WAITS, _UNSENT, _FAILED = -1, -2, -3  # in place of the part that has an answer
@@ -81,7 +82,7 @@ class AnswerTable:
     def sent(self, receipts: Receipts) -> None:
         """Set the receipts of the questions. Questions that did not arrive stop waiting for an answer."""
         self.receipts = receipts
-        unsent = (receipts.codes > PUBLISHED) & (self._part == _WAITS)
+        unsent = ~receipts.sent & (self._part == _WAITS)
         self._part[unsent] = _UNSENT
         self._left -= int(np.count_nonzero(unsent))
         self._news.set()

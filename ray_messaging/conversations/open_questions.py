@@ -17,6 +17,7 @@ from ray_messaging.errors import AnswerFailed, Closed, NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.fates import DELIVERED, FATES
 from ray_messaging.model.message_ids import MessageIdColumn
 
 _NO_ROWS: Rows = np.empty(0, np.intp)
@@ -205,7 +206,7 @@ class OpenQuestions:
 def no_answer(agent: AgentId | None, question: str, why: str) -> NoAnswer:
     """Build the error for a question that can no longer get an answer."""
     text = f"agent {agent!r} will not answer {question}: {why}"
-    return NoAnswer(text, agent=agent, question=question, timeout=None, fate="delivered")
+    return NoAnswer(text, agent=agent, question=question, timeout=None, fate=FATES[DELIVERED])
 
 
 def answer_failed(answer: Message) -> AnswerFailed:
@@ -218,7 +219,7 @@ def answer_failed(answer: Message) -> AnswerFailed:
         agent=answer.from_id,
         question=answer.in_reply_to or "",
         timeout=None,
-        fate="delivered",
+        fate=FATES[DELIVERED],
         error=error,
         text=text,
     )

@@ -12,8 +12,9 @@ from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import NONE
 from ray_messaging.model.extension import Extension
+from ray_messaging.model.fates import BLOCKED
 from ray_messaging.model.typed.typed_table import Payloads
-from ray_messaging.receipt import BLOCKED, Receipts
+from ray_messaging.receipt import Receipts
 from ray_messaging.sending.bulk_input import payload_column
 
 

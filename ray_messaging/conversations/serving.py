@@ -24,6 +24,7 @@ from ray_messaging.errors import (
     PayloadTooLarge,
 )
 from ray_messaging.message import Message
+from ray_messaging.model.fates import BLOCKED, FATES
 from ray_messaging.receipt import Receipt
 from ray_messaging.receiving.call_checks import check_timeout
 
@@ -209,7 +210,7 @@ class MessageServer:
             raise
         except MessagingError as error:
             raise _Fatal(error) from error
-        if not receipt and receipt.fate == "blocked":  # the asker would wait in vain
+        if not receipt and receipt.fate == FATES[BLOCKED]:  # the asker would wait in vain
             told = HandlerFailure("AnswerBlocked", f"rule {receipt.rule!r} blocked it")  # a reason may be blocked, too
             await self._tell(message, told)
 

@@ -79,7 +79,7 @@ SCHEMA = pa.schema(
         pa.field(
             "delivered_at", pa.timestamp("us", tz="UTC")
         ),  # when the server accepted it; null if it was not delivered
-        pa.field("fate", _NAME, nullable=False),  # see receipt.FATES
+        pa.field("fate", _NAME, nullable=False),  # see model.fates
         pa.field("rule", _NAME),  # the rule that blocked or rewrote it
         pa.field("reason", _NAME),
         pa.field("sender", _NAME, nullable=False),  # the messager that sent it

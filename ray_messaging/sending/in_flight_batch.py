@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from ray_messaging.errors import MessagingError, OutcomeUnknown
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.fates import BLOCKED, UNKNOWN
 from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.observability.observer import Observer
-from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipts, set_receipts
+from ray_messaging.receipt import Outcome, Receipts, set_receipts
 from ray_messaging.sending.pending_batch import PendingBatch
 
 Rows = NDArray[np.intp]

@@ -15,8 +15,9 @@ from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE
 from ray_messaging.model.extension import AudiencePairs
+from ray_messaging.model.fates import DELIVERED, FATES, UNDELIVERABLE, UNKNOWN
 from ray_messaging.model.joining import joined_ids
-from ray_messaging.receipt import DELIVERED, FATES, UNDELIVERABLE, UNKNOWN, Outcome, PairFates
+from ray_messaging.receipt import Outcome, PairFates
 from ray_messaging.steps.blocked_sends import encode_blocked
 from ray_messaging.steps.digests import (
     SIZE,

@@ -14,7 +14,7 @@ from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import AudiencePairs, Extension
-from ray_messaging.receipt import BLOCKED, DELIVERED, FATES, PUBLISHED, UNDELIVERABLE
+from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, PUBLISHED, UNDELIVERABLE
 from ray_messaging.sending.bulk_input import ColumnChunk
 from ray_messaging.sending.logged_frames import logged
 from ray_messaging.steps import box_frames

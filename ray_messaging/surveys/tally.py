@@ -8,14 +8,15 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.fates import BLOCKED, FATES, UNDELIVERABLE
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.surveys.answer_model import AnswerModel, InvalidAnswer
 from ray_messaging.surveys.record import Asking, BlockedQuestion
 
 Rows = NDArray[np.intp]
 
-OPEN, ANSWERED, INVALID, BLOCKED, UNDELIVERABLE = range(5)
-STATES = np.array(["pending", "answered", "invalid", "blocked", "undeliverable"])
+OPEN, ANSWERED, INVALID, STOPPED, LOST = range(5)
+STATES = np.array(["pending", "answered", "invalid", FATES[BLOCKED], FATES[UNDELIVERABLE]])
 
 
 class Tally:
@@ -46,10 +47,10 @@ class Tally:
         self._asked[places] = True
         self._owed[places] += 1
         for place, blocked in asking.blocked.items():
-            if self._unsent(place, BLOCKED):
+            if self._unsent(place, STOPPED):
                 self.blocked[self.agents[place]] = blocked
         for place in asking.undeliverable:
-            self._unsent(place, UNDELIVERABLE)
+            self._unsent(place, LOST)
 
     def _unsent(self, place: int, state: int) -> bool:
         """Record a question that did not arrive; return whether its agent has given no answer at all."""

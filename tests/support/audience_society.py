@@ -12,9 +12,9 @@ from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.fates import FATES
 from ray_messaging.observability.health.actor_checks import check_actor
 from ray_messaging.observability.health.findings import ActorFacts, Report
-from ray_messaging.receipt import FATES
 from ray_messaging.steps.digests import history_digest
 from ray_messaging.steps.step_account import StepCounts, digest_of, messages_of, sealed_counts
 from ray_messaging.transports.step_values import StepSettings

@@ -25,7 +25,7 @@ from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
-from ray_messaging.receipt import DELIVERED, FATES
+from ray_messaging.model.fates import DELIVERED, FATES
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.transport_values import LOG, FrameWrite, Limits, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import decode, encode

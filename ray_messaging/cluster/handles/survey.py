@@ -16,7 +16,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.surveys.answer_model import InvalidAnswer
 from ray_messaging.surveys.record import BlockedQuestion
 from ray_messaging.surveys.surveys import AsyncSurvey, Surveys
-from ray_messaging.surveys.tally import OPEN, STATES, UNDELIVERABLE, Tally
+from ray_messaging.surveys.tally import LOST, OPEN, STATES, Tally
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class Survey(Generic[T]):
     @property
     def undeliverable(self) -> list[AgentId]:
         """Return the agents that no group hosted when they were asked."""
-        return self._now().of_state(UNDELIVERABLE)
+        return self._now().of_state(LOST)
 
     @property
     def unasked(self) -> list[AgentId]:

@@ -28,7 +28,8 @@ from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.limits_and_timeouts import BATCH_ROWS
 from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
-from ray_messaging.receipt import BLOCKED, PUBLISHED, UNKNOWN, Outcome, Receipt
+from ray_messaging.model.fates import BLOCKED, PUBLISHED, UNKNOWN
+from ray_messaging.receipt import Outcome, Receipt
 from ray_messaging.receiving.call_checks import check_timeout
 
 logger = logging.getLogger("ray_messaging.compat.mqtt")

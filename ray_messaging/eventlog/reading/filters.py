@@ -17,7 +17,7 @@ from ray_messaging.addressing.channels import INT64_MAX, INT64_MIN, AgentId, che
 from ray_messaging.errors import InvalidAddress, InvalidQuery
 from ray_messaging.eventlog.log_schema import POSITION, TEXT
 from ray_messaging.eventlog.reading.results import stored_column
-from ray_messaging.receipt import FATES
+from ray_messaging.model.fates import FATES
 
 Moment = float | datetime | str
 Steps = int | range | slice | Collection[int | None] | None

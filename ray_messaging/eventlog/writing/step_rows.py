@@ -21,8 +21,8 @@ from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE
+from ray_messaging.model.fates import FATES
 from ray_messaging.model.joining import joined_arrays
-from ray_messaging.receipt import FATES
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE, amendments_of, amends, batch_of, message_keys
 from ray_messaging.steps.canonical_order import id_ranks
 from ray_messaging.steps.step_account import StepCounts

@@ -37,8 +37,9 @@ from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.message import Message
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch, TracePoint
+from ray_messaging.model.fates import NAMES
 from ray_messaging.observability.tracing.settings import Tracing
-from ray_messaging.receipt import FATES, Outcome
+from ray_messaging.receipt import Outcome
 
 _GROUP = "opentelemetry_traces_exporter"  # the group of entry points of all exporters of spans
 _PACKED = Struct(">QQQB")
@@ -200,7 +201,7 @@ class SentBatch:
         last = self._judge or self._write
         if last is None:
             return
-        counts = zip([*FATES, "unknown"], np.bincount(outcome.fates, minlength=len(FATES) + 1).tolist(), strict=True)
+        counts = zip(NAMES, np.bincount(outcome.fates, minlength=len(NAMES)).tolist(), strict=True)
         last.set_attributes({f"ray_messaging.{fate}": count for fate, count in counts if count})
         if error is not None:
             last.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.traffic import arrive, plan_of
 
-from ray_messaging.receipt import BLOCKED, DELIVERED, UNDELIVERABLE, UNKNOWN
+from ray_messaging.model.fates import BLOCKED, DELIVERED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.replay.account import build_account, percentiles
 from ray_messaging.replay.worker import Checker, ReplaySent
 
