@@ -1,6 +1,6 @@
 """What senders leave on the server for the event log, where nobody writes it."""
 
-from ray_messaging.receipt import FATES
+from ray_messaging.model.fates import FATES
 from ray_messaging.transports.transport_values import LOG_STREAM, Limits
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.notes import decode_log_note
