@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 K = TypeVar("K")
@@ -23,9 +23,9 @@ class _Outcome(NamedTuple, Generic[V]):
 class OnceByCall(Generic[K, V]):
     """The outcomes of calls, by the key of a call: a call that comes again gets the outcome of the first one.
 
-    A running call is never forgotten. Of the outcomes, the oldest are forgotten: above `most` of them or `most_bytes` in
-    total, except the newest, and after `keep_s` seconds. `held(key, value, full)` may keep a value for longer, which
-    then becomes the newest. `full` is False if only its time is over.
+    A running call is never forgotten. Of the outcomes, the oldest are forgotten: above `most` of them or above
+    `most_bytes` in total, but not the newest, and after `keep_s` seconds. `held(key, value, full)` may keep a value for
+    longer, which then becomes the newest. `full` is False if only the time of the value is over.
     """
 
     def __init__(
@@ -61,14 +61,20 @@ class OnceByCall(Generic[K, V]):
 
     def put(self, key: K, value: V, nbytes: int = 0) -> list[K]:
         """Remember a value as the newest; return the keys of what is forgotten for it."""
-        return self._put(key, value, None, nbytes)
-
-    def _put(self, key: K, value: V, error: BaseException | None, nbytes: int = 0) -> list[K]:
-        self._drop(key)
         now = time.monotonic()
-        self._outcomes[key] = _Outcome(value, error, nbytes, now)
-        self.nbytes += nbytes
+        self._enter(key, _Outcome(value, None, nbytes, now))
         return self._forget(now)
+
+    def load(self, values: Iterable[tuple[K, V, int]]) -> None:
+        """Remember what an earlier process knew, each value with its size; what is too much goes with the next one."""
+        now = time.monotonic()
+        for key, value, nbytes in values:
+            self._enter(key, _Outcome(value, None, nbytes, now))
+
+    def _enter(self, key: K, outcome: _Outcome[V]) -> None:
+        self._drop(key)
+        self._outcomes[key] = outcome
+        self.nbytes += outcome.nbytes
 
     def pop(self, key: K) -> V | None:
         """Forget a call, and return its value; the value of a call that runs is not remembered."""
@@ -114,8 +120,9 @@ class OnceByCall(Generic[K, V]):
         del self._running[key]
         if task.cancelled():
             return
-        error = task.exception()
-        self._put(key, task.result() if error is None else cast("V", None), error)
+        error, now = task.exception(), time.monotonic()
+        self._enter(key, _Outcome(task.result() if error is None else cast("V", None), error, 0, now))
+        self._forget(now)
         if self._keep_s < math.inf:  # no other call may follow
             task.get_loop().call_later(self._keep_s, lambda: self._forget(time.monotonic()))
 

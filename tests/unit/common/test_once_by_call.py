@@ -150,6 +150,13 @@ def test_a_repeated_call_gets_the_outcome_of_the_first_within_all_bounds(steps, 
         asyncio.run(run())
 
 
+def test_what_an_earlier_process_knew_is_known_until_the_next_call():
+    once = OnceByCall(most=2, most_bytes=30)
+    once.load([("a", 1, 10), ("b", 2, 10), ("c", 3, 10)])
+    assert (dict(once.items()), once.nbytes) == ({"a": 1, "b": 2, "c": 3}, 30)
+    assert once.put("d", 4) == ["a", "b"]
+
+
 async def test_a_call_goes_on_without_the_one_that_began_it_and_is_not_run_again():
     async def call():
         ran.append(1)
