@@ -5,19 +5,12 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 _MOST_RENEWED = 8  # held outcomes that one new outcome passes over, so that no call has to look at all of them
-
-
-class _Outcome(NamedTuple, Generic[V]):
-    value: V  # None after an error
-    error: BaseException | None
-    nbytes: int
-    ended_at: float  # by time.monotonic()
 
 
 class OnceByCall(Generic[K, V]):
@@ -42,7 +35,8 @@ class OnceByCall(Generic[K, V]):
         self._keep_s = keep_s
         self._held = held
         self._running: dict[K, asyncio.Task[V]] = {}
-        self._outcomes: OrderedDict[K, _Outcome[V]] = OrderedDict()  # the oldest first
+        # The oldest first: the value (None after an error), the error, the bytes, and the end by time.monotonic().
+        self._outcomes: OrderedDict[K, tuple[V, BaseException | None, int, float]] = OrderedDict()
 
     def __contains__(self, key: K) -> bool:
         return key in self._outcomes or key in self._running
@@ -52,29 +46,30 @@ class OnceByCall(Generic[K, V]):
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Yield the key and the value of each call that has returned one, the oldest first."""
-        return ((key, found.value) for key, found in self._outcomes.items() if found.error is None)
+        return ((key, value) for key, (value, error, _, _) in self._outcomes.items() if error is None)
 
     def get(self, key: K) -> V | None:
         """Return the value of a call, or None if it has none, is running, or is not known."""
         found = self._outcomes.get(key)
-        return None if found is None else found.value
+        return None if found is None else found[0]
 
     def put(self, key: K, value: V, nbytes: int = 0) -> list[K]:
         """Remember a value as the newest; return the keys of what is forgotten for it."""
         now = time.monotonic()
-        self._enter(key, _Outcome(value, None, nbytes, now))
-        return self._forget(now)
+        self._enter(key, value, None, nbytes, now)
+        full = len(self._outcomes) > self._most or self.nbytes > self._most_bytes
+        return self._forget(now, key) if full or self._keep_s < math.inf else []
 
     def load(self, values: Iterable[tuple[K, V, int]]) -> None:
         """Remember what an earlier process knew, each value with its size; what is too much goes with the next one."""
         now = time.monotonic()
         for key, value, nbytes in values:
-            self._enter(key, _Outcome(value, None, nbytes, now))
+            self._enter(key, value, None, nbytes, now)
 
-    def _enter(self, key: K, outcome: _Outcome[V]) -> None:
-        self._drop(key)
-        self._outcomes[key] = outcome
-        self.nbytes += outcome.nbytes
+    def _enter(self, key: K, value: V, error: BaseException | None, nbytes: int, now: float) -> None:
+        before = self._outcomes.pop(key, None)
+        self._outcomes[key] = value, error, nbytes, now
+        self.nbytes += nbytes if before is None else nbytes - before[2]
 
     def pop(self, key: K) -> V | None:
         """Forget a call, and return its value; the value of a call that runs is not remembered."""
@@ -85,20 +80,21 @@ class OnceByCall(Generic[K, V]):
         found = self._outcomes.pop(key, None)
         if found is None:
             return None
-        self.nbytes -= found.nbytes
-        return found.value
+        value, _, nbytes, _ = found
+        self.nbytes -= nbytes
+        return value
 
-    def _forget(self, now: float) -> list[K]:
+    def _forget(self, now: float, newest: K) -> list[K]:
         forgotten: list[K] = []
-        newest = next(reversed(self._outcomes), None)
         renewed = 0
         while self._outcomes and renewed < _MOST_RENEWED:
-            key, found = next(iter(self._outcomes.items()))
+            key = next(iter(self._outcomes))
+            value, error, nbytes, ended_at = self._outcomes[key]
             full = (len(self._outcomes) > self._most or self.nbytes > self._most_bytes) and key != newest
-            if not full and found.ended_at + self._keep_s > now:
+            if not full and ended_at + self._keep_s > now:
                 break
-            if found.error is None and self._held is not None and self._held(key, found.value, full):
-                self._outcomes[key] = found._replace(ended_at=now)
+            if error is None and self._held is not None and self._held(key, value, full):
+                self._outcomes[key] = value, error, nbytes, now
                 self._outcomes.move_to_end(key)
                 renewed += 1
             else:
@@ -121,20 +117,20 @@ class OnceByCall(Generic[K, V]):
         if task.cancelled():
             return
         error, now = task.exception(), time.monotonic()
-        self._enter(key, _Outcome(task.result() if error is None else cast("V", None), error, 0, now))
-        self._forget(now)
+        self._enter(key, task.result() if error is None else cast("V", None), error, 0, now)
+        self._forget(now, key)
         if self._keep_s < math.inf:  # no other call may follow
-            task.get_loop().call_later(self._keep_s, lambda: self._forget(time.monotonic()))
+            task.get_loop().call_later(self._keep_s, lambda: self._forget(time.monotonic(), key))
 
     async def outcome(self, key: K) -> V:
         """Return the value of a call, or raise its error; wait if it is running. Raises KeyError if it is not known."""
         running = self._running.get(key)
         if running is not None:
             return await asyncio.shield(running)
-        found = self._outcomes[key]
-        if found.error is not None:
-            raise found.error
-        return found.value
+        value, error, _, _ = self._outcomes[key]
+        if error is not None:
+            raise error
+        return value
 
     async def run(self, key: K, make: Callable[[], Coroutine[Any, Any, V]]) -> V:
         """Return the outcome of a call, as `outcome` does; begin the call if it is not known."""
