@@ -4,11 +4,12 @@ import asyncio
 import math
 import secrets
 import time
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.errors import CommitFailed
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.receiving.ack_ranges import Span, range_of, spans_in
@@ -18,7 +19,7 @@ from ray_messaging.transports.cursors import AckRange, order
 
 # Seconds after which a waiting fetch checks again for leases that others gave up.
 _LOOK_S = 1.0
-# The most returned leases that are remembered, because Ray may repeat the call that returned one.
+# The most returned leases that are remembered, because Ray may repeat the call that returned one; and the most holders.
 _RETURNED = 10_000
 
 
@@ -81,6 +82,13 @@ class _Lease:
         return next((place_of(part) for part in self.slices if part.batch.origin is not None), _BEFORE_ALL)
 
 
+@dataclass(slots=True)
+class _Holder:
+    abandoned: int = -1  # its last fetch that nobody waits for
+    reached: Place = _BEFORE_ALL  # the place after the last row that it was lent
+    came_again: int = 0  # see `HeldByHandle`
+
+
 class _AgainFirst(Exception):
     """Says that leases, in the mailbox's order, come before what is in the inbox; none: nobody waits any more."""
 
@@ -107,11 +115,9 @@ class DeliveryLeases:
         self._next_due = math.inf  # none ends before this, except for those that are lost
         self._lost: dict[int, _Lease] = {}
         self._unsure: dict[str, dict[int, _Lease]] = {}  # by holder: those of which it has not said that they arrived
-        self._returned: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._returned = OnceByCall[tuple[str, int], None](most=_RETURNED)
         self._calls: dict[str, FetchOptions] = {}  # the options of the fetch in progress of each holder
-        self._abandoned: OrderedDict[str, int] = OrderedDict()  # the last fetch of a holder that nobody waits for
-        self._reached: OrderedDict[str, Place] = OrderedDict()  # the place after the last row that a holder was lent
-        self._came_again: OrderedDict[str, int] = OrderedDict()  # see `HeldByHandle`
+        self._holders = OnceByCall[str, _Holder](most=_RETURNED)
         self._process = secrets.token_hex(4)
         self._last = 0
 
@@ -131,11 +137,17 @@ class DeliveryLeases:
         for lease in self._leases.values():
             if lease.rows > 0 and lease.due and not lease.lost:
                 since[lease.holder].append((now - lease.due + self._lease_s, lease.rows))
+        again = {holder: known.came_again for holder, known in self._holders.items() if known.came_again}
         found = []
-        for holder in [*since, *(self._came_again.keys() - since.keys())]:
+        for holder in [*since, *(again.keys() - since.keys())]:
             times, rows = zip(*since[holder], strict=True) if since[holder] else ((0.0,), (0,))
-            found.append(HeldByHandle(holder, sum(rows), max(times), self._came_again.get(holder, 0)))
+            found.append(HeldByHandle(holder, sum(rows), max(times), again.get(holder, 0)))
         return found
+
+    def _holder(self, name: str) -> _Holder:
+        known = self._holders.get(name) or _Holder()
+        self._holders.put(name, known)
+        return known
 
     # -- returning ------------------------------------------------------------------------------------------------
 
@@ -178,9 +190,10 @@ class DeliveryLeases:
         lease.rows -= self._fetcher.commits.acknowledge_some(spans)
         if some is None or lease.rows <= 0:
             self._remove(lease)
-            self._note_returned(token)
-            if self._came_again and asyncio.get_running_loop().time() < lease.due:
-                self._came_again.pop(lease.holder, None)
+            self._returned.put(token[:2], None)
+            holder = self._holders.get(lease.holder)
+            if holder is not None and holder.came_again and asyncio.get_running_loop().time() < lease.due:
+                holder.came_again = 0
             return True
         return False
 
@@ -203,13 +216,8 @@ class DeliveryLeases:
         if token.process == self._process or not all([flight.ack_ahead(found) for found in ranges]):  # noqa: C419
             raise self._late(token, sum(found.rows for found in ranges))
         if some is None:
-            self._note_returned(token)
+            self._returned.put(token[:2], None)
         return some is None
-
-    def _note_returned(self, token: Token) -> None:
-        self._returned[token[:2]] = None
-        if len(self._returned) > _RETURNED:
-            self._returned.popitem(last=False)
 
     def _late(self, token: Token, messages: int) -> CommitFailed:
         held_s, name = max(0.0, time.time() - token.lent_at), self._fetcher.name
@@ -237,9 +245,7 @@ class DeliveryLeases:
 
         Args: `received` and `number` are those of `FetchOptions`.
         """
-        self._abandoned[holder] = number
-        if len(self._abandoned) > _RETURNED:
-            self._abandoned.popitem(last=False)
+        self._holder(holder).abandoned = number
         if holder in self._calls and self._calls[holder].number <= number:
             del self._calls[holder]
         self._note_lost(holder, received, number)
@@ -253,7 +259,7 @@ class DeliveryLeases:
         """Commit the lease of a token, then lease new messages; return their token (None: no messages) and them."""
         self._fetcher.check_open()
         options = options._replace()  # an object of its own, by which this fetch is known
-        newest = max(self._abandoned.get(holder, -1), self._calls[holder].number - 1 if holder in self._calls else -1)
+        newest = max(self._holder(holder).abandoned, self._calls[holder].number - 1 if holder in self._calls else -1)
         if options.number <= newest:  # it was abandoned, and comes late
             return None, self._fetcher.messages([])
         if holder in self._calls:
@@ -287,10 +293,8 @@ class DeliveryLeases:
 
     def _note_reached(self, holder: str, lease: _Lease) -> None:
         ends = (place_of(part._replace(low=part.high)) for part in reversed(lease.slices) if part.batch.origin)
-        self._reached[holder] = max(next(ends, _BEFORE_ALL), self._reached.get(holder, _BEFORE_ALL))
-        self._reached.move_to_end(holder)
-        if len(self._reached) > _RETURNED:
-            self._reached.popitem(last=False)
+        known = self._holder(holder)
+        known.reached = max(next(ends, _BEFORE_ALL), known.reached)
 
     def _drop_foreign(self, lease: _Lease) -> None:
         """Drop foreign clients' messages from a lease, because they are delivered once and not acknowledged."""
@@ -298,7 +302,7 @@ class DeliveryLeases:
         lease.rows = _rows(lease.slices)
         if not lease.rows:
             self._remove(lease)
-            self._note_returned(lease.token)
+            self._returned.put(lease.token[:2], None)
 
     async def _take(self, holder: str, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
         """Lease messages of an ended lease, else of the inbox (None: there are none); a complete fetch takes all.
@@ -350,7 +354,7 @@ class DeliveryLeases:
         lost = self._lost.values()
         # What was lost, its holder has not had.
         mine = (lease.first for lease in lost if lease.holder == holder)
-        reached = min(mine, default=self._reached.get(holder, _BEFORE_ALL))
+        reached = min(mine, default=self._holder(holder).reached)
         found = [lease for lease in lost if lease.holder == holder or lease.first >= reached]
         if now >= self._next_due:
             held = [lease for lease in self._leases.values() if not lease.lost]
@@ -382,9 +386,7 @@ class DeliveryLeases:
     def _note_again(self, lease: _Lease, slices: list[Slice]) -> None:
         """Count messages that are delivered again because their holder has held them for too long."""
         if lease.due and not lease.lost and slices:
-            self._came_again[lease.holder] = self._came_again.pop(lease.holder, 0) + _rows(slices)
-            if len(self._came_again) > _RETURNED:
-                self._came_again.popitem(last=False)
+            self._holder(lease.holder).came_again += _rows(slices)
 
     def _left_of(self, lease: _Lease) -> list[Slice]:
         """Remove a lease; return its unacknowledged slices."""
