@@ -12,7 +12,6 @@ from ray_messaging.audiences.building import Positions
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.transports.step_values import StepSettings, WaitFor
 
-pytest.importorskip("scipy")
 AGENTS, RADIUS, STEPS = 40, 1.5, 5
 
 
