@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from operator import index
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from ray_messaging.common.awaitables import call_problem
 from ray_messaging.common.backoff import HANDLER_RETRY, Backoff
@@ -24,11 +24,9 @@ from ray_messaging.errors import (
     PayloadTooLarge,
 )
 from ray_messaging.message import Message
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.receipt import Receipt
 from ray_messaging.receiving.call_checks import check_timeout
-
-if TYPE_CHECKING:
-    from ray_messaging.observability.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +105,7 @@ class MessageServer:
         reply: Callable[[Message, Payload], Awaitable[Receipt]],
         handler: Handler,
         serving: Serving,
-        tracer: "Tracer | None" = None,
+        tracer: AnyTracer = UNTRACED,
     ) -> None:
         problem = None if callable(handler) else "it cannot be called"
         if problem := problem or call_problem(handler, 1):  # checked now, or each message would become a dead letter
@@ -159,7 +157,7 @@ class MessageServer:
     async def _handle(self, message: Message) -> None:
         handling = Handling(message, self._service.name, self._serving.concurrency, self._service.waits)
         try:
-            with _NO_CONTEXT if self._tracer is None else self._tracer.handling(message):
+            with self._tracer.handling(message):
                 await self._try(message)
         except (SystemExit, KeyboardInterrupt) as error:  # they would stop the event loop, and this with it
             await self._tell(message, HandlerFailure.of(error))

@@ -12,6 +12,7 @@ from ray_messaging.errors import FetchTooLarge, MessagingError, NotListening, Tr
 from ray_messaging.message import Handled, Message
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.observability.observer import Observer
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.receiving.ack_ranges import Acked, spans_of
 from ray_messaging.receiving.call_checks import CommitMode, check_commit, check_limit, check_timeout
 from ray_messaging.receiving.commits import Commits, InFlight
@@ -20,7 +21,6 @@ from ray_messaging.receiving.mailbox_lease import MailboxLease
 from ray_messaging.transports.transport_values import Conclusion
 
 if TYPE_CHECKING:
-    from ray_messaging.observability.tracing.tracer import Tracer
     from ray_messaging.transports.transport import RedisTransport
 
 _UNLIMITED = nullcontext()
@@ -171,7 +171,7 @@ class Fetcher:
         name: str,
         settings: MessagingConfig,
         observer: Observer | None = None,
-        tracer: "Tracer | None" = None,
+        tracer: AnyTracer = UNTRACED,
     ) -> None:
         self.name = name
         self._observer = observer
@@ -245,14 +245,12 @@ class Fetcher:
 
     def _acknowledge(self, *, everything: bool = False) -> bool:
         """Acknowledge what the last fetch returned, which is handled by now; return whether a write is needed."""
-        if self._tracer is not None:
-            self._tracer.committed()
+        self._tracer.committed()
         return self.commits.acknowledge(everything=everything)
 
     def _hand_out(self, taken: FetchedRows) -> None:
         self.commits.handed_out.append((taken.low, taken.high))
-        if self._tracer is not None:
-            self._tracer.hold(taken.slices)
+        self._tracer.hold(taken.slices)
 
     def messages(self, slices: Sequence[Slice], *, more: bool = False) -> Messages:
         """Return slices as messages. Their `more` is true if the mailbox may have other messages."""
@@ -302,8 +300,7 @@ class Fetcher:
             deadline = deadline or (asyncio.get_running_loop().time() + timeout if timeout else None)
             if not await self._arrival(deadline, complete=complete):
                 break
-        if self._observer is not None or self._tracer is not None:
-            self._observe(slices)
+        self._observe(slices)
         return FetchedRows(slices, low, flight.taken, passed)
 
     async def _confirm(self, lease: MailboxLease, timeout: float | None, complete: bool) -> bool:  # noqa: FBT001
@@ -323,8 +320,7 @@ class Fetcher:
             self._observer.messages_fetched(sum(part.high - part.low for part in slices))
             batch, row, *_ = slices[0]
             self._observer.fetch_delayed(max(0.0, time() - batch.sent_time(row)))
-        if self._tracer is not None:
-            self._tracer.fetched(slices)
+        self._tracer.fetched(slices)
 
     def take_at_once(self) -> list[Slice]:
         """Take what is in the inbox, or [] if the lease must be confirmed first, which `fetch` does."""

@@ -4,12 +4,9 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ray_messaging.errors import ConfigError
-
-if TYPE_CHECKING:
-    from ray_messaging.observability.tracing.tracer import Tracer
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +51,10 @@ def check_tracing(tracing: object) -> None:
         tracer_provider(tracing.file)
 
 
-def tracer_of(tracing: Tracing | None, exp_id: str, name: str) -> "Tracer | None":
-    """Return the tracer of a messager, handle or interceptor, or None without tracing. Raises as `check_tracing`."""
+def tracer_of(tracing: Tracing | None, exp_id: str, name: str) -> AnyTracer:
+    """Return the tracer of a messager, handle or interceptor. Raises as `check_tracing`."""
     if tracing is None:
-        return None
+        return UNTRACED
     check_tracing(tracing)
     from ray_messaging.observability.tracing.tracer import Tracer  # noqa: PLC0415 - an extra
 

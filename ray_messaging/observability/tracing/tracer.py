@@ -4,7 +4,7 @@ The provider of a process is one that writes a file, the program's own, or one f
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
@@ -38,6 +38,7 @@ from ray_messaging.message import Message
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch, TracePoint
 from ray_messaging.observability.tracing.settings import Tracing
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnySpans
 from ray_messaging.receipt import FATES, Outcome
 
 _GROUP = "opentelemetry_traces_exporter"  # the group of entry points of all exporters of spans
@@ -180,12 +181,11 @@ class SentBatch:
         self._judge = self._tracer.start("judge", self._context, SpanKind.CLIENT, messages=batch.rows)
         batch.trace = TracePoint(packed(self._judge), time())
 
-    def judged(self, blocked: int, deferred: int, route: str) -> None:
+    def judged(self, blocked: Sized, deferred: Sized, route: str) -> None:
         """End the judge span: the verdicts have come, by this route."""
         assert self._judge is not None
-        self._judge.set_attributes(
-            {"ray_messaging.blocked": blocked, "ray_messaging.deferred": deferred, "ray_messaging.route": route}
-        )
+        counts = {"ray_messaging.blocked": len(blocked), "ray_messaging.deferred": len(deferred)}
+        self._judge.set_attributes({**counts, "ray_messaging.route": route})
         self._judge.end()
         self._judge = None
 
@@ -195,13 +195,14 @@ class SentBatch:
             self._write = self._tracer.start("write", self._context, SpanKind.PRODUCER, messages=outgoing.rows)
         outgoing.trace = TracePoint(packed(self._write), 0.0)
 
-    def done(self, outcome: Outcome, error: MessagingError | None) -> None:
-        """End the last span: all messages have a fate, or an error."""
+    def done(self, outcome: Outcome, errors: Mapping[int, MessagingError]) -> None:
+        """End the last span: all messages have a fate, or one of the errors."""
         last = self._judge or self._write
         if last is None:
             return
         counts = zip([*FATES, "unknown"], np.bincount(outcome.fates, minlength=len(FATES) + 1).tolist(), strict=True)
         last.set_attributes({f"ray_messaging.{fate}": count for fate, count in counts if count})
+        error = next(iter(errors.values()), None)
         if error is not None:
             last.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
         last.end()
@@ -227,18 +228,18 @@ class Tracer:
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    def open(self) -> SentBatch | None:
-        """Return the spans of a batch that begins, or None if it is not traced."""
+    def open(self) -> AnySpans:
+        """Return the spans of a batch that begins."""
         parent = self._parent()
-        return None if parent is None else self._accept(parent, None)
+        return UNTRACED if parent is None else self._accept(parent, None)
 
-    def follow(self, point: TracePoint | None) -> SentBatch | None:
-        """Return the spans of a batch that another process has begun, or None if it is not traced."""
-        return None if point is None else self._accept(unpacked(point.sent), point.since)
+    def follow(self, point: TracePoint | None) -> AnySpans:
+        """Return the spans of a batch that another process has begun. Args: point is None if it is not traced."""
+        return UNTRACED if point is None else self._accept(unpacked(point.sent), point.since)
 
-    def _accept(self, parent: Context, since: float | None) -> SentBatch | None:
+    def _accept(self, parent: Context, since: float | None) -> AnySpans:
         accept = self.start("accept", parent, SpanKind.PRODUCER, since)
-        return SentBatch(self, accept) if accept.is_recording() else None  # OpenTelemetry's sampler may say no
+        return SentBatch(self, accept) if accept.is_recording() else UNTRACED  # OpenTelemetry's sampler may say no
 
     def _parent(self) -> Context | None:
         """Return the context in which a batch is traced, or None if it is not.
@@ -272,8 +273,10 @@ class Tracer:
 
     @contextmanager
     def judging(self, batch: Batch) -> Iterator[None]:
-        """Trace the rules' work on a batch. This span is the parent of the rules' own spans."""
-        assert batch.trace is not None
+        """Trace the rules' work on a batch, if the batch is traced. The rules' own spans become children."""
+        if batch.trace is None:
+            yield
+            return
         span = self.start("judge", unpacked(batch.trace.sent), SpanKind.SERVER, messages=batch.rows)
         with use_span(span, end_on_exit=True):
             yield
@@ -294,11 +297,16 @@ class Tracer:
         """Record messages that were handed out, and that the next fetch will commit."""
         self._held = [part for part in slices if part.batch.trace is not None]
 
-    def committed(self, slices: Iterable[Slice] | None = None) -> None:
-        """Trace the handling of messages (None: those recorded by `hold`), which ends with their commit, now."""
+    def committed(self, slices: Callable[[], Iterable[Slice]] | None = None) -> None:
+        """Trace the handling of messages, which ends with their commit, now.
+
+        Args: slices returns the messages; None: those recorded by `hold`.
+        """
         if slices is None:
-            slices, self._held = self._held, []
-        for part in slices:
+            found, self._held = self._held, []
+        else:
+            found = [*slices()]
+        for part in found:
             point = part.batch.trace
             if point is not None:
                 self._handle(point, part.high - part.low, point.since).end()
