@@ -1,4 +1,4 @@
-"""The rows in a mailbox that belong to some messages, by which these are acknowledged."""
+"""The rows of messages in a mailbox, by which the messages are acknowledged."""
 
 from collections.abc import Iterable
 from itertools import groupby, pairwise
@@ -50,7 +50,7 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
             else:
                 spans.append(Span(origin.entry, low, high, batch.rows, origin.loan))
         elif origin is not None and origin.mailbox == answer_mailbox(mailbox):
-            continue  # a late answer, which is in another mailbox, that of answers
+            continue  # a late answer, which is in the mailbox of answers
         elif origin is not None or not batch.sender.startswith(FOREIGN_SENDER):
             where = "in parts, by pickle" if origin is None else f"from {origin.mailbox!r}"
             raise ConfigError(

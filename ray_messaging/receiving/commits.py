@@ -370,13 +370,13 @@ class Commits:
                 self.progress.set()
 
     def note_stored(self, acks: SelectiveAcks) -> None:
-        """Record that another call has written these acknowledgements; the next write writes all of them again."""
+        """Record that another call has written these acknowledgements; the next write replaces them."""
         self._ranges_stored = self._ranges_stored or acks.ranges != b""
 
     def write_soon(self) -> None:
         """Write the cursor in the background, until the server has all that is acknowledged.
 
-        This raises the error of the last write, if it failed, once it has begun another one.
+        If the last write has failed, this begins another one, and then raises the error of the last one.
         """
         before = self._background
         if before is None or before.done():

@@ -25,8 +25,8 @@ _RETURNED = 10_000
 class FetchOptions(NamedTuple):
     """Options of a handle's fetch.
 
-    `number` is the number of this fetch among the handle's, from 1, `received` that of the last one with commit="acked"
-    whose answer has arrived.
+    `number` counts the handle's fetches from 1. `received` is the number of the last fetch with commit="acked" whose
+    answer has arrived.
     """
 
     commit: CommitMode = "next"
@@ -39,10 +39,10 @@ NEXT = FetchOptions()
 
 
 class HeldByHandle(NamedTuple):
-    """What one handle holds: `messages`, the oldest for `seconds`.
+    """What one handle holds: `messages` of them, the oldest for `seconds`.
 
-    `came_again` are those that it held for too long, so that they came again, since its last lease that it has
-    committed in time.
+    `came_again` counts the messages that the handle held for too long, so that they were delivered again. The count
+    begins anew when the handle commits a lease in time.
     """
 
     holder: str
@@ -104,9 +104,9 @@ class DeliveryLeases:
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
         # What spares each fetch a look at all leases:
-        self._next_due = math.inf  # none ends before this, except for those that are lost
+        self._next_due = math.inf  # no lease ends before this time, except leases that are lost
         self._lost: dict[int, _Lease] = {}
-        self._unsure: dict[str, dict[int, _Lease]] = {}  # by holder: those of which it has not said that they arrived
+        self._unsure: dict[str, dict[int, _Lease]] = {}  # by holder: leases not yet said to have arrived
         self._returned: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._calls: dict[str, FetchOptions] = {}  # the options of the fetch in progress of each holder
         self._abandoned: OrderedDict[str, int] = OrderedDict()  # the last fetch of a holder that nobody waits for
@@ -231,11 +231,11 @@ class DeliveryLeases:
             self._fetcher.inbox.wake()
 
     async def abandon(self, holder: str, received: int, number: int) -> None:
-        """End the holder's fetch, because nobody waits for its answer. What it took is delivered again.
+        """End the holder's fetch, because nobody waits for its answer. Deliver the messages that it took again.
 
-        The fetch may come after this, because Ray runs the calls of an async actor out of order.
+        The fetch may come after this call, because Ray runs the calls of an async actor out of order.
 
-        Args: `received` and `number` are those of `FetchOptions`.
+        Args: `received` and `number` are fields of the fetch's `FetchOptions`.
         """
         self._abandoned[holder] = number
         if len(self._abandoned) > _RETURNED:
@@ -359,7 +359,7 @@ class DeliveryLeases:
         return sorted(found, key=lambda lease: lease.first)
 
     def _cut(self, again: list[_Lease], holder: str, options: FetchOptions, limit: int | None) -> _Lease | None:
-        """Lend the first of some leases again: at most `limit` messages, and none behind those of the next lease."""
+        """Lend the first lease again: at most `limit` messages, and none behind the first message of the next lease."""
         lease, *others = again
         slices = self._left_of(lease)
         first: list[Slice] = []

@@ -138,7 +138,7 @@ class Inbox:
             await self._emptied.wait()
 
     def take(self, limit: int | None, in_flight: InFlight) -> list[Slice]:
-        """Take out up to `limit` messages (None: all). Those of the mailbox are added to `in_flight`."""
+        """Take out up to `limit` messages (None: all), and add the messages of the mailbox to `in_flight`."""
         slices: list[Slice] = []
         pieces, ahead = self._pieces, in_flight.ahead
         left = self.size if limit is None else min(limit, self.size)
@@ -189,7 +189,7 @@ class Inbox:
         return piece.low + int(leaving.argmax())
 
     def withhold(self, agents: AgentSet | None) -> None:
-        """Let nothing be taken from the first message for these agents on (None: let everything be taken again)."""
+        """Hold back the first message for these agents and all later ones (None: hold back nothing any more)."""
         self._withheld = agents
         self._guarded = self.paused or agents is not None
         if agents is not None:

@@ -1,4 +1,4 @@
-"""Leases of mailboxes: ours, which is renewed while the messager lives, and those of others, which are watched.
+"""Leases of mailboxes: a messager renews its own lease while it lives, and watches the leases of other messagers.
 
 A lease has ended for an observer that has seen it unchanged, by its own clock, for the lease's whole duration.
 """
@@ -56,7 +56,7 @@ class _WatchedLease:
 
 
 class LeaseWatch:
-    """Watch over other messagers' leases. Each messager watches some, and removes those that have ended."""
+    """Watch over other messagers' leases. Each messager watches some leases, and removes leases that have ended."""
 
     def __init__(self, transport: "RedisTransport", name: str) -> None:
         self._transport = transport

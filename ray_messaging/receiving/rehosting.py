@@ -38,9 +38,9 @@ def moved_records(
 
 
 def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -> None:
-    """Raise an error if agents cannot move from a mailbox to another one (None: to none), as far as its record shows.
+    """Raise an error if, by the records of the mailboxes, agents cannot move from one to the other (None: to none).
 
-    Raises: AlreadyExists if the other one is the same; UnknownName if an agent is not hosted there.
+    Raises: AlreadyExists if both are the same mailbox; UnknownName if an agent is not hosted there.
     """
     if target == record.mailbox and agents:
         agent = next(iter(agents))
