@@ -42,8 +42,8 @@ _OF_THE_ANSWER = (NoQuestion, InvalidPayload, PayloadTooLarge)
 class Serving(NamedTuple):
     """Settings of `serve`.
 
-    They say how many handlers may run at once, how many more times a message is tried, how many seconds each try may
-    take (None: no limit), and what an error does.
+    The settings say how many handlers may run at once, how many more times a message is tried, how many seconds each
+    try may take (None: no limit), and what an error does.
     """
 
     concurrency: int = 1000
@@ -65,7 +65,7 @@ class Serving(NamedTuple):
             most = 0
         if most < 1:
             raise ConfigError(f"concurrency={concurrency!r} must be a number of handlers, at least 1")
-        return cls(most, retries, timeout, on_error)  # type: ignore[arg-type]  # it is one of them
+        return cls(most, retries, timeout, on_error)  # type: ignore[arg-type]  # `on_error` was checked
 
 
 class Service(Protocol):
@@ -93,8 +93,8 @@ class Service(Protocol):
 class MessageServer:
     """A loop that fetches messages and runs a handler for each, many at once. Each message is committed on its own.
 
-    If a handler fails, its message becomes a dead letter, the asker is told, and the others go on; or the service ends,
-    as `serving.on_error` says.
+    If a handler fails, its message becomes a dead letter, the asker is told, and the other handlers go on. Or the
+    service ends: `serving.on_error` says which.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class MessageServer:
 
 
 class _Fatal(Exception):
-    """Wraps an error that ends the service: of a reply, of a handler that is not async, or one that wants to exit."""
+    """Wrapper of an error that ends the service: a reply failed, a handler is not async, or a handler wants to exit."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
