@@ -31,7 +31,7 @@ _THREADS = 4  # more of them would wait for each other, because parts of numpy r
 def build_edges(chunks: Iterable[object]) -> GraphEdges:
     """Build the edges from pairs (sender, hearer), which may be repeated and come in any order.
 
-    It needs 8 bytes a pair in addition to a chunk, and 8 bytes a pair for the result.
+    This needs 8 bytes a pair in addition to a chunk, and 8 bytes a pair for the result.
 
     Args: chunks are int arrays (m, 2); each is released before the next one is taken.
 
@@ -63,8 +63,8 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
 def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
     """Return the pairs as keys, with the sender in the upper half, and the ids to which the halves are indexes.
 
-    None instead of the ids: the halves are the ids themselves. An array that grows is moved by the kernel, without a
-    copy.
+    None instead of the ids means that the halves are the ids themselves. The kernel moves an array that grows, without
+    a copy.
     """
     keys, used = np.empty(CHUNK, np.int64), 0
     large: list[NDArray[Any]] = []
@@ -134,7 +134,7 @@ def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _sorted_side(keys: NDArray[np.int64]) -> Adjacency:
-    """Return the distinct upper halves of sorted keys as ids, and the lower halves of the keys of each as `others`."""
+    """Return the distinct upper halves of sorted keys as ids; `others` are the lower halves of each id's keys."""
     firsts, others = [], np.empty(len(keys), np.int32)
     before = -1
     for low in range(0, len(keys), CHUNK):
@@ -224,7 +224,7 @@ class Positions(NamedTuple):
         return digest.digest()
 
     def _near(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return how many others each agent is near, and the indexes of these, ascending for each agent."""
+        """Return the number of neighbours of each agent, and all neighbours by index, ascending for each agent."""
         lengths, found, parts = np.zeros(len(self.ids), np.int64), 0, list[_NearIndex]()
         if not len(lengths):
             return lengths, np.zeros(0, np.int32)
@@ -258,7 +258,7 @@ class Positions(NamedTuple):
 
 
 class _NearIndex(NamedTuple):
-    """Some agents, how many others each of them is near, and these others, ascending for each agent. All by index."""
+    """Some agents, the number of neighbours of each, and the neighbours, ascending for each agent. All by index."""
 
     agents: NDArray[np.intp]
     lengths: NDArray[np.int64]
@@ -266,10 +266,10 @@ class _NearIndex(NamedTuple):
 
 
 class _Grid:
-    """Points, sorted by cells, so that those that a point may be near are a few ranges of them.
+    """Points, sorted by cells, so that the points that may be near a point are a few ranges of them.
 
-    Cells form rows along the first axis. A row has no place if it has no points. Once more pairs than the limit have
-    been found, no further ones are.
+    Cells form rows along the first axis. Only rows with points have a number. Once more pairs than the limit have
+    been found, the search ends.
     """
 
     def __init__(self, points: NDArray[np.float64], radius: float, limit: int) -> None:
@@ -282,7 +282,7 @@ class _Grid:
             around = np.add.outer(around * width, np.arange(-1, 2)).ravel()
         distinct, rows = np.unique(rows, return_inverse=True)
         wanted = distinct[:, None] + around
-        self._around = np.searchsorted(distinct, wanted)  # for each row, those that its points look at
+        self._around = np.searchsorted(distinct, wanted)  # for each row, the rows that its points look at
         self._around[distinct.take(self._around, mode="clip") != wanted] = len(distinct)  # an empty row, behind all
         self._own = len(around) // 2
         self._width = int(first.max()) + 1 + _PARTS  # with as many empty cells as a point looks at to each side
@@ -333,7 +333,7 @@ class _Grid:
         return pairs * len(self._keys) // seen, step == 1
 
     def _candidates(self, block: range) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the ranges of places at which each point of a block looks: where they begin, and their lengths."""
+        """Return the beginnings and lengths of the ranges of places at which each point of a block looks."""
         of = slice(block.start, block.stop, block.step)
         keys = self._around[self._rows[of]] * self._width + (self._keys[of] % self._width)[:, None]
         begins = self._before(keys - _PARTS)
@@ -342,7 +342,7 @@ class _Grid:
     def _compared(self, block: range) -> Iterator[tuple[range, NDArray[np.intp], NDArray[np.int64], NDArray[np.bool_]]]:
         """Compare the points of a block with those around them, piece by piece.
 
-        Yields the piece, the places that its points look at, where those of each point end, and whether each is near.
+        Yields the piece, the places that its points look at, where the places of each point end, and which are near.
         """
         begins, counts = (side.ravel() for side in self._candidates(block))
         ends = np.cumsum(counts)
