@@ -17,7 +17,7 @@ _FLUSH_S = 5.0
 class Tracing:
     """Tracing by OpenTelemetry: `sample` is the share of batches that begin a trace, from 0 to 1.
 
-    If the sender of a batch is inside a span, the batch belongs to the trace of that span instead, if that is sampled.
+    If the sender of a batch is inside a span, the batch belongs to that span's trace instead, if the trace is sampled.
     `file` takes the spans of all processes of a node as lines of JSON; without it, spans go to the exporter that
     OpenTelemetry's variables name.
     """

@@ -1,6 +1,6 @@
 """The tracer of one messager, handle or interceptor, the spans of a batch that is sent, and the provider of the tracer.
 
-The provider of a process is one that writes a file, the program's own, or one from environment variables.
+The provider of a process writes a file, is the program's own, or is made from environment variables.
 """
 
 import os
@@ -62,7 +62,7 @@ class SpanFile(SpanExporter):
             raise ConfigError(f"cannot write spans to {str(path)!r} ({error.strerror}): choose another file") from error
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append spans in a single write, so that those of other processes do not cut them in two."""
+        """Append spans in a single write, so that spans of other processes do not cut them in two."""
         lines = "".join(span.to_json(indent=None) + "\n" for span in spans).encode()
         if self._file.write(lines) != len(lines):
             raise OSError(f"the spans do not fit on the disk of {str(self._file.name)!r}")
@@ -76,7 +76,8 @@ class SpanFile(SpanExporter):
 def tracer_provider(file: str | Path | None = None) -> trace.TracerProvider:
     """Return the provider that writes to a file.
 
-    Without a file, it is the program's own or that of Ray's tracing hook, or else one by the OTEL_* variables.
+    Without a file, return the provider of the program or of Ray's tracing hook, or else make one from the OTEL_*
+    variables.
 
     Raises: ConfigError if the file cannot be written, or the variables name an exporter that is not installed.
     """
@@ -104,7 +105,7 @@ def _of_file(file: str | Path) -> TracerProvider:
 
 @cache
 def _by_environment() -> TracerProvider:
-    """Build the provider as `opentelemetry-instrument` does, but not as the global one: the program may set its own."""
+    """Build the provider as `opentelemetry-instrument` does. It is not global: the program may set its own."""
     return _exported_by(_exporters())
 
 
@@ -147,7 +148,7 @@ def packed(span: Span) -> bytes:
 
 
 def unpacked(data: bytes) -> Context:
-    """Return a context whose parent span is the one in these bytes. If they are not valid, it has no parent."""
+    """Return a context whose parent span is in these bytes. If the bytes are not valid, there is no parent."""
     high, low, span_id, flags = _PACKED.unpack(data)
     found = SpanContext(high << 64 | low, span_id, is_remote=True, trace_flags=TraceFlags(flags))
     return set_span_in_context(NonRecordingSpan(found), Context())
@@ -159,7 +160,7 @@ def unpacked(data: bytes) -> Context:
 class SentBatch:
     """The spans of one batch: accept (until it is taken), judge (until its verdicts), write (until its receipts).
 
-    The last two are children of the first. A batch that is judged again has one more judge span.
+    Judge and write are children of accept. A batch that is judged again has one more judge span.
     """
 
     __slots__ = ("_accept", "_context", "_judge", "_tracer", "_write")
@@ -211,7 +212,7 @@ class SentBatch:
 class Tracer:
     """The maker of the spans of one messager, handle or interceptor, whose name is `name`.
 
-    Only a batch that belongs to a trace gets spans. Whether it does is decided once, where the batch begins.
+    Only a batch that belongs to a trace gets spans. Where a batch begins, it is decided whether it belongs to one.
     """
 
     def __init__(self, tracing: Tracing, exp_id: str, name: str) -> None:
@@ -234,7 +235,7 @@ class Tracer:
         return UNTRACED if parent is None else self._accept(parent, None)
 
     def follow(self, point: TracePoint | None) -> AnySpans:
-        """Return the spans of a batch that another process has begun. Args: point is None if it is not traced."""
+        """Return the spans of a batch that another process has begun; `point` is None if the batch is not traced."""
         return UNTRACED if point is None else self._accept(unpacked(point.sent), point.since)
 
     def _accept(self, parent: Context, since: float | None) -> AnySpans:
@@ -244,10 +245,10 @@ class Tracer:
     def _parent(self) -> Context | None:
         """Return the context in which a batch is traced, or None if it is not.
 
-        It is that of the caller's span, or an empty one if the batch is sampled.
+        It is the context of the caller's span, or an empty context if the batch is sampled.
 
-        A background task still sees the span in which it was started, such as that of an actor's constructor. A span
-        that has ended is not used as a parent.
+        A background task still sees the span in which it was started, such as the span of an actor's constructor. A
+        span that has ended is not used as a parent.
         """
         current = get_current_span()
         context = current.get_span_context()
@@ -300,7 +301,7 @@ class Tracer:
     def committed(self, slices: Callable[[], Iterable[Slice]] | None = None) -> None:
         """Trace the handling of messages, which ends with their commit, now.
 
-        Args: slices returns the messages; None: those recorded by `hold`.
+        Args: slices returns the messages; None: the messages recorded by `hold`.
         """
         if slices is None:
             found, self._held = self._held, []
@@ -326,7 +327,7 @@ class Tracer:
 
 
 def _links(parent: Context) -> list[Link]:
-    """Return a link to the current span if it is not the parent, such as that of the Ray task that fetches."""
+    """Return a link to the current span, such as the span of the Ray task that fetches, unless it is the parent."""
     current, known = get_current_span(), get_current_span(parent).get_span_context()
     context = current.get_span_context()
     return [Link(context)] if current.is_recording() and context.span_id != known.span_id else []
