@@ -20,7 +20,7 @@ Acked = Message | Iterable[Message]  # the argument of `ack`; a Messages object 
 class Span(NamedTuple):
     """Rows `low` to `high`, exclusive, of an entry with `rows` rows.
 
-    `loan` is the delivery lease under which they were fetched, or None.
+    `loan` is the delivery lease under which the rows were fetched, or None.
     """
 
     entry: str
@@ -61,7 +61,7 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
 
 
 def slices_of(messages: Acked) -> list[Slice]:
-    """Return messages as slices, of rows in a row where it can be; raise ConfigError for anything else."""
+    """Return messages as slices, as few as possible; raise ConfigError for anything but messages."""
     if isinstance(messages, Messages):
         return messages.slices
     found: list[Slice] = []

@@ -82,7 +82,7 @@ class _Lease:
 
 
 class _AgainFirst(Exception):
-    """Says that leases, in the mailbox's order, come before what is in the inbox; none: nobody waits any more."""
+    """Signal that leases, in the mailbox's order, come before the inbox; without leases: nobody waits any more."""
 
     def __init__(self, leases: list[_Lease]) -> None:
         super().__init__(leases)
@@ -92,11 +92,11 @@ class _AgainFirst(Exception):
 class DeliveryLeases:
     """Delivery leases of one mailbox. A returned lease is committed, even if earlier messages are still leased.
 
-    What is delivered again comes before anything that is still in the inbox. A lease is delivered again at once to a
-    holder that fetches again without having received it, because the answer was lost. It is delivered to any caller if
-    its holder gave it up, or after `lease_s`. If nobody waited for the answer, it is delivered to its holder or to one
-    that has had nothing later, so that all see the messages of a pair in order. Each time it has another token, and the
-    old token is invalid.
+    Messages that are delivered again come before all messages in the inbox. If the answer with a lease was lost, the
+    lease is delivered again to its holder, at the holder's next fetch. If the holder gave the lease up, or `lease_s` is
+    over, the lease goes to any caller. If nobody waited for the answer, the lease goes to its holder or to a caller
+    that has had no later messages, so that all see the messages of a pair in order. Each time the lease gets a new
+    token, and the old token is invalid.
     """
 
     def __init__(self, subscription: Subscription, lease_s: float) -> None:
@@ -126,7 +126,7 @@ class DeliveryLeases:
         return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
 
     def held(self) -> list[HeldByHandle]:
-        """Return what each handle holds, or has held for too long, without what it gave up or has never received."""
+        """Return what each handle holds or has held for too long, except what it gave up or never received."""
         now, since = asyncio.get_running_loop().time(), defaultdict[str, list[tuple[float, int]]](list)
         for lease in self._leases.values():
             if lease.rows > 0 and lease.due and not lease.lost:
@@ -170,7 +170,7 @@ class DeliveryLeases:
         return token.process == self._process and token.number in self._leases
 
     def _acknowledge(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Acknowledge a lease, or some of its rows; return whether no unacknowledged row of it is left."""
+        """Acknowledge a lease, or some of its rows; return whether all its rows are acknowledged."""
         if not self._has(token):
             return token[:2] in self._returned or self._acknowledge_predecessors(token, some)
         lease = self._leases[token.number]
@@ -193,7 +193,7 @@ class DeliveryLeases:
             del self._unsure[lease.holder]
 
     def _acknowledge_predecessors(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Acknowledge a lease of an earlier process; return as `_acknowledge`.
+        """Acknowledge a lease of an earlier process; return whether all its rows are acknowledged.
 
         Raises: CommitFailed if other callers have its messages by now.
         """
@@ -250,7 +250,7 @@ class DeliveryLeases:
     async def fetch(
         self, holder: str, token: Token | None, limit: int | None, timeout: float | None, options: FetchOptions = NEXT
     ) -> tuple[Token | None, Messages]:
-        """Commit the lease of a token, then lease new messages; return their token (None: no messages) and them."""
+        """Commit the lease of a token, then lease new messages; return token (None: no messages) and messages."""
         self._fetcher.check_open()
         options = options._replace()  # an object of its own, by which this fetch is known
         newest = max(self._abandoned.get(holder, -1), self._calls[holder].number - 1 if holder in self._calls else -1)
@@ -301,7 +301,7 @@ class DeliveryLeases:
             self._note_returned(lease.token)
 
     async def _take(self, holder: str, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
-        """Lease messages of an ended lease, else of the inbox (None: there are none); a complete fetch takes all.
+        """Lease messages of an ended lease, else of the inbox; a complete fetch takes all. None: there are none.
 
         A call that its holder has given up takes nothing.
         """
@@ -348,7 +348,7 @@ class DeliveryLeases:
         if not self._lost and now < self._next_due:
             return []
         lost = self._lost.values()
-        # What was lost, its holder has not had.
+        # The holder of a lost lease has not had its messages.
         mine = (lease.first for lease in lost if lease.holder == holder)
         reached = min(mine, default=self._reached.get(holder, _BEFORE_ALL))
         found = [lease for lease in lost if lease.holder == holder or lease.first >= reached]
