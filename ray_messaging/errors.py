@@ -196,7 +196,10 @@ class StepFailed(MessagingError, RuntimeError):
 
 
 class AudienceTooLarge(MessagingError, ValueError):
-    """Positions make more pairs than their audience may have: `pairs` is their number, `limit` the most."""
+    """Positions make more pairs than their audience may have: `limit` is the most that it may have.
+
+    `pairs` is the number of pairs. In large crowds it is an estimate, and the message says "about".
+    """
 
     pairs: int
     limit: int

@@ -453,9 +453,9 @@ class Messaging(AbstractContextManager["Messaging"]):
             ids: The agents at the positions; None: all agents, ascending.
             most_pairs: The most pairs that positions may make.
 
-        Raises: AlreadyExists if the name is taken; UnknownName for an agent that no group hosts; InvalidColumns if the
-        arguments do not fit together; InvalidAddress for an invalid name or id; AudienceTooLarge above `most_pairs`;
-        ConfigError for positions without scipy.
+        Raises: AlreadyExists if the name is taken; UnknownName for an agent that no group hosts; InvalidColumns if a
+        graph, ids or positions are not valid; InvalidAddress for an invalid name or id; ConfigError if the arguments do
+        not fit together, or the radius is not valid; AudienceTooLarge above `most_pairs`.
         """
         from ray_messaging.cluster.handles.audience import create_audience
 

@@ -67,7 +67,7 @@ class AnswerTable:
     def asks_again(self) -> bool:
         """Return whether to ask another process for more answers.
 
-        It does so until all are there, and once more after the time is up, for answers that came in time.
+        It asks until all answers are there, and once more after the time is up, for answers that came in time.
         """
         if self.done and (self._left == 0 or self._asked_last):
             return False
@@ -88,7 +88,7 @@ class AnswerTable:
         self._news.set()
 
     def end(self) -> None:
-        """Stop waiting for answers: those that come from now on are late."""
+        """Stop waiting: answers that come from now on are late."""
         self._due = time.monotonic()
         self._news.set()
 

@@ -51,7 +51,7 @@ _UNLIMITED = nullcontext()
 
 
 class Conversation:
-    """The questions of one messager and its replies. Its mailbox for answers is opened at the first question.
+    """The questions and replies of one messager. The first question opens the mailbox for answers.
 
     Args: `open_transport` makes another transport to the same server.
     """
@@ -125,7 +125,7 @@ class Conversation:
             self.handed_out += self._mailbox.late_among(messages.slices)
 
     async def commit(self, messages: Acked | None = None) -> None:
-        """Commit the late answers among some fetched messages; None: among those that were handed out."""
+        """Commit the late answers among fetched messages; None: among the messages that were handed out."""
         if self._mailbox is None:
             return
         if messages is None:

@@ -67,7 +67,7 @@ class LoneAnswers:
 
 
 class OpenQuestion(NamedTuple):
-    """A question that waits, or some of those asked together, and the mailboxes that host the asked agents now.
+    """A question that waits, or several questions asked together, and the mailboxes that host the asked agents now.
 
     `key` names it; for a lone question it is the question's id. `fail` ends its wait, with a reason.
     """
@@ -78,7 +78,7 @@ class OpenQuestion(NamedTuple):
 
 
 class AskedBatch(NamedTuple):
-    """The questions of one batch, which is without payloads. The first one is at `place` among those of the asker."""
+    """The questions of one batch, without payloads. The first is the asker's question number `place`."""
 
     batch: Batch
     asker: AnswerTable | LoneAnswers
@@ -103,7 +103,7 @@ class OpenQuestions:
         self._texts: set[str] = set()  # of ids, without the numbers
         self._asked: list[AskedBatch] = []  # by number
         self._firsts: list[int] = []
-        self._most = 0  # above it, those of `_asked` that no longer wait are dropped
+        self._most = 0  # above it, questions in `_asked` that no longer wait are dropped
 
     def add_lone(self, batch: Batch, answers: "Sequence[Future[Message]]") -> None:
         """Start to wait for the answers to lone questions, each with its future. Otherwise as `add`."""

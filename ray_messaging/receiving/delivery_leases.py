@@ -26,8 +26,8 @@ _RETURNED = 10_000
 class FetchOptions(NamedTuple):
     """Options of a handle's fetch.
 
-    `number` is the number of this fetch among the handle's, from 1, `received` that of the last one with commit="acked"
-    whose answer has arrived.
+    `number` counts the handle's fetches from 1. `received` is the number of the last fetch with commit="acked" whose
+    answer has arrived.
     """
 
     commit: CommitMode = "next"
@@ -40,10 +40,10 @@ NEXT = FetchOptions()
 
 
 class HeldByHandle(NamedTuple):
-    """What one handle holds: `messages`, the oldest for `seconds`.
+    """What one handle holds: `messages` of them, the oldest for `seconds`.
 
-    `came_again` are those that it held for too long, so that they came again, since its last lease that it has
-    committed in time.
+    `came_again` counts the messages that the handle held for too long, so that they were delivered again. The count
+    begins anew when the handle commits a lease in time.
     """
 
     holder: str
@@ -90,7 +90,7 @@ class _Holder:
 
 
 class _AgainFirst(Exception):
-    """Says that leases, in the mailbox's order, come before what is in the inbox; none: nobody waits any more."""
+    """Signal that leases, in the mailbox's order, come before the inbox; without leases: nobody waits any more."""
 
     def __init__(self, leases: list[_Lease]) -> None:
         super().__init__(leases)
@@ -100,11 +100,11 @@ class _AgainFirst(Exception):
 class DeliveryLeases:
     """Delivery leases of one mailbox. A returned lease is committed, even if earlier messages are still leased.
 
-    What is delivered again comes before anything that is still in the inbox. A lease is delivered again at once to a
-    holder that fetches again without having received it, because the answer was lost. It is delivered to any caller if
-    its holder gave it up, or after `lease_s`. If nobody waited for the answer, it is delivered to its holder or to one
-    that has had nothing later, so that all see the messages of a pair in order. Each time it has another token, and the
-    old token is invalid.
+    Messages that are delivered again come before all messages in the inbox. If the answer with a lease was lost, the
+    lease is delivered again to its holder, at the holder's next fetch. If the holder gave the lease up, or `lease_s` is
+    over, the lease goes to any caller. If nobody waited for the answer, the lease goes to its holder or to a caller
+    that has had no later messages, so that all see the messages of a pair in order. Each time the lease gets a new
+    token, and the old token is invalid.
     """
 
     def __init__(self, subscription: Subscription, lease_s: float) -> None:
@@ -112,9 +112,9 @@ class DeliveryLeases:
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
         # What spares each fetch a look at all leases:
-        self._next_due = math.inf  # none ends before this, except for those that are lost
+        self._next_due = math.inf  # no lease ends before this time, except leases that are lost
         self._lost: dict[int, _Lease] = {}
-        self._unsure: dict[str, dict[int, _Lease]] = {}  # by holder: those of which it has not said that they arrived
+        self._unsure: dict[str, dict[int, _Lease]] = {}  # by holder: leases not yet said to have arrived
         self._returned = OnceByCall[tuple[str, int], None](most=_RETURNED)
         self._calls: dict[str, FetchOptions] = {}  # the options of the fetch in progress of each holder
         self._holders = OnceByCall[str, _Holder](most=_RETURNED)
@@ -132,7 +132,7 @@ class DeliveryLeases:
         return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
 
     def held(self) -> list[HeldByHandle]:
-        """Return what each handle holds, or has held for too long, without what it gave up or has never received."""
+        """Return what each handle holds or has held for too long, except what it gave up or never received."""
         now, since = asyncio.get_running_loop().time(), defaultdict[str, list[tuple[float, int]]](list)
         for lease in self._leases.values():
             if lease.rows > 0 and lease.due and not lease.lost:
@@ -182,7 +182,7 @@ class DeliveryLeases:
         return token.process == self._process and token.number in self._leases
 
     def _acknowledge(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Acknowledge a lease, or some of its rows; return whether no unacknowledged row of it is left."""
+        """Acknowledge a lease, or some of its rows; return whether all its rows are acknowledged."""
         if not self._has(token):
             return token[:2] in self._returned or self._acknowledge_predecessors(token, some)
         lease = self._leases[token.number]
@@ -206,7 +206,7 @@ class DeliveryLeases:
             del self._unsure[lease.holder]
 
     def _acknowledge_predecessors(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Acknowledge a lease of an earlier process; return as `_acknowledge`.
+        """Acknowledge a lease of an earlier process; return whether all its rows are acknowledged.
 
         Raises: CommitFailed if other callers have its messages by now.
         """
@@ -239,11 +239,11 @@ class DeliveryLeases:
             self._fetcher.inbox.wake()
 
     async def abandon(self, holder: str, received: int, number: int) -> None:
-        """End the holder's fetch, because nobody waits for its answer. What it took is delivered again.
+        """End the holder's fetch, because nobody waits for its answer. Deliver the messages that it took again.
 
-        The fetch may come after this, because Ray runs the calls of an async actor out of order.
+        The fetch may come after this call, because Ray runs the calls of an async actor out of order.
 
-        Args: `received` and `number` are those of `FetchOptions`.
+        Args: `received` and `number` are fields of the fetch's `FetchOptions`.
         """
         self._holder(holder).abandoned = number
         if holder in self._calls and self._calls[holder].number <= number:
@@ -256,7 +256,7 @@ class DeliveryLeases:
     async def fetch(
         self, holder: str, token: Token | None, limit: int | None, timeout: float | None, options: FetchOptions = NEXT
     ) -> tuple[Token | None, Messages]:
-        """Commit the lease of a token, then lease new messages; return their token (None: no messages) and them."""
+        """Commit the lease of a token, then lease new messages; return token (None: no messages) and messages."""
         self._fetcher.check_open()
         options = options._replace()  # an object of its own, by which this fetch is known
         newest = max(self._holder(holder).abandoned, self._calls[holder].number - 1 if holder in self._calls else -1)
@@ -305,7 +305,7 @@ class DeliveryLeases:
             self._returned.put(lease.token[:2], None)
 
     async def _take(self, holder: str, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
-        """Lease messages of an ended lease, else of the inbox (None: there are none); a complete fetch takes all.
+        """Lease messages of an ended lease, else of the inbox; a complete fetch takes all. None: there are none.
 
         A call that its holder has given up takes nothing.
         """
@@ -352,7 +352,7 @@ class DeliveryLeases:
         if not self._lost and now < self._next_due:
             return []
         lost = self._lost.values()
-        # What was lost, its holder has not had.
+        # The holder of a lost lease has not had its messages.
         mine = (lease.first for lease in lost if lease.holder == holder)
         reached = min(mine, default=self._holder(holder).reached)
         found = [lease for lease in lost if lease.holder == holder or lease.first >= reached]
@@ -363,7 +363,7 @@ class DeliveryLeases:
         return sorted(found, key=lambda lease: lease.first)
 
     def _cut(self, again: list[_Lease], holder: str, options: FetchOptions, limit: int | None) -> _Lease | None:
-        """Lend the first of some leases again: at most `limit` messages, and none behind those of the next lease."""
+        """Lend the first lease again: at most `limit` messages, and none behind the first message of the next lease."""
         lease, *others = again
         slices = self._left_of(lease)
         first: list[Slice] = []

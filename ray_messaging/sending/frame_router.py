@@ -71,8 +71,7 @@ class FrameRouter:
 
         Blocked rows are written to the log if there is one. Otherwise they are settled here, if `settle`.
         """
-        if in_flight.pending.trace is not None:
-            in_flight.pending.trace.writing(in_flight.outgoing)
+        in_flight.pending.trace.writing(in_flight.outgoing)
         if in_flight.pending.reaches is not None:
             return self._fan_out(in_flight, in_flight.pending.reaches, rows)
         frames: list[OutboundFrame] = []

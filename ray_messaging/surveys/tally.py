@@ -74,7 +74,7 @@ class Tally:
         self.late += batch.rows - counted
 
     def _take(self, batch: Batch, rows: Rows, places: Rows) -> None:
-        """Count one answer each of some agents."""
+        """Count one answer of each of some agents."""
         assert batch.lines is not None
         by_row = batch.lines.by_row
         lines = by_row if len(rows) == batch.rows else [by_row[row] for row in rows.tolist()]
@@ -99,7 +99,7 @@ class Tally:
 
     @property
     def done(self) -> bool:
-        """Return whether no answer is outstanding. After a reminder, that of an agent with an invalid one is, too."""
+        """Return whether no answer is outstanding. After a reminder, agents with invalid answers owe one, too."""
         states = self.states
         return not ((states == OPEN) | ((states == INVALID) & (self._owed > 0))).any()
 
@@ -109,7 +109,7 @@ class Tally:
 
     @property
     def open_places(self) -> Rows:
-        """Return the places of agents that have no answer that fits, except those that no question reached."""
+        """Return the places of agents that a question reached and that have no fitting answer."""
         return np.flatnonzero((self.states == OPEN) | (self.states == INVALID))
 
     def of_state(self, state: int) -> list[AgentId]:

@@ -10,7 +10,6 @@ from support.stepped import begin_steps
 
 from ray_messaging import AudienceTooLarge, ConfigError, InvalidColumns, Messager, UnknownName, UnknownSender
 
-pytest.importorskip("scipy")
 AGENTS, RADIUS, STEPS = 40, 1.5, 5
 
 

@@ -4,9 +4,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,10 +35,8 @@ from ray_messaging.interception.verdicts import (
 )
 from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.wire.frames import decode
-
-if TYPE_CHECKING:
-    from ray_messaging.observability.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +81,7 @@ class Interceptor:
         self.supervised = False  # whether somebody asks the rules that judge whole steps
         self.before_step: Callable[[int], Awaitable[None] | None] = lambda _: None  # or what to await
         self.before_outside: Callable[[], Awaitable[None] | None] = lambda: None  # before a batch that is of no step
-        self.tracer: Tracer | None = None
+        self.tracer: AnyTracer = UNTRACED
         self.judged = 0
         self.blocked = 0
         self.violations: Table[int] = Table()
@@ -229,7 +226,7 @@ class Interceptor:
             if rule.counts_blocked:
                 rule.room(())  # what it records of the beginning of a round belongs to no attempt
         judging = Judging(batch, attempt, verdict, rules, self._in_parts(batch, rules, verdict))
-        with self._traced(batch):
+        with self.tracer.judging(batch):
             asked = self._in_steps.advance(judging)
         if asked is not None:
             return self._in_steps.start(key, judging, self._judge_slowly(judging, asked, key))
@@ -267,15 +264,12 @@ class Interceptor:
 
     def _run_rules(self, batch: Batch) -> RulePipeline:
         pipeline = RulePipeline(batch, self.exp_id, self.watch, self._intersections)
-        with self._traced(batch):
+        with self.tracer.judging(batch):
             pipeline.run(self.rules.for_broadcasts if pipeline.of_pairs else self.rules.each)
         self.count(batch, pipeline.verdict)
         for deferred in pipeline.deferred.values():
             self._slow_rules.begin(deferred)
         return pipeline
-
-    def _traced(self, batch: Batch) -> AbstractContextManager[object]:
-        return nullcontext() if self.tracer is None or batch.trace is None else self.tracer.judging(batch)
 
     async def _wait(self, batch: Batch) -> bytes:
         if batch.lines is None and self.rules.wants_payload and self._slow_rules.unknown(batch):
