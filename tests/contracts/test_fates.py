@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import pickle
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -34,7 +35,7 @@ async def test_receipts_and_the_local_log_have_the_fate_of_each_message_of_a_bat
     receipts = await sender.send_messages([*to, Outgoing.to_agent(2, {"n": 3})])
     fates = ["delivered", "blocked", "undeliverable", "published", "delivered"]
     assert receipts.fates.tolist() == fates
-    assert receipts.counts() == {"delivered": 2, "published": 1, "undeliverable": 1, "blocked": 1}
+    assert Counter(receipts.counts()) == Counter(fates)
     assert receipts.sent.tolist() == [True, False, False, True, True]
     assert receipts.blocked_by() == {"black_list": 1}
     assert len(set(receipts.message_ids)) == 5
@@ -116,7 +117,7 @@ async def test_empty_sends_return_empty_receipts(messagers):
         await sender.send_columns([], [], []),
     ):
         assert len(receipts) == 0
-        assert receipts.counts() == {"delivered": 0, "published": 0, "undeliverable": 0, "blocked": 0}
+        assert {*receipts.counts().values()} == {0}
         assert receipts.message_ids == []
         assert receipts.fates.tolist() == []
 
