@@ -2,7 +2,7 @@
 
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.surveys.surveys import Surveys
-from ray_messaging.surveys.tally import OPEN, UNDELIVERABLE
+from ray_messaging.surveys.tally import LOST, OPEN
 
 
 def surveys_of(messager):
@@ -22,4 +22,4 @@ def unanswered(survey):
 
 def not_there(survey):
     """Return the agents that no group hosts."""
-    return survey.tally.of_state(UNDELIVERABLE)
+    return survey.tally.of_state(LOST)
