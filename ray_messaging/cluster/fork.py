@@ -176,9 +176,9 @@ def start_fork(
     rules: Sequence[Rule] | None,
     states: Mapping[AgentId, Mapping[str, Any]] | None,
     on_existing: str,
-    **options: Any,  # noqa: ANN401 - those of start_experiment
+    **options: Any,  # noqa: ANN401 - as for start_experiment
 ) -> tuple[StartedExperiment, Fork]:
-    """Start a fork; arguments and errors are those of `Messaging.fork`."""
+    """Start a fork; arguments and errors are as for `Messaging.fork`."""
     # These bring pyarrow, which takes a second.
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415
     from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""AgentScope 1's MsgHub over processes: agents that live here and those of other processes hear each other.
+"""AgentScope 1's MsgHub over processes: agents of this process and of other processes hear each other.
 
 Each process enters a hub of the same name, with its own agents as objects and the others by their ids. What an agent
 replies goes to all others through the experiment, so that its rules and its log apply, and waits for a process that

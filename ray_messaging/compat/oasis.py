@@ -49,7 +49,7 @@ class Channel:
 
     Agents in other processes use a Channel of their own with the same arguments; each is for one event loop.
 
-    Args: `config`, `exp_id`, `message_interceptor` and `settings` are those of a Messager; without a config the channel
+    Args: `config`, `exp_id`, `message_interceptor` and `settings` are as for a Messager; without a config the channel
     is on a server of this process. `name` is the id under which the platform gets actions. A result is awaited for
     `timeout` seconds (None: no limit), or until the platform ends. The platform takes at most `window` actions at once:
     if its process is killed, those are not done again, and all others wait for its successor. `actions` are those that

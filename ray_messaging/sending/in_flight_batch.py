@@ -100,7 +100,7 @@ class InFlightBatch:
         return self._open
 
     def still_open(self, rows: Rows) -> Rows:
-        """Return those of some rows that are open."""
+        """Return the open rows among some rows."""
         return rows[self._opened()[rows]]
 
     @property
@@ -161,7 +161,7 @@ class InFlightBatch:
         self.settle(rows[self.copies[rows] == 0], fate)
 
     def settle(self, rows: Rows | None, fate: "int | NDArray[np.uint8]") -> None:
-        """Set the fate of those of some rows (None: all) that are open."""
+        """Set the fate of the open rows among some rows (None: among all)."""
         if rows is None and self.left == self.batch.rows:
             self.outcome.settle(None, fate)
             self._open, self.left = None, 0
@@ -175,7 +175,7 @@ class InFlightBatch:
         self._tell(rows)
 
     def fail(self, rows: Rows | None, error: MessagingError) -> None:
-        """Set an error, instead of a fate, for those of some rows (None: all) that are open."""
+        """Set an error, instead of a fate, for the open rows among some rows (None: among all)."""
         lost = self.open_rows if rows is None else self.still_open(rows)
         self.errors.update(dict.fromkeys(lost.tolist(), error))
         for row in lost.tolist():

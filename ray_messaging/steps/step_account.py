@@ -126,7 +126,7 @@ class StepAccount:
             self._sum += sum_of([row], [weight])
 
     def take(self) -> StepCounts:
-        """Return the counts of the step, and begin those of the next step."""
+        """Return the counts of the step, and begin the counts of the next step."""
         digest = (self._sum % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._digest else b""
         self.total += self._fates
         fates, total = dict(sorted(self._fates.items())), dict(sorted(self.total.items()))
@@ -135,7 +135,7 @@ class StepAccount:
         return counts
 
     def take_blocked(self) -> bytes:
-        """Return the blocked messages of the step, encoded, and begin with those of the next step."""
+        """Return the blocked messages of the step, encoded, and begin to collect for the next step."""
         blocked, self._blocked = self._blocked, []
         return encode_blocked(blocked)
 

@@ -33,7 +33,7 @@ _ROWS = 8_192  # the most rows of a frame
 class StepChanges:
     """Frames that change one step, and the changes of its counts.
 
-    Args: `directory` is that of mailboxes with steps; `shut` are boxes that accept nothing; `audiences` has the hash of
+    Args: `directory` has the mailboxes with steps; `shut` are boxes that accept nothing; `audiences` has the hash of
     each version to which was broadcast.
     """
 

@@ -176,7 +176,7 @@ class Survey(Generic[T]):
 
 
 async def asked_agents(surveys: Surveys, to: object) -> AgentSet:
-    """Return the agents that a survey asks: those of groups, or of all (None), or these ids; raise UnknownName."""
+    """Return the agents that a survey asks: agents of groups, all agents (None), or these ids; raise UnknownName."""
     groups = [to] if isinstance(to, Group) else to
     if groups is None:
         return await surveys.agents_of(None)

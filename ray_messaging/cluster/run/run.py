@@ -289,7 +289,7 @@ class Run(AbstractContextManager["Run"]):
         return parts
 
     def _calls_text(self) -> str:
-        """Return the counts of remembered calls in words, "" if there are none; those of groups that answer at once."""
+        """Return the counts of remembered calls, of the groups that answer at once, in words; "" if there are none."""
         asked = [actor.calls_now.remote() for actor in self._actors.values()]
         counts = Counter[str]()
         for answer in wait(asked, num_returns=len(asked), timeout=_COUNTED_S)[0]:
@@ -398,7 +398,7 @@ def gathered(
     digests: Mapping[int, str],
     collected: Any,  # noqa: ANN401 - a pyarrow.Table
 ) -> Result:
-    """Return the result of a run from those of its groups; `by_rules` is what step rules have changed of `fates`."""
+    """Return the result of a run from its groups' results; `by_rules` has the changes of `fates` by step rules."""
     ended = min(part.until for part in parts)
     fates = sum((part.fates for part in parts), Counter[str]())
     fates.update(by_rules)
@@ -481,7 +481,7 @@ def _results(refs: Sequence[Any]) -> list[Any]:
 
 
 def cause_of(error: StepFailed) -> RuntimeError | None:
-    """Return an error with the traceback of the user's own frames: those of Ray and of this package are left out."""
+    """Return an error with the traceback of the user's own frames, without frames of Ray and of this package."""
     return RuntimeError(f"in group {error.group!r}\n{error.trace}") if error.trace else None
 
 

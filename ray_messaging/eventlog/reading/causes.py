@@ -167,7 +167,7 @@ def _joined(rows: list[LogRow]) -> LogRow:
 
 
 def outside_of_steps(row: LogRow, others: str) -> ConfigError:
-    """Return the error for a message that was not sent in a step; `others` are those of which one can ask."""
+    """Return the error for a message that was not sent in a step; `others` are messages whose causes are known."""
     return ConfigError(f"message {row.message_id!r} was sent outside of steps: ask about {others}")
 
 
@@ -218,7 +218,7 @@ class _Search:
             self._known |= {row.message_id: row for row in rows if row.message_id in causes}
 
     def causes(self, row: LogRow) -> list[LogRow]:
-        """Return the causes of a message that were looked up, the one that it names first."""
+        """Return the causes of a message that were looked up, first the cause that the message names."""
         named = self._known.get(_cause_of(row) or "")
         hand = [] if (of := hand_of(row)) is None else self._hands[of]
         if named is None:

@@ -31,7 +31,7 @@ _MOMENT = pa.timestamp("us", "UTC")
 
 
 class Fields(TypedDict, total=False):
-    """Fields of a query. None selects rows that lack the value; from_id=None selects those of the user.
+    """Fields of a query. None selects rows that lack the value; from_id=None selects the user's rows.
 
     from_id, to_id, agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to (the id of the
     question), step (in which it was sent) and step_read take a value or a collection of values; a step may also be a

@@ -56,7 +56,7 @@ def since(
 ) -> pa.Table:
     """Return the next matching rows after a position. The table's metadata has that for the next call, under REACHED.
 
-    Args: with `expand`, `limit` is a number of rows before broadcasts are expanded; as_text is that of `with_ids`.
+    Args: with `expand`, `limit` is a number of rows before broadcasts are expanded; as_text is as for `with_ids`.
     """
     names = stored(COLUMNS)
     filters = Filters(**(fields | {"after": position, "limit": limit}))

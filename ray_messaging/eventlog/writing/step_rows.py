@@ -87,7 +87,7 @@ class StepFeed:
         self._news: asyncio.Task[News] | None = None
 
     async def begin(self, position: StepPosition | None) -> None:
-        """Register the log's hold, and go on after `position`, that of the newest segment (None: there is none)."""
+        """Register the log's hold, and go on after the newest segment's `position` (None: there is no segment)."""
         progress = await self._store.progress()
         held = progress.holds.get(HOLD)
         handled, outside = position or self.position
@@ -258,7 +258,7 @@ class StepFeed:
     ) -> LoggedPart | None:
         """Return the rows of a frame; None if it has none. Notes have the pairs of broadcasts that are amended.
 
-        Args: `amendments` are those of the frame's broadcasts.
+        Args: `amendments` are for the frame's broadcasts.
         """
         mailbox, _, at = box.rpartition("@")
         try:

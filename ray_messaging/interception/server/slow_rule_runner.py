@@ -160,7 +160,7 @@ class SlowRuleRunner:
     # -- resuming what a predecessor deferred -----------------------------------------------------------------------
 
     def _resume(self, batch: Batch) -> None:
-        """Continue each message, or broadcast, from its saved progress, together with those of the same progress."""
+        """Continue each message or broadcast from its saved progress; messages with equal progress go on together."""
         pairs = pair_rows(batch)
         batch = batch if pairs is None else once_each(batch, pairs)
         groups: dict[tuple[str, ...], tuple[list[int], BatchVerdict]] = {}
