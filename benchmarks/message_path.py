@@ -10,6 +10,9 @@ Two paths are counted, on a LocalServer, with one recipient and an interceptor t
 - fetch: `Messager.fetch_messages`, a look at the payload, and `Messager.ack`. The row "fetch, without the transport"
   leaves the transport's functions out.
 
+With --on-ray: a send by a handle until the other handle's ack, a broadcast, a step of a run, and a change of the rules,
+each in all processes of a cluster (see `ray_paths`).
+
 Only Python functions in the files of `ray_messaging` count; comprehensions and generator expressions do not. Each path
 runs a few times before it is counted, so that what happens once per connection is left out.
 
@@ -31,6 +34,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import ray_messaging
+from benchmarks import ray_paths
 from ray_messaging import LocalServer, Messager
 from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.rules import BlackList, MaxLength
@@ -204,12 +208,32 @@ def trace(path: MessagePath) -> str:
     return "\n".join(f"{'  ' * call.depth + call.function:<70} {call.file}" for call in path.calls)
 
 
+def _print_on_ray(*, as_json: bool, trace: bool) -> None:
+    found = ray_paths.measure()
+    counts = {path: (len({file for file, _ in entered}), len(entered)) for path, entered in found.items()}
+    if trace:
+        for path, entered in found.items():
+            print(f"{path}:", *(f"  {function:<60} {file}" for file, function in sorted(entered)), sep="\n")
+    if as_json:
+        print(
+            json.dumps({path: {"files": files, "functions": functions} for path, (files, functions) in counts.items()})
+        )
+        return
+    print(f"{'':<28}{'files':>11}{'functions':>11}")
+    for path, (files, functions) in counts.items():
+        print(f"{path:<28}{files:>11}{functions:>11}")
+
+
 def main() -> None:
     """Measure and print."""
     options = argparse.ArgumentParser(prog="python -m benchmarks.message_path", description=__doc__.partition("\n")[0])
     options.add_argument("--json", action="store_true", help="print the counts as JSON, with --trace also the calls")
     options.add_argument("--trace", action="store_true", help="print the functions in order, indented, with their file")
+    options.add_argument("--on-ray", action="store_true", help="count the paths of handles and steps, in all processes")
     chosen = options.parse_args()
+    if chosen.on_ray:
+        _print_on_ray(as_json=chosen.json, trace=chosen.trace)
+        return
     paths = asyncio.run(measure())
     if chosen.json:
         calls = {path.name: [[call.file, call.function, call.depth] for call in path.calls] for path in paths}

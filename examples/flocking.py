@@ -1,6 +1,6 @@
 """Birds that fly as their neighbours do: an audience of positions, which change in every step.
 
-    pip install "ray-messaging[spatial]"
+    pip install ray-messaging
     python examples/flocking.py
     python examples/flocking.py --birds 2000 --steps 40 --groups 4
 

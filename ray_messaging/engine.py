@@ -168,7 +168,7 @@ class Engine:
         if self.closed:
             return
         self.closed = True
-        if self.tracer is not None and commit:
+        if commit:
             self.tracer.committed()
         self.accepting, self.fetcher.unavailable = None, self._not_listening
         accumulator, subscription = self.accumulator, self.subscription

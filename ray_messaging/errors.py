@@ -196,7 +196,10 @@ class StepFailed(MessagingError, RuntimeError):
 
 
 class AudienceTooLarge(MessagingError, ValueError):
-    """Positions make more pairs than their audience may have: `pairs` is their number, `limit` the most."""
+    """Positions make more pairs than their audience may have: `limit` is the most that it may have.
+
+    `pairs` is the number of pairs. In large crowds it is an estimate, and the message says "about".
+    """
 
     pairs: int
     limit: int
@@ -223,7 +226,7 @@ class UndeclaredSend(MessagingError, ValueError):
 class NoAnswer(MessagingError, TimeoutError):
     """A question has no answer: `agent` did not give one within `timeout` seconds, or the question never arrived.
 
-    `question` is its message id, and `fate` its fate: "delivered", or "undeliverable".
+    `question` is its message id, and `fate` what became of it.
     """
 
     agent: object

@@ -385,8 +385,8 @@ class Messager(names.ChannelNames):
         many gaps between them; Fenced if a newer process has taken over the mailbox.
         """
         await self._commit(messages)
-        if self.engine.tracer is not None and messages is not None:
-            self.engine.tracer.committed(slices_of(messages))
+        if messages is not None:
+            self.engine.tracer.committed(lambda: slices_of(messages))
 
     async def _commit(self, messages: Message | Iterable[Message] | None = None) -> None:
         await self.engine.fetcher.ack(messages)

@@ -6,21 +6,20 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.fates import FATES, IS_SENT, NAMES, UNDELIVERABLE, UNKNOWN, FateName, facts_of
 
 if TYPE_CHECKING:
     from ray_messaging.model.batch import Batch, TopicColumn
 
-Fate = Literal["delivered", "published", "undeliverable", "blocked"]
-FATES: tuple[Fate, ...] = ("delivered", "published", "undeliverable", "blocked")
-DELIVERED, PUBLISHED, UNDELIVERABLE, BLOCKED, UNKNOWN = range(5)
 _UNKNOWN = bytes((UNKNOWN,))
+_SENT = bytes(np.flatnonzero(IS_SENT).tolist())
 
 
 class PairFates(NamedTuple):
@@ -100,10 +99,10 @@ class Outcome:
             ids = IdColumn(batch.to_ids.values.copy(), batch.to_ids.kinds, batch.to_ids.strings)
             self._addresses = ids, batch.topics, None if batch.topic is None else batch.topic.copy()
 
-    def no_listener(self, row: int) -> str:
-        """Return why one message was undeliverable, with its channel."""
-        if self._addresses is None:
-            return NO_LISTENER
+    def reason(self, row: int) -> str | None:
+        """Return why nobody has one message, or None; of an undeliverable one with its channel."""
+        if self.codes[row] != UNDELIVERABLE or self._addresses is None:
+            return self.blocks[row][1] if row in self.blocks else facts_of(NAMES[self.codes[row]]).reason or None
         to_ids, topics, topic = self._addresses
         name, to_id = topics[0 if topic is None else int(topic[row])], to_ids[row]
         where = f"on channel {name[1:]!r}" if to_id is None else f"for agent {to_id!r} on {name.removeprefix(':')!r}"
@@ -124,15 +123,12 @@ class Outcome:
 
     def receipt(self, row: int) -> "Receipt":
         """Return the receipt of one message whose fate is known."""
-        return (Receipt if self.codes[row] <= PUBLISHED else _Unsent)(self, row)
-
-
-NO_LISTENER = "no mailbox listens on this channel, and no foreign subscriber took it"
+        return (Receipt if self.codes[row] in _SENT else _Unsent)(self, row)
 
 
 # C code builds a struct in a third of the time of a class. It is in no reference cycle, so gc=False is safe.
 class Receipt(msgspec.Struct, eq=False, gc=False):
-    """The fate of one send: delivered, published, undeliverable or blocked.
+    """The fate of one send.
 
     A receipt is true if the message was delivered or published.
     """
@@ -146,7 +142,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
         return self._outcome.message_id(self._row)
 
     @property
-    def fate(self) -> Fate:
+    def fate(self) -> FateName:
         """Return the fate."""
         return FATES[self._outcome.codes[self._row]]
 
@@ -158,9 +154,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
     @property
     def reason(self) -> str | None:
         """Return why the message was blocked or could not be delivered, or None."""
-        if self._outcome.codes[self._row] == UNDELIVERABLE:
-            return self._outcome.no_listener(self._row)
-        return self._outcome.blocks.get(self._row, (None, None))[1]
+        return self._outcome.reason(self._row)
 
     @property
     def consumption(self) -> float:
@@ -170,7 +164,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
     @property
     def sent(self) -> bool:
         """Return whether the message was delivered or published."""
-        return self._outcome.codes[self._row] <= PUBLISHED
+        return bool(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Receipt):
@@ -197,9 +191,8 @@ class _Unsent(Receipt, eq=False, gc=False):
 
 def set_receipts(futures: "Sequence[asyncio.Future[Receipt]]", outcome: Outcome) -> None:
     """Set the results of futures, one per row, to the receipts of the rows."""
-    codes, rows = outcome.codes, range(len(outcome.codes))
-    sent = codes.count(DELIVERED) + codes.count(PUBLISHED) == len(codes)
-    receipts = map(Receipt, repeat(outcome), rows) if sent else map(outcome.receipt, rows)
+    rows, unsent = range(len(outcome.codes)), outcome.codes.translate(None, _SENT)
+    receipts = map(outcome.receipt, rows) if unsent else map(Receipt, repeat(outcome), rows)
     setting = map(type(futures[0]).set_result, futures, receipts)
     while True:
         try:
@@ -240,7 +233,7 @@ class Receipts(Sequence[Receipt]):
 
     @property
     def codes(self) -> NDArray[np.uint8]:
-        """Return the fates as uint8 (n,): indices into `receipt.FATES`."""
+        """Return the fates as uint8 (n,): indices into `fates.FATES`."""
         if not self.parts:
             return np.zeros(0, np.uint8)
         return np.concatenate([outcome.fates[low:high] for outcome, low, high in self.parts])
@@ -248,7 +241,7 @@ class Receipts(Sequence[Receipt]):
     @property
     def fates(self) -> NDArray[np.str_]:
         """Return the fates as str (n,)."""
-        return np.array([*FATES, "unknown"])[self.codes]
+        return np.array(NAMES)[self.codes]
 
     @property
     def message_ids(self) -> list[str]:
@@ -258,13 +251,12 @@ class Receipts(Sequence[Receipt]):
     @property
     def sent(self) -> NDArray[np.bool_]:
         """Return for each message whether it was delivered or published, bool (n,)."""
-        return self.codes <= PUBLISHED
+        return IS_SENT[self.codes]
 
     def counts(self) -> dict[str, int]:
         """Count the sends by fate. Every fate is a key; `unknown` only if there are some."""
-        found = np.bincount(self.codes, minlength=5).tolist()
-        counts: dict[str, int] = dict(zip(FATES, found, strict=False))
-        return counts | ({"unknown": found[UNKNOWN]} if found[UNKNOWN] else {})
+        found: list[int] = np.bincount(self.codes, minlength=len(NAMES)).tolist()
+        return dict(zip(NAMES if found[UNKNOWN] else FATES, found, strict=False))
 
     def blocked_by(self) -> Counter[str]:
         """Count the blocked sends by rule."""

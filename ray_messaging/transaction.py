@@ -105,7 +105,7 @@ class Transaction:
 
     @property
     def state(self) -> bytes | None:
-        """Return the state that was set in this block, else that of the last transaction, or None if there is none.
+        """Return the state that was set in this block, else the last transaction's state, or None if there is none.
 
         Setting it raises InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above
         MessagingConfig.state_bytes.

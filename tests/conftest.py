@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 from support.clock import ServerClock
+from support.contracts import RedisStore
 from support.replicated import ReplicatedService
 from support.servers import HOST, MosquittoProcess, RedisProcess, find_binary
 from support.slots import ClusterService
@@ -205,6 +206,14 @@ def messagers(opener, server):
         return await opener(server, *args, **settings)
 
     return open_one
+
+
+@pytest.fixture
+async def store(server, exp_id):
+    """Give direct access to the store of the server under test."""
+    opened = RedisStore(server, exp_id)
+    yield opened
+    await opened.close()
 
 
 @pytest.fixture(scope="session")

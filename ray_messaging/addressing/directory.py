@@ -203,7 +203,7 @@ def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
 def _origins(
     before: MailboxRecord, version: int, dates: HostDates, came_from: MailboxRecord | None
 ) -> list[FormerMailbox]:
-    """Return the origins of a record's agents, including those of agents that come from record `came_from`."""
+    """Return the origins of a record's agents, also of agents that come from record `came_from`."""
     if came_from is None:
         return before.origins
     found: dict[tuple[str, int], FormerMailbox] = {}

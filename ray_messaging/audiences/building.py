@@ -1,7 +1,7 @@
 """Building of edges: from pairs of ids, chunk by chunk, or from positions of agents, which hear each other if near."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from itertools import pairwise
@@ -24,13 +24,14 @@ _SPARE = 16  # a table of cells may have so many places for each agent
 _PARTS = 4  # cells along the first axis for one radius; more of them would spare few points
 _LEAST_RADIUS = 1e-150  # squares of much smaller ones are 0, of much larger ones than its inverse infinite
 _BLOCK = 4096  # points that a thread looks at between two others
+_COUNTED = 2**26  # distances that are compared, at most, to count the pairs of a crowd that has too many
 _THREADS = 4  # more of them would wait for each other, because parts of numpy run in one thread at a time
 
 
 def build_edges(chunks: Iterable[object]) -> GraphEdges:
     """Build the edges from pairs (sender, hearer), which may be repeated and come in any order.
 
-    It needs 8 bytes a pair in addition to a chunk, and 8 bytes a pair for the result.
+    This needs 8 bytes a pair in addition to a chunk, and 8 bytes a pair for the result.
 
     Args: chunks are int arrays (m, 2); each is released before the next one is taken.
 
@@ -62,8 +63,8 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
 def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
     """Return the pairs as keys, with the sender in the upper half, and the ids to which the halves are indexes.
 
-    None instead of the ids: the halves are the ids themselves. An array that grows is moved by the kernel, without a
-    copy.
+    None instead of the ids means that the halves are the ids themselves. The kernel moves an array that grows, without
+    a copy.
     """
     keys, used = np.empty(CHUNK, np.int64), 0
     large: list[NDArray[Any]] = []
@@ -133,7 +134,7 @@ def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _sorted_side(keys: NDArray[np.int64]) -> Adjacency:
-    """Return the distinct upper halves of sorted keys as ids, and the lower halves of the keys of each as `others`."""
+    """Return the distinct upper halves of sorted keys as ids; `others` are the lower halves of each id's keys."""
     firsts, others = [], np.empty(len(keys), np.int32)
     before = -1
     for low in range(0, len(keys), CHUNK):
@@ -205,7 +206,7 @@ class Positions(NamedTuple):
     def edges(self) -> GraphEdges:
         """Return the pairs, in both directions, without pairs of an agent with itself.
 
-        Raises: AudienceTooLarge if there are more pairs than the limit, ConfigError if scipy is not installed.
+        Raises: AudienceTooLarge if there are more pairs than the limit.
         """
         lengths, others = self._near()
         present = np.flatnonzero(lengths)
@@ -223,24 +224,19 @@ class Positions(NamedTuple):
         return digest.digest()
 
     def _near(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return how many others each agent is near, and the indexes of these, ascending for each agent."""
-        try:
-            from scipy.spatial import cKDTree  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise ConfigError("audiences of positions need scipy: pip install 'ray-messaging[spatial]'") from error
+        """Return the number of neighbours of each agent, and all neighbours by index, ascending for each agent."""
         lengths, found, parts = np.zeros(len(self.ids), np.int64), 0, list[_NearIndex]()
         if not len(lengths):
             return lengths, np.zeros(0, np.int32)
         grid = _Grid(self.points, self.radius, self.limit)
         with ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool:
-            for some in pool.map(grid.near, range(0, len(self.ids), _BLOCK)):
+            for some in pool.map(grid.near, grid.blocks()):
                 for part in some:
                     lengths[part.agents] = part.lengths
                     found += len(part.others)
                 parts += some
             if found > self.limit:
-                tree = cKDTree(self.points, balanced_tree=False, compact_nodes=False)
-                raise self._too_large(int(tree.count_neighbors(tree, self.radius)) - len(self.ids))
+                raise self._too_large(grid)
             starts, others = offsets_of(lengths), np.empty(found, np.int32)
 
             def put(part: _NearIndex) -> None:
@@ -250,9 +246,11 @@ class Positions(NamedTuple):
                 pass
         return lengths, others
 
-    def _too_large(self, pairs: int) -> AudienceTooLarge:
+    def _too_large(self, grid: "_Grid") -> AudienceTooLarge:
+        pairs, exact = grid.count()
+        number = f"{'' if exact else 'about '}{pairs:,}"
         return AudienceTooLarge(
-            f"radius {self.radius:g} makes {pairs:,} pairs of {len(self.ids):,} agents, the limit is {self.limit:,}"
+            f"radius {self.radius:g} makes {number} pairs of {len(self.ids):,} agents, the limit is {self.limit:,}"
             ": take a smaller radius, or raise most_pairs=",
             pairs=pairs,
             limit=self.limit,
@@ -260,7 +258,7 @@ class Positions(NamedTuple):
 
 
 class _NearIndex(NamedTuple):
-    """Some agents, how many others each of them is near, and these others, ascending for each agent. All by index."""
+    """Some agents, the number of neighbours of each, and the neighbours, ascending for each agent. All by index."""
 
     agents: NDArray[np.intp]
     lengths: NDArray[np.int64]
@@ -268,10 +266,10 @@ class _NearIndex(NamedTuple):
 
 
 class _Grid:
-    """Points, sorted by cells, so that those that a point may be near are a few ranges of them.
+    """Points, sorted by cells, so that the points that may be near a point are a few ranges of them.
 
-    Cells form rows along the first axis. A row has no place if it has no points. Once more pairs than the limit have
-    been found, no further ones are.
+    Cells form rows along the first axis. Only rows with points have a number. Once more pairs than the limit have
+    been found, the search ends.
     """
 
     def __init__(self, points: NDArray[np.float64], radius: float, limit: int) -> None:
@@ -284,7 +282,7 @@ class _Grid:
             around = np.add.outer(around * width, np.arange(-1, 2)).ravel()
         distinct, rows = np.unique(rows, return_inverse=True)
         wanted = distinct[:, None] + around
-        self._around = np.searchsorted(distinct, wanted)  # for each row, those that its points look at
+        self._around = np.searchsorted(distinct, wanted)  # for each row, the rows that its points look at
         self._around[distinct.take(self._around, mode="clip") != wanted] = len(distinct)  # an empty row, behind all
         self._own = len(around) // 2
         self._width = int(first.max()) + 1 + _PARTS  # with as many empty cells as a point looks at to each side
@@ -302,40 +300,71 @@ class _Grid:
         """Return how many points have smaller keys."""
         return np.searchsorted(self._keys, keys) if self._begins is None else self._begins.take(keys)
 
-    def near(self, low: int, high: int | None = None) -> list[_NearIndex]:
-        """Return whom the points from `low` to before `high` are near, in the order of cells; None: of a block."""
-        if self._found > self._limit:
-            return []
-        size = len(self._keys)
-        high = min(low + _BLOCK, size) if high is None else high
-        keys = self._around[self._rows[low:high]] * self._width + (self._keys[low:high] % self._width)[:, None]
-        begins = self._before(keys - _PARTS).ravel()
-        counts = self._before(keys + (_PARTS + 1)).ravel() - begins
+    def blocks(self, step: int = 1) -> Iterator[range]:
+        """Return the places of every `step`-th point, in the order of cells, block by block."""
+        places = range(0, len(self._keys), step)
+        return (places[low : low + _BLOCK] for low in range(0, len(places), _BLOCK))
+
+    def near(self, block: range) -> list[_NearIndex]:
+        """Return whom the points at consecutive places are near; nothing once the limit has been passed."""
+        found, size = list[_NearIndex](), len(self._keys)
+        for piece, places, ends, near in self._compared(block):
+            if self._found > self._limit:
+                break
+            kept = np.flatnonzero(near)
+            lengths = np.diff(np.searchsorted(kept, ends), prepend=0)
+            others = self._order.take(places.take(kept)).astype(np.uint32)
+            firsts = np.repeat((np.arange(len(piece)) * size).astype(np.uint32), lengths)
+            others += firsts
+            others.sort()
+            others -= firsts
+            self._found += len(others)  # less if threads meet here, and then some pairs more are found
+            found.append(_NearIndex(self._order[piece.start : piece.stop], lengths, others))
+        return found
+
+    def count(self) -> tuple[int, bool]:
+        """Return the number of pairs, and whether it is exact: where points are crowded, only some are looked at."""
+        distances = sum(int(self._candidates(block)[1].sum()) for block in self.blocks())
+        step = -(-distances // _COUNTED)
+        seen = pairs = 0
+        for block in self.blocks(step):
+            seen += len(block)
+            pairs += sum(int(np.count_nonzero(near)) for *_, near in self._compared(block))
+        return pairs * len(self._keys) // seen, step == 1
+
+    def _candidates(self, block: range) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the beginnings and lengths of the ranges of places at which each point of a block looks."""
+        of = slice(block.start, block.stop, block.step)
+        keys = self._around[self._rows[of]] * self._width + (self._keys[of] % self._width)[:, None]
+        begins = self._before(keys - _PARTS)
+        return begins, self._before(keys + (_PARTS + 1)) - begins
+
+    def _compared(self, block: range) -> Iterator[tuple[range, NDArray[np.intp], NDArray[np.int64], NDArray[np.bool_]]]:
+        """Compare the points of a block with those around them, piece by piece.
+
+        Yields the piece, the places that its points look at, where the places of each point end, and which are near.
+        """
+        begins, counts = (side.ravel() for side in self._candidates(block))
         ends = np.cumsum(counts)
         # Arrays are to stay in the cache, and the numbers by which they are sorted below 2**32.
-        pieces = min(max(-(-int(ends[-1]) // CHUNK), -(-(high - low) * size >> 32)), high - low)
+        pieces = min(max(-(-int(ends[-1]) // CHUNK), -(-len(block) * len(self._keys) >> 32)), len(block))
         if pieces > 1:
-            bounds = np.linspace(low, high, pieces + 1).astype(int).tolist()
-            return [part for bound in pairwise(bounds) for part in self.near(*bound)]
+            bounds = np.linspace(0, len(block), pieces + 1).astype(int).tolist()
+            for low, high in pairwise(bounds):
+                yield from self._compared(block[low:high])
+            return
         begins -= ends - counts
         places = np.repeat(begins, counts)
         places += np.arange(len(places))
-        ends = ends[keys.shape[1] - 1 :: keys.shape[1]]
-        near = self._squares(places, slice(low, high), np.diff(ends, prepend=0)) <= self._square
-        near[np.arange(low, high) - begins[self._own :: keys.shape[1]]] = False  # itself
-        kept = np.flatnonzero(near)
-        lengths = np.diff(np.searchsorted(kept, ends), prepend=0)
-        others = self._order.take(places.take(kept)).astype(np.uint32)
-        firsts = np.repeat((np.arange(high - low) * size).astype(np.uint32), lengths)
-        others += firsts
-        others.sort()
-        others -= firsts
-        self._found += len(others)  # less if threads meet here, and then some pairs more are found
-        return [_NearIndex(self._order[low:high], lengths, others)]
+        ranges = len(counts) // len(block)
+        ends = ends[ranges - 1 :: ranges]
+        near = self._squares(places, block, np.diff(ends, prepend=0)) <= self._square
+        near[np.arange(block.start, block.stop, block.step) - begins[self._own :: ranges]] = False  # itself
+        yield block, places, ends, near
 
-    def _squares(self, places: NDArray[np.intp], of: slice, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the squares of the distances of some points from points at `places`, a number of places for each."""
-        squares = np.zeros(1)
+    def _squares(self, places: NDArray[np.intp], block: range, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the squares of the distances of a block's points from points at `places`, `counts` for each point."""
+        squares, of = np.zeros(1), slice(block.start, block.stop, block.step)
         with np.errstate(over="ignore"):  # then they are far
             for column in self._columns:
                 ways = column.take(places)

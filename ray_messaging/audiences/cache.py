@@ -27,7 +27,7 @@ class AudienceCache:
 
     def __init__(self, source: AudienceSource | None) -> None:
         self._source = source
-        # All pairs of a version under b"", and those toward some agents under these agents' digest.
+        # All pairs of a version are under b"", the pairs toward some agents under the digest of the agents.
         self._edges: OrderedDict[tuple[AudiencePairs, bytes], Edges] = OrderedDict()
         self._loading = asyncio.Lock()
 
@@ -47,7 +47,7 @@ class AudienceCache:
                         value=audience.name,
                     )
                 found = await self._source.load(*audience)
-                # Newer versions have replaced earlier ones, but to the last of these messages may still come.
+                # Messages may still come to the version before this one, but to no earlier version.
                 for each, digest in [*self._edges]:
                     if each.name == audience.name and each.version < audience.version - 1:
                         del self._edges[each, digest]
@@ -66,7 +66,7 @@ class AudienceCache:
         await mover.move_in_step(name, step, ids, points)
 
     async def toward(self, audience: AudiencePairs, agents: AgentSet, digest: bytes) -> Edges:
-        """Return the pairs of a version whose hearers are among `agents`, which have this digest. Raises as `edges`."""
+        """Return the pairs of a version whose hearers are among `agents`; `digest` is theirs. Raises as `edges`."""
         found = self._edges.get((audience, digest))
         if found is None:
             found = (

@@ -22,10 +22,10 @@ _PLACE = np.dtype("<u4")
 
 
 def encode_kept(places: NDArray[np.intp], pairs: int) -> bytes:
-    """Return some of `pairs` pairs, given by their ascending places, as bytes; b"" if it is all of them.
+    """Return some of `pairs` pairs, given by their ascending places, as bytes; b"" for all pairs.
 
-    The bytes are runs of places, or one bit for each pair, whichever is shorter. So both a few pairs and all but a few
-    take few bytes.
+    The bytes are runs of places, or one bit for each pair, whichever is shorter. So few bytes hold a few pairs, and
+    all but a few pairs, too.
     """
     if len(places) == pairs:
         return b""
@@ -80,10 +80,10 @@ def fold(
 ) -> tuple[Batch, NDArray[np.intp]]:
     """Return some rows of a batch that `spread` made, for one mailbox, as a batch with a row for each broadcast.
 
-    Args: `rows` must ascend. `there` are all rows for agents of the mailbox, whose digest is `agents`. Pairs of one
-    broadcast that differ in `kinds` (None: none does), which has a number for each row, are in a row for each kind.
+    Args: `rows` must ascend. `there` are all rows for agents of the mailbox; `agents` is the digest of these agents.
+    `kinds` has a number for each row (None: all are equal): a broadcast gets a row for each kind of its pairs.
 
-    Returns: the batch, and for each of its rows one of the rows for which it stands.
+    Returns: the batch, and for each of its rows one of the rows that were folded into it.
     """
     assert pairs.numbers is not None
     assert pairs.extension is not None
@@ -95,7 +95,7 @@ def fold(
     first = np.flatnonzero(begins)
     made = pairs.take(rows[first])
     made.to_ids = nobody(made.rows)
-    # The places of each broadcast's pairs follow those of all pairs of the rows before it.
+    # The pairs of each broadcast have the places behind all pairs of the rows before it.
     low = np.searchsorted(numbers[there], numbers[rows[first]])
     high = np.searchsorted(numbers[there], numbers[rows[first]], side="right")
     starts = np.cumsum(high - low) - (high - low)

@@ -73,7 +73,7 @@ class Adjacency(NamedTuple):
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sum of the lengths before each one, and at the end the sum of all."""
+    """Return for each length the sum of the lengths before it, and at the end the sum of all lengths."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
@@ -163,9 +163,9 @@ class GraphHearing:
     def _rows_of(
         self, senders: NDArray[np.int32], lengths: NDArray[np.int64], begins: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Return how many rows some hearers hear, and these rows.
+        """Return the number of rows that each hearer hears, and the rows.
 
-        Args: `senders` are the senders that these hearers hear; hearer i has `lengths[i]` of them, from `begins[i]` on.
+        Args: `senders` are the senders that the hearers hear; hearer i has `lengths[i]` of them, from `begins[i]` on.
         """
         if self._said is None:
             ordered = self._ordered
@@ -198,7 +198,7 @@ class GraphHearing:
 
     @cached_property
     def _ordered(self) -> NDArray[np.intp] | None:
-        """Return the rows in the order of their senders, or None if they are in this order."""
+        """Return the rows in the order of their senders, or None if they are in this order already."""
         if self._rows is None and bool((self._places[1:] >= self._places[:-1]).all()):
             return None
         order = np.argsort(self._places, kind="stable")
@@ -219,8 +219,8 @@ class GraphEdges:
     """Pairs of int ids, from both sides: `out` has the hearers of each sender, `into` the senders of each hearer.
 
     Restrictions share these arrays. `senders` are the places of the senders that count, and `wanted` (bool, by place)
-    says which hearers count; None: all count. `positions` are the positions from which the pairs were made, if they
-    were.
+    says which hearers count; None: all count. `positions` are the positions from which the pairs were made; None: from
+    a graph.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class GraphEdges:
 
     @property
     def hearers(self) -> AgentSet:
-        """Return the agents that hear somebody, of those that count."""
+        """Return the hearers that count and hear somebody."""
         return AgentSet(self.into.ids if self._wanted is None else self.into.ids[self._wanted])
 
     def counts(self, from_ids: IdColumn) -> NDArray[np.int64]:

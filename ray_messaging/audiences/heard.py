@@ -81,7 +81,7 @@ class Heard:
     def mean(self, name: str) -> NDArray[np.float64]:
         """Return the mean of a column for each agent, NaN if it hears no broadcast.
 
-        The sum is one of float64, sender by sender in the order of their ids, by `np.add.reduceat`.
+        The values are added as float64, by `np.add.reduceat`, sender by sender in the order of their ids.
 
         Raises: InvalidColumns if a broadcast lacks the column, or it has no numbers.
         """
@@ -167,7 +167,7 @@ class Heard:
     # -- pairs that rules took out --------------------------------------------------------------------------------
 
     def _rest(self) -> Iterator[HeardRows]:
-        """Yield the remaining rows of those agents that have lost a pair to a rule."""
+        """Yield the remaining rows of the agents that have lost a pair to a rule."""
         if len(self._affected):
             for chunk in self._hearing.chunks(self._affected):
                 yield self._without_removed(chunk, self._affected[chunk.low : chunk.high])
@@ -184,7 +184,7 @@ class Heard:
 
 
 def _by_sender(ids: IdColumn) -> NDArray[np.intp] | None:
-    """Return the order of rows by sender, or None to leave it: they have it already, or not all senders are ints.
+    """Return the order of rows by sender; None if the rows have this order already, or not all senders are ints.
 
     Neighbours in this order are near each other in memory, so that each pair is looked up faster.
     """
@@ -194,7 +194,7 @@ def _by_sender(ids: IdColumn) -> NDArray[np.intp] | None:
 
 
 def _first_of_range(ids: IdColumn) -> int | None:
-    """Return the first of ints without gaps, each of which is the last one plus 1, or None if the ids are others."""
+    """Return the first id if the ids are ints that ascend by 1, else None."""
     if ids.kinds is not None or not len(ids) or not bool((np.diff(ids.values) == 1).all()):
         return None
     return int(ids.values[0])

@@ -19,8 +19,8 @@ class Pairs(NamedTuple):
 class HeardRows(NamedTuple):
     """The broadcasts that the hearers from `low` to before `high` hear, by row number.
 
-    Hearer `low + i` hears the rows `rows[offsets[i]:offsets[i + 1]]`. They ascend by sender (None, ints, strs), and
-    those of one sender keep their order.
+    Hearer `low + i` hears the rows `rows[offsets[i]:offsets[i + 1]]`. The rows ascend by sender (None, ints, strs).
+    Rows of one sender keep their order.
     """
 
     low: int

@@ -65,7 +65,7 @@ class MemberHearing:
 
 
 class MemberEdges:
-    """Pairs of any sender, or of one in `senders`, with each of `members` except itself.
+    """Pairs of each sender (in `senders`, if given) with each of `members` except itself.
 
     `wanted` are the members that count as hearers (None: all).
     """
@@ -91,18 +91,18 @@ class MemberEdges:
     def everybody(cls, agents: AgentSet) -> "MemberEdges":
         """Return the pairs of all agents with each other.
 
-        They have no digest: who all agents are depends on the mailbox, the subtopic and the time.
+        The pairs have no digest: who all agents are depends on the mailbox, the subtopic and the time.
         """
         return cls(agents, b"")
 
     @property
     def pairs(self) -> int:
-        """Return the number of pairs, of senders that are members, too."""
+        """Return the number of pairs whose senders are members."""
         senders = self.members if self._senders is None else self.members & self._senders
         return len(senders) * len(self._wanted) - len(senders & self._wanted)
 
     def places(self, ids: IdColumn) -> NDArray[np.intp]:
-        """Return each agent's index among the members that count as hearers, or -1 if it is not one of them."""
+        """Return each agent's index among the members that count as hearers, or -1 if it is not there."""
         return places_in(self._wanted, ids)
 
     def _may_send(self, from_ids: IdColumn) -> NDArray[np.bool_]:

@@ -31,7 +31,6 @@ EXTRAS = {
     "llm": "openai",
     "plot": "matplotlib",
     "networkx": "networkx",
-    "spatial": "scipy",
     "metrics": "prometheus-client",
     "otel": "opentelemetry-sdk",
     "mqtt": "aiomqtt",

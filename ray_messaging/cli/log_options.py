@@ -12,6 +12,7 @@ from ray_messaging.cli.session import join_experiment
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError, InvalidQuery
 from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.model.fates import FATES
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ OPTIONS: dict[str, Any] = {
     "agent": _texts("--agent", "ID", f"The sender or the recipient; {_ID_HELP}."),
     "channel": _texts("--channel", "NAME", "The whole channel; repeatable."),
     "subtopic": _texts("--subtopic", "NAME", "For example agent-chat; repeatable."),
-    "fate": _texts("--fate", "FATE", "delivered, published, undeliverable or blocked; repeatable."),
+    "fate": _texts("--fate", "FATE", f"One of {', '.join(FATES)}; repeatable."),
     "rule": _texts("--rule", "NAME", "The rule that acted; repeatable."),
     "message_id": _texts("--message-id", "ID", "The message; repeatable."),
     "in_reply_to": _texts("--in-reply-to", "ID", "The question that it answers; repeatable."),

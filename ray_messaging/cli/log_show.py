@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from ray_messaging.cli.show import MEANINGS, counted, heat_map, plain_table, print_table
+from ray_messaging.cli.show import counted, heat_map, plain_table, print_table
 from ray_messaging.common.texts import printable, shortened, utc_time
 from ray_messaging.eventlog.plot import span_in_words
 from ray_messaging.eventlog.reading.event_rows import LogRow
 from ray_messaging.eventlog.reading.paging import json_line
 from ray_messaging.eventlog.reading.step_digests import Difference
+from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, STORED, facts_of
 
 BAR = 24  # columns
 _LINE = 60  # most columns of traffic
@@ -23,7 +24,6 @@ _WIDE = 100  # columns of a terminal with room for explanations
 _ROOMY = 130  # columns of a terminal in which a row of the log fits one line
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _DIGITS = " 123456789"
-_STYLES = {"delivered": "blue", "published": "cyan", "undeliverable": "yellow", "blocked": "red"}
 
 
 def show_stats(console: Console, stats: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ def _show_fates(console: Console, stats: dict[str, Any]) -> None:
     table = plain_table("\nFates", *names, right=("rows", "share"), whole=names)
     for fate, rows in stats["fates"].items():
         share = rows / stats["rows"]
-        means = [MEANINGS.get(fate, "")] * meaning
+        means = [facts_of(fate).meaning] * meaning
         table.add_row(fate, f"{rows:,}", f"{share:.1%}", _bar(console, share, fate), *means)
     print_table(console, table)
 
@@ -60,13 +60,13 @@ def _show_fates(console: Console, stats: dict[str, Any]) -> None:
 def _show_rules(console: Console, stats: dict[str, Any]) -> None:
     if not stats["rules"]:
         return
-    right = ("blocked", "rewritten or labelled")
+    right = (FATES[BLOCKED], "rewritten or labelled")
     table = plain_table("\nRules", "rule", *right, "", right=right)
     most = max(sum(fates.values()) for fates in stats["rules"].values())
     for rule, fates in sorted(stats["rules"].items(), key=lambda found: -sum(found[1].values())):
-        blocked = fates.get("blocked", 0)
+        blocked = fates.get(FATES[BLOCKED], 0)
         passed = sum(fates.values()) - blocked
-        bar = _bar(console, blocked / most, "blocked") + _bar(console, passed / most, "delivered")
+        bar = _bar(console, blocked / most, FATES[BLOCKED]) + _bar(console, passed / most, FATES[DELIVERED])
         table.add_row(printable(rule), f"{blocked:,}", f"{passed:,}", bar)
     print_table(console, table)
 
@@ -94,7 +94,7 @@ def _show_traffic(console: Console, stats: dict[str, Any]) -> None:
     for fate, counts in traffic["fates"].items():
         columns = [sum(counts[at : at + merged]) for at in range(0, bins, merged)]
         if any(columns):
-            line = Text(sparkline(columns, _marks(console)), style=_STYLES.get(fate, ""))
+            line = Text(sparkline(columns, _marks(console)), style=facts_of(fate).terminal)
             table.add_row(fate, f"{max(columns):,}", line)
     print_table(console, table)
 
@@ -119,7 +119,7 @@ def _marks(console: Console) -> str:
 
 def _bar(console: Console, share: float, fate: str) -> Text:
     mark = "█" if console.encoding.startswith("utf") else "#"
-    return Text(mark * max(round(share * BAR), int(share > 0)), style=_STYLES.get(fate, ""))
+    return Text(mark * max(round(share * BAR), int(share > 0)), style=facts_of(fate).terminal)
 
 
 def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
@@ -128,7 +128,7 @@ def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
     names = ("position", "sent at (UTC)", "from", "to", "fate", "payload", *["rule", "reason"] * roomy)
     table = plain_table("", *names, right=["position"], whole=("position", "sent at (UTC)", "fate"))
     for row in rows:
-        ends = (Text(_from(row)), Text(_to(row)), Text(row.fate, style=_STYLES.get(row.fate, "")))
+        ends = (Text(_from(row)), Text(_to(row)), Text(row.fate, style=facts_of(row.fate).terminal))
         text = Text(printable(shortened(row.text)))
         sent_at = utc_time(row.sent_at)
         if roomy:
@@ -151,8 +151,8 @@ def show_table(console: Console, found: pa.Table) -> None:
 def line_of(row: LogRow) -> Text:
     """Return a row as one line: time, from, to, fate and reason (unless it was delivered), payload."""
     line = Text.assemble((utc_time(row.sent_at), "dim"), f"  {_from(row)} -> {_to(row)}  ")
-    if row.fate != "delivered":
-        line.append(row.fate, _STYLES.get(row.fate, ""))
+    if row.fate not in STORED:
+        line.append(row.fate, facts_of(row.fate).terminal)
         line.append(f" ({_why(row)})  " if row.rule else "  ")
     line.append(printable(row.text))
     if row.text_before is not None:

@@ -18,6 +18,7 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.plot import figure_of
 from ray_messaging.eventlog.reading.paging import json_line
 from ray_messaging.eventlog.reading.step_digests import Difference
+from ray_messaging.model.fates import BLOCKED, FATES
 
 # No script, nothing from a network: a text of an agent could use neither.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -135,7 +136,7 @@ def _changes(run: Mapping[str, Any] | None) -> str:
 
 
 def _blocked(log: EventLog) -> str:
-    counts = log.count(by=("rule", "reason"), fate="blocked")
+    counts = log.count(by=("rule", "reason"), fate=FATES[BLOCKED])
     if not len(counts):
         return ""
     first = counts.slice(0, SHOWN)

@@ -8,13 +8,13 @@ from typing import Any
 
 from ray_messaging.common.texts import printable, shortened
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.eventlog.plot import COLOURS, new_figure
-from ray_messaging.receipt import FATES
+from ray_messaging.eventlog.plot import new_figure
+from ray_messaging.model.fates import FATES, STORED, facts_of
 
 _PAIRS = 2_000  # most pairs of agents, those with the most messages: more would make the picture black
 _NAMED = 20  # agents with a name in the picture, those with the most messages
 _SEED = 7
-_TOUCHED = {"delivered": "#CC79A7", "blocked": COLOURS["blocked"]}  # for messages that a rule has changed or blocked
+_CHANGED = "#CC79A7"  # messages that a rule has changed
 
 
 def step_chart(log: EventLog) -> str:
@@ -31,8 +31,8 @@ def step_chart(log: EventLog) -> str:
     for fate, ruled in product(FATES, (False, True)):
         heights = [counts[step, fate, ruled] for step in steps]
         if any(heights):
-            colour = _TOUCHED.get(fate, COLOURS[fate]) if ruled else COLOURS[fate]
-            label = "changed by a rule" if ruled and fate == "delivered" else fate
+            changed = ruled and fate in STORED
+            colour, label = (_CHANGED, "changed by a rule") if changed else (facts_of(fate).colour, fate)
             axes.bar(steps, heights, width=0.9, bottom=floor, color=colour, label=label)
             floor = [low + height for low, height in zip(floor, heights, strict=True)]
     changes = [] if log.run is None else log.run["rule_changes"]
@@ -53,7 +53,7 @@ def network_chart(log: EventLog) -> str:
     """Return a chart of the network of those pairs of agents with the most delivered messages; "" if there are none."""
     import networkx as nx  # noqa: PLC0415 - an optional dependency, which the command names
 
-    found = log.count(by=("from_id", "to_id"), fate="delivered")
+    found = log.count(by=("from_id", "to_id"), fate=STORED)
     rows = found.slice(0, _PAIRS).to_pylist()
     pairs = [row for row in rows if row["from_id"] is not None and row["to_id"] is not None]
     if not pairs:

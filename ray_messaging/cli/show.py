@@ -8,6 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ray_messaging.model.fates import BLOCKED, FATES, UNDELIVERABLE, facts_of
 from ray_messaging.replay.account import ReplayAccount
 from ray_messaging.replay.runner import Progress as OnProgress
 
@@ -22,12 +23,6 @@ SHADES = (
     ("white", "#3182bd"),
     ("white", "#08519c"),
 )
-MEANINGS = {
-    "delivered": "in the mailbox of the receiver's group",
-    "blocked": "blocked by a rule",
-    "published": "received by a foreign subscriber",
-    "undeliverable": "no receiver",
-}
 
 
 @contextmanager
@@ -48,12 +43,12 @@ def show_fates(console: Console, account: ReplayAccount) -> None:
     """Print how many messages had each fate, and how many each rule blocked."""
     right = ("messages", "share")
     table = plain_table("What became of the messages", "fate", *right, "meaning", right=right)
-    for fate, count in account.fates.items():
-        table.add_row(fate, f"{count:,}", f"{count / max(1, account.messages):.1%}", MEANINGS[fate])
-        if fate == "blocked":
+    for fate, count in sorted(account.fates.items(), key=lambda found: -found[1]):
+        table.add_row(fate, f"{count:,}", f"{count / max(1, account.messages):.1%}", facts_of(fate).meaning)
+        if fate == FATES[BLOCKED]:
             for rule, stopped in account.blocked_by.items():
                 table.add_row(f"  by {rule}", f"{stopped:,}", "", "")
-        if fate == "undeliverable":
+        if fate == FATES[UNDELIVERABLE]:
             for agent, unheard in account.unheard.items():
                 table.add_row(f"  to agent {agent}", f"{unheard:,}", "", "no group listened: did a process die?")
     print_table(console, table)

@@ -9,8 +9,9 @@ from ray_messaging.cli.options import Json
 from ray_messaging.cli.session import join_experiment, output, print_json
 from ray_messaging.cli.show import plain_table, print_table
 from ray_messaging.common.texts import utc_time
+from ray_messaging.surveys.tally import ANSWERED, INVALID, LOST, OPEN, STATES, STOPPED
 
-_COUNTS = ("answered", "pending", "invalid", "blocked", "undeliverable")
+_COUNTS: list[str] = STATES[[ANSWERED, OPEN, INVALID, STOPPED, LOST]].tolist()
 
 
 def surveys(

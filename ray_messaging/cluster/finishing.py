@@ -25,7 +25,7 @@ HOST = "127.0.0.1"
 def finish(log_dir: str) -> bool:
     """Write the rows that are missing in a log whose run was killed; return False if the log was complete.
 
-    Then the server's data are deleted, except those of an experiment with steps, with which the run can go on, and
+    Then the server's data are deleted, except the data of an experiment with steps, with which the run can go on, and
     those in a user's `data_dir`.
 
     Raises: LogError if the server's data are not on this machine; ConfigError while the run's server still runs.

@@ -70,24 +70,26 @@ class Fork:
                 yield step, partial(self._send, step)
 
     def _check(self, messaging: "Messaging") -> None:
-        """Raise NotRepeatable unless the steps before `at_step` have the parent's messages."""
-        log = messaging.log
-        for step in range(self._checkpoint + 1, self._at_step):
-            if log.digest(step) != self._parent.digest(step) and (found := log.diff(self._parent)) is not None:
-                mine, theirs = (None if row is None else row.text for row in (found.mine, found.theirs))
-                raise NotRepeatable(
-                    f"step {found.step} is not the parent's: message {found.message_id} of agent {found.agent!r} is "
-                    f"{mine or 'missing'} here, and {theirs or 'missing'} there. The steps from {self._checkpoint + 1} "
-                    f"to {self._at_step - 1} run again as they did in the parent, before anything is changed: the "
-                    "model, the rules or the data are others, or the model is not repeatable. Fork at step "
-                    f"{self._checkpoint + 1}, where none has to run again, or give what the parent had until step "
-                    f"{self._at_step}, and the change in a second call of run",
-                    step=found.step,
-                    agent=found.agent,
-                    what="message",
-                    mine=mine,
-                    theirs=theirs,
-                )
+        """Raise NotRepeatable unless the groups sent the parent's messages in the steps before `at_step`."""
+        log, again = messaging.log, range(self._checkpoint + 1, self._at_step)
+        if all(log.digest(step) == self._parent.digest(step) for step in again):
+            return
+        found = log.diff(self._parent)
+        if found is None or found.step not in again:  # what came from outside differs, and has moved nobody
+            return
+        mine, theirs = (None if row is None else row.text for row in (found.mine, found.theirs))
+        raise NotRepeatable(
+            f"step {found.step} is not the parent's: message {found.message_id} of agent {found.agent!r} is "
+            f"{mine or 'missing'} here, and {theirs or 'missing'} there. The steps from {again[0]} to {again[-1]} run "
+            "again as they did in the parent, before anything is changed: the model, the rules or the data are others, "
+            f"or the model is not repeatable. Fork at step {again[0]}, where none has to run again, or give what the "
+            f"parent had until step {self._at_step}, and the change in a second call of run",
+            step=found.step,
+            agent=found.agent,
+            what="message",
+            mine=mine,
+            theirs=theirs,
+        )
 
     def _send(self, step: int, messaging: "Messaging") -> None:
         rows = self._outside[step]
@@ -174,9 +176,9 @@ def start_fork(
     rules: Sequence[Rule] | None,
     states: Mapping[AgentId, Mapping[str, Any]] | None,
     on_existing: str,
-    **options: Any,  # noqa: ANN401 - those of start_experiment
+    **options: Any,  # noqa: ANN401 - as for start_experiment
 ) -> tuple[StartedExperiment, Fork]:
-    """Start a fork; arguments and errors are those of `Messaging.fork`."""
+    """Start a fork; arguments and errors are as for `Messaging.fork`."""
     # These bring pyarrow, which takes a second.
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415
     from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415

@@ -15,7 +15,8 @@ import msgspec
 from ray_messaging.errors import FrameError
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Batch, Origin
-from ray_messaging.receipt import UNDELIVERABLE, Outcome, Receipts
+from ray_messaging.model.fates import UNDELIVERABLE
+from ray_messaging.receipt import Outcome, Receipts
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
 from ray_messaging.wire.frames import decode, encode
 

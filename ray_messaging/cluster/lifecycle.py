@@ -278,9 +278,9 @@ def _audience_home(
 ) -> AudienceHome:
     """Return the node and the folder of the audiences' files.
 
-    The node is this one. The folder is in the log's folder, else in that of the server's data, else a temporary one. A
-    user's own server keeps the experiment's data for a later start, so the name of a temporary folder has a hash of the
-    server's address, by which a later start on this node finds the files.
+    The node is this one. The folder is in the log's folder, else in the folder of the server's data, else a temporary
+    one. A user's own server keeps the experiment's data for a later start. So the name of a temporary folder has a hash
+    of the server's address, by which a later start on this node finds the files.
     """
     if log_dir is not None and "://" not in log_dir:
         folder = Path(log_dir, "audiences")

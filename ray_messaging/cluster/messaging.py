@@ -183,10 +183,10 @@ class Messaging(AbstractContextManager["Messaging"]):
             rules: The rules. Rules of the parent's names find what those remembered.
             states: What is set in agents' states before step `at_step`: `{3: {"mood": 0.5}}`; with by="group" in the
                 agents' rows of the arrays.
-            redis: As that of `start`.
-            settings: As those of `start`.
-            data_dir: As that of `start`.
-            calls: As those of `start`.
+            redis: As for `start`.
+            settings: As for `start`.
+            data_dir: As for `start`.
+            calls: As for `start`.
             on_existing: What to do if `log_dir` has a log: "error", or "resume" to go on with this fork, whose process
                 was killed; then pass what it was begun with.
 
@@ -377,7 +377,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         return self._groups.host_of(agent_id)
 
     def agents(self) -> "HostedAgents":
-        """Return a mapping of all agents, including those of `open_messager`, to their groups; it has `to_pandas()`."""
+        """Return a mapping of all agents, also of `open_messager`'s agents, to groups; it has `to_pandas()`."""
         from ray_messaging.cluster.handles.hosted_agents import HostedAgents
 
         return HostedAgents(self._connection.ask(self.interceptor.agents.remote()))
@@ -453,9 +453,9 @@ class Messaging(AbstractContextManager["Messaging"]):
             ids: The agents at the positions; None: all agents, ascending.
             most_pairs: The most pairs that positions may make.
 
-        Raises: AlreadyExists if the name is taken; UnknownName for an agent that no group hosts; InvalidColumns if the
-        arguments do not fit together; InvalidAddress for an invalid name or id; AudienceTooLarge above `most_pairs`;
-        ConfigError for positions without scipy.
+        Raises: AlreadyExists if the name is taken; UnknownName for an agent that no group hosts; InvalidColumns if a
+        graph, ids or positions are not valid; InvalidAddress for an invalid name or id; ConfigError if the arguments do
+        not fit together, or the radius is not valid; AudienceTooLarge above `most_pairs`.
         """
         from ray_messaging.cluster.handles.audience import create_audience
 
@@ -623,7 +623,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         Ctrl-C ends the run after the open step, and `stopped` in the result is True. A second Ctrl-C ends it at once.
 
         Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, or agents and groups
-        that differ from those of earlier steps; StepTooLarge if a group gets more messages in a step than it can read.
+        that differ from the earlier steps'; StepTooLarge if a group gets more messages in a step than it can read.
         """
         from ray_messaging.cluster.run.run import Run
         from ray_messaging.cluster.run.run_actor import RunOptions
@@ -663,7 +663,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Run":
         """Start a run that goes on step by step, as you tell it: `run.advance(1)`, `run.states()`, `run.series`.
 
-        Its groups stay between the steps, so that a step costs the step alone. Args and errors are those of `run`.
+        Its groups stay between the steps, so that a step costs the step alone. Args and errors are as for `run`.
         """
         from ray_messaging.cluster.run.run import Run
         from ray_messaging.cluster.run.run_actor import RunOptions

@@ -9,7 +9,6 @@ can change them.
 import asyncio
 import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +18,7 @@ from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.ray_internals import kv_delete, kv_get, kv_names, kv_put
 from ray_messaging.cluster.spec import PickledRule
 from ray_messaging.cluster.unpicklable import unpicklable
+from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.eventlog.folder_records import RuleChange
 from ray_messaging.interception.rules import Rule
@@ -36,7 +36,7 @@ class RuleStore:
     """Durable store of the rules of one run of an experiment, and of their state."""
 
     def __init__(self, server: RedisExperimentStore, exp_id: str, run: str) -> None:
-        self.calls: OrderedDict[str, Any] = OrderedDict()  # name of a call -> result of its change
+        self.calls = OnceByCall[str, dict[str, Any]](most=_CALLS)  # the results of changes
         self.scheduled: list[Any] = []  # `RuleRequest`s that wait for their step, ascending
         self.changes: list[RuleChange] = []  # the changes in this run, for people to read
         self._server = server
@@ -106,10 +106,8 @@ class RuleStore:
         kept = tuple(rules)
         # A rule without a known pickle was made here: it is a black list.
         self._known = {id(rule): (rule, self.pickle_of(rule)) for rule in kept}
-        while len(self.calls) > _CALLS:
-            self.calls.popitem(last=False)
         pickles = [data for _, data in self._known.values()]
-        code = ray.cloudpickle.dumps((pickles, self.calls, self.scheduled, self.changes))
+        code = ray.cloudpickle.dumps((pickles, [*self.calls.items()], self.scheduled, self.changes))
         name = self._code + secrets.token_hex(8)
         await asyncio.to_thread(kv_put, name, code, namespace=NAMESPACE)
         self._names = [name, *(rule.name for rule in kept)]
@@ -127,7 +125,8 @@ class RuleStore:
                 f"Ray's cluster state has lost the rules of {self._runs!r}: start the experiment again", rule="all"
             )
         self._kept = name.decode()
-        kept, self.calls, self.scheduled, self.changes = ray.cloudpickle.loads(code)
+        kept, calls, self.scheduled, self.changes = ray.cloudpickle.loads(code)
+        self.calls.load((call, result, 0) for call, result in calls)
         self._in_force = [self._kept, *(rule.name for rule in kept)]
         return tuple(self.admit(rule) for rule in kept)
 

@@ -32,6 +32,7 @@ from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import Closed, FrameError, InvalidAddress, InvalidPayload, MessagingError, PayloadTooLarge
 from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages, Slice
+from ray_messaging.model.fates import BLOCKED, FATES
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.cursors import following
@@ -307,7 +308,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
     def _refusal(self, receipt: "Receipt", key: str) -> MessagingError:
         """Return the error for an item that a rule has blocked, or for which there is no mailbox any more."""
-        if receipt.fate != "blocked":
+        if receipt.fate != FATES[BLOCKED]:
             return MessagingError(f"the mailbox {self.name!r} of this bus is gone: open the bus again ({receipt})")
         why = f"rule {receipt.rule} blocked an item for {key!r}: {receipt.reason}"
         return ItemBlocked(why, key=key, rule=receipt.rule, reason=receipt.reason)
@@ -380,7 +381,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             await self._open().command("PUBLISH", self._channel(key), _json(payload))
             return
         receipt = await self._messager.send_message(self._channel(key), payload, self._sender)
-        if receipt.fate == "blocked":
+        if receipt.fate == FATES[BLOCKED]:
             raise self._refusal(receipt, key)
 
     def _channel(self, key: str) -> str:

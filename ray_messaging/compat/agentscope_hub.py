@@ -1,4 +1,4 @@
-"""AgentScope 1's MsgHub over processes: agents that live here and those of other processes hear each other.
+"""AgentScope 1's MsgHub over processes: agents of this process and of other processes hear each other.
 
 Each process enters a hub of the same name, with its own agents as objects and the others by their ids. What an agent
 replies goes to all others through the experiment, so that its rules and its log apply, and waits for a process that
@@ -20,6 +20,7 @@ from ray_messaging.compat.versions import needs, warn_unless_tested
 from ray_messaging.errors import AnswerFailed, InvalidPayload, NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
+from ray_messaging.model.fates import BLOCKED, FATES, STORED
 
 with needs("AgentScope 1", "'agentscope<2'"):
     from agentscope.message import Msg  # type: ignore[import-not-found,unused-ignore]
@@ -180,9 +181,9 @@ class MsgHub:
             backoff = Backoff(ACTOR_RECONNECT, deadline=time.monotonic() + self._timeout)
             while True:
                 receipt = await self._messager.send(from_id, to_id, payload | {"desk": self._desk, "ticket": ticket})
-                if receipt.fate == "blocked":
+                if receipt.fate == FATES[BLOCKED]:
                     return
-                if receipt.fate == "delivered":
+                if receipt.fate in STORED:
                     break
                 if backoff.exhausted:
                     raise NoAnswer(

@@ -18,7 +18,7 @@ with needs("AgentSociety 1.5", f"agentsociety=={TESTED}.7"):
 class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without AgentSociety, mypy knows no class
     """AgentSociety's Messager, which hands a round's messages on through a mailbox that outlives this process.
 
-    Args: `config` is that of a Messager, such as `messaging.redis`; None: a server of this process. `interceptor` is
+    Args: `config` is as for a Messager, such as `messaging.redis`; None: a server of this process. `interceptor` is
     `messaging.interceptor`, whose rules judge each message after AgentSociety's own interceptor has.
     """
 

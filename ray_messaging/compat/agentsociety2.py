@@ -279,7 +279,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         # They are committed when the state that has them is saved.
         found = await self._messager.fetch_messages(complete=True, commit="acked")
         passed = [(cast("int", each.to_id), Message.model_validate(each.payload)) for each in found]
-        # A message that a slow rule has judged later comes behind those of other agents.
+        # A message that a slow rule has judged later comes behind other agents' messages.
         return sorted(passed, key=lambda each: each[1].message_id)
 
     async def close(self) -> None:

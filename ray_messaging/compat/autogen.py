@@ -30,6 +30,7 @@ from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import AnswerFailed, NoAnswer, QuestionBlocked
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
+from ray_messaging.model.fates import IS_STORED, STORED
 
 with needs("AutoGen", "'ray-messaging[autogen]'"):
     import autogen_core as core
@@ -230,7 +231,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         messager = await self._opened()
         for each in state["messages"]:
             receipt = await messager.send(each["from"], each["to"], each["payload"])
-            if receipt.fate != "delivered":
+            if receipt.fate not in STORED:
                 raise UndeliverableException(f"the event for {each['to']} is {receipt.fate}: {receipt}")
             self._unbegun += 1
 
@@ -274,7 +275,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         recipients = await self._subscription_manager.get_subscribed_recipients(context.topic_id)
         others = [str(each) for each in recipients if each != context.sender]
         receipts = await (await self._opened()).send_columns(context.sender and str(context.sender), others, payload)
-        delivered = int((receipts.fates == "delivered").sum())
+        delivered = int(IS_STORED[receipts.codes].sum())
         self._unbegun += delivered
         level = logging.WARNING if delivered < len(others) else logging.INFO
         logger.log(level, "%d of %d messages of topic %s: %r", delivered, len(others), context.topic_id, receipts)
@@ -441,7 +442,7 @@ class _ActorRuntime(RayAgentRuntime):
     async def _spread(self, payload: dict[str, Any], context: Any) -> None:
         sender, messager = context.sender and str(context.sender), await self._opened()
         receipt = await messager.send(sender, f"{_TOPICS}/{context.topic_id.type}", payload)
-        if receipt.fate != "delivered":
+        if receipt.fate not in STORED:
             logger.warning("an event of topic %s is %s: %r", context.topic_id, receipt.fate, receipt)
 
 

@@ -35,8 +35,8 @@ def _field(name: str, doc: str) -> Any:  # noqa: ANN401 - a property
 class Msg:
     """A message of AgentScope 0.1: speaker `name`, `content`, and a role: system, user or assistant.
 
-    It is accepted as a payload. Two messages are equal if class and fields are equal. The hash is that of `id`, so that
-    it does not change when content is edited. Keywords that AgentScope does not know are ignored with a warning.
+    It is accepted as a payload. Two messages are equal if class and fields are equal. The hash is the hash of `id`, so
+    that it does not change when content is edited. Keywords that AgentScope does not know are ignored with a warning.
 
     Args: `url` is one URL or a list of URLs, `metadata` a str or dict; `echo` prints the message, with its name in
     colour. Raises: InvalidMsg, a ValueError, for any other role.

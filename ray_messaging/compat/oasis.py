@@ -31,7 +31,7 @@ from ray_messaging.errors import (
 from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
-from ray_messaging.receipt import PUBLISHED
+from ray_messaging.model.fates import DELIVERED, FATES
 from ray_messaging.receiving.call_checks import check_timeout
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Channel:
 
     Agents in other processes use a Channel of their own with the same arguments; each is for one event loop.
 
-    Args: `config`, `exp_id`, `message_interceptor` and `settings` are those of a Messager; without a config the channel
+    Args: `config`, `exp_id`, `message_interceptor` and `settings` are as for a Messager; without a config the channel
     is on a server of this process. `name` is the id under which the platform gets actions. A result is awaited for
     `timeout` seconds (None: no limit), or until the platform ends. The platform takes at most `window` actions at once:
     if its process is killed, those are not done again, and all others wait for its successor. `actions` are those that
@@ -171,7 +171,7 @@ class Channel:
                 each.fail(error)
             return
         assert answers.receipts is not None
-        for row in np.flatnonzero(answers.receipts.codes > PUBLISHED).tolist():
+        for row in np.flatnonzero(~answers.receipts.sent).tolist():
             actions[row].fail(not_asked(self.name, answers.receipts[row], self._timeout))
         task = asyncio.create_task(self._collect(actions, answers), name="ray_messaging results of actions")
         self._collecting.add(task)
@@ -333,7 +333,7 @@ class _Action(NamedTuple):
 
     def no_result(self, why: str, platform: str) -> NoAnswer:
         """Build the error for an action that the platform will not answer."""
-        return NoAnswer(why, agent=platform, question=str(self), timeout=None, fate="delivered")
+        return NoAnswer(why, agent=platform, question=str(self), timeout=None, fate=FATES[DELIVERED])
 
     def fail(self, error: MessagingError) -> None:
         """Set an error that names the action."""

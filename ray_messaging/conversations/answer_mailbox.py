@@ -27,13 +27,13 @@ _MOST_KEPT = MOST_RANGES // 2  # most late answers without a commit; above it, e
 class AnswerMailbox:
     """The mailbox for the answers to a messager's questions.
 
-    It is apart from the inbox, so that a full inbox delays no answer.
+    The mailbox is apart from the inbox, so that a full inbox delays no answer.
 
     An answer that nobody waits for any more is late. It goes to the inbox as an ordinary message, and is committed with
     the messages of the fetch that returns it.
 
-    Args: `engine` is for this mailbox alone; `fetcher` is the messager's. Without `keeps_late`, a late answer is
-    committed as soon as it is in the inbox.
+    Args: `engine` serves this mailbox alone; `fetcher` is the messager's fetcher. Without `keeps_late`, a late answer
+    is committed as soon as it is in the inbox.
     """
 
     def __init__(self, engine: Engine, questions: OpenQuestions, fetcher: Fetcher, *, keeps_late: bool = True) -> None:
@@ -60,7 +60,7 @@ class AnswerMailbox:
         await self.engine.close()
 
     def check(self) -> None:
-        """Raise the error that ended the reading of answers, if one did: a question would wait in vain."""
+        """Raise the error that has ended the reading of answers, if any: a new question would wait in vain."""
         if self._task is not None and self._task.done():
             self._task.result()
 
@@ -70,7 +70,7 @@ class AnswerMailbox:
         self._news.set()
 
     async def _read(self) -> None:
-        """Commit answers that were passed on, and pass on those that could not be taken at once."""
+        """Commit the answers that were passed on, and pass on the answers that could not be taken at once."""
         fetcher = self.engine.fetcher
         while True:
             await self._news.wait()
@@ -103,7 +103,7 @@ class AnswerMailbox:
                     self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))
 
     def late_among(self, slices: Iterable[Slice]) -> list[Slice]:
-        """Return those slices that are late answers."""
+        """Return the slices that are late answers."""
         if not self._uncommitted:
             return []
         name = self.engine.name

@@ -15,8 +15,9 @@ from ray_messaging.common.tables import data_frame
 from ray_messaging.errors import NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.fates import BLOCKED
 from ray_messaging.model.typed.typed_values import column_of, part_of
-from ray_messaging.receipt import BLOCKED, PUBLISHED, Receipts
+from ray_messaging.receipt import Receipts
 
 Rows = NDArray[np.intp]
 _WAITS, _UNSENT, _FAILED = -1, -2, -3  # in place of the part that has an answer
@@ -66,7 +67,7 @@ class AnswerTable:
     def asks_again(self) -> bool:
         """Return whether to ask another process for more answers.
 
-        It does so until all are there, and once more after the time is up, for answers that came in time.
+        It asks until all answers are there, and once more after the time is up, for answers that came in time.
         """
         if self.done and (self._left == 0 or self._asked_last):
             return False
@@ -81,13 +82,13 @@ class AnswerTable:
     def sent(self, receipts: Receipts) -> None:
         """Set the receipts of the questions. Questions that did not arrive stop waiting for an answer."""
         self.receipts = receipts
-        unsent = (receipts.codes > PUBLISHED) & (self._part == _WAITS)
+        unsent = ~receipts.sent & (self._part == _WAITS)
         self._part[unsent] = _UNSENT
         self._left -= int(np.count_nonzero(unsent))
         self._news.set()
 
     def end(self) -> None:
-        """Stop waiting for answers: those that come from now on are late."""
+        """Stop waiting: answers that come from now on are late."""
         self._due = time.monotonic()
         self._news.set()
 

@@ -32,6 +32,7 @@ from ray_messaging.errors import Closed, MessagingError, NoAnswer, QuestionBlock
 from ray_messaging.message import Message, cause_here
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.fates import BLOCKED, FATES, NAMES, UNKNOWN
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import Acked, slices_of
 from ray_messaging.receiving.call_checks import check_timeout
@@ -50,7 +51,7 @@ _UNLIMITED = nullcontext()
 
 
 class Conversation:
-    """The questions of one messager and its replies. Its mailbox for answers is opened at the first question.
+    """The questions and replies of one messager. The first question opens the mailbox for answers.
 
     Args: `open_transport` makes another transport to the same server.
     """
@@ -124,7 +125,7 @@ class Conversation:
             self.handed_out += self._mailbox.late_among(messages.slices)
 
     async def commit(self, messages: Acked | None = None) -> None:
-        """Commit the late answers among some fetched messages; None: among those that were handed out."""
+        """Commit the late answers among fetched messages; None: among the messages that were handed out."""
         if self._mailbox is None:
             return
         if messages is None:
@@ -259,7 +260,7 @@ class Conversation:
         rows, sent = accumulator.append_to(Replies(asker_of(batch), failed), checked)
         rows.in_reply_to.append(batch.message_id(row))
         receipt = await sent
-        note_replied([question], () if receipt or receipt.fate != "blocked" else {0})
+        note_replied([question], () if receipt or receipt.fate != FATES[BLOCKED] else {0})
         return receipt
 
     # -- serving --------------------------------------------------------------------------------------------------
@@ -314,7 +315,7 @@ class Conversation:
 def _unanswered(agent: AgentId | None, receipt: Receipt | None, timeout: float | None) -> NoAnswer:
     if receipt is None:
         asked = "questions were" if agent is None else f"question to agent {agent!r} was"
-        question, fate, why = "", "unknown", f"the {asked} not sent, as far as is known,"
+        question, fate, why = "", NAMES[UNKNOWN], f"the {asked} not sent, as far as is known,"
     else:
         question, fate = receipt.message_id, receipt.fate
         why = f"agent {agent!r} gave no answer to {question}"
@@ -329,7 +330,7 @@ def _unanswered(agent: AgentId | None, receipt: Receipt | None, timeout: float |
 
 def not_asked(agent: AgentId | None, receipt: Receipt, timeout: float | None) -> MessagingError:
     """Build the error for a question that did not arrive, from its receipt."""
-    if receipt.fate == "blocked":
+    if receipt.fate == FATES[BLOCKED]:
         return QuestionBlocked(
             f"rule {receipt.rule!r} blocked the question to agent {agent!r}: {receipt.reason}",
             agent=agent,

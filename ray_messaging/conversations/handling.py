@@ -59,8 +59,8 @@ class HandlerFailure(NamedTuple):
 class Asker(NamedTuple):
     """A handler that asks a question.
 
-    `service` is its service, which runs at most `slots` handlers at once. `chain` are the messages that wait for this
-    question, each because its handler has asked the next one; the handler's own message is the last.
+    The handler belongs to `service`, which runs at most `slots` handlers at once. `chain` has the messages that wait
+    for this question: the handler of each has asked the next question. The last message is the handler's own.
     """
 
     service: str
@@ -82,7 +82,7 @@ class Handling(Handled):
         self._service, self._slots = service, slots
 
     def asker(self) -> Asker | None:
-        """Return the handler as one that asks, or None if its message came from no mailbox."""
+        """Return the handler as an Asker, or None if its message came from no mailbox."""
         batch, row, *_ = slice_of(self.message)
         if batch.origin is None:
             return None
@@ -102,7 +102,7 @@ def handling_here() -> Handling | None:
 
 
 def asker_here() -> Asker | None:
-    """Return the handler that runs here, as one that asks, or None if there is none."""
+    """Return the handler that runs here as an Asker, or None if none runs here."""
     found = handling_here()
     return None if found is None else found.asker()
 
@@ -110,8 +110,8 @@ def asker_here() -> Asker | None:
 def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Directory) -> tuple[InHand, ...]:
     """Return the part of a chain that would wait in a circle if its last handler asked this question.
 
-    It is () if a handler is, or may be, free for the question: then the chain does not occupy all handlers of the
-    service.
+    The result is () if a handler is, or may be, free for the question: then the chain does not occupy all handlers of
+    the service.
     """
     for mailbox in directory.mailboxes_of(asked.to_id, asked.topic):
         mine = [at for at, each in enumerate(chain) if each.mailbox == mailbox and each.slots]
@@ -179,7 +179,7 @@ class Waits:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
-        """Write the present note, if the server may have another one. With `anew` it is written in any case."""
+        """Write the present note, if the server may have another note. With `anew`, write it in any case."""
         async with self._writing:
             note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:

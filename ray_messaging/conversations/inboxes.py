@@ -55,7 +55,7 @@ class HandOut:
 
     @property
     def full(self) -> bool:
-        """Return whether so many messages are in hand that no more are fetched until one of them is handled."""
+        """Return whether no more messages are fetched until a message in hand is handled."""
         return self._in_hand >= self._most
 
     def handled(self, message: Message) -> None:
@@ -178,7 +178,7 @@ class Inboxes:
         return inbox.messages.popleft()
 
     def agents_changed(self, name: str, listens_for: Callable[[AgentId], bool]) -> None:
-        """End the wait of readers whose agents have left this mailbox; those that have come back can be read again."""
+        """End the wait of readers whose agents have left this mailbox; agents that have come back can be read again."""
         for agent, inbox in self._inboxes.items():
             inbox.error = None
             if agent is not None and not listens_for(agent):

@@ -17,6 +17,7 @@ from ray_messaging.errors import AnswerFailed, Closed, NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.fates import DELIVERED, FATES
 from ray_messaging.model.message_ids import MessageIdColumn
 
 _NO_ROWS: Rows = np.empty(0, np.intp)
@@ -66,7 +67,7 @@ class LoneAnswers:
 
 
 class OpenQuestion(NamedTuple):
-    """A question that waits, or some of those asked together, and the mailboxes that host the asked agents now.
+    """A question that waits, or several questions asked together, and the mailboxes that host the asked agents now.
 
     `key` names it; for a lone question it is the question's id. `fail` ends its wait, with a reason.
     """
@@ -77,7 +78,7 @@ class OpenQuestion(NamedTuple):
 
 
 class AskedBatch(NamedTuple):
-    """The questions of one batch, which is without payloads. The first one is at `place` among those of the asker."""
+    """The questions of one batch, without payloads. The first is the asker's question number `place`."""
 
     batch: Batch
     asker: AnswerTable | LoneAnswers
@@ -102,7 +103,7 @@ class OpenQuestions:
         self._texts: set[str] = set()  # of ids, without the numbers
         self._asked: list[AskedBatch] = []  # by number
         self._firsts: list[int] = []
-        self._most = 0  # above it, those of `_asked` that no longer wait are dropped
+        self._most = 0  # above it, questions in `_asked` that no longer wait are dropped
 
     def add_lone(self, batch: Batch, answers: "Sequence[Future[Message]]") -> None:
         """Start to wait for the answers to lone questions, each with its future. Otherwise as `add`."""
@@ -205,7 +206,7 @@ class OpenQuestions:
 def no_answer(agent: AgentId | None, question: str, why: str) -> NoAnswer:
     """Build the error for a question that can no longer get an answer."""
     text = f"agent {agent!r} will not answer {question}: {why}"
-    return NoAnswer(text, agent=agent, question=question, timeout=None, fate="delivered")
+    return NoAnswer(text, agent=agent, question=question, timeout=None, fate=FATES[DELIVERED])
 
 
 def answer_failed(answer: Message) -> AnswerFailed:
@@ -218,7 +219,7 @@ def answer_failed(answer: Message) -> AnswerFailed:
         agent=answer.from_id,
         question=answer.in_reply_to or "",
         timeout=None,
-        fate="delivered",
+        fate=FATES[DELIVERED],
         error=error,
         text=text,
     )

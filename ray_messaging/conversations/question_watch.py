@@ -36,7 +36,7 @@ class WaitGraph(NamedTuple):
         return cls(asks, {slot.message: slot.asks for slot in slots}, notes)
 
     def waits_for(self, ask: Ask) -> list[tuple[Ask, ...]]:
-        """Return the questions of each handler that may answer this one, or must end before it; [] if one is free."""
+        """Return what the handlers ask that may answer a question or must end before; [] if a handler is free."""
         if ask.question in self.in_hand:
             return [self.in_hand[ask.question]]
         slots = [slot.asks for name in ask.mailboxes for slot in self._note(name).slots]
@@ -129,7 +129,7 @@ class QuestionWatch:
         self._seen = found
 
     async def _notes(self, mailboxes: Iterable[str]) -> dict[str, ServiceNote]:
-        """Return the notes of mailboxes, and of the mailboxes for which these wait."""
+        """Return the notes of some mailboxes, and of all mailboxes for which they wait."""
         found: dict[str, ServiceNote] = {}
         asked, left = set[str](), {*mailboxes}
         while left and len(asked) < _MOST_NOTES:
@@ -159,7 +159,7 @@ def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
 
 
 def in_circle(pairs: Iterable[tuple[object, object]]) -> str:
-    """Return the reason for a question whose answer would wait for itself, or "" without any pairs.
+    """Return why a question in a circle of waiting agents gets no answer, or "" without any pairs.
 
     Args: pairs are the agents of the circle: who has asked, and who was asked.
     """

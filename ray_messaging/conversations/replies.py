@@ -12,8 +12,9 @@ from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import NONE
 from ray_messaging.model.extension import Extension
+from ray_messaging.model.fates import BLOCKED
 from ray_messaging.model.typed.typed_table import Payloads
-from ray_messaging.receipt import BLOCKED, Receipts
+from ray_messaging.receipt import Receipts
 from ray_messaging.sending.bulk_input import payload_column
 
 
@@ -73,7 +74,7 @@ def answer_topic(batch: Batch, row: int, exp_id: str) -> str:
 
 
 def asker_of(batch: Batch) -> str:
-    """Return the mailbox that takes the answers to a batch of questions; "" if it expects none."""
+    """Return the mailbox that takes the answers to a batch of questions; "" if they expect no answers."""
     return "" if batch.extension is None else batch.extension.reply_mailbox
 
 
@@ -144,7 +145,7 @@ def _asker(batch: Batch, row: int) -> str:
 def waits_for_failure(question: Slice) -> bool:
     """Return whether the asker of a message must be told that its handler failed.
 
-    It need not be told if it expects no answer, has one already, or is a survey, which only counts answers.
+    The asker need not be told if it expects no answer, has one already, or is a survey, which only counts answers.
     """
     batch, row, *_ = question
     expects = None if batch.extension is None else batch.extension.expects_answer
@@ -153,12 +154,12 @@ def waits_for_failure(question: Slice) -> bool:
 
 
 def blocked_among(receipts: Receipts) -> Collection[int]:
-    """Return the places of those answers that a rule blocked."""
+    """Return the places of the answers that a rule blocked."""
     return {*np.flatnonzero(receipts.codes == BLOCKED).tolist()}
 
 
 def note_replied(questions: Iterable[Slice], blocked: Collection[int] = ()) -> None:
-    """Mark questions as answered, but those whose answers were `blocked`, given by their places among all questions."""
+    """Mark questions as answered, except where the answer was blocked: `blocked` has the places of these questions."""
     place = 0
     for part in questions:
         rows = range(part.low, part.high)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from operator import index
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from ray_messaging.common.awaitables import call_problem
 from ray_messaging.common.backoff import HANDLER_RETRY, Backoff
@@ -24,11 +24,10 @@ from ray_messaging.errors import (
     PayloadTooLarge,
 )
 from ray_messaging.message import Message
+from ray_messaging.model.fates import BLOCKED, FATES
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.receipt import Receipt
 from ray_messaging.receiving.call_checks import check_timeout
-
-if TYPE_CHECKING:
-    from ray_messaging.observability.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +43,8 @@ _OF_THE_ANSWER = (NoQuestion, InvalidPayload, PayloadTooLarge)
 class Serving(NamedTuple):
     """Settings of `serve`.
 
-    They say how many handlers may run at once, how many more times a message is tried, how many seconds each try may
-    take (None: no limit), and what an error does.
+    The settings say how many handlers may run at once, how many more times a message is tried, how many seconds each
+    try may take (None: no limit), and what an error does.
     """
 
     concurrency: int = 1000
@@ -67,7 +66,7 @@ class Serving(NamedTuple):
             most = 0
         if most < 1:
             raise ConfigError(f"concurrency={concurrency!r} must be a number of handlers, at least 1")
-        return cls(most, retries, timeout, on_error)  # type: ignore[arg-type]  # it is one of them
+        return cls(most, retries, timeout, on_error)  # type: ignore[arg-type]  # `on_error` was checked
 
 
 class Service(Protocol):
@@ -95,8 +94,8 @@ class Service(Protocol):
 class MessageServer:
     """A loop that fetches messages and runs a handler for each, many at once. Each message is committed on its own.
 
-    If a handler fails, its message becomes a dead letter, the asker is told, and the others go on; or the service ends,
-    as `serving.on_error` says.
+    If a handler fails, its message becomes a dead letter, the asker is told, and the other handlers go on. Or the
+    service ends: `serving.on_error` says which.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class MessageServer:
         reply: Callable[[Message, Payload], Awaitable[Receipt]],
         handler: Handler,
         serving: Serving,
-        tracer: "Tracer | None" = None,
+        tracer: AnyTracer = UNTRACED,
     ) -> None:
         problem = None if callable(handler) else "it cannot be called"
         if problem := problem or call_problem(handler, 1):  # checked now, or each message would become a dead letter
@@ -159,7 +158,7 @@ class MessageServer:
     async def _handle(self, message: Message) -> None:
         handling = Handling(message, self._service.name, self._serving.concurrency, self._service.waits)
         try:
-            with _NO_CONTEXT if self._tracer is None else self._tracer.handling(message):
+            with self._tracer.handling(message):
                 await self._try(message)
         except (SystemExit, KeyboardInterrupt) as error:  # they would stop the event loop, and this with it
             await self._tell(message, HandlerFailure.of(error))
@@ -209,7 +208,7 @@ class MessageServer:
             raise
         except MessagingError as error:
             raise _Fatal(error) from error
-        if not receipt and receipt.fate == "blocked":  # the asker would wait in vain
+        if not receipt and receipt.fate == FATES[BLOCKED]:  # the asker would wait in vain
             told = HandlerFailure("AnswerBlocked", f"rule {receipt.rule!r} blocked it")  # a reason may be blocked, too
             await self._tell(message, told)
 
@@ -243,7 +242,7 @@ class MessageServer:
 
 
 class _Fatal(Exception):
-    """Wraps an error that ends the service: of a reply, of a handler that is not async, or one that wants to exit."""
+    """Wrapper of an error that ends the service: a reply failed, a handler is not async, or a handler wants to exit."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))

@@ -97,12 +97,12 @@ def _expects_successor(path: Path) -> bool:
 
 
 def _now() -> float:
-    """Return the seconds since the machine was started: no clock that may be set, and the same in all processes."""
+    """Return the seconds since the machine was started: nobody can set this clock, and all processes share it."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def make_temporary(path: Path, busy: Callable[[], None]) -> int:
-    """Make a directory and return its lock, after the removal of those that killed guards left beside it."""
+    """Make a directory and return its lock. First remove the directories that killed guards left beside it."""
     sweep(path.parent, busy)
     while True:
         path.mkdir(mode=0o700)
@@ -113,9 +113,9 @@ def make_temporary(path: Path, busy: Callable[[], None]) -> int:
 def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, create: bool) -> int:
     """Lock a directory once a server without owner hands it over, or has stopped there; return the lock.
 
-    Args: with `create` it is a user's directory, else one that holds this owner's data.
+    Args: `create` is true for a user's directory, and false for a directory that must hold this owner's data.
 
-    Raises: CannotStart if another server goes on running on it, it cannot be used, or the data are gone.
+    Raises: CannotStart if another server goes on running there, the directory cannot be used, or the data are gone.
     """
     deadline = time.monotonic() + timeout_s
     try:
@@ -155,7 +155,7 @@ def sweep(root: Path, busy: Callable[[], None]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a locked directory, its lock file last: a later sweep can continue if this one is cut off."""
+    """Remove a locked directory, its lock file last: if this is cut off, a later sweep can continue."""
     for child in path.iterdir():
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child, ignore_errors=True)
@@ -166,7 +166,7 @@ def remove(path: Path) -> None:
 
 
 def erase(path: Path) -> None:
-    """Remove a stopped server's files from a user's directory, and it if it is empty then. Raises OSError."""
+    """Remove a stopped server's files from a user's directory, and the directory if it is empty. Raises OSError."""
     lock = take_lock(path, create=True)
     try:
         shutil.rmtree(path / APPEND_ONLY_NAME)

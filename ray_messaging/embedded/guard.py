@@ -7,8 +7,8 @@ It is a script for `python -S -E -I`. It is never imported, and imports only fas
     owner <- stdout  one line of JSON per event: waiting, ready, failed, died; EOF: everything is cleaned up
 
 If an owner ends without an `s`, the server runs on for `grace_s` and waits for a successor, but no longer than the
-process `host_pid` lives, which starts successors. If the guard is killed, Valkey is killed with it (PDEATHSIG); the
-owner then starts a new guard on the same data. If there is no owner, the next guard removes the temporary directory.
+process `host_pid` lives: that process starts successors. If the guard is killed, Valkey is killed with it (PDEATHSIG).
+The owner then starts a new guard on the same data. Without an owner, the next guard removes the temporary directory.
 After the server of an owner that died, the order's `epilogue` runs: a command that works on the remaining data.
 """
 

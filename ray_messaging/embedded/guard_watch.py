@@ -146,11 +146,11 @@ class Fsync:
     """A thread that makes the disk write the files of a folder each second.
 
     With its own `appendfsync everysec`, Valkey may answer before it writes while an fsync is under way, so a kill would
-    lose confirmed messages. With `no` it writes first, and only the fsync is missing, which this thread does. If an
-    fsync fails, Valkey does it itself from then on, because Valkey refuses messages for as long as the disk does not
-    write.
+    lose confirmed messages. With `appendfsync no` Valkey writes first, and this thread does the missing fsync. If an
+    fsync fails, Valkey does the fsyncs itself from then on, because Valkey refuses messages for as long as the disk
+    does not write.
 
-    Args: `hand_over` tells Valkey to do the fsyncs, and returns whether it does.
+    Args: `hand_over` tells Valkey to do the fsyncs, and returns whether Valkey does them.
     """
 
     def __init__(self, folder: Path, hand_over: Callable[[], bool]) -> None:

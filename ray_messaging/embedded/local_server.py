@@ -17,7 +17,7 @@ class LocalServer:
 
     Pass it as the server of a `Messager`, for a test or a simulation without a cluster. It starts with its first
     messager, in 0.1 s. It ends with its `with` block, or when no variable and no messager refers to it any more, or
-    with the process, even if that is killed. Only processes of this user on this machine can reach it.
+    with the process, even if the process is killed. Only processes of this user on this machine can reach it.
 
     Args: with `steps`, its experiments have steps.
     """

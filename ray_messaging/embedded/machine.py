@@ -61,7 +61,7 @@ def may_hold_sockets(folder: Path) -> bool:
 
 
 def memory_bytes() -> int:
-    """Return the memory of this machine, or of this container if that is less."""
+    """Return the memory of this machine or of this container, whichever is less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in CGROUP_LIMITS:
         with suppress(OSError, ValueError):  # the other version, or "max"

@@ -83,7 +83,8 @@ class EmbeddedServer:
     """One Valkey server with an append-only file and a random password, bound to `host` only.
 
     The server and its temporary data directory end with their owner, even if the owner is killed. With a `succession`,
-    a successor can take both over before that. `last_end` and `last_log` describe the end of a server that died.
+    a successor can take over server and directory before that. `last_end` and `last_log` describe the end of a server
+    that died.
 
     Args:
         host: The address, or host name, to listen on.
@@ -153,13 +154,13 @@ class EmbeddedServer:
 
     @property
     def data_dir(self) -> str | None:
-        """Return the data directory; None for a temporary one that does not exist yet, or no longer exists."""
+        """Return the data directory; None for a temporary directory that does not exist yet, or no longer exists."""
         return self._kept_dir or (str(self._running[1]) if self._running else None)
 
     def start(self) -> RedisConfig:
         """Start the server unless it runs, wait until it serves, and return its address and password.
 
-        It gives up after 10 s without a sign of life. Loading a long append-only file is a sign of life.
+        The start gives up after 10 s without a sign of life. Loading a long append-only file is a sign of life.
 
         Raises: ConfigError if the data directory cannot be used or another server runs on it; ServerFailed if the
         server does not start for another reason.
@@ -202,7 +203,7 @@ class EmbeddedServer:
     def restart(self) -> RedisConfig:
         """Start a dead server again with the same data, port and password; wait as start() does.
 
-        The data are kept until stop(), even if this fails.
+        The data are kept until stop(), even if the restart fails.
 
         Raises: ServerFailed if it does not start, ConfigError if the data directory cannot be used.
         """
@@ -332,7 +333,7 @@ class EmbeddedServer:
                 return False
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the server is dead or stopped, for at most `timeout_s` (None: no limit); return whether it is.
+        """Wait until the server has ended, for at most `timeout_s` (None: no limit); return whether it has.
 
         One thread may wait here while another one stops the server.
         """

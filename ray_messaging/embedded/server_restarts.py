@@ -17,7 +17,7 @@ JOIN_S: Final = 5.0
 
 
 class ServerSupervisor:
-    """Starts one server and restarts it if it dies, until it dies within seconds several times in a row."""
+    """Keeper of one server: restarts a dead server, until it has died within seconds several times in a row."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
@@ -32,7 +32,7 @@ class ServerSupervisor:
         self._last_end = ""
 
     def start(self, *, succeed: bool) -> None:
-        """Start the server, or with `succeed` take over a predecessor's; if that fails, `config` raises the failure."""
+        """Start the server (`succeed`: take over a predecessor's). If that fails, `config` raises the failure."""
         try:
             self._serves(self._server.take_over() if succeed else self._server.start())
         except (ConfigError, ServerFailed) as error:
@@ -49,7 +49,7 @@ class ServerSupervisor:
         self._config, self.failure, self._began_at = config, None, time.monotonic()
 
     def config(self) -> RedisConfig:
-        """Return the server's address and password; raise the error for which it failed, if it has failed for good."""
+        """Return the server's address and password; raise its error if it has failed for good."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         assert self._config is not None

@@ -137,7 +137,7 @@ def calls_of(
 
 
 def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the calls in some steps, and those of `more` tables, with an `agent` of either type."""
+    """Yield the calls in some steps, and the calls of `more` tables, with an `agent` of either type."""
     spans = ((file, *steps_in(file)) for file in files)
     stored = (_read(folder, file, step) for file, low, high in spans for step in sorted(steps) if low <= step <= high)
     for row in (row for table in (*more, *stored) for row in table.to_pylist()):
@@ -145,7 +145,7 @@ def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Ta
 
 
 def _read(folder: Folder, file: str, step: int | None = None) -> pa.Table:
-    """Return the rows of a file, or those of one step in it."""
+    """Return the rows of a file, or only the rows of one step."""
     try:
         stored = ds.dataset(file, _SCHEMA, _FORMAT, folder.filesystem)
         return stored.to_table(filter=None if step is None else ds.field("step") == step)

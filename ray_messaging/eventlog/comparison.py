@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 
 from ray_messaging.common.notebook import html_table
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.eventlog.plot import COLOURS, new_figure
+from ray_messaging.eventlog.plot import new_figure
 from ray_messaging.eventlog.reading.step_digests import Difference, Rows, beside, unequal
-from ray_messaging.receipt import BLOCKED, FATES
+from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, facts_of
 
 _SHOWN = 20  # steps in the text
 
@@ -41,8 +41,8 @@ class Comparison:
         """
         figure, (above, below) = new_figure(8, 2.4, 2.4)
         steps = self.table["step"].to_pylist()
-        for axes, name, colour in ((above, "differ", "blocked"), (below, "agents", "delivered")):
-            axes.bar(steps, self.table[name].to_pylist(), color=COLOURS[colour])
+        for axes, name, fate in ((above, "differ", BLOCKED), (below, "agents", DELIVERED)):
+            axes.bar(steps, self.table[name].to_pylist(), color=facts_of(FATES[fate]).colour)
             axes.set_ylabel({"differ": "messages that differ", "agents": "agents that sent them"}[name])
         below.set_xlabel("step")
         figure.suptitle(self._headline(), fontsize=10)

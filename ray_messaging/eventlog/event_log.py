@@ -192,7 +192,8 @@ class EventLog:
     def thread(self, message_id: str, *, text: bool = False) -> pa.Table:
         """Return the thread that a message belongs to: its first question, the answers to that, the answers to those.
 
-        The rows are those of `query`. Each generation is in order of time. The table is empty if no message has the id.
+        The rows have the columns of `query`. Each generation is in order of time. The table is empty if no message has
+        the id.
         """
         return self._table("thread", message_id=message_id, text=text)
 

@@ -122,7 +122,7 @@ def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, 
 def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
     """Add the arguments of a call of `messaging.run` to the record, if there is one.
 
-    Returns: those of the last call, if an earlier start made it, else None.
+    Returns: what the last call recorded, if an earlier start made that call, else None.
 
     Raises: OSError if the record cannot be written, LogError if the present one is damaged.
     """

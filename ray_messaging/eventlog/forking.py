@@ -143,7 +143,7 @@ def outside_of(log: EventLog, step_read: int | slice) -> list[LogRow]:
 
 
 def _broadcast(row: LogRow) -> tuple[object, ...]:
-    """Return what the rows of a broadcast have in common, also with those of equal broadcasts sent with it."""
+    """Return what the rows of a broadcast have in common. Equal broadcasts that were sent with it have it, too."""
     said = row.text if row.text_before is None else row.text_before
     return row.audience, row.audience_version, row.from_id, row.subtopic, row.sent_at, said, row.sender
 
@@ -232,7 +232,7 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
 
 
 def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return a file of a segment, or those of the columns that it has."""
+    """Return a file of a segment, with the given columns that the file has."""
     try:
         file = pq.ParquetFile(path, filesystem=parent.filesystem)
         there = set(file.schema_arrow.names)

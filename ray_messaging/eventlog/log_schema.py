@@ -79,7 +79,7 @@ SCHEMA = pa.schema(
         pa.field(
             "delivered_at", pa.timestamp("us", tz="UTC")
         ),  # when the server accepted it; null if it was not delivered
-        pa.field("fate", _NAME, nullable=False),  # see receipt.FATES
+        pa.field("fate", _NAME, nullable=False),  # see model.fates
         pa.field("rule", _NAME),  # the rule that blocked or rewrote it
         pa.field("reason", _NAME),
         pa.field("sender", _NAME, nullable=False),  # the messager that sent it
@@ -95,7 +95,7 @@ NUMBERS = frozenset(field.name for field in SCHEMA if pa.types.is_integer(field.
 
 @lru_cache(maxsize=256)
 def schema_with(typed: tuple[pa.Field, ...], exp_id: str) -> pa.Schema:
-    """Return the schema of an experiment's rows with these typed columns; without any, that of rows with JSON text."""
+    """Return the schema of an experiment's rows: with these typed columns, or without any, with JSON text."""
     if not typed:
         return SCHEMA
     at = SCHEMA.get_field_index(TEXT)
@@ -106,7 +106,7 @@ def schema_with(typed: tuple[pa.Field, ...], exp_id: str) -> pa.Schema:
 
 
 def head_of(exp_id: str) -> dict[bytes, str]:
-    """Return the metadata of tables whose composed channels are those of an experiment, see `channel_head`."""
+    """Return the metadata of tables whose composed channels belong to an experiment, see `channel_head`."""
     return {_HEAD: f"exps:{exp_id}:agents:"}
 
 
@@ -126,7 +126,7 @@ def with_pandas_types(schema: pa.Schema) -> pa.Schema:
 
 
 def typed_names(names: Sequence[str]) -> list[str]:
-    """Return those of the column names that hold typed payloads."""
+    """Return the names of the columns that hold typed payloads."""
     return [name for name in names if name.startswith(TYPED)]
 
 

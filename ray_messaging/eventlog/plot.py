@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ray_messaging.errors import InvalidQuery, LogError
-from ray_messaging.receipt import FATES
+from ray_messaging.model.fates import FATES, facts_of
 
-# Okabe and Ito's colours for the colour-blind; the heat map goes from pale to dark in one hue.
-COLOURS = {"delivered": "#0072B2", "published": "#56B4E9", "undeliverable": "#E69F00", "blocked": "#D55E00"}
-_MAP = "Blues"
+_MAP = "Blues"  # from pale to dark in one hue
 _SUFFIXES = (".png", ".pdf", ".svg")
 _DPI = 150
 _LONGEST = 18  # characters of a name
@@ -86,16 +84,14 @@ def _draw_traffic(axes: Any, stats: dict[str, Any]) -> None:  # noqa: ANN401 - m
     floor = [0] * (len(edges) - 1)
     for fate in dict.fromkeys(drawn):
         top = [low + rows for low, rows in zip(floor, fates[fate], strict=True)]
-        colour = COLOURS.get(fate, "#999999")
-        axes.stairs(
-            top, edges, baseline=floor, fill=True, color=colour, label=f"{fate} ({stats['fates'].get(fate, 0):,})"
-        )
+        label = f"{fate} ({stats['fates'].get(fate, 0):,})"
+        axes.stairs(top, edges, baseline=floor, fill=True, color=facts_of(fate).colour, label=label)
         floor = top
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(bottom=0)
     start = datetime.fromtimestamp(traffic["start"], UTC)
     axes.set_xlabel(f"{unit}s since {start:%Y-%m-%d %H:%M:%S} UTC")
-    axes.legend(ncols=len(COLOURS), frameon=False, loc="lower left", bbox_to_anchor=(0, 1.09), borderaxespad=0)
+    axes.legend(ncols=len(FATES), frameon=False, loc="lower left", bbox_to_anchor=(0, 1.09), borderaxespad=0)
 
 
 def span_in_words(seconds: float) -> str:

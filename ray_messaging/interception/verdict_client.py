@@ -136,7 +136,7 @@ class LocalVerdictClient(VerdictClient):
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
         """Return a verdict that passes broadcasts without expanding them, or None if there are rules."""
-        await self.judge(broadcasts.take(np.zeros(0, np.intp)))  # after this, the rules are those of the batch's step
+        await self.judge(broadcasts.take(np.zeros(0, np.intp)))  # the rules of the batch's step are in force now
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
 
 

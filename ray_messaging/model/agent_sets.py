@@ -166,7 +166,7 @@ NO_AGENTS = AgentSet(np.zeros(0, np.int64))
 
 
 class ChannelSet(Collection[str]):
-    """Set of channels: those of agents, by subtopic, and plain ones. Only the plain ones are stored as text."""
+    """Set of channels: agents' channels, by subtopic, and plain channels. Only plain channels are stored as text."""
 
     __slots__ = ("_agents", "_exp_id", "plain")
 

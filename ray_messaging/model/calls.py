@@ -29,7 +29,7 @@ class AskedCall(msgspec.Struct, gc=False):
 
 
 class KeptCall(msgspec.Struct, array_like=True, gc=False):
-    """The result of a call, in the form of `encode_exactly`; its seconds and tries are those of this run."""
+    """The result of a call, in the form of `encode_exactly`; its seconds and tries count in this run only."""
 
     seconds: float
     tries: int

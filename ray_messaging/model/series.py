@@ -60,7 +60,7 @@ class Mean(_Aggregate):
     """
 
     def partial(self, values: Values) -> tuple[str, Any]:
-        """Return the kind; and the number of values, their exact sum in units of 2**-1074, that of NaN and infinity.
+        """Return the kind; and the number of values, their exact sum in units of 2**-1074, the sum of NaN and infinity.
 
         Raises: UnfitValue unless they are numbers or bools.
         """
@@ -84,7 +84,7 @@ class Mean(_Aggregate):
 class Count(_Aggregate):
     """The number of agents with each value of a key in their states, for `collect=`: a column `name=value` per value.
 
-    Args: as those of `Mean`; the values are texts, bools or whole numbers.
+    Args: as for `Mean`; the values are texts, bools or whole numbers.
     """
 
     def partial(self, values: Values) -> tuple[str, Any]:
@@ -277,7 +277,7 @@ def decode_series(data: bytes) -> StepSeries:
 
 
 def merged(parts: Sequence[StepSeries]) -> dict[str, Value]:
-    """Return the aggregates of one step from those of all groups."""
+    """Return the aggregates of one step from the aggregates of all groups."""
     found: dict[str, Value] = {}
     for name, (kind, _) in parts[0].columns.items():
         found |= _MERGED[kind.split(" ")[0]](name, [part.columns[name][1] for part in parts])

@@ -1,4 +1,4 @@
-"""The rows in a mailbox that belong to some messages, by which these are acknowledged."""
+"""The rows of messages in a mailbox, by which the messages are acknowledged."""
 
 from collections.abc import Iterable
 from itertools import groupby, pairwise
@@ -20,7 +20,7 @@ Acked = Message | Iterable[Message]  # the argument of `ack`; a Messages object 
 class Span(NamedTuple):
     """Rows `low` to `high`, exclusive, of an entry with `rows` rows.
 
-    `loan` is the delivery lease under which they were fetched, or None.
+    `loan` is the delivery lease under which the rows were fetched, or None.
     """
 
     entry: str
@@ -50,7 +50,7 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
             else:
                 spans.append(Span(origin.entry, low, high, batch.rows, origin.loan))
         elif origin is not None and origin.mailbox == answer_mailbox(mailbox):
-            continue  # a late answer, which is in another mailbox, that of answers
+            continue  # a late answer, which is in the mailbox of answers
         elif origin is not None or not batch.sender.startswith(FOREIGN_SENDER):
             where = "in parts, by pickle" if origin is None else f"from {origin.mailbox!r}"
             raise ConfigError(
@@ -61,7 +61,7 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
 
 
 def slices_of(messages: Acked) -> list[Slice]:
-    """Return messages as slices, of rows in a row where it can be; raise ConfigError for anything else."""
+    """Return messages as slices, as few as possible; raise ConfigError for anything but messages."""
     if isinstance(messages, Messages):
         return messages.slices
     found: list[Slice] = []

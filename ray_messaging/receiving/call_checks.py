@@ -26,7 +26,7 @@ def check_commit(commit: str) -> None:
 
 
 def check_timeout(timeout: object, *, optional: bool = True, positive: bool = False) -> None:
-    """Raise ConfigError unless this is a finite number of seconds, 0 or more, or None.
+    """Raise ConfigError unless `seconds` is None or a finite number, 0 or more.
 
     Args: with `optional=False` None is refused, with `positive` 0 is refused.
     """

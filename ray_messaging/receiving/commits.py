@@ -56,8 +56,8 @@ class InFlight:
 
     `taken` rows were taken, and `front` of them are before the cursor. Rows that are acknowledged after the cursor are
     kept as intervals of numbers, so that adjacent rows are one interval even across entries. `ahead` has ranges that
-    were not taken yet but are acknowledged already, by an earlier reader or by handles of an earlier process. They are
-    skipped when they are reached.
+    were not taken yet but are acknowledged already, by an earlier reader or by handles of an earlier process. The
+    reader skips these ranges.
     """
 
     def __init__(self, cursor: Cursor, acked: Iterable[AckRange] = ()) -> None:
@@ -78,7 +78,7 @@ class InFlight:
         self.apart = 0  # the number of rows in these intervals
 
     def copy(self) -> "InFlight":
-        """Return a copy. If the copy is restored later, it is as if the rows taken meanwhile were never taken."""
+        """Return a copy. Restoring it later undoes all that was taken meanwhile."""
         made = copy(self)
         made.ahead, made._known = deque(self.ahead), [*self._known]
         made._parts = [copy(part) for part in self._parts[self._head :]]
@@ -167,7 +167,7 @@ class InFlight:
         return runs
 
     def ack(self, low: int, high: int) -> int:
-        """Acknowledge rows by their numbers; return how many of them were not acknowledged before."""
+        """Acknowledge rows by their numbers; return how many were not acknowledged before."""
         if low < self.front:
             low = self.front
         if low >= high:
@@ -318,7 +318,7 @@ class Commits:
         return flight.changes != self._written
 
     def acknowledge_some(self, spans: Iterable[Span]) -> int:
-        """Acknowledge some rows; return how many of them were not acknowledged before.
+        """Acknowledge some rows; return how many were not acknowledged before.
 
         Raises: CommitFailed, without any change, if there would be too many ranges.
         """
@@ -333,14 +333,14 @@ class Commits:
         return sum(flight.ack(low, high) for low, high in runs)
 
     def _acks(self) -> SelectiveAcks | None:
-        """Return all that is acknowledged after the cursor, or None if nothing is and the server has no ranges."""
+        """Return all that is acknowledged after the cursor; None if there is nothing, here and on the server."""
         if not (self._ranges_stored or self.in_flight.apart or self.in_flight.ahead):
             return None
         self._ranges_stored = True  # until the server has confirmed that it has none
         return self.in_flight.acks()
 
     def conclusion(self, state: bytes | None, *, fetched: bool, changed: bool) -> Conclusion:
-        """Return the changes that a transaction makes, which has handled all messages that it fetched."""
+        """Return the changes of a transaction that has handled all messages that it fetched."""
         flight = self.in_flight
         cursor = flight.cursor if fetched else None
         acks = self._acks() if fetched else None
@@ -370,13 +370,13 @@ class Commits:
                 self.progress.set()
 
     def note_stored(self, acks: SelectiveAcks) -> None:
-        """Record that another call has written these acknowledgements; the next write writes all of them again."""
+        """Record that another call has written these acknowledgements; the next write replaces them."""
         self._ranges_stored = self._ranges_stored or acks.ranges != b""
 
     def write_soon(self) -> None:
         """Write the cursor in the background, until the server has all that is acknowledged.
 
-        This raises the error of the last write, if it failed, once it has begun another one.
+        If the last write has failed, this begins another one, and then raises the error of the last one.
         """
         before = self._background
         if before is None or before.done():

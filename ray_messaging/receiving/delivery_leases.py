@@ -4,11 +4,12 @@ import asyncio
 import math
 import secrets
 import time
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.errors import CommitFailed
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.receiving.ack_ranges import Span, range_of, spans_in
@@ -18,15 +19,15 @@ from ray_messaging.transports.cursors import AckRange, order
 
 # Seconds after which a waiting fetch checks again for leases that others gave up.
 _LOOK_S = 1.0
-# The most returned leases that are remembered, because Ray may repeat the call that returned one.
+# The most returned leases that are remembered, because Ray may repeat the call that returned one; and the most holders.
 _RETURNED = 10_000
 
 
 class FetchOptions(NamedTuple):
     """Options of a handle's fetch.
 
-    `number` is the number of this fetch among the handle's, from 1, `received` that of the last one with commit="acked"
-    whose answer has arrived.
+    `number` counts the handle's fetches from 1. `received` is the number of the last fetch with commit="acked" whose
+    answer has arrived.
     """
 
     commit: CommitMode = "next"
@@ -39,10 +40,10 @@ NEXT = FetchOptions()
 
 
 class HeldByHandle(NamedTuple):
-    """What one handle holds: `messages`, the oldest for `seconds`.
+    """What one handle holds: `messages` of them, the oldest for `seconds`.
 
-    `came_again` are those that it held for too long, so that they came again, since its last lease that it has
-    committed in time.
+    `came_again` counts the messages that the handle held for too long, so that they were delivered again. The count
+    begins anew when the handle commits a lease in time.
     """
 
     holder: str
@@ -81,8 +82,15 @@ class _Lease:
         return next((place_of(part) for part in self.slices if part.batch.origin is not None), _BEFORE_ALL)
 
 
+@dataclass(slots=True)
+class _Holder:
+    abandoned: int = -1  # its last fetch that nobody waits for
+    reached: Place = _BEFORE_ALL  # the place after the last row that it was lent
+    came_again: int = 0  # see `HeldByHandle`
+
+
 class _AgainFirst(Exception):
-    """Says that leases, in the mailbox's order, come before what is in the inbox; none: nobody waits any more."""
+    """Signal that leases, in the mailbox's order, come before the inbox; without leases: nobody waits any more."""
 
     def __init__(self, leases: list[_Lease]) -> None:
         super().__init__(leases)
@@ -92,11 +100,11 @@ class _AgainFirst(Exception):
 class DeliveryLeases:
     """Delivery leases of one mailbox. A returned lease is committed, even if earlier messages are still leased.
 
-    What is delivered again comes before anything that is still in the inbox. A lease is delivered again at once to a
-    holder that fetches again without having received it, because the answer was lost. It is delivered to any caller if
-    its holder gave it up, or after `lease_s`. If nobody waited for the answer, it is delivered to its holder or to one
-    that has had nothing later, so that all see the messages of a pair in order. Each time it has another token, and the
-    old token is invalid.
+    Messages that are delivered again come before all messages in the inbox. If the answer with a lease was lost, the
+    lease is delivered again to its holder, at the holder's next fetch. If the holder gave the lease up, or `lease_s` is
+    over, the lease goes to any caller. If nobody waited for the answer, the lease goes to its holder or to a caller
+    that has had no later messages, so that all see the messages of a pair in order. Each time the lease gets a new
+    token, and the old token is invalid.
     """
 
     def __init__(self, subscription: Subscription, lease_s: float) -> None:
@@ -104,14 +112,12 @@ class DeliveryLeases:
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
         # What spares each fetch a look at all leases:
-        self._next_due = math.inf  # none ends before this, except for those that are lost
+        self._next_due = math.inf  # no lease ends before this time, except leases that are lost
         self._lost: dict[int, _Lease] = {}
-        self._unsure: dict[str, dict[int, _Lease]] = {}  # by holder: those of which it has not said that they arrived
-        self._returned: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._unsure: dict[str, dict[int, _Lease]] = {}  # by holder: leases not yet said to have arrived
+        self._returned = OnceByCall[tuple[str, int], None](most=_RETURNED)
         self._calls: dict[str, FetchOptions] = {}  # the options of the fetch in progress of each holder
-        self._abandoned: OrderedDict[str, int] = OrderedDict()  # the last fetch of a holder that nobody waits for
-        self._reached: OrderedDict[str, Place] = OrderedDict()  # the place after the last row that a holder was lent
-        self._came_again: OrderedDict[str, int] = OrderedDict()  # see `HeldByHandle`
+        self._holders = OnceByCall[str, _Holder](most=_RETURNED)
         self._process = secrets.token_hex(4)
         self._last = 0
 
@@ -126,16 +132,22 @@ class DeliveryLeases:
         return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
 
     def held(self) -> list[HeldByHandle]:
-        """Return what each handle holds, or has held for too long, without what it gave up or has never received."""
+        """Return what each handle holds or has held for too long, except what it gave up or never received."""
         now, since = asyncio.get_running_loop().time(), defaultdict[str, list[tuple[float, int]]](list)
         for lease in self._leases.values():
             if lease.rows > 0 and lease.due and not lease.lost:
                 since[lease.holder].append((now - lease.due + self._lease_s, lease.rows))
+        again = {holder: known.came_again for holder, known in self._holders.items() if known.came_again}
         found = []
-        for holder in [*since, *(self._came_again.keys() - since.keys())]:
+        for holder in [*since, *(again.keys() - since.keys())]:
             times, rows = zip(*since[holder], strict=True) if since[holder] else ((0.0,), (0,))
-            found.append(HeldByHandle(holder, sum(rows), max(times), self._came_again.get(holder, 0)))
+            found.append(HeldByHandle(holder, sum(rows), max(times), again.get(holder, 0)))
         return found
+
+    def _holder(self, name: str) -> _Holder:
+        known = self._holders.get(name) or _Holder()
+        self._holders.put(name, known)
+        return known
 
     # -- returning ------------------------------------------------------------------------------------------------
 
@@ -170,7 +182,7 @@ class DeliveryLeases:
         return token.process == self._process and token.number in self._leases
 
     def _acknowledge(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Acknowledge a lease, or some of its rows; return whether no unacknowledged row of it is left."""
+        """Acknowledge a lease, or some of its rows; return whether all its rows are acknowledged."""
         if not self._has(token):
             return token[:2] in self._returned or self._acknowledge_predecessors(token, some)
         lease = self._leases[token.number]
@@ -178,9 +190,10 @@ class DeliveryLeases:
         lease.rows -= self._fetcher.commits.acknowledge_some(spans)
         if some is None or lease.rows <= 0:
             self._remove(lease)
-            self._note_returned(token)
-            if self._came_again and asyncio.get_running_loop().time() < lease.due:
-                self._came_again.pop(lease.holder, None)
+            self._returned.put(token[:2], None)
+            holder = self._holders.get(lease.holder)
+            if holder is not None and holder.came_again and asyncio.get_running_loop().time() < lease.due:
+                holder.came_again = 0
             return True
         return False
 
@@ -193,7 +206,7 @@ class DeliveryLeases:
             del self._unsure[lease.holder]
 
     def _acknowledge_predecessors(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Acknowledge a lease of an earlier process; return as `_acknowledge`.
+        """Acknowledge a lease of an earlier process; return whether all its rows are acknowledged.
 
         Raises: CommitFailed if other callers have its messages by now.
         """
@@ -203,13 +216,8 @@ class DeliveryLeases:
         if token.process == self._process or not all([flight.ack_ahead(found) for found in ranges]):  # noqa: C419
             raise self._late(token, sum(found.rows for found in ranges))
         if some is None:
-            self._note_returned(token)
+            self._returned.put(token[:2], None)
         return some is None
-
-    def _note_returned(self, token: Token) -> None:
-        self._returned[token[:2]] = None
-        if len(self._returned) > _RETURNED:
-            self._returned.popitem(last=False)
 
     def _late(self, token: Token, messages: int) -> CommitFailed:
         held_s, name = max(0.0, time.time() - token.lent_at), self._fetcher.name
@@ -231,15 +239,13 @@ class DeliveryLeases:
             self._fetcher.inbox.wake()
 
     async def abandon(self, holder: str, received: int, number: int) -> None:
-        """End the holder's fetch, because nobody waits for its answer. What it took is delivered again.
+        """End the holder's fetch, because nobody waits for its answer. Deliver the messages that it took again.
 
-        The fetch may come after this, because Ray runs the calls of an async actor out of order.
+        The fetch may come after this call, because Ray runs the calls of an async actor out of order.
 
-        Args: `received` and `number` are those of `FetchOptions`.
+        Args: `received` and `number` are fields of the fetch's `FetchOptions`.
         """
-        self._abandoned[holder] = number
-        if len(self._abandoned) > _RETURNED:
-            self._abandoned.popitem(last=False)
+        self._holder(holder).abandoned = number
         if holder in self._calls and self._calls[holder].number <= number:
             del self._calls[holder]
         self._note_lost(holder, received, number)
@@ -250,10 +256,10 @@ class DeliveryLeases:
     async def fetch(
         self, holder: str, token: Token | None, limit: int | None, timeout: float | None, options: FetchOptions = NEXT
     ) -> tuple[Token | None, Messages]:
-        """Commit the lease of a token, then lease new messages; return their token (None: no messages) and them."""
+        """Commit the lease of a token, then lease new messages; return token (None: no messages) and messages."""
         self._fetcher.check_open()
         options = options._replace()  # an object of its own, by which this fetch is known
-        newest = max(self._abandoned.get(holder, -1), self._calls[holder].number - 1 if holder in self._calls else -1)
+        newest = max(self._holder(holder).abandoned, self._calls[holder].number - 1 if holder in self._calls else -1)
         if options.number <= newest:  # it was abandoned, and comes late
             return None, self._fetcher.messages([])
         if holder in self._calls:
@@ -287,10 +293,8 @@ class DeliveryLeases:
 
     def _note_reached(self, holder: str, lease: _Lease) -> None:
         ends = (place_of(part._replace(low=part.high)) for part in reversed(lease.slices) if part.batch.origin)
-        self._reached[holder] = max(next(ends, _BEFORE_ALL), self._reached.get(holder, _BEFORE_ALL))
-        self._reached.move_to_end(holder)
-        if len(self._reached) > _RETURNED:
-            self._reached.popitem(last=False)
+        known = self._holder(holder)
+        known.reached = max(next(ends, _BEFORE_ALL), known.reached)
 
     def _drop_foreign(self, lease: _Lease) -> None:
         """Drop foreign clients' messages from a lease, because they are delivered once and not acknowledged."""
@@ -298,10 +302,10 @@ class DeliveryLeases:
         lease.rows = _rows(lease.slices)
         if not lease.rows:
             self._remove(lease)
-            self._note_returned(lease.token)
+            self._returned.put(lease.token[:2], None)
 
     async def _take(self, holder: str, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
-        """Lease messages of an ended lease, else of the inbox (None: there are none); a complete fetch takes all.
+        """Lease messages of an ended lease, else of the inbox; a complete fetch takes all. None: there are none.
 
         A call that its holder has given up takes nothing.
         """
@@ -348,9 +352,9 @@ class DeliveryLeases:
         if not self._lost and now < self._next_due:
             return []
         lost = self._lost.values()
-        # What was lost, its holder has not had.
+        # The holder of a lost lease has not had its messages.
         mine = (lease.first for lease in lost if lease.holder == holder)
-        reached = min(mine, default=self._reached.get(holder, _BEFORE_ALL))
+        reached = min(mine, default=self._holder(holder).reached)
         found = [lease for lease in lost if lease.holder == holder or lease.first >= reached]
         if now >= self._next_due:
             held = [lease for lease in self._leases.values() if not lease.lost]
@@ -359,7 +363,7 @@ class DeliveryLeases:
         return sorted(found, key=lambda lease: lease.first)
 
     def _cut(self, again: list[_Lease], holder: str, options: FetchOptions, limit: int | None) -> _Lease | None:
-        """Lend the first of some leases again: at most `limit` messages, and none behind those of the next lease."""
+        """Lend the first lease again: at most `limit` messages, and none behind the first message of the next lease."""
         lease, *others = again
         slices = self._left_of(lease)
         first: list[Slice] = []
@@ -382,9 +386,7 @@ class DeliveryLeases:
     def _note_again(self, lease: _Lease, slices: list[Slice]) -> None:
         """Count messages that are delivered again because their holder has held them for too long."""
         if lease.due and not lease.lost and slices:
-            self._came_again[lease.holder] = self._came_again.pop(lease.holder, 0) + _rows(slices)
-            if len(self._came_again) > _RETURNED:
-                self._came_again.popitem(last=False)
+            self._holder(lease.holder).came_again += _rows(slices)
 
     def _left_of(self, lease: _Lease) -> list[Slice]:
         """Remove a lease; return its unacknowledged slices."""

@@ -36,10 +36,10 @@ Mask = NDArray[np.bool_]
 
 
 class Departure:
-    """One departure of agents from a messager's mailbox to mailbox `target`, or if it is None, to the dead letters.
+    """One departure of agents from a messager's mailbox to mailbox `target`; None: to the dead letters.
 
     From the first waiting message for these agents on, fetches return nothing. When the fetched messages for them are
-    committed, one call to the server moves the agents and all that waits for them. It does everything or nothing.
+    committed, one call to the server moves the agents and all that waits for them. The call does everything or nothing.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Departure:
         self._end = ""  # the mailbox's last entry when it was last read
 
     async def run(self, first_number: int, timeout: float) -> None:
-        """Let the agents leave, with attempts that are numbered from `first_number` on; `number` is that of the last.
+        """Let the agents leave. Attempts are numbered from `first_number` on; `number` is the last attempt's number.
 
         Raises: MoveFailed if they could not leave within `timeout` seconds; UnknownName if an agent is not here or the
         target does not exist; Fenced if the mailbox has a newer reader.
@@ -166,7 +166,7 @@ class Departure:
             return outcome
 
     async def _read_to_end(self) -> None:
-        """Wait until the inbox has all messages of the mailbox; raise MoveFailed if these are too many."""
+        """Wait until the inbox has all messages of the mailbox; raise MoveFailed if there are too many."""
         end = await self._transport.end_of(self._name)
         self._end = end.entry
         flight = self._fetcher.commits.in_flight

@@ -12,6 +12,7 @@ from ray_messaging.errors import FetchTooLarge, MessagingError, NotListening, Tr
 from ray_messaging.message import Handled, Message
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.observability.observer import Observer
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.receiving.ack_ranges import Acked, spans_of
 from ray_messaging.receiving.call_checks import CommitMode, check_commit, check_limit, check_timeout
 from ray_messaging.receiving.commits import Commits, InFlight
@@ -20,7 +21,6 @@ from ray_messaging.receiving.mailbox_lease import MailboxLease
 from ray_messaging.transports.transport_values import Conclusion
 
 if TYPE_CHECKING:
-    from ray_messaging.observability.tracing.tracer import Tracer
     from ray_messaging.transports.transport import RedisTransport
 
 _UNLIMITED = nullcontext()
@@ -45,7 +45,7 @@ class FetchedRows(NamedTuple):
 class FetchGate:
     """Exclusive access of one transaction to the messages, and the state after the last transaction.
 
-    If the outcome of the last transaction is unknown, the next caller finds it out first.
+    If the outcome of the last transaction is unknown, the next caller asks for it first.
     """
 
     def __init__(self, inbox: Inbox) -> None:
@@ -77,7 +77,7 @@ class FetchGate:
             raise TransactionError(_TRANSACTION_OPEN)
 
     async def open(self, commits: Commits) -> None:
-        """Begin a transaction: commit earlier fetches, and keep what is taken from now on, to put it back if needed."""
+        """Begin a transaction: commit earlier fetches, and keep later ones, so that they can be put back."""
         if self._inbox.paused:
             await self._inbox.flowing.wait()
         self._commits, self.free = commits, False
@@ -119,7 +119,7 @@ class FetchGate:
         self._ended.set()
 
     def resolve_later(self, conclusion: Conclusion, was_committed: Callable[[], Awaitable[bool]]) -> None:
-        """End the transaction with an unknown outcome. The next caller finds it out by `was_committed`."""
+        """End the transaction with an unknown outcome. The next caller asks `was_committed` for the outcome."""
         commits, self._commits = self._commits, None
 
         async def find_out() -> None:
@@ -137,8 +137,8 @@ class FetchGate:
 class Iteration(AsyncIterator[Message]):
     """Iterator over messages, each of which is handled from when it is returned until the next one is requested.
 
-    A `for` block that is left drops its iterator, so that what is sent behind it has no cause. A generator would end
-    only later, and for good with a request that is cancelled.
+    A `for` block that is left drops its iterator, so that messages sent after the block have no cause. A generator
+    would end only later, and a cancelled request would end it for good.
     """
 
     def __init__(self, next_one: Callable[[], Awaitable[Message]]) -> None:
@@ -171,7 +171,7 @@ class Fetcher:
         name: str,
         settings: MessagingConfig,
         observer: Observer | None = None,
-        tracer: "Tracer | None" = None,
+        tracer: AnyTracer = UNTRACED,
     ) -> None:
         self.name = name
         self._observer = observer
@@ -244,15 +244,13 @@ class Fetcher:
                 timeout = timeout if due is None else max(0.0, due - monotonic())
 
     def _acknowledge(self, *, everything: bool = False) -> bool:
-        """Acknowledge what the last fetch returned, which is handled by now; return whether a write is needed."""
-        if self._tracer is not None:
-            self._tracer.committed()
+        """Acknowledge the messages of the last fetch, which are handled by now; return whether a write is needed."""
+        self._tracer.committed()
         return self.commits.acknowledge(everything=everything)
 
     def _hand_out(self, taken: FetchedRows) -> None:
         self.commits.handed_out.append((taken.low, taken.high))
-        if self._tracer is not None:
-            self._tracer.hold(taken.slices)
+        self._tracer.hold(taken.slices)
 
     def messages(self, slices: Sequence[Slice], *, more: bool = False) -> Messages:
         """Return slices as messages. Their `more` is true if the mailbox may have other messages."""
@@ -302,8 +300,7 @@ class Fetcher:
             deadline = deadline or (asyncio.get_running_loop().time() + timeout if timeout else None)
             if not await self._arrival(deadline, complete=complete):
                 break
-        if self._observer is not None or self._tracer is not None:
-            self._observe(slices)
+        self._observe(slices)
         return FetchedRows(slices, low, flight.taken, passed)
 
     async def _confirm(self, lease: MailboxLease, timeout: float | None, complete: bool) -> bool:  # noqa: FBT001
@@ -323,8 +320,7 @@ class Fetcher:
             self._observer.messages_fetched(sum(part.high - part.low for part in slices))
             batch, row, *_ = slices[0]
             self._observer.fetch_delayed(max(0.0, time() - batch.sent_time(row)))
-        if self._tracer is not None:
-            self._tracer.fetched(slices)
+        self._tracer.fetched(slices)
 
     def take_at_once(self) -> list[Slice]:
         """Take what is in the inbox, or [] if the lease must be confirmed first, which `fetch` does."""
@@ -349,7 +345,7 @@ class Fetcher:
         return True
 
     async def _read_to_end(self) -> None:
-        """Wait until the inbox has all that the mailbox has now; raise FetchTooLarge if that is above the limits."""
+        """Wait until the inbox has all that the mailbox has now; raise FetchTooLarge above the limits."""
         settings, flight = self._settings, self.commits.in_flight
         end = await self._transport.end_of(self.name)
         there, nbytes = end.messages - flight.waiting, end.nbytes - flight.waiting_bytes
@@ -382,7 +378,7 @@ class Fetcher:
         await commits.write()
 
     def is_committed(self, message: Message) -> bool:
-        """Return whether a fetched message is committed. It is not if it is from another mailbox."""
+        """Return whether a fetched message is committed; false for a message from another mailbox."""
         part = slice_of(message)
         origin = part.batch.origin
         if self._commits is None or origin is None or origin.mailbox != self.name:

@@ -84,7 +84,7 @@ class Inbox:
             self.on_news()
 
     def note_trouble(self, error: MessagingError | None) -> None:
-        """Record why nothing can be read for now, and let waiting fetches raise it; None: it can be read again."""
+        """Record the error of reading, and let waiting fetches raise it; None: reading works again."""
         self.trouble = error
         if error is not None:
             self._arrived.set()
@@ -96,7 +96,7 @@ class Inbox:
         self._grown.set()
 
     async def reach(self, entry: str, capacity: int, check: Callable[[], object]) -> bool:
-        """Wait until everything up to an entry was put in; return False if that is more than `capacity` messages.
+        """Wait until everything up to an entry was put in; return False if these are more than `capacity` messages.
 
         The inbox's limit is raised meanwhile. `check` raises an error if no more frames will arrive.
         """
@@ -119,7 +119,7 @@ class Inbox:
         return True
 
     def wake(self) -> None:
-        """Let those who wait in `arrival` look again, because something else than a frame has changed for them."""
+        """Let tasks that wait in `arrival` look again, because something other than a frame has changed."""
         self._arrived.set()
 
     async def arrival(self) -> None:
@@ -138,7 +138,7 @@ class Inbox:
             await self._emptied.wait()
 
     def take(self, limit: int | None, in_flight: InFlight) -> list[Slice]:
-        """Take out up to `limit` messages (None: all). Those of the mailbox are added to `in_flight`."""
+        """Take out up to `limit` messages (None: all), and add the messages of the mailbox to `in_flight`."""
         slices: list[Slice] = []
         pieces, ahead = self._pieces, in_flight.ahead
         left = self.size if limit is None else min(limit, self.size)
@@ -174,7 +174,7 @@ class Inbox:
         return slices
 
     def _guard(self, piece: Piece, high: int, *, known: bool) -> int:
-        """Return the row up to which (exclusive) a piece may be taken, or -1 if nothing of it may be taken."""
+        """Return the row up to which (exclusive) a piece may be taken, or -1 if no row may be taken."""
         if self.paused:
             self._arrived.clear()
             return -1
@@ -189,7 +189,7 @@ class Inbox:
         return piece.low + int(leaving.argmax())
 
     def withhold(self, agents: AgentSet | None) -> None:
-        """Let nothing be taken from the first message for these agents on (None: let everything be taken again)."""
+        """Hold back the first message for these agents and all later ones (None: hold back nothing any more)."""
         self._withheld = agents
         self._guarded = self.paused or agents is not None
         if agents is not None:

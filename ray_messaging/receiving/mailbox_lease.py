@@ -1,4 +1,4 @@
-"""Leases of mailboxes: ours, which is renewed while the messager lives, and those of others, which are watched.
+"""Leases of mailboxes: a messager renews its own lease while it lives, and watches the leases of other messagers.
 
 A lease has ended for an observer that has seen it unchanged, by its own clock, for the lease's whole duration.
 """
@@ -35,7 +35,7 @@ _LEAST_S = 0.01  # the least time between two checks of a lease
 
 
 class _WatchedLease:
-    """A lease as it was first seen, and for how long it has stayed unchanged.
+    """A lease as it was first seen, and the time for which it has stayed unchanged.
 
     The time between two checks counts for at most a third of the lease's duration, because the lease is renewed that
     often. If this process stood still, or the server did not answer, the owner may not have been able to renew it.
@@ -56,7 +56,7 @@ class _WatchedLease:
 
 
 class LeaseWatch:
-    """Watch over other messagers' leases. Each messager watches some, and removes those that have ended."""
+    """Watch over other messagers' leases. Each messager watches some leases, and removes leases that have ended."""
 
     def __init__(self, transport: "RedisTransport", name: str) -> None:
         self._transport = transport
@@ -84,11 +84,11 @@ class LeaseWatch:
 
 
 async def outlast(transport: "RedisTransport", mailbox: str, held: HeldMailbox, is_dead: IsDead | None) -> str:
-    """Wait until another owner's lease of a mailbox has ended, and return it; return "" if it is gone.
+    """Wait until another owner's lease of a mailbox has ended; return the lease, or "" if there is none any more.
 
     If the lease has not ended by the server's clock, and `is_dead` does not say that the owner is dead, there is no
-    wait. If it has ended by the server's clock, it is watched until it has ended by ours, because the server's clock
-    may have been changed.
+    wait. If the lease has ended by the server's clock, this watches until it has ended by our clock, too, because
+    the server's clock may have been changed.
 
     Raises: AlreadyExists if the owner lives.
     """

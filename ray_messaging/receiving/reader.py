@@ -84,7 +84,7 @@ class Reader:
         self._task = asyncio.create_task(self._run(), name=f"ray_messaging reader of {mailbox}")
 
     def loop(self) -> TaskHealth:
-        """Return the health of the reading task. It is not busy while the inbox is full and it waits for a fetch."""
+        """Return the health of the reading task. The task is not busy while the inbox is full and waits for a fetch."""
         found = self._inbox.error or self._inbox.trouble
         error = "" if found is None else str(found)
         return TaskHealth("reader", not self._task.done(), not self._waits, time.monotonic() - self._turned_at, error)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def moved_records(
     source: MailboxRecord, target: MailboxRecord | None, agents: AgentSet, version: int = 0, dates: HostDates = NO_DATES
 ) -> tuple[MailboxRecord, MailboxRecord | None]:
-    """Return the records of a mailbox that agents leave and of the one to which they move (None: they are removed).
+    """Return the new records of mailboxes after agents move from `source` to `target` (None: they are removed).
 
     With steps, `version` is the directory's version with the move.
     """
@@ -38,9 +38,9 @@ def moved_records(
 
 
 def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -> None:
-    """Raise an error if agents cannot move from a mailbox to another one (None: to none), as far as its record shows.
+    """Raise an error if, by the records of the mailboxes, agents cannot move from one to the other (None: to none).
 
-    Raises: AlreadyExists if the other one is the same; UnknownName if an agent is not hosted there.
+    Raises: AlreadyExists if both are the same mailbox; UnknownName if an agent is not hosted there.
     """
     if target == record.mailbox and agents:
         agent = next(iter(agents))
@@ -67,9 +67,9 @@ class Rehoster:
         self._directory = directory
 
     async def move(self, agents: AgentSet, source: str, target: str | None, timeout: float) -> int:
-        """Move agents to group `target`, or remove them if it is None; return the first step in which that is so.
+        """Move agents to group `target`, or remove them if it is None; return the first step in which the move counts.
 
-        If the target is a member only from a later step than the next one, this waits for that up to `timeout` seconds.
+        If the target becomes a member only after the next step, this waits until then, for up to `timeout` seconds.
 
         Raises: UnknownName if an agent or the target does not exist; AlreadyExists if an agent is there already;
         MoveFailed after the timeout, or if the directory changed too often.

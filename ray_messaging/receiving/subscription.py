@@ -61,9 +61,9 @@ def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, n
 
 
 class ForeignMessages:
-    """Messages of foreign clients for an inbox. Those above its limit, or `limit_bytes`, are dropped and counted.
+    """Messages of foreign clients for an inbox. Messages above its limit, or `limit_bytes`, are dropped and counted.
 
-    They are in no mailbox, so nothing else limits them.
+    These messages are in no mailbox, so nothing else limits them.
     """
 
     def __init__(self, inbox: Inbox, directory: Directory, mailbox: str, limit_bytes: int) -> None:

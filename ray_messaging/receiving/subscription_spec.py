@@ -75,7 +75,7 @@ class SubscriptionSpec:
         return found
 
     def channels_of(self, agents: AgentSet) -> ChannelSet:
-        """Return the channels of some of these agents."""
+        """Return the channels of some agents of the spec."""
         return ChannelSet(self.exp_id, {topic: here & agents for topic, here in self.agents.items()})
 
     def _widened(self, added: dict[str, AgentSet]) -> dict[str, AgentSet]:

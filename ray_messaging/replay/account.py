@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.receipt import BLOCKED, DELIVERED, FATES, PUBLISHED, UNDELIVERABLE, UNKNOWN
+from ray_messaging.model.fates import FATES, IS_STORED, STORED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.replay.replay_plan import Plan, Share
 from ray_messaging.replay.worker import ReceivedTally, ReplaySent
 
@@ -55,7 +55,7 @@ class ReplayAccount:
     @property
     def problems(self) -> list[str]:
         """Return the discrepancies in words; empty if the account balances."""
-        delivered = self.fates["delivered"]
+        delivered = sum(self.fates[fate] for fate in STORED)
         checks = (
             (self.unknown, f"{self.unknown:,} messages have no fate"),
             (delivered != self.received, f"{delivered:,} messages were delivered, but {self.received:,} received"),
@@ -94,7 +94,7 @@ def build_account(
 ) -> ReplayAccount:
     """Build the account from what the groups have sent and received."""
     traffic, codes = plan.traffic, fate_codes(plan, shares, sent)
-    delivered = codes == DELIVERED
+    delivered = IS_STORED[codes]
     counts = np.bincount(codes, minlength=UNKNOWN + 1).tolist()
     unheard = Counter(traffic.agents[place] for place in traffic.targets[codes == UNDELIVERABLE].tolist())
     seen = np.sum([tally.seen for tally in tallies], axis=0, dtype=np.int64)
@@ -104,7 +104,7 @@ def build_account(
     file_counts = np.bincount(traffic.targets, minlength=len(traffic.agents))
     return ReplayAccount(
         messages=len(traffic),
-        fates={FATES[code]: counts[code] for code in (DELIVERED, BLOCKED, PUBLISHED, UNDELIVERABLE)},
+        fates=dict(zip(FATES, counts, strict=False)),
         unknown=counts[UNKNOWN],
         received=sum(tally.received for tally in tallies),
         duplicates=int(np.maximum(seen - 1, 0).sum()),

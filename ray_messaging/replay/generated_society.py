@@ -45,7 +45,7 @@ class Society:
 def generate(agents: int, groups: int, messages: int, *, seed: int = 1) -> Society:
     """Generate a society with agents 0..agents-1 in groups of equal size. The same seed gives the same society.
 
-    The black list blocks all messages of one of the busiest agents, and those of the most frequent other pairs.
+    The black list blocks all messages of one of the busiest agents, and all messages of the most frequent other pairs.
 
     Raises: ConfigError if a group would have fewer than two agents.
     """

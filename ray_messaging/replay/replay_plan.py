@@ -103,7 +103,7 @@ def assign_groups(agents: Sequence[AgentId], groups: int) -> NDArray[np.int32]:
 def due_times(times: NDArray[np.float64], speed: float) -> NDArray[np.float64]:
     """Return the due time of each message, in seconds from the first, at `speed` times the pace of `times`.
 
-    A message whose time is before that of its predecessor is due at once, so the order of messages is kept.
+    A message whose time is before its predecessor's time is due at once, so the order of messages is kept.
 
     Raises: ConfigError if the trace would never end at this speed.
     """

@@ -17,7 +17,7 @@ from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.cluster.ray_calls import get, kill, put, start_actor, wait
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.messager import Messager
-from ray_messaging.receipt import DELIVERED
+from ray_messaging.model.fates import IS_STORED
 from ray_messaging.replay.account import ReplayAccount, build_account, fate_codes, percentiles
 from ray_messaging.replay.replay_plan import Plan, Reference, Share
 from ray_messaging.replay.trace import Traffic
@@ -128,7 +128,7 @@ class ReplayRunner:
     def _delivered(self, sent: list[ReplaySent]) -> list[int]:
         """Return the number of messages that were delivered to each group."""
         plan = self._plan
-        delivered = fate_codes(plan, self._shares, sent) == DELIVERED
+        delivered = IS_STORED[fate_codes(plan, self._shares, sent)]
         counts: list[int] = np.bincount(plan.group_of[plan.traffic.targets[delivered]], minlength=plan.groups).tolist()
         return counts
 

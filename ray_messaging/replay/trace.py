@@ -1,4 +1,4 @@
-"""Traffic: messages with sender, receiver, time and text, as those of a trace."""
+"""Traffic: messages with sender, receiver, time and text, such as a trace has."""
 
 import os
 from dataclasses import dataclass

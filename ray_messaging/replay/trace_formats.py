@@ -35,7 +35,7 @@ class TraceFile:
     """A whole trace file, unzipped.
 
     `data` are its UTF-8 bytes without byte order mark, and `text` is the same, decoded. `stem` and `extension` are
-    those of the name without .gz; the extension is in lower case and has its dot.
+    parts of the name without .gz; the extension is in lower case and has its dot.
 
     Raises: TraceError if the file cannot be read, is damaged, empty, or not UTF-8.
     """

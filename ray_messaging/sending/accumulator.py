@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import repeat, starmap
 from threading import get_ident
 from time import monotonic, time
-from typing import TYPE_CHECKING
 
 import numpy as np
 from orjson import dumps
@@ -21,6 +20,7 @@ from ray_messaging.message import HANDLED, cause_here
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.frame_sender import FrameSender
@@ -40,9 +40,6 @@ from ray_messaging.sending.pending_batch import (
     TransactionBatch,
 )
 from ray_messaging.sending.send_loop import SendLoop
-
-if TYPE_CHECKING:
-    from ray_messaging.observability.tracing.tracer import Tracer
 
 _NONE_OPEN = RowBatch(None)  # stands for "no batch is open": no message is appended to it
 
@@ -121,7 +118,7 @@ class Accumulator:
         settings: MessagingConfig,
         checks: MessageChecks,
         log: SendLog,
-        tracer: "Tracer | None" = None,
+        tracer: AnyTracer = UNTRACED,
     ) -> None:
         self.tracer = tracer
         self.capacity = CapacityLimiter(settings.outbox_messages, settings.outbox_bytes)
@@ -353,7 +350,7 @@ class Accumulator:
             raise self.broken.with_traceback(None)
         if len(transaction):
             await self.enter()
-            transaction.trace = None if self.tracer is None else self.tracer.open()
+            transaction.trace = self.tracer.open()
         self._bulks += 1
         transaction.future.add_done_callback(self.bulk_done)
         self.put(transaction, transaction.nbytes)
@@ -395,8 +392,7 @@ class Accumulator:
         if opened is _NONE_OPEN or len(opened) >= BATCH_ROWS or not opened.takes(large, step, kind):
             batch = RowBatch(step, conversation=None if kind is None else ConversationRows(kind))
             self._open, self._cells, self._futures = batch, batch.cells, iter(())
-            if self.tracer is not None:
-                batch.trace = self.tracer.open()
+            batch.trace = self.tracer.open()
             self._pending.append(batch)
         self._open.large += large
         return self._open
@@ -415,8 +411,7 @@ class Accumulator:
     def batch_done(self, batch: InFlightBatch) -> None:
         """Record that all rows of a batch have their receipts."""
         self._log.add(batch.outgoing, batch.outcome)
-        if batch.pending.trace is not None:
-            batch.pending.trace.done(batch.outcome, next(iter(batch.errors.values()), None))
+        batch.pending.trace.done(batch.outcome, batch.errors)
         if self._observer is not None:
             tell_fates(self._observer, batch.outcome)
         if self._flushes:

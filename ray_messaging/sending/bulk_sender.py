@@ -127,13 +127,11 @@ class BulkSender:
         return self._accumulator.join(batch, first)
 
     def _encoded(self, batch: Batch) -> EncodedBatch:
-        tracer = self._accumulator.tracer
-        trace = None if tracer is None else tracer.follow(batch.trace)
+        trace = self._accumulator.tracer.follow(batch.trace)
         return EncodedBatch(batch=batch, checked=self._frames.directory.schemas.version, trace=trace)
 
     def _put_own(self, pending: EncodedBatch) -> "asyncio.Future[Receipts]":
-        if self._accumulator.tracer is not None:
-            pending.trace = self._accumulator.tracer.open()
+        pending.trace = self._accumulator.tracer.open()
         return self._put(pending)
 
     def _put(self, pending: EncodedBatch) -> "asyncio.Future[Receipts]":

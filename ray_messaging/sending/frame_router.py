@@ -13,7 +13,8 @@ from ray_messaging.limits_and_timeouts import CALL_BYTES, COLUMN_ROWS, FRAME_ROW
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Fold
-from ray_messaging.receipt import DELIVERED, UNDELIVERABLE, PairFates
+from ray_messaging.model.fates import DELIVERED, UNDELIVERABLE
+from ray_messaging.receipt import PairFates
 from ray_messaging.sending import logged_frames
 from ray_messaging.sending.bulk_input import split_rows
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
@@ -70,8 +71,7 @@ class FrameRouter:
 
         Blocked rows are written to the log if there is one. Otherwise they are settled here, if `settle`.
         """
-        if in_flight.pending.trace is not None:
-            in_flight.pending.trace.writing(in_flight.outgoing)
+        in_flight.pending.trace.writing(in_flight.outgoing)
         if in_flight.pending.reaches is not None:
             return self._fan_out(in_flight, in_flight.pending.reaches, rows)
         frames: list[OutboundFrame] = []

@@ -20,8 +20,8 @@ from ray_messaging.errors import (
     TransitError,
 )
 from ray_messaging.limits_and_timeouts import CALL_BYTES
+from ray_messaging.model.fates import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.observability.observer import Observer
-from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.frame_router import UNOWNED, FrameRouter, OutboundFrame
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows

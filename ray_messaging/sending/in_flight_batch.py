@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from ray_messaging.errors import MessagingError, OutcomeUnknown
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.fates import BLOCKED, UNKNOWN
 from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.observability.observer import Observer
-from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipts, set_receipts
+from ray_messaging.receipt import Outcome, Receipts, set_receipts
 from ray_messaging.sending.pending_batch import PendingBatch
 
 Rows = NDArray[np.intp]
@@ -99,7 +100,7 @@ class InFlightBatch:
         return self._open
 
     def still_open(self, rows: Rows) -> Rows:
-        """Return those of some rows that are open."""
+        """Return the open rows among some rows."""
         return rows[self._opened()[rows]]
 
     @property
@@ -160,7 +161,7 @@ class InFlightBatch:
         self.settle(rows[self.copies[rows] == 0], fate)
 
     def settle(self, rows: Rows | None, fate: "int | NDArray[np.uint8]") -> None:
-        """Set the fate of those of some rows (None: all) that are open."""
+        """Set the fate of the open rows among some rows (None: among all)."""
         if rows is None and self.left == self.batch.rows:
             self.outcome.settle(None, fate)
             self._open, self.left = None, 0
@@ -174,7 +175,7 @@ class InFlightBatch:
         self._tell(rows)
 
     def fail(self, rows: Rows | None, error: MessagingError) -> None:
-        """Set an error, instead of a fate, for those of some rows (None: all) that are open."""
+        """Set an error, instead of a fate, for the open rows among some rows (None: among all)."""
         lost = self.open_rows if rows is None else self.still_open(rows)
         self.errors.update(dict.fromkeys(lost.tolist(), error))
         for row in lost.tolist():

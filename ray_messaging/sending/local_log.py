@@ -8,7 +8,8 @@ import msgspec
 
 from ray_messaging.addressing.channels import build_channel
 from ray_messaging.model.batch import Batch
-from ray_messaging.receipt import PUBLISHED, UNKNOWN, Outcome
+from ray_messaging.model.fates import UNKNOWN
+from ray_messaging.receipt import Outcome
 
 _BATCH_BYTES = 900  # the size of a batch and its outcome without payloads, which is most of a single message's size
 
@@ -81,7 +82,7 @@ class LocalLog:
             "to_id": to_id,
             "start_time": times if isinstance(times, float) else float(times[row]),
             "consumption": outcome.consumption(row),
-            "sent": fate <= PUBLISHED,
+            "sent": receipt.sent,
             "fate": None if fate == UNKNOWN else receipt.fate,
             "rule": receipt.rule,
             "reason": receipt.reason,

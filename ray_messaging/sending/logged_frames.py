@@ -3,7 +3,7 @@
 import numpy as np
 
 from ray_messaging.model.batch import Batch
-from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
+from ray_messaging.model.fates import BLOCKED, DELIVERED, PUBLISHED
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.transports.transport_values import LoggedFrame
 from ray_messaging.wire.frames import encode

@@ -39,7 +39,7 @@ class MessageChecks:
         self._allowed: AllowedSenders | None = None
 
     def allow_only(self, agents: AgentSet) -> None:
-        """Accept only messages of these agents and of those of earlier calls."""
+        """Accept only messages of these agents, and of the agents of earlier calls."""
         self._allowed = self._allowed or AllowedSenders(self._name)
         self._allowed.add(agents)
         self.known = self._allowed.known

@@ -20,13 +20,12 @@ from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Behind, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnySpans
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.transports.transport_values import Conclusion
 
 if TYPE_CHECKING:
     from ray_messaging.message import Message
-    from ray_messaging.observability.tracing.tracer import SentBatch
-
 
 _EXPECTS = np.ones(1, np.bool_)  # for a single question: building it would double the time for the extension
 _EXPECTS.flags.writeable = False
@@ -162,7 +161,7 @@ class PendingBatch(msgspec.Struct, eq=False):
     `bulks` has the futures of bulk sends. With `all_single` each row has a future of its own. `checked` is the version
     of the schemas by which the payloads were checked (0: not checked). `call_row` is the number of the first row in the
     call that sends it (None: it has messages of several calls). With `reaches` each row is a broadcast that no rule
-    judges. `trace` has the spans of a traced batch.
+    judges. `trace` has its spans.
     """
 
     step: int | None = None
@@ -172,7 +171,7 @@ class PendingBatch(msgspec.Struct, eq=False):
     checked: int = 0
     call_row: int | None = None
     reaches: Reaches | None = None
-    trace: "SentBatch | None" = None
+    trace: AnySpans = UNTRACED
 
     def __len__(self) -> int:
         raise NotImplementedError

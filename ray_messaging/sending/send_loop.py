@@ -156,8 +156,7 @@ class SendLoop:
         self.batches += 1
         if self._observer is not None and batch.rows:
             self._observer.batch_taken(batch.rows, max(0.0, time.time() - batch.sent_time(0)))
-        if pending.trace is not None:
-            pending.trace.taken(batch)
+        pending.trace.taken(batch)
         return InFlightBatch(pending, batch, self._source)
 
     async def _begin_first(self, pending: PendingBatch) -> None:
@@ -191,14 +190,12 @@ class SendLoop:
 
     async def _ask(self, in_flight: InFlightBatch) -> BatchVerdict:
         """Ask for the verdicts on a batch, and report to the observer and the trace how long that took."""
-        if in_flight.pending.trace is not None:
-            in_flight.pending.trace.asking(in_flight.batch)
+        in_flight.pending.trace.asking(in_flight.batch)
         asked_at = time.perf_counter()
         verdict = await self.verdicts_on(in_flight)
         if self._observer is not None:
             self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
-        if in_flight.pending.trace is not None:
-            in_flight.pending.trace.judged(len(verdict.blocked), len(verdict.deferred), self.verdict_client.route)
+        in_flight.pending.trace.judged(verdict.blocked, verdict.deferred, self.verdict_client.route)
         return verdict
 
     async def verdicts_on(self, in_flight: InFlightBatch) -> BatchVerdict:

@@ -20,8 +20,8 @@ from ray_messaging.errors import (
     UndeclaredSend,
 )
 from ray_messaging.limits_and_timeouts import CALL_BYTES
+from ray_messaging.model.fates import DELIVERED
 from ray_messaging.model.series import shape_in_words
-from ray_messaging.receipt import DELIVERED
 from ray_messaging.sending.accumulator import Accumulator
 from ray_messaging.sending.bulk_sender import BulkSender
 from ray_messaging.sending.frame_router import FrameRouter, OutboundFrame

@@ -11,8 +11,8 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import Extension
+from ray_messaging.model.fates import BLOCKED
 from ray_messaging.model.joining import joined_arrays, joined_ids
-from ray_messaging.receipt import BLOCKED
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.canonical_order import id_ranks
 from ray_messaging.steps.step_routes import question_id

@@ -234,7 +234,7 @@ def _apply(batch: Batch, hits: _Hits, amendments: Sequence[Batch]) -> Batch:
 
 
 def _changed(batch: Batch, changed: _Hits, amendments: Sequence[Batch]) -> Batch:
-    """Return a batch with the payloads and labels of amendments in place of those of some rows."""
+    """Return a batch in which some rows have the payloads and labels of amendments."""
     lines: dict[int, bytes] = {}
     labels = {name: [marked] for name, marked in batch.labels.items()}
     for some in _groups(changed.batches):
@@ -253,7 +253,7 @@ def _changed(batch: Batch, changed: _Hits, amendments: Sequence[Batch]) -> Batch
 def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
     """Return a number for each row, which is equal for copies of one message. The batches belong to one step.
 
-    Copies have equal from_id and ordinal, and if some rows are broadcasts, equal to_id: that of broadcasts is None.
+    Copies have equal from_id and ordinal, and if some rows are broadcasts, equal to_id: a broadcast's to_id is None.
     """
     keys = _sent_keys(batches)
     if any(batch.extension is not None and batch.extension.audience is not None for batch in batches):

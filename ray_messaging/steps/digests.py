@@ -97,7 +97,7 @@ def _question(message_id: str) -> str:
 
 
 def sum_of(rows: Iterable[DigestRow], weights: Iterable[int] = repeat(1)) -> int:
-    """Return the digest of some rows as a number. The numbers of a step's parts add up to that of the step.
+    """Return the digest of some rows as a number. The numbers of a step's parts add up to the step's number.
 
     Args: `weights` says how often each row counts.
     """

@@ -1,4 +1,4 @@
-"""The boxes that a group reads in a step: its own, and those of mailboxes from which agents have moved to it."""
+"""The boxes that a group reads in a step: its own box, and the boxes of mailboxes whose agents have moved to it."""
 
 from collections.abc import Callable, Sequence
 from copy import copy

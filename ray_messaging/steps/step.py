@@ -267,7 +267,7 @@ class Step:
 
     @property
     def state(self) -> bytes | None:
-        """Return the state that was set in this step, else that of the previous step, or None if there is none.
+        """Return the state that was set in this step, else the previous step's state, or None if there is none.
 
         Setting it raises InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above
         MessagingConfig.state_bytes, Closed after the step.

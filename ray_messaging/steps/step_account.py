@@ -15,8 +15,9 @@ from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE
 from ray_messaging.model.extension import AudiencePairs
+from ray_messaging.model.fates import DELIVERED, FATES, UNDELIVERABLE, UNKNOWN
 from ray_messaging.model.joining import joined_ids
-from ray_messaging.receipt import DELIVERED, FATES, UNDELIVERABLE, UNKNOWN, Outcome, PairFates
+from ray_messaging.receipt import Outcome, PairFates
 from ray_messaging.steps.blocked_sends import encode_blocked
 from ray_messaging.steps.digests import (
     SIZE,
@@ -125,7 +126,7 @@ class StepAccount:
             self._sum += sum_of([row], [weight])
 
     def take(self) -> StepCounts:
-        """Return the counts of the step, and begin those of the next step."""
+        """Return the counts of the step, and begin the counts of the next step."""
         digest = (self._sum % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._digest else b""
         self.total += self._fates
         fates, total = dict(sorted(self._fates.items())), dict(sorted(self.total.items()))
@@ -134,7 +135,7 @@ class StepAccount:
         return counts
 
     def take_blocked(self) -> bytes:
-        """Return the blocked messages of the step, encoded, and begin with those of the next step."""
+        """Return the blocked messages of the step, encoded, and begin to collect for the next step."""
         blocked, self._blocked = self._blocked, []
         return encode_blocked(blocked)
 

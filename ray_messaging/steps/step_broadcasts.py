@@ -27,7 +27,7 @@ class StepBroadcasts:
         self.digests: dict[AudiencePairs, bytes] = {}
 
     async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[EncodedBatch]:
-        """Return batches in a form that can be sent, in which those of broadcasts know their hearers.
+        """Return batches in a form that can be sent, in which each batch of broadcasts knows its hearers.
 
         Raises: UnknownName if an audience does not exist; FrameError if its pairs are damaged.
         """

@@ -226,7 +226,7 @@ class StepSends:
         return [chunk.from_ids for chunk in chunks], ordinals
 
     def _check_thread(self) -> None:
-        """Raise ConfigError in another thread than that of the first send: the order of sends would be random."""
+        """Raise ConfigError in a thread that has not made the first send: the order of sends would be random."""
         thread = get_ident()
         if self._thread is None:
             self._thread = thread

@@ -14,7 +14,7 @@ from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import AudiencePairs, Extension
-from ray_messaging.receipt import BLOCKED, DELIVERED, FATES, PUBLISHED, UNDELIVERABLE
+from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, PUBLISHED, UNDELIVERABLE
 from ray_messaging.sending.bulk_input import ColumnChunk
 from ray_messaging.sending.logged_frames import logged
 from ray_messaging.steps import box_frames
@@ -33,7 +33,7 @@ _ROWS = 8_192  # the most rows of a frame
 class StepChanges:
     """Frames that change one step, and the changes of its counts.
 
-    Args: `directory` is that of mailboxes with steps; `shut` are boxes that accept nothing; `audiences` has the hash of
+    Args: `directory` has the mailboxes with steps; `shut` are boxes that accept nothing; `audiences` has the hash of
     each version to which was broadcast.
     """
 

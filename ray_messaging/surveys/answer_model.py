@@ -27,7 +27,7 @@ class InvalidAnswer(NamedTuple):
 class AnswerModel:
     """The type of the answers to a survey: a pydantic model, a dataclass, a TypedDict or a msgspec.Struct.
 
-    An answer must fit the JSON schema first, which every process checks alike, and then the type, where it is known.
+    An answer must first fit the JSON schema, which every process checks alike, and then the type, where it is known.
 
     Args: `read_all` decodes a JSON array of answers, and `read_one` a single answer; they raise any error if one does
     not fit the type. `dump` returns values as dicts.
@@ -48,7 +48,7 @@ class AnswerModel:
 
     @classmethod
     def of(cls, model: Any) -> "AnswerModel":  # noqa: ANN401 - a class, or a type of typing
-        """Build it from a type; raise ConfigError if that has no JSON schema, or its values are not JSON objects."""
+        """Build the model from a type; raise ConfigError if the type has no JSON schema, or is not a JSON object."""
         try:
             if not isinstance(model, type) and get_origin(model) is None:
                 raise TypeError("it is no type")  # noqa: TRY301 - pydantic also takes functions
@@ -92,7 +92,7 @@ class AnswerModel:
 
 
 def _checks_of(schema: bytes) -> tuple[Callable[[bytes], object], Callable[[bytes], object]]:
-    """Return functions that raise an error for a JSON array of answers, and for one answer, that a schema refuses."""
+    """Return two checks by a schema, for a JSON array of answers and for one answer: each raises an error."""
     known = msgspec.json.decode(schema)
     try:
         types = JsonTypes(known, formats=True)
@@ -110,7 +110,7 @@ def _checks_of(schema: bytes) -> tuple[Callable[[bytes], object], Callable[[byte
 
 
 def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[bytes], object]]:  # noqa: ANN401 - JSON
-    """Return the same for any schema, with the types and formats as `JsonTypes` has them."""
+    """Return the two checks of `_checks_of` for any schema, with the types and formats of `JsonTypes`."""
     import jsonschema  # type: ignore[import-untyped]  # noqa: PLC0415 - few schemas need it
     from referencing import Registry  # noqa: PLC0415
 

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.receipt import BLOCKED, DELIVERED, UNDELIVERABLE, Receipts
+from ray_messaging.model.fates import BLOCKED, IS_STORED, UNKNOWN
+from ray_messaging.receipt import Receipts
 
 END = "end"  # the part of a record that ends the survey; its value is the last entry of the mailbox that counts
 
@@ -61,8 +62,8 @@ class Asking(msgspec.Struct, array_like=True, frozen=True):
             for row in np.flatnonzero(codes == BLOCKED).tolist()
             for receipt in (receipts[row],)
         }
-        # Nobody answers a question that was published to foreign clients.
-        lost = places[(codes > DELIVERED) & (codes <= UNDELIVERABLE)]
+        # One without a known fate may have arrived. Nobody answers one that was published to foreign clients.
+        lost = places[~(IS_STORED[codes] | (codes == UNKNOWN) | (codes == BLOCKED))]
         return cls(places.astype("<u4").tobytes(), due, blocked, tuple(lost.tolist()), timeout)
 
 

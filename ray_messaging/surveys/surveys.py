@@ -133,7 +133,7 @@ class AsyncSurvey:
     # -- asking ---------------------------------------------------------------------------------------------------
 
     async def ask(self, places: Rows, timeout: float | None) -> None:
-        """Ask the agents at these places, in parts. The receipts of each part are saved at once."""
+        """Ask the agents at some places, part by part. The receipts of each part are saved at once."""
         await open_mailbox(self._engine, self.record.mailbox, 2 * (self.tally.questions + len(places)))
         due, end = None if timeout is None else time.time() + timeout, _end_of(None, timeout)
         for low in range(0, len(places), BATCH_ROWS):
@@ -151,7 +151,7 @@ class AsyncSurvey:
         return questions(self._engine, self.record.mailbox, chunk, self.record.subtopic)
 
     async def remind(self, timeout: float | None) -> int:
-        """Ask all agents again that have no answer that fits; return how many.
+        """Ask the agents without a fitting answer again; return how many agents were asked.
 
         Raises: Closed if the survey has ended, UnknownName if it was removed.
         """
@@ -166,7 +166,7 @@ class AsyncSurvey:
         return len(places)
 
     async def end(self) -> None:
-        """End the survey: answers that have come up to now count, later ones do not."""
+        """End the survey: answers that have come by now count, later answers do not."""
         await self.update()
         if not self.ended:
             await self._store.add(self.id, END, self._read_to.encode())
@@ -176,8 +176,8 @@ class AsyncSurvey:
 def _end_of(due: float | None, timeout: float | None) -> float:
     """Return until when to wait, by the monotonic clock, because the system's clock may be set at any time.
 
-    Args: `due` is the unix time of the end, for a question that another process has asked. That process may have had
-    another clock, so this waits for no longer than `timeout` from now on.
+    Args: `due` is the unix time of the end, for a question that another process has asked. The clock of that process
+    may have differed, so the end is at most `timeout` from now.
     """
     if timeout is None:
         left = math.inf if due is None else due - time.time()

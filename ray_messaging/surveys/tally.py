@@ -8,14 +8,15 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.fates import BLOCKED, FATES, UNDELIVERABLE
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.surveys.answer_model import AnswerModel, InvalidAnswer
 from ray_messaging.surveys.record import Asking, BlockedQuestion
 
 Rows = NDArray[np.intp]
 
-OPEN, ANSWERED, INVALID, BLOCKED, UNDELIVERABLE = range(5)
-STATES = np.array(["pending", "answered", "invalid", "blocked", "undeliverable"])
+OPEN, ANSWERED, INVALID, STOPPED, LOST = range(5)
+STATES = np.array(["pending", "answered", "invalid", FATES[BLOCKED], FATES[UNDELIVERABLE]])
 
 
 class Tally:
@@ -46,10 +47,10 @@ class Tally:
         self._asked[places] = True
         self._owed[places] += 1
         for place, blocked in asking.blocked.items():
-            if self._unsent(place, BLOCKED):
+            if self._unsent(place, STOPPED):
                 self.blocked[self.agents[place]] = blocked
         for place in asking.undeliverable:
-            self._unsent(place, UNDELIVERABLE)
+            self._unsent(place, LOST)
 
     def _unsent(self, place: int, state: int) -> bool:
         """Record a question that did not arrive; return whether its agent has given no answer at all."""
@@ -73,7 +74,7 @@ class Tally:
         self.late += batch.rows - counted
 
     def _take(self, batch: Batch, rows: Rows, places: Rows) -> None:
-        """Count one answer each of some agents."""
+        """Count one answer of each of some agents."""
         assert batch.lines is not None
         by_row = batch.lines.by_row
         lines = by_row if len(rows) == batch.rows else [by_row[row] for row in rows.tolist()]
@@ -98,7 +99,7 @@ class Tally:
 
     @property
     def done(self) -> bool:
-        """Return whether no answer is outstanding. After a reminder, that of an agent with an invalid one is, too."""
+        """Return whether no answer is outstanding. After a reminder, agents with invalid answers owe one, too."""
         states = self.states
         return not ((states == OPEN) | ((states == INVALID) & (self._owed > 0))).any()
 
@@ -108,7 +109,7 @@ class Tally:
 
     @property
     def open_places(self) -> Rows:
-        """Return the places of agents that have no answer that fits, except those that no question reached."""
+        """Return the places of agents that a question reached and that have no fitting answer."""
         return np.flatnonzero((self.states == OPEN) | (self.states == INVALID))
 
     def of_state(self, state: int) -> list[AgentId]:

@@ -82,12 +82,12 @@ def run(
 ) -> Result:
     """Run a model in this process, without Ray, and return the agents' states; for tests and quick looks.
 
-    Messages, rules, order, states and digests are those of `Messaging.run` with the same seed, whatever `groups` says.
+    Messages, rules, order, states and digests are as with `Messaging.run` and the same seed, whatever `groups` says.
     The server is private, keeps its data in memory, and ends with the run; there is no event log. Each group has a copy
     of `shared`, and the run has copies of the rules. The model is not copied: groups share its globals. A plain model
     that never returns keeps the process from ending, even after a `timeout`.
 
-    Args: as those of `Messaging.run` and `Messaging.start`; `seed` is that of `Steps`.
+    Args: as for `Messaging.run` and `Messaging.start`; `seed` as for `Steps`.
 
     Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, RuleError for invalid rules;
     StepTooLarge if a group gets more messages in a step than it can read.

@@ -56,7 +56,7 @@ def check_repeatable(
     begins each step with a fresh copy of the model. The messages and states of each agent must be equal in all runs.
     Some causes show only by chance or after some time: run it with enough agents and steps.
 
-    Args: as those of `Messaging.run`.
+    Args: as for `Messaging.run`.
 
     Raises: NotRepeatable with the first step, agent and message or state that differ; StepFailed if the model fails
     already in the first run.

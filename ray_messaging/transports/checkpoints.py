@@ -32,7 +32,7 @@ class CopiedKey(NamedTuple):
     """One key of an experiment without the experiment's prefix: its type in Redis, and its content as pairs.
 
     A hash has (field, value); a list, a set and a string (value, b""); a sorted set (member, score); a stream (entry,
-    its fields in msgpack). Entry ids above those of its streams are given out as after a restart of a server, by
+    its fields in msgpack). Entry ids above the ids in its streams are given out as after a restart of a server, by
     `life` and `ceiling` of the experiment.
     """
 

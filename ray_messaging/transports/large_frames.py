@@ -61,7 +61,7 @@ class LargeFrames:
         Return the reply that the script `send` would give. Return None, with nothing written, if the server does not
         allow this: `send` must be called then.
 
-        Args: `keys` and `head` are the keys of the call of `send`, and its arguments up to those of the first write.
+        Args: `keys` and `head` are the keys of the call of `send`, and its arguments before the first write's.
         Raises: as `RedisLink.transaction`.
         """
         asked = [field for write in writes for field in (write.mailbox, write.seq, write.rows, len(write.frame), -1, 0)]

@@ -30,7 +30,7 @@ class LogStreams(NamedTuple):
 class LogMark(NamedTuple):
     """Position of the log in a stream: the last entry that it has, and totals of what it has read under its epoch.
 
-    `messages` counts rows of frames, `nbytes` the bytes of frames and, in the log stream, also those of notes.
+    `messages` counts rows of frames, `nbytes` the bytes of frames and, in the log stream, also the bytes of notes.
     """
 
     entry: str
@@ -59,7 +59,7 @@ def mailbox_of(stream: str) -> str:
     return stream.rpartition(":")[0]
 
 
-# One reply has at most this many entries, and fewer if entries as large as those of the last reply would exceed this
+# One reply has at most this many entries, and fewer if entries as large as the last reply's entries would exceed this
 # size: XREAD limits only the number of entries, and the reader's memory must stay small.
 _ENTRIES, _BYTES = 64, 16 * 2**20
 _GUESS = 256 * 2**10  # the assumed size of a frame before the first one was read
@@ -87,7 +87,7 @@ class RedisLog:
 
         Earlier writers are fenced, and totals begin at 0.
 
-        Args: `limits` are those of the log stream, which accepts a note of any size while it is empty. Messages that
+        Args: `limits` are for the log stream, which accepts a note of any size while it is empty. Messages that
         the log does not have yet count towards the limits of their own mailbox.
         """
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG)]
@@ -110,7 +110,7 @@ class RedisLog:
                 raise other_run(self.keys.exp_id, epoch)
 
     async def streams(self) -> LogStreams:
-        """Return the streams to read: the log stream, then the mailboxes' streams; and those of removed mailboxes."""
+        """Return the streams to read (the log stream, then the mailboxes'), and the streams of removed mailboxes."""
         keys = [self.keys.changes, self.keys.ended]
         live, ended = await self.link.script("list_streams", keys, [self.keys.prefix])
         return LogStreams([LOG_STREAM, *(name.decode() for name in live)], [name.decode() for name in ended])

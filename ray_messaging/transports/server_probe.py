@@ -98,7 +98,7 @@ def _settings(client: "redis.Redis") -> dict[str, str]:
 
 
 def closed_names(config: RedisConfig, exp_id: str) -> list[str]:
-    """Return the mailboxes of closed messagers that wait for a successor; those of groups are not among them.
+    """Return the mailboxes of closed messagers that wait for a successor; mailboxes of groups are not among them.
 
     At most 100,000 mailboxes are examined.
 

@@ -63,7 +63,7 @@ class StepBodies:
     A frame whose server is the primary stays in its box. So do answers to askers outside of the steps, notes for the
     event log and publications, which the primary handles itself.
 
-    Args: `links` and `keys` are those of all servers, the primary's first. `home` is the server for the bodies that
+    Args: `links` and `keys` are for all servers, the primary first. `home` is the server for the bodies that
         this process sends (None: they are spread). Frames from `least` bytes on are large.
     """
 

@@ -240,7 +240,7 @@ class BoxFrame(NamedTuple):
 
 
 class BoxSize(NamedTuple):
-    """Rows and bytes of a box, without those of attempts that died, and the limits of a box."""
+    """Rows and bytes of a box, without what dead attempts wrote, and the limits of a box."""
 
     rows: int
     nbytes: int

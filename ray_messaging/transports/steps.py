@@ -305,7 +305,7 @@ class RedisSteps:
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
         """Return up to `count` frames of a box behind the stream entry `after`.
 
-        They are of all attempts at the step, also of those that failed. `counted` selects those of the attempts that
+        They are from all attempts at the step, also from failed attempts. `counted` selects results of attempts that
         were committed.
         """
         entries = await self._link.command("XRANGE", self._keys.box(box), f"({after}", "+", "COUNT", count)

@@ -415,7 +415,7 @@ class RedisTransport:
         return {name.decode(): note for name, note in zip(found[::2], found[1::2], strict=True)}
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
-        """Pass messages that foreign clients publish to `sink`, at most once; never those of our own senders."""
+        """Pass messages that foreign clients publish to `sink`, at most once; never messages of our own senders."""
         if self._ingress is None:
             ears = [self.keys.ears + name for name in self._born]
             self._ingress = RedisIngress(self.link, self.keys, sink, ears)

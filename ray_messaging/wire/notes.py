@@ -8,6 +8,7 @@ import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import FrameError
+from ray_messaging.model.fates import FATES
 
 
 class RuleNote(msgspec.Struct, array_like=True, frozen=True):
@@ -45,7 +46,7 @@ def before_of(lines: Mapping[int, bytes]) -> tuple[Before, ...]:
 class LogNote(msgspec.Struct, array_like=True, frozen=True):
     """The fate of a frame's rows.
 
-    `fate` is an index into `receipt.FATES`, for all rows. If it is PUBLISHED, each row's number of subscribers, which
+    `fate` is an index into `fates.FATES`, for all rows. If it is PUBLISHED, each row's number of subscribers, which
     only the server knows, decides (0: undeliverable). If it is DELIVERED, `mailbox` has the rows.
     `before` has the payloads before a rewrite.
     """
@@ -68,7 +69,7 @@ def decode_log_note(data: bytes, rows: int) -> LogNote:
         named = [np.frombuffer(part, "<u4") for part in packed]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a note for the event log cannot be read: {error}") from error
-    if not 0 <= note.fate <= 3 or any(len(part) and int(part.max()) >= rows for part in named):
+    if not 0 <= note.fate < len(FATES) or any(len(part) and int(part.max()) >= rows for part in named):
         raise FrameError("a note for the event log names rows that are not there")
     return note
 

@@ -1,6 +1,5 @@
 """The programs in examples/."""
 
-import importlib
 import os
 import re
 import runpy
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 
 from ray_messaging import EventLog, Messaging, columns, rules
 
@@ -88,18 +86,12 @@ def test_a_survey_reminds_those_that_answered_wrongly(fresh):
 @pytest.mark.parametrize(
     "command",
     [
-        "audit.py --agents 6 --seeds 1",
-        "counterfactual.py --agents 12",
-        "flocking.py --birds 60 --steps 5",
-        "followers.py --generated --steps 2",
         "job.py run --steps 2 --log-dir moods",
-        "moderation.py --agents 20 --steps 4 --at 2",
         "rumour.py --generated --steps 2",
-        "sweep.py --chances 0 1 --steps 2",
         "town.py --agents 12",
     ],
 )
-def test_each_example_runs_where_no_ray_runs(fresh, command):
+def test_an_example_that_shares_the_cluster_of_tests_runs_where_no_ray_runs_too(fresh, command):
     program, *arguments = command.split()
     assert fresh(program, *arguments)
     if program == "job.py":
@@ -112,8 +104,8 @@ def test_no_example_is_left_out():
 
 
 @pytest.mark.long
-def test_followers_agree(run):
-    printed = run("followers.py", "--generated", "--steps", "6")
+def test_followers_agree(fresh):
+    printed = fresh("followers.py", "--generated", "--steps", "6")
     counts = re.findall(r"([\d,]+) (?:broadcasts|messages)", printed)
     broadcasts, messages = (int(count.replace(",", "")) for count in counts)
     assert broadcasts == 6 * 1000
@@ -123,9 +115,9 @@ def test_followers_agree(run):
 
 
 @pytest.mark.long
-def test_a_rule_in_the_middle_of_a_run_changes_it_from_its_step_on(run, tmp_path):
+def test_a_rule_in_the_middle_of_a_run_changes_it_from_its_step_on(fresh, tmp_path):
     given = ("--agents", "60", "--steps", "6", "--at", "3", "--folder", str(tmp_path))
-    printed = run("moderation.py", *given)
+    printed = fresh("moderation.py", *given)
     table = [tuple(map(int, line.split())) for line in printed.splitlines()[1:7]]
     assert [free == moderated for _, free, moderated in table[:3]] == [True] * 3
     assert [moderated for _, _, moderated in table[3:]] == [0] * 3
@@ -134,18 +126,17 @@ def test_a_rule_in_the_middle_of_a_run_changes_it_from_its_step_on(run, tmp_path
 
 
 @pytest.mark.long
-def test_birds_flock(run):
-    printed = run("flocking.py", "--steps", "10")
+def test_birds_flock(fresh):
+    printed = fresh("flocking.py", "--steps", "10")
     orders = [float(order) for order in re.findall(r"order ([\d.]+)", printed)]
     assert len(orders) == 2
     assert orders[1] > orders[0]
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("default")  # Ray Tune's and Ray Data's own
-def test_each_trial_of_a_sweep_is_an_experiment(run, tmp_path):
+def test_each_trial_of_a_sweep_is_an_experiment(fresh, tmp_path):
     given = ("--chances", "0", "1", "--steps", "4", "--folder", str(tmp_path))
-    printed = run("sweep.py", *given)
+    printed = fresh("sweep.py", *given)
     table = [
         line.replace(",", "").split() for line in printed.partition("chance   know it   messages\n")[2].splitlines()
     ]
@@ -157,7 +148,7 @@ def test_each_trial_of_a_sweep_is_an_experiment(run, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("default")  # Ray Data's own
 def test_ray_data_reads_a_log_of_several_files(run, tmp_path):
     folder = tmp_path / "log"
     for turn, silent in enumerate((3, 4)):  # each start begins a file, with names that the other one lacks
@@ -174,8 +165,8 @@ def test_ray_data_reads_a_log_of_several_files(run, tmp_path):
 
 
 @pytest.mark.long
-def test_a_what_if_asks_only_what_is_new(run):
-    lines = run("counterfactual.py", "--agents", "30").splitlines()
+def test_a_what_if_asks_only_what_is_new(fresh):
+    lines = fresh("counterfactual.py", "--agents", "30").splitlines()
     saved, paid = map(int, re.findall(r"\d+", lines[2]))
     assert saved > 0
     assert paid > 0
@@ -184,11 +175,8 @@ def test_a_what_if_asks_only_what_is_new(run):
 
 
 @pytest.mark.long
-def test_an_audit_shows_no_change_where_nothing_is_changed(run, monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    ray.cloudpickle.register_pickle_by_value(importlib.import_module("counterfactual"))
-    monkeypatch.setattr("ray.init", lambda **_: None)  # the session's Ray
-    lines = run("audit.py", "--agents", "12", "--seeds", "2").splitlines()
+def test_an_audit_shows_no_change_where_nothing_is_changed(fresh):
+    lines = fresh("audit.py", "--agents", "12", "--seeds", "2").splitlines()
     table = {line[:18].strip(): [float(value) for value in line[18:].split()] for line in lines[2:]}
     assert table["none"][0] == table["none"][3] == 0
     assert table["none"][2] > 0

@@ -277,6 +277,17 @@ def test_a_fork_differs_from_its_step_on_by_what_was_changed(numbers, tmp_path, 
 
 
 @pytest.mark.long
+def test_a_message_from_outside_that_moves_nobody_is_no_difference(numbers, tmp_path):
+    folder, run = numbers
+    with Messaging.fork(folder, "numbers-nobody", at_step=3, log_dir=tmp_path / "fork") as messaging:
+        messaging.broadcast({"number": 0})
+        run(messaging)
+    mine, theirs = EventLog.open(tmp_path / "fork"), EventLog.open(folder)
+    assert mine.digest(2) != theirs.digest(2)
+    assert mine.diff(theirs) is None
+
+
+@pytest.mark.long
 def test_a_state_that_a_group_cannot_have_is_refused(numbers, tmp_path):
     folder, run = numbers
     fork = Messaging.fork(folder, "numbers-half", at_step=2, log_dir=tmp_path / "fork", states={0: {"number": 0.5}})

@@ -83,6 +83,26 @@ def test_a_rule_judges_whole_steps_and_a_killed_interceptor_changes_nothing(tmp_
     assert log.diff(EventLog.open(tmp_path / "stormy")) is None
 
 
+class Slow(Warden):
+    """The same rule, which takes longer than a driver needs to see that all groups have run a step."""
+
+    async def check_step(self, number, batch, exp_id):
+        await asyncio.sleep(1)
+        return await super().check_step(number, batch, exp_id)
+
+
+def test_a_step_has_run_when_the_rules_have_judged_it(tmp_path):
+    steps, given = Steps(seed=3, digest=True, checkpoint=2), {"agents": AGENTS, "groups": 2, "graph": EDGES}
+    with start(Slow(), steps=steps, log_dir=tmp_path / "log") as town:
+        with town.start_run(talk, **given) as standing:
+            assert standing.advance(STEPS - 1) == town.steps.now
+            assert town.log.digest(STEPS - 2) == town.steps.digest(STEPS - 2)
+            standing.advance()
+        parent = town.log.digest(STEPS - 1)
+    with Messaging.fork(tmp_path / "log", "rules-fork", at_step=5, log_dir=tmp_path / "fork", rules=[Slow()]) as town:
+        assert town.run(talk, **given, until=STEPS, progress=False).digests[STEPS - 1] == parent.hex()
+
+
 class Stuck(rules.StepRule):
     async def check_step(self, number, batch, exp_id):
         await asyncio.Event().wait()

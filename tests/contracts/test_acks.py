@@ -4,13 +4,9 @@ import asyncio
 
 import pytest
 from support.contracts import fetch_all, numbers, send_numbers, until, vanish
+from support.server_side import Letters, findings_of_mailboxes, kept_in_mailboxes, waiting_in
 
 from ray_messaging import CommitFailed, ConfigError, Messager
-from ray_messaging.observability.health.mailbox_checks import check_kept
-from ray_messaging.receiving import commits as module
-from ray_messaging.transports.dead_letter_store import RedisDeadLetters
-from ray_messaging.transports.requeueing import Requeueing
-from ray_messaging.transports.server_probe import ask_server
 
 
 async def hold(messager, count):
@@ -23,10 +19,6 @@ async def left(messager, count):
     found = numbers(await fetch_all(messager, count))
     assert numbers(await messager.fetch_messages(complete=True)) == []
     return found
-
-
-async def waiting(messager, mailbox="group"):
-    return (await messager.engine.transport.waiting())[mailbox]
 
 
 @pytest.fixture
@@ -86,18 +78,18 @@ async def test_messages_acknowledged_out_of_order_free_room_and_never_come_again
         await send_numbers(sender, n)
     held = await hold(receiver, 6)
     await receiver.ack([held[n] for n in (1, 2, 4)])
-    assert await waiting(receiver) == 3
+    assert await waiting_in(receiver, "group") == 3
     second = await successor_after_crash()
-    assert await waiting(second) == 3
+    assert await waiting_in(second, "group") == 3
     again = await hold(second, 3)
     assert sorted(again) == [0, 3, 5]
     await second.ack(again[5])
     third = await successor_after_crash()
-    assert await waiting(third) == 2
+    assert await waiting_in(third, "group") == 2
     last = await hold(third, 2)
     assert sorted(last) == [0, 3]
     await third.ack(last.values())
-    assert await waiting(third) == 0
+    assert await waiting_in(third, "group") == 0
 
     async def trimmed():
         await third.fetch_messages()  # the reader may reach the acknowledged messages only now
@@ -108,24 +100,20 @@ async def test_messages_acknowledged_out_of_order_free_room_and_never_come_again
     assert await left(await successor_after_crash(), 1) == [6]
 
 
-async def test_a_thousand_handlers_acknowledge_at_once_in_few_writes(pair, successor_after_crash, store, monkeypatch):
+async def test_a_thousand_handlers_acknowledge_at_once_in_few_writes(pair, successor_after_crash, store):
     sender, receiver = pair
     for low in range(0, 1000, 50):
         await send_numbers(sender, *range(low, low + 50))
     held = await hold(receiver, 1000)
-    transport = receiver.engine.transport
-    commit, writes = transport.commit, []
 
-    async def counted(*args, **kwargs):
-        writes.append(args)
-        await asyncio.sleep(0)  # like a round trip
-        await commit(*args, **kwargs)
+    async def scripts():
+        return (await store.client.info("commandstats"))["cmdstat_evalsha"]["calls"]
 
-    monkeypatch.setattr(transport, "commit", counted)
+    before = await scripts()
     turns = [message for _, message in sorted(held.items(), key=lambda item: item[0] * 619 % 1000)]
     await asyncio.gather(*(receiver.ack(message) for message in turns))
-    assert len(writes) < 10
-    assert await waiting(receiver) == 0
+    assert await scripts() - before < 50
+    assert await waiting_in(receiver, "group") == 0
     assert await store.entries("group") == []
     await send_numbers(sender, 1000)
     assert await left(await successor_after_crash(), 1) == [1000]
@@ -152,21 +140,21 @@ async def test_messages_of_foreign_clients_need_no_ack(pair, store):
     await receiver.ack(message)
     await send_numbers(sender, 1)
     await receiver.ack(await fetch_all(receiver, 1, commit="acked"))
-    assert await waiting(receiver) == 0
+    assert await waiting_in(receiver, "group") == 0
 
 
-async def test_too_many_ack_ranges_raise_and_lose_nothing(pair, successor_after_crash, monkeypatch):
+async def test_too_many_ack_ranges_raise_and_lose_nothing(pair, successor_after_crash):
     sender, receiver = pair
-    monkeypatch.setattr(module, "MOST_RANGES", 2)
-    await send_numbers(sender, *range(9))
-    held = await hold(receiver, 9)
-    await receiver.ack([held[2], held[4]])
-    with pytest.raises(CommitFailed, match="acknowledged") as caught:
-        await receiver.ack([held[6]])
+    last = 20_002
+    await sender.send_columns(None, [1] * (last + 1), [{"n": n} for n in range(last + 1)])
+    held = await hold(receiver, last + 1)
+    await receiver.ack([held[n] for n in range(2, last, 2)])
+    with pytest.raises(CommitFailed, match=r"not acknowledged: with them, more than 10,000 ranges") as caught:
+        await receiver.ack([held[last]])
     assert (caught.value.group, caught.value.messages) == ("group", 1)
-    await receiver.ack([held[3], held[5], held[6]])  # they are adjacent
-    await receiver.ack([held[8]])
-    assert await left(await successor_after_crash(), 3) == [0, 1, 7]
+    await receiver.ack([held[3], held[5], held[last]])  # the first two join ranges
+    again = [0, 1, *range(7, last, 2)]
+    assert await left(await successor_after_crash(), len(again)) == again
 
 
 # -- dead letters ------------------------------------------------------------------------------------------------------
@@ -186,10 +174,10 @@ async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store
         await vanish(nameless)
         await store.expire(nameless.name)
     successor = await messagers(name="heir", host=[1])
-    dead = RedisDeadLetters(successor.engine.transport)
-    requeueing = Requeueing(dead, successor.exp_id)
-    outcomes = [await requeueing.requeue(letter) for letter in await dead.page("", 10)]
-    assert [outcome.messages for outcome in outcomes] == [3, 1]  # the second frame was handled
+    assert [outcome.messages for outcome in await Letters(successor).move_all()] == [
+        3,
+        1,
+    ]  # the second frame was handled
     assert await left(successor, 4) == [0, 2, 4, 7]
 
 
@@ -224,7 +212,6 @@ async def test_health_counts_acknowledged_and_waiting_messages_separately(pair, 
     await send_numbers(sender, 1, 2, 3)
     held = await hold(receiver, 3)
     await receiver.ack([held[2], held[3]])
-    facts = await asyncio.to_thread(ask_server, server, exp_id)
-    [mailbox] = facts.kept.mailboxes
+    [mailbox] = (await kept_in_mailboxes(server, exp_id)).values()
     assert (mailbox.messages, mailbox.acked) == (3, 2)
-    assert "in which 1 messages wait" in str(check_kept(facts.kept)[0])
+    assert "in which 1 messages wait" in str((await findings_of_mailboxes(server, exp_id))[0])

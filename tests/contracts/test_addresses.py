@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.contracts import fetch_all
+from support.log_writing import begin_log
 from support.patience import WAIT_S
 
 from ray_messaging import (
@@ -17,15 +18,13 @@ from ray_messaging import (
     InvalidAddress,
     InvalidColumns,
     InvalidPayload,
+    Messager,
     MessagingError,
     NotListening,
     Outgoing,
     PayloadTooLarge,
     columns,
 )
-from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.messager import Messager
 
 BAD_IDS = [1.5, True, b"ann", ("a",), [1], np.array([1, 2]), int, 2**63, "", "a\x7f", "x" * 300, "\n", "\ud800"]
 
@@ -57,8 +56,7 @@ HARDEST = [
 async def test_ids_of_any_text_arrive_under_their_own_names_and_are_logged_so(messagers, store, tmp_path, exp_id):
     west, east = await messagers(name="west", host=["us/1:2"]), await messagers(name="east", host=HARDEST)
     all_of_them = await messagers(name="all", listen=["exps:*:agents:*:agent-chat", f"exps:{exp_id}:agents:@ann%3A*"])
-    writer = LogWriter(all_of_them.engine.transport, Folder(tmp_path / "log"), exp_id, segment_age_s=1e9)
-    await writer.start()
+    writer = await begin_log(all_of_them, tmp_path / "log", exp_id, segment_age_s=1e9)
     for agent_id in HARDEST:
         assert await west.send_message(east.get_agent_chat_channel(agent_id), {"n": agent_id}, "us/1:2", agent_id)
     payloads = columns(n=HARDEST)  # typed: the log composes the channels that need no escape

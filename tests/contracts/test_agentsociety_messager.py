@@ -10,10 +10,10 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from support.interceptors import interceptor_with
 
 from ray_messaging import rules
 from ray_messaging.compat.supervisor import Message, MessageKind
-from ray_messaging.interception.server.interceptor import Interceptor
 
 
 class ShapedMessager:
@@ -145,7 +145,7 @@ async def test_messages_that_a_process_did_not_handle_wait_for_its_successor_and
 
 
 async def test_our_rules_judge_the_messages(theirs, new_messager, exp_id):
-    messager = new_messager(interceptor=Interceptor(exp_id, [rules.BlackList([(1, 2)])]))
+    messager = new_messager(interceptor=interceptor_with(rules.BlackList([(1, 2)])))
     blocked = sent(theirs, random.Random(1), 0).model_copy(update={"from_id": 1, "to_id": 2})
     passed = blocked.model_copy(update={"to_id": 3})
     await messager.set_received_messages([blocked, passed])

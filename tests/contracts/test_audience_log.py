@@ -11,105 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
+from support.audience_society import AGENTS, LOST, Broadcasters, Society, agrees_with_steps, rows_of
+from support.command_line import command
 from support.contracts import WAIT_S
-from support.log_writing import Crash, failed
-from support.step_society import LoggedGroups, digests_of
-from typer.testing import CliRunner
+from support.step_society import digests_of
+from support.stepped import fates_in
 
-from ray_messaging import EventLog, LogError, MessagingConfig, Unbalanced, columns
-from ray_messaging.addressing import directory
-from ray_messaging.audiences.building import build_edges
-from ray_messaging.audiences.folding import agents_digest
-from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.source import LocalFolder
-from ray_messaging.cli.app import app
-from ray_messaging.eventlog.writing import hearers
-from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, RateLimit, Rule, rewrite
-from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.columns import IdColumn
-from ray_messaging.observability.health.actor_checks import check_actor
-from ray_messaging.observability.health.findings import ActorFacts, Report
-from ray_messaging.receipt import FATES
-from ray_messaging.steps.digests import history_digest
-from ray_messaging.steps.step_account import StepCounts, digest_of, messages_of, sealed_counts
-from ray_messaging.transports.step_values import StepSettings
-
-AGENTS = 60
-LOST = 3  # the last agents, which nobody hosts
-HOSTS = range(AGENTS // 2), range(AGENTS // 2, AGENTS - LOST)
-
-
-def pairs_of(edges):
-    senders = [*range(AGENTS)]
-    rows, hearers = edges.expand(IdColumn.of(senders))
-    return [*zip(rows.tolist(), hearers.tolist(), strict=True)]
-
-
-class Society(LoggedGroups):
-    """Two messagers with an interceptor, audiences in files, and the event log; a ledger of receipts and arrivals."""
-
-    def __init__(self, server, exp_id, folder):
-        super().__init__(server, exp_id, folder)
-        self.black_list = BlackList()
-        self.interceptor = self.judge(self.black_list, MaxLength(100), RateLimit(per_round=100))
-        self.fates = Counter()
-        self.arrived = Counter()
-
-    async def begin(self, steps=None, **of_writer):
-        """Open all; `steps` are the settings of steps."""
-        self.store = await self.transport()
-        if steps is not None:
-            await self.store.steps.begin(steps)
-        self.log_writer = await self.writer(**of_writer)
-        settings = MessagingConfig(strict_senders=False, mailbox_messages=2**22, inbox_messages=2**22)
-        options = {"settings": settings, "audiences": LocalFolder(self.folder / "audiences")}
-        for name, host in zip(("west", "east"), HOSTS, strict=True):
-            await (await self.messager(self.interceptor, name=name, **options)).host_agents(host, ["agent-chat"])
-        return self
-
-    async def __aexit__(self, *_):
-        for messager in self.messagers:
-            await messager.close()
-        await self.log_writer.close()
-        await super().__aexit__()
-
-    async def create(self, name, edges):
-        await super().create(name, edges)
-        self.edges = edges
-
-    async def broadcast(self, name, senders, payloads):
-        """Send broadcasts, and note the fate of each pair."""
-        receipts = await self.messagers[0].broadcast_columns(senders, name, payloads)
-        rows, hearers = self.edges.expand(IdColumn.of(senders))
-        ends = [senders[row] for row in rows.tolist()], hearers.tolist()
-        self.fates.update(zip(receipts.message_ids, *ends, receipts.fates.tolist(), strict=True))
-        return receipts
-
-    async def send(self, from_id, to_id, payload):
-        """Send one message, and note its fate."""
-        (receipt,) = await self.messagers[0].send_columns([from_id], [to_id], payload)
-        self.fates[receipt.message_id, from_id, to_id, receipt.fate] += 1
-
-    async def fetch(self, expected):
-        """Fetch so many messages, and see that no more come."""
-        async with asyncio.timeout(WAIT_S):
-            while self.arrived.total() < expected:
-                await self._fetch(WAIT_S / 100)
-        await self._fetch(0.0)
-
-    async def _fetch(self, timeout_s):
-        for messager in self.messagers:
-            found = await messager.fetch_messages(timeout=timeout_s)
-            self.arrived.update((message.id, message.from_id, message.to_id, "delivered") for message in found)
-
-    async def log(self):
-        """Return the log of all that was sent."""
-        await self.log_writer.close()
-        return EventLog.open(self.folder)
-
-
-def rows_of(table):
-    return [*zip(*(table[name].to_pylist() for name in ("message_id", "from_id", "to_id", "fate")), strict=True)]
+from ray_messaging import LogError, Rule, Unbalanced, columns, rules
 
 
 @pytest.fixture
@@ -121,13 +29,13 @@ async def opened(server, exp_id, tmp_path):
 @pytest.fixture
 async def society(opened):
     await opened.begin()
-    await opened.create("friends", build_edges([np.random.default_rng(11).integers(0, AGENTS, (600, 2))]))
+    await opened.befriend("friends", np.random.default_rng(11).integers(0, AGENTS, (600, 2)))
     return opened
 
 
 async def test_receipts_arrivals_and_log_agree_about_each_pair(society):
     senders = [*range(0, AGENTS, 2)]
-    listed = {pair for pair in pairs_of(society.edges) if sum(pair) % 5 == 0}
+    listed = {pair for pair in society.pairs() if sum(pair) % 5 == 0}
     await society.broadcast("friends", senders, [{"n": n} for n in senders])
     await society.interceptor.change(lambda: society.black_list.set(listed))
     before = society.fates.copy()
@@ -159,7 +67,7 @@ class Loud(Rule):
 
     def check(self, message):
         heard = message.to_id in self.hearers and message.payload["n"] == 2
-        return rewrite({"n": "loud"}, "raised") if heard else ALLOW
+        return rules.rewrite({"n": "loud"}, "raised") if heard else rules.ALLOW
 
 
 async def step_broadcasts(society, until=6, *, say):
@@ -178,27 +86,13 @@ async def step_broadcasts(society, until=6, *, say):
     return heard
 
 
-async def agrees_with_steps(society, until=6):
-    """Return the log of a society in steps; fail unless its digests and counts are those of its groups."""
-    log = await society.log()
-    assert [log.digest(step) for step in range(until)] == await digests_of(society.store.steps, until)
-    counts = Counter()
-    for step in range(until):
-        for closed in (await society.store.steps.closed_step(step)).values():
-            counts.update(StepCounts.decode(closed.counts).fates)
-    for expand in (False, True):
-        assert Counter(log.balance(expand=expand).fates) == Counter(dict.fromkeys(FATES, 0)) | counts
-    assert Counter(log.query(expand=True)["fate"].to_pylist()) == counts
-    return log
-
-
 def said(log):
     """Return which messages the log has as delivered, by hearer, payload and labels."""
     found = log.query(fate="delivered", expand=True).to_pylist()
     return Counter((row["to_id"], json.loads(row["payload"])["n"], tuple(row["labels"] or ())) for row in found)
 
 
-IN_STEPS = StepSettings(seed=1, groups=2, digest=True)
+IN_STEPS = {"seed": 1, "groups": 2, "digest": True}
 HOSTED = [*range(1, AGENTS - LOST)]
 
 
@@ -207,7 +101,7 @@ async def test_a_step_whose_broadcasts_are_read_in_several_steps_is_logged_with_
     if not ruled:
         opened.interceptor = None
     society = await opened.begin(IN_STEPS)
-    await society.create("all", MemberEdges.among(AgentSet.of([*range(AGENTS)])))
+    await society.gather("all", range(AGENTS))
 
     def say(step):
         for later in (1, 2, 3):
@@ -226,7 +120,7 @@ async def test_a_step_whose_broadcasts_are_read_in_several_steps_is_logged_with_
 async def test_a_rule_that_rewrites_one_broadcast_leaves_the_others_of_its_frame_their_hearers(opened, hearers):
     society = await opened.begin(IN_STEPS)
     await society.interceptor.change(lambda: society.interceptor.rules.insert(Loud(hearers)))
-    await society.create("all", MemberEdges.among(AgentSet.of([*range(AGENTS)])))
+    await society.gather("all", range(AGENTS))
     heard = await step_broadcasts(society, say=lambda step: [step.broadcast(0, "all", {"n": n}) for n in (1, 2, 3)])
     wanted = Counter((agent, n, ()) for agent in HOSTED for n in (1, 3))
     wanted.update((agent, "loud", ("raised",)) if agent in hearers else (agent, 2, ()) for agent in HOSTED)
@@ -237,7 +131,7 @@ async def test_a_rule_that_rewrites_one_broadcast_leaves_the_others_of_its_frame
 @pytest.mark.parametrize("hearers", [range(AGENTS), [1, 40], [58]])
 async def test_outside_of_steps_a_rewritten_broadcast_leaves_the_others_their_hearers(society, hearers):
     await society.interceptor.change(lambda: society.interceptor.rules.insert(Loud(hearers)))
-    await society.create("all", MemberEdges.among(AgentSet.of([*range(AGENTS)])))
+    await society.gather("all", range(AGENTS))
     await society.broadcast("all", [0, 0, 0], [{"n": n} for n in (1, 2, 3)])
     got = [message for messager in society.messagers for message in await messager.fetch_messages(timeout=WAIT_S)]
     wanted = Counter((agent, n, ()) for agent in HOSTED for n in (1, 3))
@@ -256,7 +150,7 @@ async def test_outside_of_steps_a_rewritten_broadcast_leaves_the_others_their_he
 @pytest.mark.parametrize("steps", [None, IN_STEPS])
 async def test_a_broadcast_without_hearers_in_the_log_is_in_its_health_and_balance(opened, steps, tmp_path):
     society = await opened.begin(steps, audiences=tmp_path / "elsewhere")
-    await society.create("all", MemberEdges.among(AgentSet.of([*range(AGENTS - LOST)])))
+    await society.gather("all", range(AGENTS - LOST))
     if steps is None:
         await society.broadcast("all", [0], [{"n": 1}])
     else:
@@ -266,8 +160,7 @@ async def test_a_broadcast_without_hearers_in_the_log_is_in_its_health_and_balan
     missing = society.log_writer.stats()["missing"]
     assert re.match(why, missing[0])
     assert len(missing) == (1 if steps is None else 2)  # the groups have counted them, too
-    found = [*check_actor(ActorFacts("log", Report(0.0, stats=society.log_writer.stats())))]
-    assert [(each.what, each.value) for each in found if each.level == "critical"] == [
+    assert [(each.what, each.value) for each in society.findings() if each.level == "critical"] == [
         ("log: incomplete", each) for each in missing
     ]
     log = await society.log()
@@ -276,60 +169,6 @@ async def test_a_broadcast_without_hearers_in_the_log_is_in_its_health_and_balan
     (society.folder / "_account.json").unlink()
     with pytest.raises(Unbalanced, match=r"2 of 2 sends .* in entry .* of east has no hearers in the log"):
         log.balance()
-
-
-async def test_the_log_waits_until_the_agents_of_a_mailbox_can_be_kept(society):
-    await society.create("all", MemberEdges.among(AgentSet.of([*range(AGENTS)])))
-    taken = [society.folder / f"_agents-{agents_digest(AgentSet.of(each)).hex()}.bin" for each in HOSTS]
-    for folder in taken:
-        folder.mkdir()
-    await society.broadcast("all", [0], [{"n": 1}])
-    with pytest.raises(LogError, match="stands still"):
-        await society.log_writer.caught_up()
-    assert "IsADirectoryError" in society.log_writer.stats()["error"]
-    for folder in taken:
-        folder.rmdir()
-    assert await society.log_writer.wait_beyond(0, WAIT_S)
-    log = await society.log()
-    assert society.log_writer.stats()["error"] is None
-    assert log.balance(expand=True).fates["delivered"] == AGENTS - LOST - 1
-
-
-async def test_a_log_that_lags_knows_the_agents_of_mailboxes_that_have_changed_or_ended_since(opened, monkeypatch):
-    monkeypatch.setattr(directory, "_MOST_CHANGES", 1)
-    opened.interceptor = None
-    society = await opened.begin(crash=Crash("checked"), segment_age_s=0.0)
-    await society.create("all", MemberEdges.among(AgentSet.of([*range(AGENTS)])))
-    guest = await society.messager(audiences=LocalFolder(society.folder / "audiences"))
-    await guest.host_agents([AGENTS - 1], ["agent-chat"])
-    await society.broadcast("all", [0], [{"n": 0}])
-    await failed(society.log_writer)
-    for n in range(1, 5):
-        await society.messagers[0].move_agents([n], to="east")
-        await society.broadcast("all", [0], [{"n": n}])
-    await guest.fetch_messages(timeout=WAIT_S)
-    await guest.close()
-    society.log_writer = await society.writer()
-    log = await society.log()
-    assert Counter(rows_of(log.query(expand=True))) == society.fates
-    assert log.balance(expand=True).fates["delivered"] == 5 * (AGENTS - LOST)
-    assert not await society.store.log.agent_digests()
-
-
-async def test_a_set_of_agents_that_the_server_has_is_not_written_again(society):
-    first, second, other = (AgentSet.of(range(n, n + 3)) for n in (1000, 2000, 3000))
-    await society.store.keep_agents({b"one": first})
-    await society.store.keep_agents({b"one": second, b"other": other})
-    assert [await society.store.log.agents(digest) for digest in (b"one", b"other")] == [first, other]
-
-
-async def test_broadcasts_to_more_audiences_than_are_kept_in_memory_have_their_hearers(society, monkeypatch):
-    monkeypatch.setattr(hearers, "_KEPT", 1)
-    names = [f"circle-{n}" for n in range(4)]
-    for name in names:
-        await society.create(name, MemberEdges.among(AgentSet.of([0, 1, 40])))
-    await asyncio.gather(*(society.messagers[0].broadcast_columns([0], name, [{"n": 1}]) for name in names))
-    assert (await society.log()).balance(expand=True).fates["delivered"] == 2 * len(names)
 
 
 async def test_one_row_for_each_broadcast_and_mailbox_stays_where_the_files_of_its_audience_are_gone(society):
@@ -348,7 +187,7 @@ async def test_one_row_for_each_broadcast_and_mailbox_stays_where_the_files_of_i
 
 
 async def test_queries_find_the_hearers(society):
-    hearers = [b for a, b in pairs_of(society.edges) if a == 1 and b < AGENTS - LOST]
+    hearers = [b for a, b in society.pairs() if a == 1 and b < AGENTS - LOST]
     one = hearers[3]
     await society.interceptor.change(lambda: society.black_list.set({(1, hearers[0])}))
     await society.broadcast("friends", [1, 2], [{"n": 1}, {"n": 2}])
@@ -369,9 +208,9 @@ async def test_queries_find_the_hearers(society):
         assert log.query(from_id=1, fate="delivered", expand=True, limit=limit).equals(whole.slice(0, limit))
         pages = [*log.pages(from_id=1, fate="delivered", expand=True, rows=1, limit=limit)]
         assert pa.concat_tables(pages).equals(whole.slice(0, limit))
-    shown = CliRunner().invoke(app, ["log", "query", str(society.folder), "--to-id", str(one), "--expand", "--json"])
-    assert {json.loads(line)["to_id"] for line in shown.stdout.splitlines()} == {one}
-    assert log.export(society.folder.parent / "one.csv", to_id=one) < len(shown.stdout.splitlines())
+    shown = command("log", "query", society.folder, "--to-id", one, "--expand", "--json").splitlines()
+    assert {json.loads(line)["to_id"] for line in shown} == {one}
+    assert log.export(society.folder.parent / "one.csv", to_id=one) < len(shown)
     edges = log.edges()
     assert Counter(zip(edges["from_id"].to_pylist(), edges["to_id"].to_pylist(), strict=True)) == Counter(
         (a, b) for _, a, b, fate in society.fates if fate == "delivered"
@@ -379,8 +218,7 @@ async def test_queries_find_the_hearers(society):
 
 
 async def test_members_with_names_and_typed_columns_are_expanded(society):
-    members = AgentSet.of([1, 2, 40, "guest"])
-    await society.create("plaza", MemberEdges.among(members))
+    await society.gather("plaza", [1, 2, 40, "guest"])
     await society.messagers[1].host_agents(["guest"], ["agent-chat"])
     await society.broadcast("plaza", [1, "guest"], columns(x=np.array([0.5, 1.5])))
     await society.messagers[0].broadcast(None, "plaza", {"text": "from the user"})
@@ -404,11 +242,10 @@ async def test_members_with_names_and_typed_columns_are_expanded(society):
 
 @pytest.mark.parametrize("listed", [[], [(1, 5), (2, 7), (2, 40), (30, 2)]])
 async def test_the_logs_digests_of_steps_are_those_of_the_groups(opened, listed):
-    society = await opened.begin(StepSettings(seed=1, groups=2, digest=True))
-    edges = build_edges([np.random.default_rng(11).integers(0, AGENTS, (600, 2))])
-    await society.create("friends", edges)
+    society = await opened.begin(IN_STEPS)
+    await society.befriend("friends", np.random.default_rng(11).integers(0, AGENTS, (600, 2)))
     if listed:
-        society.black_list.set([*listed, *pairs_of(edges)[:20]])
+        society.black_list.set([*listed, *society.pairs()[:20]])
 
     async def drive(messager):
         async with aclosing(messager.steps(until=2)) as steps:
@@ -420,66 +257,12 @@ async def test_the_logs_digests_of_steps_are_those_of_the_groups(opened, listed)
 
     async with asyncio.timeout(WAIT_S):
         await asyncio.gather(*map(drive, society.messagers))
-    closed = [await society.store.steps.closed_step(number) for number in range(2)]
-    counts = [[StepCounts.decode(each.counts) for each in every.values()] for every in closed]
+    counts = [fates for step in range(2) for fates in (await fates_in(society.store.steps, step)).values()]
     log = await society.log()
     assert [log.digest(number) for number in range(2)] == await digests_of(society.store.steps, 2)
-    fates = sum((Counter(each.fates) for every in counts for each in every), Counter())
+    fates = sum(map(Counter, counts), Counter())
     assert Counter(log.query(expand=True)["fate"].to_pylist()) == fates
     assert {fate: count for fate, count in log.balance(expand=True).fates.items() if count} == fates
-
-
-class Broadcasters(LoggedGroups):
-    """Groups in steps, and a user, that broadcast; some agents listen to a subtopic of their own."""
-
-    async def run(self, count, *listed):
-        """Run three steps on so many groups; return the digests of the server and those of the log."""
-        transport = await self.transport()
-        await transport.steps.begin(StepSettings(seed=1, groups=count, digest=True))
-        writer = await self.writer()
-        await self.create("friends", build_edges([np.random.default_rng(5).integers(0, AGENTS, (400, 2))]))
-        await self.create("plaza", MemberEdges.among(AgentSet.of([*range(0, AGENTS, 3), "guest"])))
-        judge = self.judge(BlackList(listed)) if listed else None
-        groups = await self.groups(count, judge, [*range(AGENTS - 1), "guest"])
-        for number, group in enumerate(groups):
-            await group.host_agents([*range(AGENTS // 2)][number::count], ["news"])
-        user = await self.messager(judge, audiences=LocalFolder(self.folder / "audiences"))
-        async with asyncio.timeout(WAIT_S):
-            for step in range(3):
-                await asyncio.gather(*(self.drive(group, step + 1) for group in groups))
-                await self.speak(user)
-                if step == 1:
-                    if count > 1:
-                        await groups[0].move_agents([0, 12], to=groups[-1].name)
-                    await self.speak(user)
-            await asyncio.gather(*(self.drive(group, 4) for group in groups))
-            await writer.close()
-        log, store = EventLog.open(self.folder), transport.steps
-        history = b""
-        for step in range(4):
-            counts = await sealed_counts(store, step)
-            history = history_digest(history, step, messages_of(counts), digest_of(counts))
-        assert log.history_digest(3) == history
-        return await digests_of(store, 4), [log.digest(step) for step in range(4)]
-
-    async def drive(self, messager, until):
-        async with aclosing(messager.steps(until=until)) as steps:
-            async for step in steps:
-                for agent in (each for each in step.places if each in {1, 2, 7, "guest"}):
-                    step.broadcast(agent, "*", {"n": step.number})
-                    step.broadcast(agent, "*", {"n": step.number}, subtopic="news")
-                    step.broadcast(agent, "plaza", {"n": agent})
-
-    async def speak(self, user):
-        for number, (name, subtopic) in enumerate(TOLD):
-            await user.broadcast(None, name, {"n": number})
-            await user.send(None, number, {"n": number})
-            await user.broadcast(number, name, {"n": number}, subtopic=subtopic)
-            await user.send(None, 7, {"n": number})
-            await user.broadcast(None, name, {"n": number})
-
-
-TOLD = [("*", "agent-chat"), ("friends", "news"), ("plaza", "agent-chat"), ("*", "news"), ("plaza", "news")]
 
 
 @pytest.mark.parametrize(

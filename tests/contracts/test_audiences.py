@@ -8,45 +8,15 @@ from inspect import isawaitable
 import numpy as np
 import pytest
 from support.contracts import WAIT_S, fetch_batch, vanish
+from support.interceptors import interceptor_with
+from support.shelf import Shelf, among, graph, written
+from support.step_society import digests_of
+from support.stepped import begin_steps, fates_in, steps_of
 
-from ray_messaging import Messager, MessagingConfig, UnknownName, columns
-from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, encode_facts
-from ray_messaging.audiences.building import build_edges
-from ray_messaging.audiences.cache import AudienceCache
-from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.interception.rules import BlackList
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.steps.digests import step_digest
-from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.step_values import StepSettings
+from ray_messaging import Messager, MessagingConfig, UnknownName, columns, rules
 
 FRIENDS, PLAZA = "friends", "plaza"
 WEST, EAST = range(10), range(10, 20)
-
-
-class Shelf(dict):
-    """A source of audiences in memory."""
-
-    async def load(self, name, version):
-        try:
-            return self[name, version]
-        except KeyError:
-            raise UnknownName(f"no {name!r}", kind="audience", value=name) from None
-
-    async def add(self, messager, name, edges):
-        """Make the next version of an audience."""
-        version = messager.directory.audiences.last_version(name) + 1
-        self[name, version] = edges
-        facts = (
-            "" if edges is None else encode_facts(AudienceFacts(AudienceKind.GRAPH, edges.pairs, edges.digest.hex()))
-        )
-        assert await messager.engine.transport.set_audience(name, version, facts) is not None
-        await messager.engine.frame_sender.refresh()
-
-
-def graph(pairs):
-    return build_edges([np.array(pairs, np.int64).reshape(-1, 2)])
 
 
 RNG = np.random.default_rng(7)
@@ -64,15 +34,15 @@ async def opened(server, exp_id, shelf):
     """Open messagers that know the audiences."""
     found = []
 
-    async def open_one(name, host, interceptor=None, **settings):
-        strict = {"strict_senders": False} | settings
-        messager = Messager(server, exp_id, interceptor, name=name, settings=MessagingConfig(**strict), audiences=shelf)
+    async def open_one(name, host, interceptor=None, audiences=shelf, **settings):
+        own = MessagingConfig(**{"strict_senders": False} | settings)
+        messager = Messager(server, exp_id, interceptor, name=name, settings=own, audiences=audiences)
         found.append(messager)
         await messager.init()
         await messager.host_agents(host, ["agent-chat"])
         if len(found) == 1:
             await shelf.add(messager, FRIENDS, graph(PAIRS))
-            await shelf.add(messager, PLAZA, MemberEdges.among(AgentSet.of([1, 2, 11, 12, "guest"])))
+            await shelf.add(messager, PLAZA, among([1, 2, 11, 12, "guest"]))
         return messager
 
     yield open_one
@@ -95,18 +65,6 @@ async def received(messager, count):
 
 def pairs_of(messages):
     return [*zip(messages.from_ids.tolist(), messages.to_ids.tolist(), strict=True)]
-
-
-def written(messager):
-    """Record the frames that a messager writes to mailboxes: mailbox, rows that count, bytes."""
-    frames, send = [], messager.engine.frame_sender._transport.send
-
-    async def recorded(request):
-        frames.extend((write.mailbox, write.rows, len(write.frame)) for write in request.writes if write.frame)
-        return await send(request)
-
-    messager.engine.frame_sender._transport.send = recorded
-    return frames
 
 
 @pytest.mark.parametrize("payloads", [[{"n": n} for n in range(4)], columns(n=range(4))], ids=["json", "typed"])
@@ -214,9 +172,8 @@ async def test_a_removed_audience_and_an_unknown_one_are_refused(pair, shelf):
     await received(east, sum(h in EAST for h in HEARERS[0]))
 
 
-async def test_a_frame_that_cannot_be_unfolded_is_a_dead_letter(pair):
-    west, east = pair
-    east.engine.receiving._unfolder._audiences = AudienceCache(None)  # the receiver cannot read the files
+async def test_a_frame_that_cannot_be_unfolded_is_a_dead_letter(opened):
+    west, east = await opened("west", WEST), await opened("east", EAST, audiences=Shelf())  # it lacks the files
     await west.broadcast(0, FRIENDS, {"n": 1})
     await west.send(0, 10, {"n": 2})
     assert (await received(east, 1))[0].payload == {"n": 2}
@@ -237,7 +194,7 @@ def world(server, exp_id, shelf):
         async with AsyncExitStack() as stack:
             for messager in messagers.values():
                 await stack.enter_async_context(messager)
-            await first.engine.transport.steps.begin(StepSettings(seed=1, groups=len(groups), digest=digest))
+            await begin_steps(first, seed=1, groups=len(groups), digest=digest)
             for name, messager in messagers.items():
                 await messager.host_agents(groups[name], ["agent-chat"])
             if not first.directory.audiences.names():
@@ -251,17 +208,16 @@ def world(server, exp_id, shelf):
 
             async with asyncio.timeout(3 * WAIT_S):
                 await asyncio.gather(*map(drive, groups))
-            closed = [await first.engine.transport.steps.closed_step(number) for number in range(until)]
-        return found, [counts_of(each) for each in closed]
+            return found, await counts_of(first, until)
 
     return run
 
 
-def counts_of(closed):
-    """Return the fates and the digest of a step, over all groups."""
-    counts = [StepCounts.decode(group.counts) for group in closed.values()]
-    fates = sum((Counter(each.fates) for each in counts), Counter())
-    return fates, step_digest(int.from_bytes(each.digest, "little") for each in counts)
+async def counts_of(messager, until=3):
+    """Return the fates and the digest of each step, over all groups."""
+    store = await steps_of(messager)
+    fates = [sum(map(Counter, (await fates_in(store, step)).values()), Counter()) for step in range(until)]
+    return [*zip(fates, await digests_of(store, until), strict=True)]
 
 
 def speak(step):
@@ -278,7 +234,7 @@ INTO = {hearer: [a for a, b in PAIRS if b == hearer] for hearer in range(20)}
 
 @pytest.mark.parametrize("barred", [[], [(a, b) for a, b in PAIRS if (a + b) % 3 == 0]], ids=["no rule", "a rule"])
 async def test_agents_hear_the_broadcasts_of_the_step_before_but_for_pairs_that_a_rule_takes_out(world, barred):
-    interceptor = Interceptor("x", [BlackList(barred)]) if barred else None
+    interceptor = interceptor_with(rules.BlackList(barred)) if barred else None
     found, counts = await world(speak, {"west": WEST, "east": EAST}, interceptor=interceptor)
     for name, agents in (("west", WEST), ("east", EAST)):
         heard = {agent: [a for a in INTO[agent] if (a, agent) not in barred] for agent in agents}
@@ -299,7 +255,7 @@ async def test_digests_do_not_depend_on_the_groups_nor_on_rules_that_pass(world,
     digests = []
     for count in (1, 2, 8):
         groups = {f"g{n}": [*range(n, 20, count)] for n in range(count)}
-        interceptor = Interceptor("x", [BlackList([(99, 98)])]) if ruled and count == 2 else None
+        interceptor = interceptor_with(rules.BlackList([(99, 98)])) if ruled and count == 2 else None
         found, counts = await world(speak, groups, interceptor=interceptor, exp=f"{exp_id}-{count}")
         digests.append(counts)
         heard = {agent: mean for name in groups for agent, mean in zip(groups[name], found[name][2][0], strict=True)}
@@ -358,7 +314,7 @@ async def stepped(server, exp_id, shelf):
 
         async def open_one(exp=exp_id):
             messager = await stack.enter_async_context(Messager(server, exp, name="all", audiences=shelf))
-            await messager.engine.transport.steps.begin(StepSettings(seed=1, groups=1, digest=True))
+            await begin_steps(messager, seed=1, groups=1, digest=True)
             await messager.host_agents(range(20), ["agent-chat"])
             await shelf.add(messager, FRIENDS, graph(PAIRS))
             return messager
@@ -378,8 +334,7 @@ async def test_a_step_that_runs_again_hears_and_counts_the_same(stepped, exp_id)
                     heard.setdefault(step.number, []).append((mean.tolist(), rest[-1]))
                     if again:
                         break
-        counts = [counts_of(await messager.engine.transport.steps.closed_step(number)) for number in range(3)]
-        runs.append((heard, counts))
+        runs.append((heard, await counts_of(messager)))
     (whole, counts), (broken, again) = runs
     assert counts == again
     assert len(broken[1]) == 2

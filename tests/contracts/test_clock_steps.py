@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, until, vanish
+from support.log_writing import begin_log
+from support.server_side import entries_after, remove_mailbox, see_a_lease_over
 
-from ray_messaging import AlreadyExists
-from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.transports.transport import RedisTransport
+from ray_messaging import AlreadyExists, EventLog
 
 sys.path.append(str(Path(__file__).parents[1]))
 from faults.injector import aof_files, tear
@@ -49,21 +47,11 @@ def torn(clocked_server, server_clock):
 
 
 @pytest.fixture
-async def transport(clocked_server, exp_id):
-    transport = RedisTransport(clocked_server.config, exp_id, patience_s=WAIT_S)
-    await transport.connect()
-    yield transport
-    await transport.close()
-
-
-@pytest.fixture
-def start_log(transport, exp_id, tmp_path):
+def start_log(clocked_server, opener, exp_id, tmp_path):
     """Start a writer of the event log."""
 
     async def start(**settings):
-        writer = LogWriter(transport, Folder(str(tmp_path / "log")), exp_id, **settings)
-        await writer.start()
-        return writer
+        return await begin_log(await opener(clocked_server.config), tmp_path / "log", exp_id, **settings)
 
     return start
 
@@ -103,19 +91,19 @@ async def test_a_commit_of_lost_messages_does_not_remove_new_ones(torn, opener):
     await torn.restart(30)
     await send_numbers(await opener(torn.server.config), *range(1000, 1500))
     await receiver.ack()
-    await receiver.engine.close(commit=False)
+    await receiver.__aexit__(RuntimeError, RuntimeError("died"), None)  # without a commit
     successor = await opener(torn.server.config, name="group", host=[1])
     assert numbers(await fetch_all(successor, 500)) == list(range(1000, 1500))
 
 
-async def test_stream_ids_keep_rising_after_a_data_loss(clocked_server, opener, transport, caplog):
+async def test_stream_ids_keep_rising_after_a_data_loss(clocked_server, opener, caplog):
     receiver, sender = await opener(clocked_server.config, host=[1]), await opener(clocked_server.config)
     await send_numbers(sender, 0)
     ahead = f"{int(time.time() * 1000) + 3_600_000}-7"
-    assert await transport.read(receiver.name, ahead, 10, 0.01) == []
+    assert await entries_after(sender, receiver.name, ahead, 0.01) == []
     assert "lost entries" in caplog.text
     await send_numbers(sender, 1)
-    assert len(await transport.read(receiver.name, ahead, 10, WAIT_S)) == 1
+    assert len(await entries_after(sender, receiver.name, ahead, WAIT_S)) == 1
     assert numbers(await fetch_all(receiver, 2)) == [0, 1]
 
 
@@ -212,37 +200,21 @@ async def process(server, exp_id):
         await running.wait()
 
 
-async def see_it_over(watcher):
-    """Wait until a messager has seen some lease unchanged for its whole length."""
-    seen, transport = asyncio.Event(), watcher.engine.transport
-    end_leases = transport.end_leases
-
-    async def end(over):
-        await end_leases(over)
-        seen.set()
-
-    transport.end_leases = end
-    async with asyncio.timeout(WAIT_S):
-        await seen.wait()
-    transport.end_leases = end_leases
-
-
 async def test_a_receiver_stopped_for_longer_than_its_lease_still_gets_its_messages(process, messagers):
     sender = await messagers(lease_s=0.3)
     process.send_signal(signal.SIGSTOP)
-    await see_it_over(sender)
+    await see_a_lease_over(sender)
     for n in range(20):
         await send_numbers(sender, n)
-    await see_it_over(sender)
+    await see_a_lease_over(sender)
     process.send_signal(signal.SIGCONT)
     async with asyncio.timeout(WAIT_S):
         assert [int(await process.stdout.readline()) for _ in range(20)] == list(range(20))
 
 
-async def test_no_message_is_published_to_a_messager_with_a_removed_mailbox(messagers):
+async def test_no_message_is_published_to_a_messager_with_a_removed_mailbox(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1])
-    await receiver.engine.transport.remove(receiver.name, None)
-    (ingress,) = receiver.engine.transport.loops()
-    assert ingress.alive
-    await until(lambda: not receiver.engine.transport.loops()[0].alive)  # long before its lease expires
+    await store.heard_by(1, receiver.get_user_chat_channel(1))
+    await remove_mailbox(receiver, receiver.name)
+    await store.heard_by(0, receiver.get_user_chat_channel(1))  # long before its lease expires
     assert (await sender.send_message(sender.get_agent_chat_channel(1), {})).fate == "undeliverable"

@@ -10,13 +10,11 @@ from support.contracts import RedisStore, fetch_all
 from support.patience import WAIT_S
 from support.rumour import Rumour, sequential, small_world
 from support.rumour_groups import RumourGroups
+from support.server_side import all_scripts, keys_of, log_all
 from support.servers import find_binary
 from support.slots import ClusterService, KeyByKey, Resharding, raw
 
 from ray_messaging import ConnectionFailed
-from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.connection.scripts import script_names, script_text
-from ray_messaging.transports.log_store import Limits
 
 BARELY_S = 0.5  # of patience: a few attempts
 
@@ -63,15 +61,15 @@ def test_every_script_refuses_to_begin(binary, tmp_path, pair, exp_id):
     service = pair if binary == "valkey" else ClusterService(tmp_path, binary=binary, primaries=2, replicas=0).start()
     try:
         service.serve(exp_id)
-        move, names = KeyByKey(service, service.others()[0]), script_names()
-        assert len(names) > 50
+        move, scripts = KeyByKey(service, service.others()[0]), all_scripts(cluster=True)
+        assert len(scripts) > 50
         with move.source.client() as client:
-            client.hset(Keys(exp_id).meta, "directory", 1)
+            client.hset(keys_of(exp_id).meta, "directory", 1)
             move.begin()
             before = contents(service)
-            for name in names:
+            for script in scripts:
                 with pytest.raises(ResponseError, match="the slot of this experiment is being moved"):
-                    client.eval(script_text(name, cluster=True), 9, *[Keys(exp_id).meta] * 9)
+                    client.eval(script, 9, *[keys_of(exp_id).meta] * 9)
             assert contents(service) == before
         move.finish()
     finally:
@@ -79,44 +77,42 @@ def test_every_script_refuses_to_begin(binary, tmp_path, pair, exp_id):
             service.kill()
 
 
-async def goes_ahead(moving, pair, key, sender, send):
+async def goes_ahead(moving, pair, key, senders, send):
     """Move one key ahead of the others; a send does nothing then, and succeeds when all have come."""
-    link, move = sender.engine.transport.link, moving()
+    move, (sender, hasty) = moving(), senders
     move.migrate(key)
     before = await asyncio.to_thread(contents, pair)
-    link.patience_s = BARELY_S
     with pytest.raises(ConnectionFailed, match=r"nothing of these messages was sent") as caught:
-        await send(-1)
-    link.patience_s = WAIT_S
+        await send(hasty, -1)
     assert "TRYAGAIN" in str(caught.value) or "ASK" in str(caught.value)
     assert await asyncio.to_thread(contents, pair) == before
     await asyncio.to_thread(move.finish)
-    await send(1)
+    await send(sender, 1)
 
 
 @pytest.fixture
 async def talk(pair, moving, opener):
-    """Open a sender, a receiver, and an event log: sends then write to keys that they do not name."""
+    """Open a patient sender and a hasty one, a receiver, and a log: sends then write to keys that they do not name."""
     receiver = await opener(pair.config, name="b", host=[2], send_timeout_s=WAIT_S)
-    await receiver.engine.transport.log.register(Limits(10**6, 2**30, 0.0, leased=False))
-    sender = await opener(pair.config, name="a", send_timeout_s=WAIT_S)
-    assert (await sender.send_message(sender.get_agent_chat_channel(2), {"n": 0}, from_id=1)).fate == "delivered"
-    assert len(await fetch_all(receiver, 1)) == 1
+    await log_all(receiver)
+    senders = [await opener(pair.config, name=name, send_timeout_s=s) for name, s in (("a", WAIT_S), ("c", BARELY_S))]
+    for sender in senders:
+        assert (await sender.send_message(sender.get_agent_chat_channel(2), {"n": 0}, from_id=1)).fate == "delivered"
+    assert len(await fetch_all(receiver, 2)) == 2
     await receiver.ack()
-    return sender, receiver
+    return senders, receiver
 
 
 async def test_a_stream_that_has_gone_ahead_lets_no_publication_out(moving, pair, talk, exp_id):
     """A send publishes first, and then tells the log; half of it, again and again, would be many publications."""
-    sender, _ = talk
+    senders, _ = talk
     store = RedisStore(pair.config, exp_id)
     try:
         heard = await store.subscribe("news")
-        await sender.send_message("news", {"n": 0})  # the log's stream is there from now on
+        await senders[0].send_message("news", {"n": 0})  # the log's stream is there from now on
         assert json.loads((await heard())[1])["n"] == 0
-        await goes_ahead(
-            moving, pair, Keys(exp_id).stream(":log:0"), sender, lambda n: sender.send_message("news", {"n": n})
-        )
+        stream = keys_of(exp_id).stream(":log:0")
+        await goes_ahead(moving, pair, stream, senders, lambda sender, n: sender.send_message("news", {"n": n}))
         # It is at the former node, which hears of publications at all others, and is counted by none of them.
         assert json.loads((await heard())[1])["n"] == 1
     finally:
@@ -125,12 +121,14 @@ async def test_a_stream_that_has_gone_ahead_lets_no_publication_out(moving, pair
 
 @pytest.mark.long
 async def test_any_key_that_has_gone_ahead_stops_no_send_half_way(moving, pair, talk):
-    sender, receiver = talk
+    senders, receiver = talk
     keys = KeyByKey(pair, pair.others()[0]).keys(1000)
     assert len(keys) > 8
-    channel = sender.get_agent_chat_channel(2)
+    channel = receiver.get_agent_chat_channel(2)
     for key in keys:
-        await goes_ahead(moving, pair, key, sender, lambda n: sender.send_message(channel, {"n": n}, from_id=1))
+        await goes_ahead(
+            moving, pair, key, senders, lambda sender, n: sender.send_message(channel, {"n": n}, from_id=1)
+        )
         assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [1]
 
 

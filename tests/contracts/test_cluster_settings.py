@@ -5,16 +5,12 @@ import asyncio
 import pytest
 from support.contracts import refused
 from support.replicated import until
+from support.server_side import closed_names, examined, findings_of_server, kept_in_mailboxes, keys_of
 from support.servers import HOST, PASSWORD, free_port
 from support.slots import ClusterService, owner_of, raw, slot_of
 
 from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
-from ray_messaging.addressing.channels import Keys
-from ray_messaging.cli.doctor import examine_server
 from ray_messaging.errors import ServerRefused
-from ray_messaging.observability.health.server_checks import check_server
-from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.server_probe import ask_server
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +31,7 @@ async def test_any_node_is_enough_also_a_replica_and_one_that_is_gone_does_not_m
     messager = await opener(config, name="b", host=[2])
     assert (await messager.send_message(messager.get_agent_chat_channel(2), {"n": 1}, from_id=1)).fate == "delivered"
     assert [message.payload["n"] for message in await messager.fetch_messages(timeout=30)] == [1]
-    assert messager.engine.transport.link.address == owner_of(config, Keys(exp_id)) == (HOST, small.primary.config.port)
+    assert owner_of(config, keys_of(exp_id)) == (HOST, small.primary.config.port)
     gone = config.model_copy(update={"cluster": (f"{HOST}:{free_port()}", *config.cluster)})
     assert (await (await opener(gone)).send_message(messager.get_agent_chat_channel(2), {"n": 2}, from_id=1)).fate
 
@@ -44,8 +40,7 @@ async def test_a_node_as_if_it_were_a_server_on_its_own(small, exp_id):
     for server in small.servers:
         said = str(await refused(server.config, exp_id, ConfigError))
         assert "primaries of a cluster: give redis+cluster://" in said
-    facts = await asyncio.to_thread(ask_server, small.servers[0].config)
-    (finding,) = [finding for finding in check_server(facts) if finding.what == "server role"]
+    (finding,) = [each for each in await findings_of_server(small.servers[0].config) if each.what == "server role"]
     assert "redis+cluster://" in finding.remedy
 
 
@@ -102,13 +97,10 @@ async def test_probe_and_doctor_ask_the_nodes_of_all_shards(small, opener, exp_i
     for agent in range(3):
         messager = await opener(config, name=f"group-{agent}", host=[agent])
         await messager.send_message(messager.get_agent_chat_channel(agent), {"n": 1}, from_id=1)
-    backend = backend_of(config)
-    facts = await asyncio.to_thread(backend.probe, exp_id)
-    assert facts.error == ""
-    assert {mailbox.name for mailbox in facts.kept.mailboxes} == {"group-0", "group-1", "group-2"}
-    assert "server role" not in {finding.what for finding in check_server(facts) if finding.level != "ok"}
-    assert await asyncio.to_thread(backend.closed_names, exp_id) == []
-    health = await asyncio.to_thread(examine_server, config)
+    assert {*await kept_in_mailboxes(config, exp_id)} == {"group-0", "group-1", "group-2"}
+    assert "server role" not in {each.what for each in await findings_of_server(config) if each.level != "ok"}
+    assert await closed_names(config, exp_id) == []
+    health = await asyncio.to_thread(examined, config)
     assert {finding.what: finding.text for finding in health.findings if finding.level == "critical"} == {}
     for server in small.servers:
         with server.client() as client:

@@ -11,14 +11,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from support.contracts import WAIT_S, fetch_batch
-from support.frames import frames_of_columns
+from support.frames import relayed
+from support.interceptors import interceptor_with
 from support.rules import Only
+from support.stepped import begin_steps
+from support.typed_tables import all_typed, unread
 
-from ray_messaging import InvalidColumns, InvalidPayload, PayloadTooLarge, columns
-from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Pattern, Rule, SlowRule, block, rewrite
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.model.typed.typed_table import TypedColumns
-from ray_messaging.transports.step_values import StepSettings
+from ray_messaging import InvalidColumns, InvalidPayload, PayloadTooLarge, Rule, columns, rules
 
 PRICES = np.array([1.5, math.nan, 3.0])
 TEXTS = ["buy", "séll", ""]
@@ -46,15 +45,14 @@ async def test_columns_arrive_as_they_were_sent(pair, kind):
     frame = pd.DataFrame({"price": PRICES, "text": TEXTS, "open": [True, False, True]})
     kinds = {"arrow": pa.Table.from_batches([table]), "batch": table, "pandas": columns(frame, at=PLACES)}
     if kind == "relayed":  # of another process
-        frames = frames_of_columns(west.engine.checks.columns([1, 2, 3], TO, OFFERS), "agent-chat", None)
-        receipts = await west.relay(frames)
+        receipts = await west.relay(relayed([1, 2, 3], TO, OFFERS))
     else:
         receipts = await west.send_columns([1, 2, 3], TO, kinds.get(kind, OFFERS))
     assert [*receipts.fates] == ["delivered"] * 3
     messages = await fetch_batch(east, 3)
     assert_offers(messages)
     assert messages.from_ids.tolist() == [1, 2, 3]
-    assert all(isinstance(part.batch.lines, TypedColumns) for part in messages.slices)
+    assert all_typed(messages)
 
 
 async def test_columns_become_a_table_a_frame_rows_of_the_local_log_and_pickled_messages(pair):
@@ -147,17 +145,16 @@ class Expensive(Rule):
 
     def check_batch(self, batch, exp_id):
         self.seen = batch.lines
-        return {int(row): block("expensive") for row in np.flatnonzero(batch.column("price") > 2)}
+        return {int(row): rules.block("expensive") for row in np.flatnonzero(batch.column("price") > 2)}
 
 
 async def test_a_rule_reads_a_column_as_an_array(messagers):
     rule = Expensive()
-    west = await messagers(Interceptor("x", [BlackList([(2, None)]), rule]), name="west", host=[1, 2, 3])
+    west = await messagers(interceptor_with(rules.BlackList([(2, None)]), rule), name="west", host=[1, 2, 3])
     east = await messagers(name="east", host=[11, 12])
     receipts = await west.send_columns([1, 2, 3], TO, OFFERS)
     assert [*receipts.fates] == ["delivered", "blocked", "blocked"]
-    assert isinstance(rule.seen, TypedColumns)
-    assert rule.seen._list is None
+    assert unread(rule.seen)
     messages = await fetch_batch(east, 1)
     assert messages.column("text").tolist() == ["buy"]
     # Of JSON the same rule reads the values.
@@ -169,7 +166,7 @@ async def test_a_rule_reads_a_column_as_an_array(messagers):
 
 
 async def test_rules_on_text_see_lines(messagers):
-    west = await messagers(Interceptor("x", [Pattern(regexes=["s.ll"]), MaxLength(60)]), name="west")
+    west = await messagers(interceptor_with(rules.Pattern(regexes=["s.ll"]), rules.MaxLength(60)), name="west")
     await messagers(name="east", host=[11, 12])
     receipts = await west.send_columns([1, 2, 3], TO, columns(text=["buy", "sell", "x" * 100]))
     assert [*receipts.fates] == ["delivered", "blocked", "blocked"]
@@ -179,13 +176,15 @@ async def test_rules_on_text_see_lines(messagers):
     ("change", "fates"), [({"price": 2}, "ddd"), ({"price": "two"}, "bdd"), ({"more": 1}, "bdd")], ids=str
 )
 async def test_a_rewrite_fits_the_columns_or_is_a_failure_of_the_rule(messagers, change, fates):
-    haggle = Only(lambda m: rewrite(m.payload | change) if m.payload["text"] == "buy" else ALLOW, needs_payload=True)
-    west = await messagers(Interceptor("x", [haggle]), name="west")
+    haggle = Only(
+        lambda m: rules.rewrite(m.payload | change) if m.payload["text"] == "buy" else rules.ALLOW, needs_payload=True
+    )
+    west = await messagers(interceptor_with(haggle), name="west")
     east = await messagers(name="east", host=[11, 12])
     receipts = await west.send_columns([1, 2, 3], TO, OFFERS)
     assert "".join(fate[0] for fate in receipts.fates) == fates
     messages = await fetch_batch(east, fates.count("d"))
-    assert all(isinstance(part.batch.lines, TypedColumns) for part in messages.slices)
+    assert all_typed(messages)
     prices = messages.column("price").tolist()
     assert repr(prices) == repr([2.0, math.nan, 3.0] if fates == "ddd" else [math.nan, 3.0])
 
@@ -228,7 +227,7 @@ async def test_in_a_transaction_columns_travel_as_json(pair):
 )
 async def test_in_steps_columns_arrive_in_canonical_order(messagers, senders, hearers):
     (first_id, second_id, third_id), (one, other) = senders, hearers
-    await (await messagers()).engine.transport.steps.begin(StepSettings(seed=0, groups=2))
+    await begin_steps(await messagers(), seed=0, groups=2)
     west = await messagers(name="west", host=[third_id, first_id, second_id])
     east = await messagers(name="east", host=[one, other])
     found = []
@@ -246,25 +245,25 @@ async def test_in_steps_columns_arrive_in_canonical_order(messagers, senders, he
     first, second = [got for name, got in found if name == "east" and len(got)]
     assert first.to_ids.tolist() == [one, one, other]
     assert first.column("text").tolist() == ["", "buy", "séll"]
-    assert isinstance(first.slices[0].batch.lines, TypedColumns)
+    assert all_typed(first)
     assert second.from_ids.tolist() == [second_id, third_id, first_id, first_id, third_id]
     assert second.column("text").tolist() == ["", "buy", "séll", "y", "x"]
 
 
-class Patient(SlowRule):
+class Patient(rules.SlowRule):
     """A rule that awaits its verdicts."""
 
     async def judge(self, message):
         await asyncio.sleep(0)
         price = message.payload["price"]
-        return block("expensive") if price > 2 else rewrite(message.payload | {"price": 2.0})
+        return rules.block("expensive") if price > 2 else rules.rewrite(message.payload | {"price": 2.0})
 
 
 async def test_a_slow_rule_judges_rows_of_several_batches(messagers):
-    west = await messagers(Interceptor("x", [Patient()]), name="west")
+    west = await messagers(interceptor_with(Patient()), name="west")
     east = await messagers(name="east", host=[11, 12])
     found = await asyncio.gather(*(west.send_columns([1, 2], [11, 12], columns(price=[0.5, n])) for n in (1.0, 3.0)))
     assert [[*receipts.fates] for receipts in found] == [["delivered"] * 2, ["delivered", "blocked"]]
     messages = await fetch_batch(east, 3)
     assert messages.column("price").tolist() == [2.0] * 3
-    assert all(isinstance(part.batch.lines, TypedColumns) for part in messages.slices)
+    assert all_typed(messages)

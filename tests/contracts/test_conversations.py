@@ -5,12 +5,10 @@ import re
 
 import numpy as np
 import pytest
-from support.contracts import WAIT_S, ended, fetch_all, fetch_batch, until
+from support.contracts import WAIT_S, as_asked_of, ended, fetch_all, fetch_batch, until
+from support.interceptors import interceptor_with
 
 from ray_messaging import Closed, Fenced, MailboxFull, NoAnswer, NoQuestion, QuestionBlocked, rules
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.messages import slice_of
-from ray_messaging.model.columns import IdColumn
 
 
 async def answer_all(messager, count, payload_of=lambda message: {"twice": 2 * message.payload["n"]}):
@@ -103,7 +101,7 @@ async def test_late_answers_are_ordinary_messages_that_come_again_until_they_are
 
 
 async def test_a_blocked_question_and_one_for_nobody(messagers):
-    interceptor = Interceptor("x", [rules.BlackList([(1, 11)])])
+    interceptor = interceptor_with(rules.BlackList([(1, 11)]))
     west = await messagers(interceptor, name="west", host=[1, 2])
     await messagers(interceptor, name="east", host=[11])
     with pytest.raises(QuestionBlocked) as caught:
@@ -124,8 +122,7 @@ async def test_an_answer_of_another_agent_counts_only_where_a_setting_says_so(me
     east = await messagers(name="east", host=[11, 12], strict_senders=False)
     asking = asyncio.create_task(west.ask(1, 11, {"n": 4}, timeout=0.5))
     [question] = await fetch_all(east, 1)
-    slice_of(question).batch.to_ids = IdColumn.of([12])  # an agent answers in place of another one
-    await east.reply(question, {"n": 5})
+    await east.reply(as_asked_of(question, 12), {"n": 5})
     if strict:
         with pytest.raises(NoAnswer):
             await asking

@@ -6,10 +6,9 @@ from collections import Counter
 import pytest
 from faults.proxy import Proxy
 from support.contracts import client_of, fetch_all, full_memory, until
+from support.server_side import Letters
 
 from ray_messaging.errors import MailboxFull
-from ray_messaging.transports.dead_letter_store import RedisDeadLetters
-from ray_messaging.transports.requeueing import Requeueing
 
 pytestmark = pytest.mark.parametrize("server", [None], ids=["own"])  # each test names a server
 
@@ -25,22 +24,21 @@ async def make_dead_letters(opener, config):
     return sent
 
 
-async def requeue_all(store, exp_id):
+async def requeue_all(letters):
     """Requeue every letter; return how many messages this call delivered."""
-    requeueing = Requeueing(store, exp_id)
-    return sum([(await requeueing.requeue(letter)).messages for letter in await store.page("", 1000)])
+    return sum(outcome.messages for outcome in await letters.move_all())
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["requeued", "dropped"])
-async def test_each_letter_is_moved_once_despite_lost_replies(valkey_config, opener, transports, exp_id, way):
+async def test_each_letter_is_moved_once_despite_lost_replies(valkey_config, opener, transports, way):
     sent = await make_dead_letters(opener, valkey_config)
     new = await opener(valkey_config, name="new", host=[1])
     with Proxy(valkey_config, seed=3) as proxy:
-        store = RedisDeadLetters(await transports(proxy.config))
+        store = Letters(await transports(proxy.config))
         proxy.cut_replies = 0.3
         if way == "requeued":
-            assert await requeue_all(store, exp_id) == LETTERS  # a repeated call gets the first one's result
+            assert await requeue_all(store) == LETTERS  # a repeated call gets the first one's result
         else:
             assert [await store.drop([letter.id]) for letter in await store.page("", 1000)] == [1] * LETTERS
         proxy.cut_replies = 0.0
@@ -52,11 +50,11 @@ async def test_each_letter_is_moved_once_despite_lost_replies(valkey_config, ope
     assert new.stats()["inbox"] == 0
 
 
-async def test_each_letter_is_requeued_once_despite_concurrent_requests(valkey_config, opener, transports, exp_id):
+async def test_each_letter_is_requeued_once_despite_concurrent_requests(valkey_config, opener, transports):
     sent = await make_dead_letters(opener, valkey_config)
     new = await opener(valkey_config, name="new", host=[1])
-    stores = [RedisDeadLetters(await transports(valkey_config)) for _ in range(4)]
-    moved = await asyncio.gather(*(requeue_all(store, exp_id) for store in stores))
+    stores = [Letters(await transports(valkey_config)) for _ in range(4)]
+    moved = await asyncio.gather(*(requeue_all(store) for store in stores))
     assert sum(moved) == LETTERS
     assert Counter(message.id for message in await fetch_all(new, LETTERS)) == Counter(sent)
     assert (await stores[0].facts())[:2] == (0, 0)
@@ -77,19 +75,19 @@ async def test_an_unreadable_frame_does_not_stop_a_reader_when_memory_is_full(re
     await client.aclose()
 
     async def dead():
-        return [one.frame for one in await RedisDeadLetters(transport).page("", 10)] == [b"garbage"]
+        return [one.frame for one in await Letters(transport).page("", 10)] == [b"garbage"]
 
     await until(dead)
 
 
-async def test_requeueing_with_full_memory_delivers_and_loses_nothing(redis_process, opener, transports, exp_id):
+async def test_requeueing_with_full_memory_delivers_and_loses_nothing(redis_process, opener, transports):
     await make_dead_letters(opener, redis_process.config)
     new = await opener(redis_process.config, name="new", host=[1])
-    store = RedisDeadLetters(await transports(redis_process.config, send_timeout_s=0.1))
+    store = Letters(await transports(redis_process.config, send_timeout_s=0.1))
     async with client_of(redis_process.config) as client, full_memory(client):
         with pytest.raises(MailboxFull, match="maxmemory"):
-            await requeue_all(store, exp_id)
+            await requeue_all(store)
         assert (await store.facts()).letters == LETTERS
         assert await store.drop([(await store.page("", 1))[0].id]) == 1  # this frees memory
-    assert await requeue_all(store, exp_id) == LETTERS - 1
+    assert await requeue_all(store) == LETTERS - 1
     assert len(await fetch_all(new, LETTERS - 1)) == LETTERS - 1

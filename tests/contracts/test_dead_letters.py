@@ -1,26 +1,14 @@
 """Dead letters: unread messages are kept with a reason, within limits, and are requeued once to present listeners."""
 
-import asyncio
 import time
 
 import numpy as np
 import pytest
 from support.contracts import LETTER_BYTES, WAIT_S, fetch_all, take_in, until, vanish
+from support.server_side import Letters, remove_mailbox
+from support.typed_tables import all_typed
 
 from ray_messaging import columns
-from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.model.typed.typed_table import TypedColumns
-from ray_messaging.transports.dead_letter_store import (
-    HEAD_BYTES,
-    WHOLE_BYTES,
-    RedisDeadLetters,
-    Requeued,
-    Returned,
-    kept_of,
-)
-from ray_messaging.transports.requeueing import Requeueing
-from ray_messaging.transports.transport_values import LOG, FrameWrite, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import decode
 
 GARBAGE = b"no frame at all"
@@ -31,23 +19,9 @@ async def sender(messagers):
     return await messagers()
 
 
-class Letters(RedisDeadLetters):
-    """The dead letters of the server under test."""
-
-    async def letters(self):
-        return await self.page("", 1000)
-
-    async def move(self, letter):
-        return await Requeueing(self, self._transport.exp_id).requeue(letter)
-
-    async def move_all(self):
-        requeueing = Requeueing(self, self._transport.exp_id)
-        return [await requeueing.requeue(letter) for letter in await self.letters()]
-
-
 @pytest.fixture
 def dead_letters(sender):
-    return Letters(sender.engine.transport)
+    return Letters(sender)
 
 
 async def send(sender, *to_ids, from_id=7):
@@ -96,40 +70,11 @@ async def test_an_unreadable_frame_becomes_one_letter_over_reader_restarts(messa
     again = await messagers(name="group", host=[1])
     await take_in(again, 1)
     await vanish(again)
-    await sender.engine.transport.remove("group", None)
+    await remove_mailbox(sender, "group")
     garbage, frame = await dead_letters.letters()
     assert garbage.frame == GARBAGE
     assert "it does not begin with RM" in garbage.reason
     assert frame.reason == "the mailbox was removed"
-
-
-async def test_an_unreadable_log_note_becomes_a_letter_and_the_log_continues(
-    messagers, sender, transports, exp_id, dead_letters, tmp_path
-):
-    transport = await transports()
-    writer = LogWriter(transport, Folder(tmp_path / "log"), exp_id)
-    await writer.start()
-    state = await transport.take_sender_epoch("hand", keep_s=60)
-    version = (await transport.load_directory(-1)).version
-    noted = LoggedFrame(GARBAGE, b"no note", 1)
-    await transport.send(SendRequest("hand", state.epoch, version, -1, [FrameWrite(LOG, 1, 1, noted=noted)]))
-    receiver = await messagers(name="group", host=[1])
-    await send(sender, 1)
-    await asyncio.wait_for(writer.caught_up(), WAIT_S)
-    assert (writer.rows, writer.stats()["unreadable"], writer.error) == (1, 1, None)
-    (letter,) = await dead_letters.letters()
-    assert (letter.mailbox, letter.frame) == (LOG, GARBAGE)
-    await writer.close()
-    assert len(await fetch_all(receiver, 1)) == 1
-
-
-async def test_a_late_reader_of_a_removed_mailbox_writes_no_letter(messagers, sender, dead_letters, store):
-    receiver = await messagers(name="group", host=[1])
-    await vanish(receiver)
-    await store.write("group", GARBAGE)
-    await sender.engine.transport.remove("group", None)
-    await sender.engine.transport.bury("group", "1-0", GARBAGE, "a reader that is late")
-    assert [one.reason for one in await dead_letters.letters()] == ["the mailbox was removed"]
 
 
 async def test_above_the_limit_the_oldest_letters_are_dropped_and_counted(messagers, dead_letters, sender):
@@ -158,12 +103,6 @@ async def test_a_letter_above_the_limit_keeps_only_its_reason(messagers, dead_le
     assert facts[:3] == (2, len(small.frame) + 2 * LETTER_BYTES, 1)
     assert facts.dropped_bytes > 5000
     assert "cannot be decoded" in (await dead_letters.move(large)).why
-
-
-def test_of_a_huge_unreadable_frame_the_beginning_is_kept():
-    assert kept_of(GARBAGE, "why") == (GARBAGE, "why")
-    huge = bytes(WHOLE_BYTES + 1)
-    assert kept_of(huge, "why") == (huge[:HEAD_BYTES], f"why (of its {len(huge)} bytes the first 1024 are kept)")
 
 
 # -- requeueing --------------------------------------------------------------------------------------------------------
@@ -200,11 +139,11 @@ async def test_typed_columns_are_requeued_as_they_were_sent(messagers, sender, d
     west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[2])
     assert await dead_letters.move(letter) == (3, 0, "", False)  # in parts, each of them typed
     for receiver, rows in ((west, [2]), (east, [1, 3])):
-        (batch,) = [part.batch for part in (await receiver.fetch_messages(timeout=WAIT_S)).slices]
-        assert isinstance(batch.lines, TypedColumns)
-        assert [batch.message_id(row) for row in range(batch.rows)] == [receipts[row].message_id for row in rows]
-        assert batch.column("price").tolist() == [0.5 + row for row in rows]
-        assert batch.column("name").tolist() == [["a", "b", "ü", ""][row] for row in rows]
+        messages = await receiver.fetch_messages(timeout=WAIT_S)
+        assert all_typed(messages)
+        assert ids_of(messages) == [receipts[row].message_id for row in rows]
+        assert messages.column("price").tolist() == [0.5 + row for row in rows]
+        assert messages.column("name").tolist() == [["a", "b", "ü", ""][row] for row in rows]
 
 
 async def test_an_older_group_that_has_a_copy_by_a_pattern_gets_no_second_one(messagers, sender, dead_letters, exp_id):
@@ -297,19 +236,3 @@ async def test_a_full_mailbox_takes_no_part_of_a_letter(messagers, sender, dead_
     assert ids_of(await fetch_all(new, 4)) == sent
     await new.ack()
     assert await store.waiting("new") == 0
-
-
-async def test_a_letter_is_not_requeued_with_an_outdated_directory(messagers, sender, dead_letters):
-    old = await messagers(host=[1])
-    await send(sender, 1)
-    await old.close()
-    await messagers(name="new", host=[1])
-    (letter,) = await dead_letters.letters()
-    version = (await dead_letters.listeners()).version
-    for known, mailbox, outcome in (
-        (0, "new", Requeued.STALE_DIRECTORY),
-        (version, "nowhere", Requeued.STALE_DIRECTORY),
-        (version, "new", Requeued.DONE),
-    ):
-        returned = [Returned(mailbox, 1, letter.frame)]
-        assert (await dead_letters.requeue(letter.id, known, returned, b""))[0] is outcome

@@ -6,25 +6,19 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from support.contracts import WAIT_S, ended, fetch_all, take_in, until
-from support.frames import frames_of_columns
-from support.interceptors import Held
+from support.contracts import WAIT_S, ended, fetch_all, held_rows, take_in, until
+from support.frames import relayed
+from support.interceptors import Held, interceptor_with
+from support.log_writing import begin_log
 from support.rules import Only
 
-from ray_messaging import Closed, EventLog, InterceptorUnavailable, MailboxFull, Outgoing
-from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.interception.rules import ALLOW, block, label, rewrite
-from ray_messaging.interception.server import slow_rule_runner as deferral
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.sending import deferred_rows as deferred
-from ray_messaging.sending.bulk_input import columns_of
+from ray_messaging import Closed, EventLog, InterceptorUnavailable, MailboxFull, Outgoing, rules
 from ray_messaging.wire.frames import decode, encode
 
 
 def fast_check(message):
     """A first check that passes ordinary messages at once."""
-    return None if message.payload.get("slow") else ALLOW
+    return None if message.payload.get("slow") else rules.ALLOW
 
 
 @pytest.fixture
@@ -33,7 +27,7 @@ async def interceptor_of(messagers):
     made = []
 
     def make(*rules, **options):
-        made.append(Interceptor("x", rules, **options))
+        made.append(interceptor_with(*rules, **options))
         return made[-1]
 
     yield make
@@ -55,7 +49,7 @@ def messages(pairs, **payload):
 
 
 async def test_500_deferred_messages_delay_no_other_pair(messagers, interceptor_of):
-    slow = Held("slow", label("seen"), at_once=fast_check)
+    slow = Held("slow", rules.label("seen"), at_once=fast_check)
     sender, receiver = await messagers(interceptor_of(slow)), await messagers(host=[1, 2])
     waiting = asyncio.create_task(sender.send_messages(messages([(1000 + n, 1) for n in range(500)], slow=True)))
     await slow.called(500)
@@ -100,10 +94,10 @@ class Script(Held):
 def said(message):
     kind, payload = message.payload["kind"].removeprefix("slow "), message.payload
     if kind == "block":
-        return block("as it says")
+        return rules.block("as it says")
     if kind == "rewrite":
-        return rewrite({"n": payload["n"], "kind": "rewritten"}, "changed")
-    return label("tag") if kind == "label" else ALLOW
+        return rules.rewrite({"n": payload["n"], "kind": "rewritten"}, "changed")
+    return rules.label("tag") if kind == "label" else rules.ALLOW
 
 
 KINDS = ["allow", "allow", "block", "rewrite", "label", "slow allow", "slow block", "slow rewrite", "slow label"]
@@ -228,42 +222,6 @@ async def test_a_deferred_message_gives_up_at_a_full_mailbox(messagers, intercep
     assert sender.stats()["outbox"] == 0
 
 
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(deferral, "PATIENCE_S", 0.02)
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("stale", [False, True])
-async def test_a_new_interceptor_is_asked_about_deferred_messages(messagers, interceptor_of, store, stale):
-    old, new = Held("slow", at_once=fast_check), Held("slow", block("new"), at_once=fast_check)
-    sender, receiver = await messagers(interceptor_of(old, epoch=1)), await messagers(host=[1])
-    await store.set_interceptor(1)
-    sending = asyncio.create_task(sender.send_messages([*messages([(5, 1)], slow=True), *messages([(5, 1)] * 2)]))
-    await old.called(1)
-    sender.set_message_interceptor(interceptor_of(new, epoch=2))
-    await store.set_interceptor(2)
-    if stale:
-        old.release()  # its verdict arrives, and is ignored
-    await new.called(1)
-    new.release()
-    receipts = await asyncio.wait_for(sending, WAIT_S)
-    assert receipts.fates.tolist() == ["blocked", "delivered", "delivered"]
-    assert receipts[0].reason == "new"
-    assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
-
-
-@pytest.mark.usefixtures("impatient")
-async def test_deferred_messages_pass_when_the_interceptor_is_removed(messagers, interceptor_of):
-    slow = Held("slow", block("no"), at_once=fast_check)
-    sender, receiver = await messagers(interceptor_of(slow)), await messagers(host=[1])
-    sending = asyncio.create_task(sender.send_messages(messages([(5, 1)] * 2, slow=True)))
-    await slow.called(2)
-    sender.set_message_interceptor(None)
-    assert (await asyncio.wait_for(sending, WAIT_S)).counts()["delivered"] == 2
-    assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
-
-
 async def test_the_next_interceptor_may_defer_a_message_that_passed_before(messagers, interceptor_of, store):
     sender = await messagers(interceptor_of(epoch=1))
     await store.set_interceptor(1)
@@ -271,11 +229,7 @@ async def test_the_next_interceptor_may_defer_a_message_that_passed_before(messa
     await sender.send_messages(messages([(6, 1)] * 4))
     sends = [asyncio.create_task(sender.send(5, 1, {"n": n, "slow": n < 6})) for n in (4, 5)]
 
-    async def held():
-        lanes = sender.engine.frame_sender.queues
-        return receiver.name in lanes and sum(frame.rows for frame in lanes[receiver.name].frames) == 2
-
-    await until(held)
+    await until(lambda: held_rows(sender, receiver.name) == 2)
     slow = Held("slow", at_once=fast_check)
     sender.set_message_interceptor(interceptor_of(slow, epoch=2))
     await store.set_interceptor(2)
@@ -306,13 +260,9 @@ async def test_a_directory_change_keeps_the_order_of_each_pair(messagers, interc
         )
     )
 
-    def held():
-        lanes = sender.engine.frame_sender.queues
-        return [sum(frame.rows for frame in lanes[box.name].frames) if box.name in lanes else 0 for box in boxes]
-
     await rule.called(2)
     rule.release()
-    await until(lambda: held() == [1, 3])
+    await until(lambda: [held_rows(sender, box.name) for box in boxes] == [1, 3])
     await messagers(host=[3])  # the directory changes
     for box in boxes:
         assert len(await fetch_all(box, 4)) == 4
@@ -343,8 +293,8 @@ def censor(message):
     """Take a word out, and block another one."""
     text = message.payload["text"]
     if "worse" in text:
-        return block("worse")
-    return rewrite({"text": text.replace("rude", "***")}, "censored") if "rude" in text else ALLOW
+        return rules.block("worse")
+    return rules.rewrite({"text": text.replace("rude", "***")}, "censored") if "rude" in text else rules.ALLOW
 
 
 TEXTS = ["fine", "a rude word", "worse", "rude again"]  # no hex: a frame holds its sender's name
@@ -352,7 +302,7 @@ TEXTS = ["fine", "a rude word", "worse", "rude again"]  # no hex: a frame holds 
 
 async def test_relayed_batches_bring_no_labels(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1])
-    forged = decode(frames_of_columns(columns_of(5, [1, 1], {"n": 0}, 2**20), "agent-chat", None)[0])
+    forged = decode(relayed(5, [1, 1], {"n": 0})[0])
     forged.labels, forged.noted = {"forged": np.array([0], np.uint32)}, np.array([1], np.uint32)
     assert (await sender.relay([encode(forged)])).counts()["delivered"] == 2
     (frame,) = await store.entries(receiver.name)
@@ -363,10 +313,9 @@ async def test_relayed_batches_bring_no_labels(messagers, store):
 async def test_the_log_keeps_the_original_payload_and_the_mailbox_does_not(
     messagers, interceptor_of, store, exp_id, tmp_path
 ):
-    slow = Held("slow", is_open=True, at_once=lambda message: None if message.from_id == 8 else ALLOW)
+    slow = Held("slow", is_open=True, at_once=lambda message: None if message.from_id == 8 else rules.ALLOW)
     receiver = await messagers(host=[1])
-    writer = LogWriter(receiver.engine.transport, Folder(tmp_path / "log"), exp_id, segment_age_s=1e9)
-    await writer.start()
+    writer = await begin_log(receiver, tmp_path / "log", exp_id, segment_age_s=1e9)
     sender = await messagers(interceptor_of(Only(censor, needs_payload=True), slow))
     assert await sender.send_message(sender.get_agent_chat_channel(1), {"text": "fine"})  # it notices the log
     bulk = [Outgoing.to_agent(1, {"text": text}, from_id=5) for text in TEXTS]
@@ -392,36 +341,6 @@ async def test_the_log_keeps_the_original_payload_and_the_mailbox_does_not(
 # -- deferred messages cost others nothing ----------------------------------------------------------------------------
 
 
-async def test_many_deferred_messages_share_a_question(messagers, interceptor_of, slow, monkeypatch):
-    monkeypatch.setattr(deferred, "_GATHER_S", 0.1)  # a busy machine takes longer than the usual 5 ms for one send
-    interceptor = interceptor_of(slow)
-    patient, most = set(), []
-    wait = interceptor._wait
-
-    async def counted(batch):
-        patient.add(batch)
-        most.append(len(patient))
-        try:
-            return await wait(batch)
-        finally:
-            patient.discard(batch)
-
-    interceptor._wait = counted
-    sender, receiver = await messagers(interceptor), await messagers(host=[1, 2, "bob"])
-    sending = []
-    for n in range(300):  # each in a batch of its own
-        sender.step = None if n % 3 else n
-        by, to = f"a{n}" if n % 2 else n, "bob" if n % 5 else 1
-        sending.append(asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(to), {"slow": 1}, by)))
-        await slow.called(n + 1)
-    assert max(most) < 150
-    slow.release()
-    assert {receipt.fate for receipt in await asyncio.wait_for(asyncio.gather(*sending), WAIT_S)} == {"delivered"}
-    found = await fetch_all(receiver, 300)
-    wanted = {(f"a{n}" if n % 2 else n, "bob" if n % 5 else 1, None if n % 3 else n) for n in range(300)}
-    assert {(message.from_id, message.to_id, message.step) for message in found} == wanted
-
-
 async def test_a_deferred_message_does_not_hold_the_bytes_of_its_batch(messagers, interceptor_of, slow):
     sender, receiver = await messagers(interceptor_of(slow), outbox_bytes=50_000), await messagers(host=[1, 2])
     big = {"text": "x" * 90_000}
@@ -434,7 +353,7 @@ async def test_a_deferred_message_does_not_hold_the_bytes_of_its_batch(messagers
         assert await asyncio.wait_for(sender.send(n, 2, big), WAIT_S)
     slow.release()
     assert await waiting
-    assert (sender.engine.accumulator.capacity.rows, sender.engine.accumulator.capacity.nbytes) == (0, 0)
+    assert sender.stats()["outbox"] == 0
 
 
 @pytest.mark.parametrize("behind", [0, 3])

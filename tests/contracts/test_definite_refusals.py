@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
+from faults.proxy import Proxy
 from support.contracts import client_of, fetch_all, until
 
-from ray_messaging import ConnectionFailed, MailboxFull, OutcomeUnknown, Outgoing, PayloadTooLarge
+from ray_messaging import ConnectionFailed, OutcomeUnknown, Outgoing, PayloadTooLarge
 from ray_messaging.errors import TransitError
-from ray_messaging.sending.bulk_sender import join_receipts as _joined
 
 
 @pytest.fixture
@@ -39,23 +39,14 @@ async def test_a_send_refused_at_each_attempt_was_not_sent(redis_process, client
 
 async def test_after_a_cut_attempt_the_outcome_is_unknown_despite_later_refusals(redis_process, client, opener):
     await opener(redis_process.config, host=[1])
-    sender = await opener(redis_process.config, send_timeout_s=1.0)
-    await sender.send(None, 1, {"n": 0})
-    link, cut = sender.engine.transport.link, []
-    over = link._over
-
-    async def cut_once(wire, args, *rest):
-        if args[0] == b"EVALSHA" and not cut:
-            cut.append(args)
-            await refuse(client, writes=False)
-            raise ConnectionResetError("nobody knows how far it came")
-        return await over(wire, args, *rest)
-
-    link._over = cut_once
-    with pytest.raises(OutcomeUnknown):
-        await sender.send(None, 1, {"n": 1})
-    assert cut
-    await refuse(client, writes=True)
+    with Proxy(redis_process.config) as proxy, redis_process.client() as other:
+        sender = await opener(proxy.config, send_timeout_s=1.0)
+        await sender.send(None, 1, {"n": 0})
+        proxy.lose(1, up=True, then=lambda: other.config_set("min-replicas-to-write", 1))
+        with pytest.raises(OutcomeUnknown):
+            await sender.send(None, 1, {"n": 1})
+        assert proxy.spare()
+        await refuse(client, writes=True)
 
 
 async def test_a_refused_transaction_has_no_effect(redis_process, client, opener):
@@ -94,16 +85,6 @@ async def test_one_unknown_fate_makes_the_error_of_the_call_unknown(redis_proces
     with pytest.raises(PayloadTooLarge):  # one error stays as it is
         await sender.send_messages(sends[:1])
     assert full.stats()["inbox"] <= 2
-
-
-async def test_one_unknown_part_makes_a_bulk_send_unknown():
-    loop = asyncio.get_running_loop()
-    full, unknown = loop.create_future(), loop.create_future()
-    full.set_exception(MailboxFull("full", receipts=[None], message_ids=["a"]))
-    unknown.set_exception(OutcomeUnknown("who knows", receipts=[None], message_ids=["b"]))
-    with pytest.raises(OutcomeUnknown) as caught:
-        await _joined([full, unknown], None, 3)
-    assert (caught.value.receipts, caught.value.message_ids) == ([None] * 3, ["a", "b"])
 
 
 async def test_a_refused_close_raises_the_reason(redis_process, client, opener):

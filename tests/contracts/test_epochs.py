@@ -2,19 +2,11 @@
 
 import pytest
 from support.contracts import fetch_all
-from support.delegation import Actor, InterceptorEpoch
+from support.delegation import Actor, InterceptorEpoch, delegate_at_once
+from support.server_side import keys_of
 
-from ray_messaging import InterceptorUnavailable
-from ray_messaging.addressing.channels import Keys
+from ray_messaging import InterceptorUnavailable, rules
 from ray_messaging.errors import Fenced
-from ray_messaging.interception import delegated_rules
-from ray_messaging.interception.rules import BlackList, MaxLength
-from ray_messaging.interception.server import rule_delegation
-from ray_messaging.transports.log_store import LogMark
-from ray_messaging.transports.transport import RedisTransport
-from ray_messaging.transports.transport_values import Limits, new_epoch, successor_of
-
-LIMITS = Limits(1000, 2**20, 60.0, leased=False)
 
 
 @pytest.fixture(params=["all", "the interceptor"])
@@ -26,7 +18,7 @@ def forget(request, clocked_server, server_clock, exp_id):
             if request.param == "all":
                 client.flushall()
             else:
-                client.hdel(Keys(exp_id).meta, "interceptor", "standing", "kept", "log_epoch", "log")
+                client.hdel(keys_of(exp_id).meta, "interceptor", "standing", "kept", "log_epoch", "log")
             server_clock.step(client, -60)
 
     return forget
@@ -39,12 +31,11 @@ async def interceptor_epoch(clocked_server, exp_id):
     await made.close()
 
 
-@pytest.mark.parametrize("rule", [BlackList([(-1, None)]), MaxLength(100)], ids=["granted", "asked"])
+@pytest.mark.parametrize("rule", [rules.BlackList([(-1, None)]), rules.MaxLength(100)], ids=["granted", "asked"])
 async def test_a_server_that_forgot_an_interceptor_rejects_its_verdicts(
     clocked_server, interceptor_epoch, opener, exp_id, forget, rule, monkeypatch
 ):
-    monkeypatch.setattr(rule_delegation, "CALM_S", 0.0)
-    monkeypatch.setattr(delegated_rules, "LEASE_S", 60.0)
+    delegate_at_once(monkeypatch)
     old = await Actor(interceptor_epoch, exp_id).begin(rule)
     new = Actor(interceptor_epoch, exp_id)
     try:
@@ -52,7 +43,7 @@ async def test_a_server_that_forgot_an_interceptor_rejects_its_verdicts(
         for _ in range(10):
             assert await early.send_message(early.get_agent_chat_channel(1), {}, from_id=2)
         forget()
-        await new.begin(BlackList([(2, 3)]))
+        await new.begin(rules.BlackList([(2, 3)]))
         assert new.interceptor.epoch != old.interceptor.epoch
         receiver = await opener(clocked_server.config, new, host=[3, 4])
         late = await opener(clocked_server.config, old, interceptor_timeout_s=0.1)
@@ -67,67 +58,3 @@ async def test_a_server_that_forgot_an_interceptor_rejects_its_verdicts(
     finally:
         await old.close()
         await new.close()
-
-
-async def test_a_server_that_forgot_a_log_writer_rejects_its_calls(clocked_server, exp_id, forget):
-    transport = RedisTransport(clocked_server.config, exp_id, patience_s=5)
-    await transport.connect()
-    try:
-        old = await transport.log.register(LIMITS)
-        await transport.log.note_written(old, {}, [])
-        forget()
-        new = await transport.log.register(LIMITS)
-        assert new != old
-        for call in (
-            transport.log.note_written(old, {}, []),
-            transport.log.note_resumed(old, {}),
-            transport.log.note_written(old, {":log:0": LogMark("1-1", 1, 1)}, []),
-            transport.log.unregister(old),
-        ):
-            with pytest.raises(Fenced):
-                await call
-        await transport.log.note_written(new, {}, [])
-    finally:
-        await transport.close()
-
-
-@pytest.mark.parametrize(
-    ("script", "field"),
-    [("advance_interceptor_epoch", "interceptor"), ("open_log", "log_epoch")],
-    ids=["interceptor", "log"],
-)
-async def test_a_late_attempt_does_not_take_the_successors_epoch(valkey_config, exp_id, script, field):
-    transport = RedisTransport(valkey_config, exp_id, patience_s=5)
-    meta = transport.keys.meta
-    keys = [meta] if field == "interceptor" else [meta, transport.keys.changes, transport.keys.state(":log")]
-    args = [] if field == "interceptor" else [1, 1, transport.keys.prefix]
-    try:
-        before, first = await transport.log.take_epoch(script, field, keys, args)
-        assert before == b""
-        again = [*args, "", before, first]
-        assert await transport.link.script(script, keys, again) == 1  # an answer may be lost
-        before, second = await transport.log.take_epoch(script, field, keys, args)
-        assert before == b"%d" % first
-        assert second > first
-        assert await transport.link.script(script, keys, again) == 0
-        assert await transport.link.command("HGET", meta, field) == b"%d" % second
-        transport.log.run = "another"
-        with pytest.raises(Fenced, match="started anew"):
-            await transport.log.take_epoch(script, field, keys, args)
-    finally:
-        await transport.close()
-
-
-def test_epochs_rise_and_never_repeat(monkeypatch):
-    first = new_epoch()
-    assert 2**60 < first < 2**62
-    monkeypatch.setattr("ray_messaging.transports.transport_values.time.time_ns", lambda: 10**18)  # long ago
-    later = [successor_of(b"%d" % first) for _ in range(100)]
-    assert min(later) > first
-    assert len(set(later)) > 90
-    assert new_epoch() < first
-
-
-@pytest.mark.parametrize("kept", [None, b"", b"5", b"-7", b"x" * 40, b"9" * 19, b"1e300", "²".encode()])
-def test_a_damaged_epoch_on_the_server_does_no_harm(kept):
-    assert 2**60 < successor_of(kept) < 2**62

@@ -4,46 +4,29 @@ import pytest
 from support.contracts import fetch_all
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.transports.experiment_store import FORMAT, ExperimentClaim, RedisExperimentStore
-from ray_messaging.transports.transport import RedisTransport
 
 pytestmark = pytest.mark.parametrize("server", ["valkey"], indirect=True)
-OTHERS = pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
+BESIDE = pytest.mark.parametrize("beside", [-1, 1])
 
 
-def refused(other):
-    return pytest.raises(ConfigError, match=f"format {other} .* reads format {FORMAT} only: .*on_existing='reset'")
-
-
-@pytest.fixture
-async def experiments(server, exp_id):
-    """Open the stores of starts of the experiment."""
-    opened = []
-
-    async def open_one(run, *, reset=False):
-        transport = RedisTransport(server, exp_id, patience_s=5, run=run, reset=reset)
-        await transport.connect()
-        opened.append(transport)
-        return RedisExperimentStore(transport)
-
-    yield open_one
-    for transport in opened:
-        await transport.close()
+def refused(other, ours):
+    return pytest.raises(ConfigError, match=f"format {other} .* reads format {ours} only: .*on_existing='reset'")
 
 
 async def number(store):
     return int(await store.client.hget(store.keys.meta, "format") or 0)
 
 
-@OTHERS
-async def test_an_experiment_of_another_format_is_refused_and_left_alone(messagers, store, other):
+@BESIDE
+async def test_an_experiment_of_another_format_is_refused_and_left_alone(messagers, store, beside):
     await messagers(name="first", host=[1])
-    assert await number(store) == FORMAT
+    ours = await number(store)
+    other = ours + beside
     await store.client.hset(store.keys.meta, "format", other)
     before = await store.client.hgetall(store.keys.meta)
-    with refused(other):
+    with refused(other, ours):
         await messagers(name="second", host=[2])
-    with refused(other):
+    with refused(other, ours):
         await messagers()  # which would only send
     assert await store.client.hgetall(store.keys.meta) == before
     assert await store.mailboxes() == {"first"}
@@ -51,24 +34,9 @@ async def test_an_experiment_of_another_format_is_refused_and_left_alone(message
 
 async def test_a_messager_that_is_there_when_the_number_changes_stays(messagers, store):
     first = await messagers(name="first", host=[1])
-    await store.client.hset(store.keys.meta, "format", FORMAT + 1)
-    first.engine.transport.link._wire.close()
+    other = await number(store) + 1
+    await store.client.hset(store.keys.meta, "format", other)
+    await store.client.client_kill_filter(_type="normal", skipme=True)
     await first.send_message(first.get_agent_chat_channel(1), {"n": 1})
     assert [message.payload for message in await fetch_all(first, 1)] == [{"n": 1}]
-    assert await number(store) == FORMAT + 1
-
-
-@OTHERS
-async def test_a_start_upon_another_format_is_refused_unless_it_deletes_the_data(experiments, store, other):
-    assert await (await experiments("one")).claim(None, reset=False) is ExperimentClaim.HELD
-    assert await number(store) == FORMAT
-    await store.client.hset(store.keys.meta, "format", other)
-    await store.client.set(f"{store.keys.prefix}of-the-other-format", "something")
-    with refused(other):
-        await (await experiments("two")).claim(b"one", reset=False)
-    assert await store.client.hget(store.keys.meta, "run") == b"one"
-    third = await experiments("three", reset=True)
-    assert await third.claim(b"one", reset=True) is ExperimentClaim.ERASE
-    await third.erase_earlier()
-    assert await number(store) == FORMAT
-    assert not await store.client.exists(f"{store.keys.prefix}of-the-other-format")
+    assert await number(store) == other

@@ -3,21 +3,16 @@
 import asyncio
 import gc
 import pickle
+from collections import Counter
 
 import numpy as np
 import pandas as pd
 import pytest
-from support.contracts import fetch_all, numbers, take_in, until
-from support.frames import frames_of_entries
-from support.interceptors import Foreign
-from support.patience import WAIT_S
+from support.contracts import fetch_all, numbers, take_in
+from support.interceptors import interceptor_with
 from support.rules import Only, allow
 
-from ray_messaging import Messager, Outgoing
-from ray_messaging.addressing.channels import parse_channel
-from ray_messaging.interception.rules import BlackList
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.sending.bulk_input import entries_of
+from ray_messaging import Messager, Outgoing, rules
 
 
 async def test_a_message_is_delivered(messagers):
@@ -33,14 +28,14 @@ async def test_a_message_is_delivered(messagers):
 
 
 async def test_receipts_and_the_local_log_have_the_fate_of_each_message_of_a_batch(messagers, store):
-    sender = await messagers(Interceptor("x", [BlackList([(1, 13)])]))
+    sender = await messagers(interceptor_with(rules.BlackList([(1, 13)])))
     await messagers(host=[2, 13])
     await store.subscribe("elsewhere")
     to = [Outgoing.to_agents([2, 13, "x"], {"n": 1}, from_id=1), Outgoing("elsewhere", {"n": 2}, from_id="ann")]
     receipts = await sender.send_messages([*to, Outgoing.to_agent(2, {"n": 3})])
     fates = ["delivered", "blocked", "undeliverable", "published", "delivered"]
     assert receipts.fates.tolist() == fates
-    assert receipts.counts() == {"delivered": 2, "published": 1, "undeliverable": 1, "blocked": 1}
+    assert Counter(receipts.counts()) == Counter(fates)
     assert receipts.sent.tolist() == [True, False, False, True, True]
     assert receipts.blocked_by() == {"black_list": 1}
     assert len(set(receipts.message_ids)) == 5
@@ -122,7 +117,7 @@ async def test_empty_sends_return_empty_receipts(messagers):
         await sender.send_columns([], [], []),
     ):
         assert len(receipts) == 0
-        assert receipts.counts() == {"delivered": 0, "published": 0, "undeliverable": 0, "blocked": 0}
+        assert {*receipts.counts().values()} == {0}
         assert receipts.message_ids == []
         assert receipts.fates.tolist() == []
 
@@ -148,24 +143,6 @@ async def test_flush_and_close_send_what_was_accepted(messagers, end):
     assert (sender.stats()["outbox"], len(sender.get_log_list())) == (0, 50)
     assert all(receipt.fate == "delivered" for receipt in await asyncio.gather(*sends))
     await fetch_all(receiver, 50)
-
-
-async def test_a_send_that_stops_waiting_for_room_lets_the_next_one_continue(messagers, monkeypatch):
-    gate = asyncio.Event()
-    interceptor = Foreign(lambda *_: gate.wait())
-    sender = await messagers(interceptor, outbox_messages=1)
-    first = asyncio.create_task(sender.send(1, 1, {"n": 0}))
-    await until(lambda: interceptor.calls)
-    second = asyncio.create_task(sender.send(1, 1, {"n": 1}))
-    third = asyncio.create_task(sender.send(1, 1, {"n": 2}))
-    await asyncio.sleep(0)
-    add, loop = sender.engine.log.add, asyncio.get_running_loop()
-    # At the moment of its turn.
-    monkeypatch.setattr(sender.engine.log, "add", lambda *settled: (add(*settled), loop.call_soon(second.cancel)))
-    gate.set()
-    await first
-    await asyncio.wait_for(third, WAIT_S)
-    assert second.cancelled()
 
 
 async def test_messages_carry_the_senders_step(messagers):
@@ -245,7 +222,10 @@ async def test_received_columns_and_pandas(messagers):
 
 
 async def test_messages_and_receipts_pickle(messagers):
-    sender, receiver = await messagers(Interceptor("x", [Only(allow), BlackList([(4, 1)])])), await messagers(host=[1])
+    sender, receiver = (
+        await messagers(interceptor_with(Only(allow), rules.BlackList([(4, 1)]))),
+        await messagers(host=[1]),
+    )
     receipts = await sender.send_columns([3, 4], [1, 1], [{"n": 1}, {"n": 2}])
     copy = pickle.loads(pickle.dumps(receipts))
     assert copy.fates.tolist() == ["delivered", "blocked"]
@@ -259,28 +239,6 @@ async def test_messages_and_receipts_pickle(messagers):
     assert copies[0].id == messages[0].id
     message = pickle.loads(pickle.dumps(messages[0]))
     assert (message.id, message.payload, message.channel) == (messages[0].id, {"n": 1}, messages[0].channel)
-
-
-def own(array):
-    """Return whether an array is no view, and so keeps no other memory alive."""
-    return array is None or isinstance(array, float) or array.base is None
-
-
-async def test_receipts_keep_no_frame_alive(messagers):
-    sender, _ = await messagers(log_list_messages=0), await messagers(host=range(10))
-    sends = [Outgoing.to_agent(n % 10, {"t": "x" * 1000}, from_id=1) for n in range(100)]
-    frames = frames_of_entries(entries_of(sends, lambda name: parse_channel(sender.exp_id, name), 2**20), None)
-    for receipts in (
-        await sender.relay(frames),
-        await sender.send_messages(sends),
-        await sender.send_columns([1] * 100, [1] * 100, {"n": 1}),
-    ):
-        assert receipts.counts()["delivered"] == 100
-        for outcome, _, _ in receipts.parts:
-            assert own(outcome.sent_at)
-            assert own(outcome.fates)
-            assert own(outcome._numbers)
-        assert len(pickle.dumps(receipts)) < 5000
 
 
 async def test_sent_messages_are_freed_without_the_garbage_collector(messagers):

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 from support.contracts import fetch_all, numbers, take_in, until
+from support.server_side import remove_mailbox
 
 from ray_messaging import FrameError, Outgoing
 
@@ -191,7 +192,7 @@ async def test_an_experiment_of_the_same_name_in_another_db_is_another_one(serve
     found = await fetch_all(listener, 2)
     assert [(each.to_id, each.payload["n"]) for each in found] == [(1, 2), (None, 3)]
     await listener.close()
-    await sender.engine.transport.remove("group", None)  # it tells the ears of that mailbox
+    await remove_mailbox(sender, "group")  # it tells the ears of that mailbox
     assert (await there.send_message(there.get_agent_chat_channel(2), {"n": 4}, from_id=1)).fate == "delivered"
     assert await store.publish(channel.replace(store.keys.exp_id, f"{store.keys.exp_id}@1"), b'{"n":5}') == 2
     assert sorted(numbers(await fetch_all(there, 2))) == [4, 5]

@@ -7,9 +7,9 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 from support.patience import AT_ONCE_S, WAIT_S
+from support.stepped import begin_steps, declare
 
 from ray_messaging import StepTooLarge
-from ray_messaging.transports.step_values import StepSettings, WaitFor
 
 
 @pytest.fixture
@@ -17,10 +17,10 @@ def groups(messagers):
     """Open groups of ten agents each, of which the first alone hears the others."""
 
     async def open_groups(count, **settings):
-        store = (await messagers(name="setup")).engine.transport.steps
-        await store.begin(StepSettings(groups=count, **settings))
+        setup = await messagers(name="setup")
+        store = await begin_steps(setup, groups=count, **settings)
         names = [f"group{number}" for number in range(count)]
-        await store.declare({name: names if number == 0 else [name] for number, name in enumerate(names)})
+        await declare(setup, {name: names if number == 0 else [name] for number, name in enumerate(names)})
         return store, [await messagers(name=name, host=range(10 * n, 10 * n + 10)) for n, name in enumerate(names)]
 
     return open_groups
@@ -100,7 +100,7 @@ async def test_too_much_for_one_group_is_refused_at_once_with_the_figures(groups
         assert took < AT_ONCE_S
 
 
-@pytest.mark.parametrize(("mode", "ahead"), [(WaitFor.ALL, 1), (WaitFor.SENDERS, 8)])
+@pytest.mark.parametrize(("mode", "ahead"), [("all", 1), ("senders", 8)])
 async def test_a_group_that_reads_slowly_stops_the_others_at_the_barrier_and_loses_nothing(groups, mode, ahead):
     store, (slow, fast) = await groups(2, wait_for=mode)
 

@@ -1,14 +1,9 @@
 """Foreign data among the dead letters or in their counters is counted and shown, and stops no operation."""
 
 import pytest
+from support.command_line import command
 from support.contracts import LETTER_BYTES, take_in
-from typer.testing import CliRunner
-
-from ray_messaging.addressing.channels import Keys
-from ray_messaging.cli import app
-from ray_messaging.cluster.handles.dead_letters import DeadLetters
-from ray_messaging.observability.health.mailbox_checks import check_kept
-from ray_messaging.transports.server_probe import ask_server
+from support.server_side import dead_letters_of, findings_of_mailboxes, keys_of
 
 pytestmark = pytest.mark.one_server("it writes by hand what each server keeps")
 
@@ -37,16 +32,16 @@ def client(store):
 
 @pytest.fixture
 def letters(server, exp_id):
-    return DeadLetters(server, exp_id)
+    return dead_letters_of(server, exp_id)
 
 
 @pytest.fixture
 def found(server, exp_id):
     """Return the health findings about dead letters."""
 
-    def found():
-        (finding,) = [each for each in check_kept(ask_server(server, exp_id).kept) if each.what == "dead letters"]
-        return finding
+    async def found():
+        (finding,) = [each for each in await findings_of_mailboxes(server, exp_id) if each.what == "dead letters"]
+        return finding.level, finding.value
 
     return found
 
@@ -64,11 +59,9 @@ def make_dead_letter(opener, server):
     return make_dead_letter
 
 
-def listed(server, exp_id, command="list", *args):
+def listed(server, exp_id, what="list", *args):
     url = f"redis://:{server.password or ''}@{server.server}:{server.port}"
-    told = CliRunner().invoke(app, ["deadletters", command, exp_id, *args, "--redis", url])
-    assert told.exit_code == 0, told.output
-    return told.output
+    return command("deadletters", what, exp_id, *args, "--redis", url)
 
 
 def weight(fields):
@@ -83,10 +76,10 @@ async def test_a_foreign_letter_is_counted_listed_shown_and_dropped(
     before = letters.stats()
     assert (before["letters"], letters.list()[0].rows) == (1, 1)
     fields = ODD_LETTERS[name]
-    letter = (await client.xadd(Keys(exp_id).dead, fields)).decode()
+    letter = (await client.xadd(keys_of(exp_id).dead, fields)).decode()
     whole = {"letters": 2, "bytes": before["bytes"] + weight(fields), "dropped": 0, "dropped_bytes": 0}
     assert letters.stats() == whole
-    assert (found().level, found().value) == ("warning", "2")
+    assert await found() == ("warning", "2")
     assert listed(server, exp_id).startswith("2 dead letters, ")
     assert "older ones" not in listed(server, exp_id)
     assert "cannot be decoded" in listed(server, exp_id, "show", letter)
@@ -103,10 +96,10 @@ async def test_damaged_counters_are_recomputed_and_stop_no_dead_letter(
 ):
     await make_dead_letter()
     before = letters.stats()
-    state = Keys(exp_id).state(":dead")
+    state = keys_of(exp_id).state(":dead")
     await client.hset(state, mapping=dict.fromkeys(["letters", "bytes", "dropped", "dropped_bytes"], value))
     assert letters.stats() == before
-    assert (found().level, found().value) == ("warning", "1")
+    assert await found() == ("warning", "1")
     assert "older ones" not in listed(server, exp_id)
     await client.hset(state, mapping=dict.fromkeys(["letters", "bytes", "dropped", "dropped_bytes"], value))
     await make_dead_letter()
@@ -117,7 +110,7 @@ async def test_damaged_counters_are_recomputed_and_stop_no_dead_letter(
 
 
 async def test_foreign_or_missing_letters_are_counted_against_the_limit(letters, client, opener, server, exp_id):
-    keys = Keys(exp_id)
+    keys = keys_of(exp_id)
     for _ in range(20):
         await client.xadd(keys.dead, {"f": b"x" * 1000})
     sender, receiver = await opener(server), await opener(server, host=[1], dead_bytes=10_000)

@@ -6,9 +6,9 @@ import uuid
 
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
+from support.server_side import waiting_in
 
 from ray_messaging import Closed, ConfigError, NotListening
-from ray_messaging.conversations import inboxes
 
 
 async def send(west, *messages):
@@ -46,7 +46,11 @@ async def test_what_is_in_hand_comes_again_and_the_rest_is_committed(pair, messa
     first, second = east.inbox(11), east.inbox(12)
     assert (await anext(first)).payload == {"n": 0}  # in hand from now on
     assert [(await anext(second)).payload["n"] for _ in range(2)] == [1, 3]
-    await until(lambda: east.engine.fetcher.commits.in_flight.apart == 1 and not east.engine.fetcher.commits.unwritten)
+
+    async def committed():
+        return await waiting_in(east, "east") == 4
+
+    await until(committed)
     await died(east)
     again = await messagers(name="east", host=[11, 12, "ann"])
     assert [message.payload["n"] for message in await fetch_all(again, 4)] == [0, 2, 3, 4]
@@ -148,14 +152,13 @@ async def test_an_inbox_takes_an_id_in_any_form_and_none_for_messages_to_no_agen
         west.inbox(99)
 
 
-async def test_an_agent_without_a_reader_is_named_before_it_holds_up_the_others(messagers, monkeypatch, caplog):
-    monkeypatch.setattr(inboxes, "_MOST", 10)
+async def test_an_agent_without_a_reader_is_named_before_it_holds_up_the_others(messagers, caplog):
     west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[11, 12])
     with caplog.at_level(logging.WARNING, logger="ray_messaging"):
-        await west.send_columns(1, [11] * 2 + [12] * 20, {"n": 1})
+        await west.send_columns(1, [11] * 2 + [12] * 10_000, {"n": 1})
         reader = east.inbox(11)
         await anext(reader)
         await until(lambda: "agent 12, whose inbox has no reader" in caplog.text)
     other = east.inbox(12)
-    for _ in range(20):
+    for _ in range(10_000):
         assert (await anext(other)).to_id == 12

@@ -4,17 +4,11 @@ import asyncio
 
 import pytest
 from support.contracts import fetch_all, until
-from support.interceptors import Foreign
-from support.patience import AT_ONCE_S, WAIT_S
+from support.interceptors import Foreign, interceptor_with
+from support.patience import AT_ONCE_S
 from support.rules import Only, Whole, allow
 
-from ray_messaging import ConfigError, InterceptorUnavailable, MailboxFull, Outgoing, RuleError
-from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, block, rewrite
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.sending import frame_router
-from ray_messaging.transports.transport_values import LOG_STREAM, Limits
-from ray_messaging.wire.frames import decode
-from ray_messaging.wire.notes import decode_log_note
+from ray_messaging import ConfigError, InterceptorUnavailable, Outgoing, Rule, RuleError, rules
 
 
 async def send(sender, pairs, **payload):
@@ -24,7 +18,7 @@ async def send(sender, pairs, **payload):
 
 
 async def test_messages_without_ids_do_not_bypass_rules(messagers):
-    sender = await messagers(Interceptor("x", [BlackList([(1, 2)])]))
+    sender = await messagers(interceptor_with(rules.BlackList([(1, 2)])))
     await messagers(host=[2])
     channel = sender.get_agent_chat_channel(2)
     assert (await sender.send_message(channel, {}, from_id=1)).fate == "blocked"
@@ -35,14 +29,14 @@ async def test_messages_without_ids_do_not_bypass_rules(messagers):
 @pytest.mark.parametrize(
     ("judge", "says"),
     [
-        (lambda _: block("too rude"), "too rude"),
-        (lambda _: block("odd \ud800"), "odd "),
-        (lambda message: block(str(message.payload)), "needs_payload"),  # which it would need to get one
+        (lambda _: rules.block("too rude"), "too rude"),
+        (lambda _: rules.block("odd \ud800"), "odd "),
+        (lambda message: rules.block(str(message.payload)), "needs_payload"),  # which it would need to get one
     ],
     ids=["a reason", "no text", "no payload"],
 )
 async def test_the_receipt_names_rule_and_reason(messagers, judge, says):
-    sender = await messagers(Interceptor("x", [Only(judge, name="manners")]))
+    sender = await messagers(interceptor_with(Only(judge, name="manners")))
     for _ in range(2):
         receipt = await sender.send_message("news", {"text": "secret"}, from_id=1)
         assert (receipt.fate, receipt.rule, bool(receipt)) == ("blocked", "manners", False)
@@ -51,12 +45,12 @@ async def test_the_receipt_names_rule_and_reason(messagers, judge, says):
 
 
 async def test_max_length_asks_for_payloads(messagers):
-    interceptor = Interceptor("x")
+    interceptor = interceptor_with()
     sender = await messagers(interceptor)
     await messagers(host=[1])
     long = "x" * 100
     assert await send(sender, [(1, 1)], text=long) == "d"
-    interceptor.rules.insert(MaxLength(50), 0)
+    interceptor.rules.insert(rules.MaxLength(50), 0)
     assert await send(sender, [(1, 1)], text=long) == "b"
     assert await send(sender, [(1, 1)], text="x") == "d"
     receipts = await sender.send_columns([1] * 3, [1] * 3, [{}, {"text": long}, {}])
@@ -73,9 +67,9 @@ async def test_a_rule_sees_the_message(messagers):
 
     def look(message):
         seen.append((message.channel, message.payload, message.from_id, message.to_id, message.step, message.id))
-        return ALLOW
+        return rules.ALLOW
 
-    sender = await messagers(Interceptor("x", [Only(look, needs_payload=True)]))
+    sender = await messagers(interceptor_with(Only(look, needs_payload=True)))
     sender.step = 3
     receipt = await sender.send_message(sender.get_user_chat_channel(5), {"n": 1}, from_id="ann")
     assert seen == [("exps:x:agents:5:user-chat", {"n": 1}, "ann", 5, 3, receipt.message_id)]
@@ -87,16 +81,16 @@ def crash(_):
 
 @pytest.mark.parametrize("rule", [Only(crash, on_error="allow"), Whole(crash, on_error="allow")], ids=["one", "batch"])
 async def test_a_rule_may_pass_messages_on_error(messagers, rule):
-    sender = await messagers(Interceptor("x", [rule, BlackList([(2, 1)])]))
+    sender = await messagers(interceptor_with(rule, rules.BlackList([(2, 1)])))
     await messagers(host=[1])
     assert await send(sender, [(1, 1), (2, 1)]) == "db"
 
 
 async def test_the_first_block_wins_and_later_rules_get_the_remaining_rows(messagers):
-    early = Only(lambda message: block("early") if message.from_id == 2 else ALLOW, name="early")
-    late = Only(lambda message: block("late") if message.from_id in {2, 4} else ALLOW, name="late")
+    early = Only(lambda message: rules.block("early") if message.from_id == 2 else rules.ALLOW, name="early")
+    late = Only(lambda message: rules.block("late") if message.from_id in {2, 4} else rules.ALLOW, name="late")
     last = Only(allow, name="last")
-    sender = await messagers(Interceptor("x", [early, Whole(lambda _: {0: block("first of all")}), late, last]))
+    sender = await messagers(interceptor_with(early, Whole(lambda _: {0: rules.block("first of all")}), late, last))
     await messagers(host=[9])
     receipts = await sender.send_columns([1, 2, 3, 4, 5], [9] * 5, {})
     assert [receipt.rule for receipt in receipts] == ["whole", "early", None, "late", None]
@@ -105,20 +99,20 @@ async def test_the_first_block_wins_and_later_rules_get_the_remaining_rows(messa
 
 
 async def test_the_interceptor_can_be_replaced_at_run_time(messagers):
-    sender = await messagers(Interceptor("x", [BlackList([(None, None)])]))
+    sender = await messagers(interceptor_with(rules.BlackList([(None, None)])))
     await messagers(host=[1])
     assert await send(sender, [(1, 1)]) == "b"
     assert sender.stats()["interceptor"] == "local"
     sender.set_message_interceptor(None)
     assert await send(sender, [(1, 1)]) == "d"
     assert sender.stats()["interceptor"] == "none"
-    sender.set_message_interceptor(interceptor := Interceptor("x", [Only(lambda _: block("no"))]))
+    sender.set_message_interceptor(interceptor := interceptor_with(Only(lambda _: rules.block("no"))))
     assert sender.message_interceptor is interceptor
     assert await send(sender, [(1, 1)]) == "b"
 
 
 async def test_forward_works_as_in_agentsociety():
-    interceptor = Interceptor("x", [BlackList([(1, 2)]), MaxLength(50)])
+    interceptor = interceptor_with(rules.BlackList([(1, 2)]), rules.MaxLength(50))
     assert await interceptor.forward(1, 3, "hello") is True
     assert await interceptor.forward(1, 2, "hello") is False
     assert await interceptor.forward("1", "2", {"content": "hello"}) is False
@@ -129,21 +123,21 @@ async def test_forward_works_as_in_agentsociety():
 
 def test_invalid_rules_are_refused():
     with pytest.raises(RuleError, match="no rule"):
-        Interceptor("x", [object()])
+        interceptor_with(object())
     with pytest.raises(RuleError, match="black_list"):
-        Interceptor("x", [BlackList(), BlackList()])
-    Interceptor("x", [BlackList(), BlackList(name="second")])
+        interceptor_with(rules.BlackList(), rules.BlackList())
+    interceptor_with(rules.BlackList(), rules.BlackList(name="second"))
 
 
 async def test_a_rejected_verdict_of_a_fenced_interceptor_is_requested_again(messagers, store):
-    sender, receiver = await messagers(old := Interceptor("x", epoch=1)), await messagers(host=[1])
+    sender, receiver = await messagers(old := interceptor_with(epoch=1)), await messagers(host=[1])
     await store.set_interceptor(1)
     assert await send(sender, [(1, 1)]) == "d"
     await store.set_interceptor(2)  # a successor has taken over
     waiting = asyncio.create_task(send(sender, [(1, 1), (13, 1)]))
     await until(lambda: old.judged >= 3)
     assert not waiting.done()
-    sender.set_message_interceptor(new := Interceptor("x", [BlackList([(13, 1)])], epoch=2))
+    sender.set_message_interceptor(new := interceptor_with(rules.BlackList([(13, 1)]), epoch=2))
     assert await waiting == "db"
     assert new.judged == 2
     assert len(await fetch_all(receiver, 2)) == 2
@@ -151,14 +145,14 @@ async def test_a_rejected_verdict_of_a_fenced_interceptor_is_requested_again(mes
 
 
 async def test_verdicts_of_a_fenced_interceptor_are_rejected_until_the_timeout(messagers, store):
-    sender = await messagers(Interceptor("x", epoch=1), interceptor_timeout_s=0.1)
+    sender = await messagers(interceptor_with(epoch=1), interceptor_timeout_s=0.1)
     await messagers(host=[1])
     await store.set_interceptor(2)
     with pytest.raises(InterceptorUnavailable) as caught:
         await send(sender, [(1, 1)])
     assert len(caught.value.message_ids) == 1
     assert list(caught.value.receipts) == [None]
-    sender.set_message_interceptor(Interceptor("x", epoch=2))
+    sender.set_message_interceptor(interceptor_with(epoch=2))
     assert await send(sender, [(1, 1)]) == "d"
 
 
@@ -167,11 +161,11 @@ class UnencodableName(Rule):
 
     def check_batch(self, batch, exp_id):
         self.name = "bad \ud800 name"
-        return dict.fromkeys(range(len(batch)), block("why"))
+        return dict.fromkeys(range(len(batch)), rules.block("why"))
 
 
 async def test_verdicts_that_cannot_be_encoded_block_without_delay(messagers):
-    sender = await messagers(Interceptor("x", [BlackList([(3, 1)]), UnencodableName()]))
+    sender = await messagers(interceptor_with(rules.BlackList([(3, 1)]), UnencodableName()))
     await messagers(host=[1])
     async with asyncio.timeout(AT_ONCE_S):
         for _ in range(2):
@@ -179,30 +173,6 @@ async def test_verdicts_that_cannot_be_encoded_block_without_delay(messagers):
             assert receipts.fates.tolist() == ["blocked"] * 2
             assert {receipt.rule for receipt in receipts} == {"interceptor"}
             assert all("failed" in receipt.reason for receipt in receipts)
-
-
-async def test_a_failed_row_does_not_delay_its_neighbour(messagers, store):
-    sender = await messagers(Interceptor("x", epoch=1), send_timeout_s=0.2)
-    await store.set_interceptor(1)
-    boxes = [await messagers(host=[agent], mailbox_messages=4) for agent in (1, 2)]
-    channels = [sender.get_agent_chat_channel(agent) for agent in (1, 2)]
-    await sender.send_messages([Outgoing(channel, {"n": 0}, from_id=5) for channel in channels for _ in range(4)])
-    sends = asyncio.create_task(sender.send_messages([Outgoing(channel, {"n": 1}, from_id=5) for channel in channels]))
-    lanes = sender.engine.frame_sender.queues
-    await until(lambda: all(box.name in lanes and lanes[box.name].frames for box in boxes))
-    lanes[boxes[1].name].frames[0].deadline += 60
-    in_flight_batch = lanes[boxes[1].name].frames[0].in_flight
-    await until(lambda: bool(in_flight_batch.errors))  # the first row has failed, the second one still waits
-    second = Interceptor("x", [BlackList([(5, 1)])], epoch=2)
-    sender.set_message_interceptor(second)
-    await store.set_interceptor(2)
-    assert len(await fetch_all(boxes[1], 4)) == 4
-    await boxes[1].ack()
-    with pytest.raises(MailboxFull) as caught:
-        await asyncio.wait_for(sends, WAIT_S)
-    assert [receipt and receipt.fate for receipt in caught.value.receipts] == [None, "delivered"]
-    assert len(await fetch_all(boxes[1], 1)) == 1
-    assert sender.stats()["outbox"] == 0
 
 
 async def test_a_messager_without_the_experiments_interceptor_is_refused(messagers, store):
@@ -216,7 +186,7 @@ async def test_a_messager_without_the_experiments_interceptor_is_refused(message
     with pytest.raises(ConfigError, match=r"pass messaging\.interceptor") as caught:
         await sender.send_columns([5] * 3, [1, 1, 9], {"n": 2})
     assert caught.value.receipts == [None] * 3
-    sender.set_message_interceptor(Interceptor("x", epoch=3))
+    sender.set_message_interceptor(interceptor_with(epoch=3))
     assert (await sender.send_message(channel, {"n": 3}, 5)).fate == "delivered"
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 3]
     assert sender.stats()["outbox"] == 0
@@ -230,53 +200,4 @@ async def test_a_users_own_interceptor_replaces_the_experiments_one(messagers, s
 
 def loud(message):
     """Put agents' texts in capitals, and block the user's messages."""
-    return block("hush") if message.from_id is None else rewrite({"text": message.payload["text"].upper()})
-
-
-async def test_a_rewritten_broadcast_still_shares_one_payload(messagers):
-    interceptor = Interceptor("x", [Only(loud, needs_payload=True)])
-    sizes = []
-    judge = interceptor.judge
-
-    async def weighed(batch):
-        found = await judge(batch)
-        sizes.append(len(found.encode(0, wants_payload=True)))
-        return found
-
-    interceptor.judge = weighed
-    sender, receiver = await messagers(interceptor), await messagers(host=range(200))
-    transport = receiver.engine.transport
-    epoch = await transport.log.register(Limits(1_000_000, 2**28, 0.0, leased=False))
-    await sender.send_message(sender.get_agent_chat_channel(1), {"text": "hello"}, 5)  # it learns of the log
-    text = "x" * 20_000
-    everybody = [*range(100), *(["nobody"] * 100)]
-    receipts = await sender.send_messages([Outgoing.to_agents(everybody, {"text": text}, from_id=5)])
-    assert receipts.counts() == {"delivered": 100, "published": 0, "undeliverable": 100, "blocked": 0}
-    assert max(sizes) < 2 * len(text)
-    found = await fetch_all(receiver, 101)
-    assert {message.payload["text"] for message in found[1:]} == {text.upper()}
-    streams = (await transport.log.streams()).live
-    items = [item for item in await transport.log.read(dict.fromkeys(streams, "0-0"), 100, 0.1) if item.frame]
-    assert len(items) == 5  # two of the first message
-    assert max(len(item.frame) + len(item.note or b"") for item in items) < 3 * len(text)
-    for note in [decode_log_note(item.note, 100) for item in items[-3:] if item.note]:
-        [said] = note.before
-        assert (len(said.rows), text.encode() in said.line) == (400, True)
-    await transport.log.unregister(epoch)
-
-
-async def test_rewritten_messages_without_a_mailbox_are_published_correctly(messagers, monkeypatch):
-    monkeypatch.setattr(frame_router, "_UNOWNED_BYTES", 10_000)
-    sender = await messagers(Interceptor("x", [Only(loud, needs_payload=True)]))
-    transport = sender.engine.transport
-    epoch = await transport.log.register(Limits(1_000_000, 2**28, 0.0, leased=False))
-    await sender.engine.frame_sender.reload()
-    texts = [{"text": "x" * 3000 + str(n)} for n in range(20)]
-    assert (await sender.send_columns(None, [1] * 20, texts)).counts()["blocked"] == 20
-    assert (await sender.send_columns(7, [1] * 20, texts)).counts()["undeliverable"] == 20
-    assert (await sender.send_columns(7, [1] * 20, texts[0])).counts()["undeliverable"] == 20
-    items = [item for item in await transport.log.read({LOG_STREAM: "0-0"}, 100, 0.1) if item.note]
-    counts = [len(decode(item.frame)) for item in items]
-    assert sum(counts) == 60
-    assert max(counts) <= 3
-    await transport.log.unregister(epoch)
+    return rules.block("hush") if message.from_id is None else rules.rewrite({"text": message.payload["text"].upper()})

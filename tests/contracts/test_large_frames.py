@@ -6,16 +6,16 @@ from contextlib import ExitStack
 import pytest
 from faults.proxy import Proxy
 from support.contracts import client_of, fetch_all, until
+from support.server_side import ask_when_cut, keys_of
 from support.servers import RedisProcess
 
 from ray_messaging import Closed, Fenced, MailboxFull, OutcomeUnknown
-from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.large_frames import LEAST_BYTES
 
 pytestmark = pytest.mark.one_server("it looks into one server; the other suites send large frames over all layouts")
 
 ROWS = 8
-TEXT = "x" * (LEAST_BYTES // ROWS)
+LARGE_BYTES = 128 * 2**10  # of a frame that does not come into a script
+TEXT = "x" * (LARGE_BYTES // ROWS)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ async def received(messager, calls):
 
 async def check_mailbox(client, exp_id, name="group"):
     """Check that a mailbox has its stream, and the id of its last entry."""
-    keys = Keys(exp_id)
+    keys = keys_of(exp_id)
     assert not await client.exists(keys.open_stream(name))
     [stream] = [key async for key in client.scan_iter(match=f"{keys.prefix}mailbox:{name}:*")]
     [(last, _)] = await client.xrevrange(stream, count=1)
@@ -93,7 +93,7 @@ async def test_large_frames_go_to_several_mailboxes_in_one_transaction(server, c
         await check_mailbox(client, exp_id, receiver.name)
         assert await received(receiver, 4) == [0, 1, 2, 3]
         await receiver.ack()
-        assert (await client.hmget(Keys(exp_id).state(receiver.name), "messages", "bytes")) == [b"0", b"0"]
+        assert (await client.hmget(keys_of(exp_id).state(receiver.name), "messages", "bytes")) == [b"0", b"0"]
 
 
 async def test_a_reader_that_waits_gets_a_large_frame(server, opener):
@@ -150,7 +150,7 @@ async def test_memory_that_becomes_full_leaves_mailboxes_whole(own_server, opene
     await send(sender, 0)
     client = client_of(own_server.config)
     used = (await client.info("memory"))["used_memory"]
-    await client.config_set("maxmemory", used + 4 * LEAST_BYTES)
+    await client.config_set("maxmemory", used + 4 * LARGE_BYTES)
     number, error = await fill(sender)
     assert number > 1
     assert "maxmemory" in str(error)
@@ -160,7 +160,7 @@ async def test_memory_that_becomes_full_leaves_mailboxes_whole(own_server, opene
     await send(sender, number)
     assert await received(receiver, 1) == [number]
     await receiver.ack()
-    assert (await client.hmget(Keys(exp_id).state("group"), "messages", "bytes")) == [b"0", b"0"]
+    assert (await client.hmget(keys_of(exp_id).state("group"), "messages", "bytes")) == [b"0", b"0"]
     await client.aclose()
 
 
@@ -188,7 +188,7 @@ RIGHTS = {"only adds to mailboxes": ONLY_ADDS} | {
 
 @pytest.mark.parametrize("rights", RIGHTS.values(), ids=RIGHTS)
 async def test_a_missing_right_only_makes_it_slower(server, client, opener, exp_id, rights):
-    user, prefix = f"user-{exp_id}", Keys(exp_id).prefix
+    user, prefix = f"user-{exp_id}", keys_of(exp_id).prefix
     rights = [right.replace("{prefix}", prefix) for right in rights]
     await client.execute_command("ACL", "SETUSER", user, "on", f">{server.password}", *rights)
     try:
@@ -209,7 +209,7 @@ async def test_a_server_without_a_command_only_is_slower(start, opener, exp_id, 
 async def test_consumer_groups_of_others_change_nothing(server, client, opener, exp_id):
     receiver, sender = await opener(server, name="group", host=[1]), await opener(server)
     await send(sender, 0)
-    [stream] = [key async for key in client.scan_iter(match=f"{Keys(exp_id).prefix}mailbox:group:*")]
+    [stream] = [key async for key in client.scan_iter(match=f"{keys_of(exp_id).prefix}mailbox:group:*")]
     await client.xgroup_create(stream, "audit", "0")
     await send(sender, 1)
     await check_mailbox(client, exp_id)
@@ -279,7 +279,7 @@ async def test_a_large_frame_whose_reply_was_lost_is_not_said_to_be_unsent(serve
         def vanish():
             proxy.black_hole = True
 
-        sender.engine.transport.ask_when_cut(ended)
+        ask_when_cut(sender, ended)
         proxy.lose(1, up=False, then=vanish)
         with pytest.raises(OutcomeUnknown):
             await send(sender, 2)

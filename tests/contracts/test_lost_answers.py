@@ -10,13 +10,12 @@ import pytest
 import redis
 from faults.proxy import Proxy
 from support.patience import WAIT_S
+from support.server_side import keys_of
+from support.step_faults import commit_in_parts
+from support.stepped import begin_steps
 
-from ray_messaging import MessagingConfig, MessagingError, OutcomeUnknown, StepAborted
-from ray_messaging.addressing.channels import Keys
+from ray_messaging import Messager, MessagingConfig, MessagingError, OutcomeUnknown, StepAborted
 from ray_messaging.errors import TransitError
-from ray_messaging.messager import Messager
-from ray_messaging.steps import attempt_sender
-from ray_messaging.transports.step_values import StepSettings
 from ray_messaging.wire.frames import decode
 
 SETTINGS = MessagingConfig(send_timeout_s=0.2)
@@ -48,7 +47,7 @@ class Faults:
     """A proxy that loses one piece, and what happens to the server at that moment."""
 
     def __init__(self, config, exp_id):
-        self.keys = Keys(exp_id)
+        self.keys = keys_of(exp_id)
         self.client = redis.Redis(config.server, config.port, password=config.password)
         self.proxy = Proxy(config)
         self.met = False  # whether the piece was lost
@@ -186,7 +185,7 @@ async def sends(config, exp_id, number, then, up, nth):
 async def test_each_step_is_committed_once(redis_process, exp_id, then, up, in_parts, monkeypatch):
     """Where the server is full at the repetition of a commit that it has, the step is committed all the same."""
     if in_parts:
-        monkeypatch.setattr(attempt_sender, "CALL_BYTES", 0)
+        commit_in_parts(monkeypatch)
     for number in range(-1, 4):
         await lose_each(partial(steps, redis_process.config, f"{exp_id}-{number + 1}", number, then, up))
 
@@ -197,7 +196,7 @@ async def steps(config, exp_id, number, then, up, nth):
     sent, heard, aborted = [], [], []
     with Faults(config, exp_id) as faults:
         async with Messager(faults.proxy.config, exp_id, name="group", settings=STEPS) as group:
-            await group.engine.transport.steps.begin(StepSettings(seed=7, groups=1))
+            await begin_steps(group, seed=7, groups=1)
             await group.host_agents([1, 2], ["agent-chat"])
             if number < 0:
                 faults.lose(nth, up=up, then=then)

@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import pytest
 from support.contracts import WAIT_S, fetch_all, take_in, until, vanish
+from support.receivers import hosted_by, is_withheld
 
 from ray_messaging import AlreadyExists, MoveFailed, UnknownName, UnknownSender
-from ray_messaging.transports.departures import Released
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def test_what_waits_moves_along_in_order(groups, store, count):
     for agent in (1, "a"):
         assert [row for row in moved if row[1] == agent] == [(3, agent, n) for n in range(count + 1)]
     assert contents(await fetch_all(east, count + 1)) == [(3, 2, n) for n in range(count + 1)]
-    assert ([*east.subscription.hosted], [*west.subscription.hosted]) == ([2], [1, 3, "a"])
+    assert (hosted_by(east), hosted_by(west)) == ([2], [1, 3, "a"])
     await east.fetch_messages()
     await until(lambda: _is_empty(store, "east"))
 
@@ -104,7 +104,7 @@ async def test_agents_that_were_added_are_hosted(groups):
     with pytest.raises(AlreadyExists, match="lives in group 'west'") as caught:
         await east.add_agents([4, 2])
     assert (caught.value.value, caught.value.owner) == (2, "west")
-    assert [*east.subscription.hosted] == [1, 3, "b"]
+    assert hosted_by(east) == [1, 3, "b"]
 
 
 async def test_impossible_moves(groups):
@@ -163,12 +163,11 @@ async def test_a_move_while_a_transaction_is_open(groups):
 
 
 async def _is_leaving(messager, agent):
-    withheld = messager.subscription.inbox._withheld
-    return withheld is not None and agent in withheld
+    return is_withheld(messager, agent)
 
 
 async def _hosts(messager, agent):
-    return agent in messager.subscription.hosted
+    return agent in hosted_by(messager)
 
 
 async def _is_empty(store, mailbox):
@@ -220,41 +219,6 @@ async def test_nothing_is_lost_doubled_or_out_of_order_while_agents_move(groups,
 def groups_of(ids):
     for part in range(3):
         yield [each for each in ids if each % 3 == part]
-
-
-async def test_a_call_whose_answer_was_lost_has_its_effect_once(groups, monkeypatch):
-    east, west = await groups([1, 2], [3])
-    await feed(west, 3)
-    departures = east.engine.transport.departures
-    release, calls = departures.release, []
-
-    async def twice(attempt):
-        calls.append(await release(attempt))
-        calls.append(await release(attempt))
-        return calls[-1]
-
-    monkeypatch.setattr(departures, "release", twice)
-    await east.move_agents([1], to="west")
-    assert calls == [Released.DONE] * 2
-    assert contents(await fetch_all(west, 3)) == [(3, 1, n) for n in range(3)]
-    assert contents(await fetch_all(east, 3)) == [(3, 2, n) for n in range(3)]
-
-
-async def test_a_late_attempt_after_a_move_was_given_up_has_no_effect(groups, monkeypatch):
-    east, west = await groups([1, 2], [3])
-    await west.send_columns([3, 3], [1, 2], {"n": 0})
-    departures = east.engine.transport.departures
-    release, late = departures.release, []
-
-    async def full(attempt):
-        late.append(attempt)
-        return Released.FULL
-
-    monkeypatch.setattr(departures, "release", full)
-    with pytest.raises(MoveFailed, match="no room"):
-        await east.move_agents([1], to="west", timeout=0.5)
-    assert await release(late[-1]) is Released.OVER
-    assert contents(await fetch_all(east, 2)) == [(3, 1, 0), (3, 2, 0)]
 
 
 async def test_what_is_read_ahead_moves_too(groups):

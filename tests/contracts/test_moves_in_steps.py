@@ -8,11 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, agree, hears, live, run_step
+from support.stepped import befriend, begin_steps, declare, leave_steps
 
-from ray_messaging import AlreadyExists, MoveFailed, UnknownName
-from ray_messaging.audiences.building import build_edges
-from ray_messaging.interception.rules import BlackList
-from ray_messaging.transports.step_values import StepSettings, WaitFor
+from ray_messaging import AlreadyExists, MoveFailed, UnknownName, rules
 
 GROUPS = 3
 
@@ -52,12 +50,12 @@ async def test_states_and_digests_do_not_depend_on_moves(opened):
 
     async with asyncio.timeout(60):
         found = await asyncio.gather(live(first, hook=hook), live(second), live(third))
-        await agree(first.engine.transport.steps, *found)
+        await agree(first, *found)
 
 
 async def test_groups_that_wait_for_their_senders_alone_hear_for_agents_that_came(opened):
-    first, second, third = await opened(wait_for=WaitFor.SENDERS)
-    await first.engine.transport.steps.declare(hears(GROUPS))
+    first, second, third = await opened(wait_for="senders")
+    await declare(first, hears(GROUPS))
 
     async def hook(step):
         if step.number in (1, 3):
@@ -65,7 +63,7 @@ async def test_groups_that_wait_for_their_senders_alone_hear_for_agents_that_cam
 
     async with asyncio.timeout(60):
         found = await asyncio.gather(live(first, hook=hook), live(second), live(third))
-        await agree(first.engine.transport.steps, *found)
+        await agree(first, *found)
 
 
 async def test_a_step_that_runs_again_reads_the_same_for_agents_that_came(opened):
@@ -98,7 +96,7 @@ async def test_a_step_that_runs_again_reads_the_same_for_agents_that_came(opened
 
     async with asyncio.timeout(60):
         found = await asyncio.gather(live(first, hook=hook), dies_once(), live(third))
-        await agree(first.engine.transport.steps, *found)
+        await agree(first, *found)
 
 
 async def test_messages_from_outside_and_later_ones_reach_agents_that_moved_once(opened, messagers):
@@ -138,7 +136,7 @@ async def test_impossible_moves_in_steps(opened, messagers):
     late = await messagers(name="late", host=[1000])
     with pytest.raises(MoveFailed, match="counts from step 2 on"):
         await west.move_agents([0], to="late", timeout=0.1)
-    await east.engine.transport.steps.leave("group1")
+    await leave_steps(east)
     with pytest.raises(MoveFailed, match="leaves the steps"):
         await late.move_agents([1000], to="group1")
 
@@ -160,9 +158,9 @@ async def test_broadcasts_reach_hearers_that_have_moved_since(server, exp_id, tm
     pairs = [(a, b) for a in range(AGENTS) for b in range(AGENTS) if (a * 7 + b) % 5 == 0 and a != b]
     barred = {pair for pair in pairs if sum(pair) % 3 == 0} if ruled else set()
     async with LoggedGroups(server, exp_id, tmp_path) as society:
-        await (await society.transport()).steps.begin(StepSettings(groups=GROUPS, digest=True))
-        await society.create("friends", build_edges([np.array(pairs)]))
-        groups = await society.groups(GROUPS, society.judge(BlackList(pairs=sorted(barred))) if ruled else None)
+        await begin_steps(society, groups=GROUPS, digest=True)
+        await befriend(society, "friends", pairs)
+        groups = await society.groups(GROUPS, society.judge(rules.BlackList(pairs=sorted(barred))) if ruled else None)
         await hears_its_friends(*groups, pairs, barred)
 
 

@@ -6,11 +6,10 @@ import pickle
 import numpy as np
 import pytest
 from support.contracts import fetch_all
+from support.interceptors import interceptor_with
 from support.rules import Only
 
-from ray_messaging import InvalidColumns, InvalidMsg, InvalidPayload, Msg, Outgoing
-from ray_messaging.interception.rules import ALLOW, Pattern, block, rewrite
-from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging import InvalidColumns, InvalidMsg, InvalidPayload, Msg, Outgoing, rules
 
 
 def said(content="B", role="user", **fields):
@@ -108,13 +107,13 @@ async def test_rules_read_and_rewrite_msgs(messagers):
     def judge(message):
         msg = message.msg
         if msg is None:
-            return ALLOW
+            return rules.ALLOW
         if msg.role == "system":
-            return block(f"{msg.name} is no system")
+            return rules.block(f"{msg.name} is no system")
         msg.content = msg.content.upper()
-        return rewrite(msg)
+        return rules.rewrite(msg)
 
-    sender, receiver = await messagers(Interceptor("x", [Only(judge, needs_payload=True)])), await messagers(host=[1])
+    sender, receiver = await messagers(interceptor_with(Only(judge, needs_payload=True))), await messagers(host=[1])
     msgs = [said("one"), said("two", "system")]
     receipts = await sender.send_columns(9, [1, 1, 1], [*msgs, {"plain": True}])
     assert list(receipts.fates) == ["delivered", "blocked", "delivered"]
@@ -126,8 +125,8 @@ async def test_rules_read_and_rewrite_msgs(messagers):
 
 async def test_a_pattern_checks_only_a_msgs_content(messagers):
     # The first Msg's content has none of these words; its class, role, id and time would match each of them.
-    rule = Pattern(["user", "agentscope", "msg"], [r"\d+"], action="mask")
-    sender, receiver = await messagers(Interceptor("x", [rule])), await messagers(host=[1])
+    rule = rules.Pattern(["user", "agentscope", "msg"], [r"\d+"], action="mask")
+    sender, receiver = await messagers(interceptor_with(rule)), await messagers(host=[1])
     clean, spoken, hidden = said("fine"), said("user 7"), said("fine")
     hidden.id, hidden.timestamp = "msg", "user at 2026-01-01 00:00:00"
     await sender.send_columns(9, [1, 1, 1], [clean, spoken, hidden])
@@ -138,6 +137,6 @@ async def test_a_pattern_checks_only_a_msgs_content(messagers):
 
 
 async def test_forward_takes_a_msg():
-    interceptor = Interceptor("x", [Pattern(["bad"], field="content")])
+    interceptor = interceptor_with(rules.Pattern(["bad"], field="content"))
     assert await interceptor.forward(1, 2, said("good"))
     assert not await interceptor.forward(1, 2, said("bad"))

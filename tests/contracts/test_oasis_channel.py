@@ -13,11 +13,11 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
-from support.contracts import WAIT_S, until, vanish
+from support.contracts import WAIT_S, kill_platform
+from support.interceptors import interceptor_with
 
 from ray_messaging import InvalidPayload, NoAnswer, QuestionBlocked, UnknownName, rules
 from ray_messaging.compat.oasis import Channel
-from ray_messaging.interception.server.interceptor import Interceptor
 
 ACTIONS = ("sign_up", "create_post", "odd_result")
 
@@ -150,9 +150,7 @@ async def test_a_successor_of_a_killed_platform_does_the_rest_and_nothing_twice(
     await channels.run(killed)
     killed.gate.clear()
     actions = [asyncio.create_task(acted(agents, n, "create_post")) for n in range(20)]
-    await until(lambda: killed.channel._in_hand)
-    await vanish(killed.channel._server)
-    killed.channel._server = None
+    await kill_platform(killed.channel)
     successor = Platform(channels())
     running = asyncio.create_task(successor.running())
     results = await asyncio.gather(*actions, return_exceptions=True)
@@ -165,7 +163,7 @@ async def test_a_successor_of_a_killed_platform_does_the_rest_and_nothing_twice(
 
 
 async def test_rules_judge_actions_and_results(channels, exp_id):
-    interceptor = Interceptor(exp_id, [rules.BlackList([(1, "platform"), ("platform", 2)])])
+    interceptor = interceptor_with(rules.BlackList([(1, "platform"), ("platform", 2)]))
     await channels.run(Platform(channels(interceptor)))
     agents = channels(interceptor)
     with pytest.raises(QuestionBlocked, match="action 'create_post' of agent 1"):

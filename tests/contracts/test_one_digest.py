@@ -10,11 +10,10 @@ from contextlib import ExitStack
 
 import pytest
 from faults.proxy import Proxy
+from support.bodies import bodies_on
 from support.rumour import Rumour, college_edges, small_world
 from support.rumour_groups import Moves, RumourGroups, proves
 from support.step_faults import Chaos, FailAt, Repeat
-
-from ray_messaging.config import ShardsConfig
 
 SMALL = Rumour(small_world(24), steps=4, chance=110)
 LONGER = Rumour(small_world(24), steps=16, chance=110)
@@ -108,7 +107,7 @@ def restart(process):
 
 def spread(configs):
     """Return the config of one server, or of three."""
-    return configs[0] if len(configs) == 1 else ShardsConfig(servers=tuple(configs), body_bytes=64)
+    return configs[0] if len(configs) == 1 else bodies_on(configs)
 
 
 @pytest.mark.long

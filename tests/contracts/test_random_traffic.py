@@ -5,8 +5,7 @@ import random
 import pytest
 from support.groups_without_ray import groups_without_ray
 from support.random_traffic import Program
-
-from ray_messaging.model.columns import IdColumn
+from support.server_side import waiting_in
 
 WEST, EAST = (1, 2, 3), (11, 12)
 PAIRS = [(a, b) for a in WEST for b in EAST]
@@ -26,7 +25,7 @@ async def test_handles_of_groups(monkeypatch, server, exp_id, seed):
         monkeypatch,
         server,
         exp_id,
-        {"west": IdColumn.of(WEST), "east": IdColumn.of(EAST)},
+        {"west": WEST, "east": EAST},
         seed=seed,
         inbox_messages=inbox,
     ) as groups:
@@ -37,10 +36,10 @@ async def test_handles_of_groups(monkeypatch, server, exp_id, seed):
         await program.run(senders, consumers)
 
         async def waiting():
-            return (await east.host.messager.engine.transport.waiting())["east"]
+            return await waiting_in(east.messager, "east")
 
         await program.drain(consumers, waiting)
-        assert east.host.leases.lent == 0
+        assert east.lent == 0
 
 
 @pytest.mark.one_server("what is cut lies before the server")
@@ -56,6 +55,6 @@ async def test_messagers(messagers, seed):
     await program.run(senders, consumers, ("next", "acked", "iterate") if len(consumers) == 1 else ("acked",))
 
     async def waiting():
-        return (await east.engine.transport.waiting())["east"]
+        return await waiting_in(east, "east")
 
     await program.drain(consumers, waiting)

@@ -5,9 +5,11 @@ import contextlib
 import pickle
 
 import pytest
-from support.batches import batch_to
+from support.batches import frame_of
 from support.contracts import ended, fetch_all, numbers, send_numbers, take_in, until, vanish
 from support.patience import AT_ONCE_S, WAIT_S
+from support.receivers import waits_for_room
+from support.server_side import remove_mailbox
 
 from ray_messaging import (
     AlreadyExists,
@@ -19,8 +21,6 @@ from ray_messaging import (
     Outgoing,
     PayloadTooLarge,
 )
-from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.wire.frames import encode
 
 # -- claims -----------------------------------------------------------------------------------------------------------
 
@@ -180,15 +180,16 @@ async def test_fetching_before_listening_and_a_limit_that_cannot_be(messagers):
 # -- successors -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_reader_with_a_successor_is_fenced(messagers):
+async def test_a_reader_with_a_successor_is_fenced(messagers, store):
     sender, first = await messagers(), await messagers(name="group", host=[1])
     await send_numbers(sender, 1)
     held = await fetch_all(first, 1, commit="acked")
+    epoch = int(await store.client.hget(store.keys.state("group"), "epoch"))
     second = await messagers(name="group", host=[1])
     for call in (lambda: first.ack(held), first.fetch_messages):
         with pytest.raises(Fenced) as caught:
             await call()
-    assert (caught.value.name, caught.value.epoch) == ("group", first.engine.subscription.epoch)
+    assert (caught.value.name, caught.value.epoch) == ("group", epoch)
     assert pickle.loads(pickle.dumps(caught.value)).name == "group"
     await first.close()  # as the error says; that must not raise it again
     assert numbers(await fetch_all(second, 1)) == [1]
@@ -276,7 +277,7 @@ async def test_a_messager_without_a_name_is_removed_when_its_lease_is_not_renewe
 async def test_a_removed_mailbox_stops_listening(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1], listen=["news", "n*"], lease_s=0.03)
     channel = sender.get_agent_chat_channel(1)
-    await receiver.engine.transport.remove(receiver.name, None)
+    await remove_mailbox(receiver, receiver.name)
     with pytest.raises(NotListening, match="removed"):
         await receiver.fetch_messages(timeout=10)
 
@@ -432,14 +433,14 @@ async def test_close_while_a_mailbox_is_full(messagers):
 
 
 def frame(rows=1):
-    return encode(batch_to([1] * rows, lines=PayloadColumn.of([b'{"n":5}'] * rows)))
+    return frame_of([1] * rows, b'{"n":5}')
 
 
 @pytest.mark.parametrize(
     "garbage",
     [
         *(b"", b"RM", b"no frame at all", frame()[:-1], frame() + b"x"),
-        encode(batch_to([1])),
+        frame_of([1]),
     ],
     ids=["empty", "short", "text", "truncated", "longer", "no payloads"],
 )
@@ -489,7 +490,7 @@ async def test_a_new_listener_also_gets_a_waiting_message(messagers):
     for n in range(4):
         await sender.send_message("news", {"n": n})
     waiting = asyncio.create_task(sender.send_message("news", {"n": 4}))
-    await until(lambda: sender.engine.accumulator.send_loop._frames.retry_at is not None)
+    await until(lambda: waits_for_room(sender))
     late = await messagers(listen=["news"])
     await sender.subscribe_and_start_listening(["own"])  # no new channel, but the sender's directory is reloaded
     await fetch_all(full, 4)

@@ -2,15 +2,12 @@
 
 import asyncio
 import logging
-import signal
 import time
-from functools import partial
 
 import pytest
 from faults.proxy import Proxy
-from redis.exceptions import ResponseError
 from support.answering import HOST, answering
-from support.contracts import RedisStore, client_of, fetch_all, full_memory, refused, until
+from support.contracts import client_of, fetch_all, full_memory, refused, until
 from support.patience import AT_ONCE_S, WAIT_S
 
 from ray_messaging import (
@@ -18,34 +15,22 @@ from ray_messaging import (
     ConnectionFailed,
     Fenced,
     MailboxFull,
+    Messager,
     MessagingError,
     OutcomeUnknown,
     Outgoing,
     RedisConfig,
 )
-from ray_messaging.common.backoff import RetryPolicy
-from ray_messaging.errors import Closed, ServerRefused, TransitError
-from ray_messaging.messager import Messager
-from ray_messaging.transports.connection.link import RedisLink
-from ray_messaging.transports.connection.protocol import reply_error
-from ray_messaging.transports.transport import RedisTransport
-from ray_messaging.transports.transport_values import FrameFate
+from ray_messaging.errors import ServerRefused
 
 pytestmark = pytest.mark.one_server(
     "it cuts the link to one server; test_step_bodies.py and test_failover.py cut others"
 )
 
-FENCED = b"*1\r\n:3\r\n"  # the send script's answer to a sender with a higher epoch
-
 
 def epoch_of(receipt):
     """Return the epoch under which its sender sent."""
     return int(receipt.message_id.split("-")[-2])
-
-
-async def fenced(store, sender, before):
-    """Return whether the server has a higher epoch of a sender."""
-    return int(await store.client.hget(store.keys.sender(sender.name), "epoch")) > before
 
 
 @pytest.fixture
@@ -153,87 +138,6 @@ async def test_sends_fail_while_the_server_is_away_and_work_after_its_restart(re
     assert [message.payload["n"] for message in got] == [4, 5]
 
 
-async def test_a_call_that_arrives_after_its_unknown_outcome_is_fenced(server, proxy, opener, store, monkeypatch):
-    monkeypatch.setattr("ray_messaging.sending.frame_sender.FENCE_RETRY", RetryPolicy(0.02, 0.02))
-    receiver = await opener(server, name="group", host=[1])
-    sender = await opener(proxy.config, send_timeout_s=0.5)
-    before = epoch_of(await sender.send(None, 1, {"n": 0}))
-    proxy.hold(b"late", repeats=True)
-    with pytest.raises(OutcomeUnknown, match="may still arrive"):
-        await sender.send(None, 1, {"n": 1, "t": "late"})
-
-    await until(partial(fenced, store, sender, before))
-    proxy.let_go()
-    for _ in range(proxy.held):
-        assert await asyncio.to_thread(proxy.answers.get, timeout=WAIT_S) == FENCED
-    assert proxy.held >= 1
-    assert (await sender.send(None, 1, {"n": 2})).fate == "delivered"
-    assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 2]
-
-
-async def test_a_stopped_server_that_continues_writes_nothing_twice(redis_process, opener, exp_id, monkeypatch):
-    monkeypatch.setattr("ray_messaging.sending.frame_sender.FENCE_RETRY", RetryPolicy(0.02, 0.02))
-    receiver = await opener(redis_process.config, name="group", host=[1])
-    sender = await opener(redis_process.config.model_copy(update={"timeout": 0.3}), send_timeout_s=0.3)
-    store = RedisStore(redis_process.config, exp_id)
-    before = epoch_of(await sender.send(None, 1, {"n": 0}))
-    take, failures = sender.engine.transport.take_sender_epoch, []
-
-    async def noted(*args, **options):
-        try:
-            return await take(*args, **options)
-        except ConnectionFailed as error:
-            failures.append(error)
-            raise
-
-    sender.engine.transport.take_sender_epoch = noted
-    redis_process.process.send_signal(signal.SIGSTOP)
-    try:
-        with pytest.raises(OutcomeUnknown, match="may still arrive"):
-            await sender.send(None, 1, {"n": 1})
-        await until(lambda: len(failures) >= 2)  # by itself, and again
-    finally:
-        redis_process.process.send_signal(signal.SIGCONT)
-
-    await until(partial(fenced, store, sender, before))
-    there = len(await store.entries("group"))  # from now on no old call can arrive
-    await store.close()
-    assert (await sender.send(None, 1, {"n": 2})).fate == "delivered"
-    found = [message.payload["n"] for message in await fetch_all(receiver, there + 1)]
-    assert found in ([0, 2], [0, 1, 2])
-
-
-async def test_the_late_attempt_of_a_refused_call_is_fenced(server, proxy, opener, store):
-    receiver = await opener(server, name="group", host=[1], mailbox_messages=4)
-    # Each attempt has 0.5 s, the call 2 s: the first one is held, the second one finds the mailbox full.
-    sender = await opener(proxy.config.model_copy(update={"timeout": 0.5}), send_timeout_s=2)
-    for n in range(4):
-        await sender.send(None, 1, {"n": n})
-    real, replies = sender.engine.transport.send, []
-
-    async def send(request):
-        replies.append(await real(request))
-        return replies[-1]
-
-    sender.engine.transport.send = send
-    proxy.hold(b"late")
-    with pytest.raises(MailboxFull):
-        await sender.send(None, 1, {"n": 4, "t": "late"})
-    assert proxy.held == 1
-    assert replies[0].repeated
-    assert FrameFate.FULL in replies[0].fates
-    assert len(await fetch_all(receiver, 4)) == 4
-    await receiver.ack()
-    proxy.let_go()
-    assert await asyncio.to_thread(proxy.answers.get, timeout=WAIT_S) == FENCED
-    assert await store.entries("group") == []
-    assert (await sender.send(None, 1, {"n": 5})).fate == "delivered"
-    assert not replies[-1].repeated
-    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [5]
-    await receiver.ack()
-    assert await store.entries("group") == []
-
-
 async def test_sends_continue_at_once_on_a_server_that_lost_writes(server, opener, store, caplog):
     receiver, sender = await opener(server, name="group", host=[1]), await opener(server)
     for n in range(3):
@@ -244,56 +148,6 @@ async def test_sends_continue_at_once_on_a_server_that_lost_writes(server, opene
     assert [record.levelname for record in caplog.records if "lost messages" in record.message] == ["ERROR"]
     assert (await sender.send(None, 1, {"n": 4})).fate == "delivered"
     assert [message.payload["n"] for message in await fetch_all(receiver, 5)] == list(range(5))
-
-
-async def test_messagers_continue_after_a_server_was_busy(server, opener, store, monkeypatch):
-    told = {"wire": asyncio.Event(), "ingress": asyncio.Event()}
-
-    def seen(text):
-        if text.startswith("BUSY"):
-            told["wire"].set()
-        return reply_error(text)
-
-    monkeypatch.setattr("ray_messaging.transports.connection.protocol.reply_error", seen)
-    sender, receiver = await opener(server), await opener(server, host=[1])
-    channel, link = sender.get_agent_chat_channel(1), receiver.engine.transport.link
-    translated = link.translated
-
-    def noted(error):
-        if "BUSY" in str(error):
-            told["ingress"].set()
-        return translated(error)
-
-    monkeypatch.setattr(link, "translated", noted)
-    await sender.send_message(channel, {"n": 0})
-    assert len(await fetch_all(receiver, 1)) == 1
-    await store.client.config_set("busy-reply-threshold", 20)
-    other = client_of(server)
-    await other.client_kill_filter(_type="pubsub")
-    script = asyncio.create_task(other.eval("while true do end", 0))
-    try:
-        await until(lambda: is_busy(store.client))
-        receiver.engine.transport._reading.close()  # like a cut: it asks again in the middle of this
-        sending = asyncio.create_task(sender.send_message(channel, {"n": 1}))
-        await asyncio.wait_for(told["wire"].wait(), WAIT_S)
-        await asyncio.wait_for(told["ingress"].wait(), WAIT_S)
-    finally:
-        await store.client.script_kill()
-        await asyncio.gather(script, return_exceptions=True)
-        await store.client.config_set("busy-reply-threshold", 5000)
-        await other.aclose()
-    assert (await asyncio.wait_for(sending, WAIT_S)).fate == "delivered"
-    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [1]
-    await store.heard_by(1, channel, b'{"n":2}')
-    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [2]
-
-
-async def is_busy(client):
-    try:
-        await client.exists("key")
-    except ResponseError as error:
-        return "BUSY" in str(error)
-    return False
 
 
 async def refused_at_once(config, exp_id, kind):
@@ -328,37 +182,6 @@ async def test_a_server_that_cannot_be_used_is_refused_at_once(server, exp_id, c
     assert (error.host, error.port) == (config.server, config.port)
     assert says in str(error)
     assert "wrong" not in str(error)
-
-
-async def test_a_server_that_never_answers_raises(exp_id, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.connection.link.CONNECT_TIMEOUT_S", 0.2)
-    async with answering(lambda _: None) as [port]:
-        config = RedisConfig(server=HOST, port=port, connect_timeout=0.2)
-        error = await refused_at_once(config, exp_id, ConnectionFailed)
-    assert "time" in str(error)
-
-
-async def test_a_server_that_is_slow_to_answer_is_asked_again(proxy, exp_id, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.connection.link.CONNECT_TIMEOUT_S", 0.5)
-    proxy.hold(b"INFO")
-    await refused_at_once(proxy.config.model_copy(update={"connect_timeout": 0.1}), exp_id, ConnectionFailed)
-    proxy.hold(b"INFO")
-    async with Messager(proxy.config.model_copy(update={"connect_timeout": 60.0}), exp_id) as messager:
-        assert (await messager.send_message("news", {})).fate == "undeliverable"
-    assert proxy.held == 2
-
-
-async def test_a_link_that_is_closed_while_it_asks_again_stays_closed(proxy, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.connection.link.CONNECT_TIMEOUT_S", 0.5)
-    proxy.hold(b"*")  # the first request of all
-    link = RedisLink(proxy.config.model_copy(update={"connect_timeout": 60.0}), 30.0)
-    connecting = asyncio.create_task(link.connect())
-    await until(lambda: proxy.held == 1)
-    await link.close()
-    with pytest.raises(Closed):
-        await connecting
-    with pytest.raises(Closed):
-        await link.command("PING")
 
 
 def too_old(version):
@@ -435,41 +258,3 @@ async def test_a_subscription_without_messages_is_not_cut(server, exp_id, caplog
         assert await foreign.publish("news", b"{}") == 1
         assert len(await fetch_all(receiver, 1)) == 1
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-# -- calls after the end ----------------------------------------------------------------------------------------------
-
-
-async def test_a_call_after_the_end_opens_no_connection(server, exp_id):
-    transport = RedisTransport(server, exp_id, patience_s=10.0)
-    await transport.connect()
-    await transport.close()
-    store = RedisStore(server, exp_id)
-    before = len(await store.client.client_list())
-    for call in (lambda: transport.waiting(), lambda: transport.read("box", "0-0", 1, 0.1)):
-        with pytest.raises(Closed, match="is closed") as caught:
-            await call()
-        assert caught.value.unsent
-    assert len(await store.client.client_list()) == before
-    await store.close()
-
-
-# -- closing while the server is away ---------------------------------------------------------------------------------
-
-
-async def test_close_waits_only_briefly_for_an_absent_server(opener, redis_process, exp_id, monkeypatch, caplog):
-    monkeypatch.setattr("ray_messaging.receiving.subscription._LEAVE_S", 0.3)
-    nameless = await opener(redis_process.config, host=[1])
-    handled, idle = [await opener(redis_process.config, name=name, listen=[name]) for name in ("handled", "idle")]
-    await nameless.send_message("handled", {"n": 1})
-    assert len(await fetch_all(handled, 1)) == 1
-    redis_process.kill()
-    await asyncio.wait_for(nameless.close(), AT_ONCE_S)
-    await asyncio.wait_for(idle.close(), AT_ONCE_S)
-    assert "its lease ends by itself" in caplog.text
-    with pytest.raises(TransitError, match=r"what was fetched last.*gets that again"):
-        await asyncio.wait_for(handled.close(), AT_ONCE_S)
-    redis_process.start()
-    again = await opener(redis_process.config, name="handled", listen=["handled"])
-    assert [message.payload["n"] for message in await fetch_all(again, 1)] == [1]
-    await again.close()  # the server goes before the opener

@@ -5,12 +5,10 @@ from contextlib import suppress
 
 import pytest
 from support.contracts import client_of, fetch_all, numbers, send_numbers, until
+from support.receivers import tasks_that_fail
+from support.step_society import LoggedGroups
 
 from ray_messaging import MessagingError, ServerRefused
-from ray_messaging.config import MessagingConfig
-from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.transports.backend import open_transport
 
 pytestmark = pytest.mark.one_server("it changes the users of a server of its own")
 
@@ -41,6 +39,13 @@ async def user(redis_process):
     await client.aclose()
 
 
+@pytest.fixture
+async def society(user, exp_id, tmp_path):
+    """Give the log of the experiment a folder, and a writer that is this user."""
+    async with LoggedGroups(user.config, exp_id, tmp_path) as found:
+        yield found
+
+
 async def refused(fetch):
     """Fetch until that is refused, which may take until the reader has noticed."""
 
@@ -65,7 +70,7 @@ async def test_a_reader_goes_on_after_a_refusal_and_says_it_meanwhile(user, open
     with pytest.raises(ServerRefused, match="refused us"):
         await waiting
     await refused(lambda: receiver.fetch_messages(timeout=0.1))
-    await until(lambda: [loop for loop in receiver.engine.loops() if loop.name == "reader" and loop.error])
+    await until(lambda: "reader" in tasks_that_fail(receiver))
     await user.change(given)
 
     async def sent():
@@ -84,7 +89,7 @@ async def test_a_reader_goes_on_after_a_refusal_and_says_it_meanwhile(user, open
 
     await until(came)
     assert found == [2]
-    await until(lambda: not any(loop.error for loop in [*receiver.engine.loops(), *receiver.engine.transport.loops()]))
+    await until(lambda: not tasks_that_fail(receiver))
     await until(lambda: user.client.publish("news", b'{"n":3}'))
     assert numbers(await fetch_all(receiver, 1)) == [3]
 
@@ -118,11 +123,8 @@ async def test_an_iteration_and_answers_go_on_after_a_refusal(user, opener):
 
 
 @pytest.mark.long  # a read of the log that found nothing ends after five seconds
-async def test_the_event_log_goes_on_after_a_refusal_and_says_it_meanwhile(user, opener, exp_id, tmp_path):
-    transport = open_transport(user.config, exp_id, MessagingConfig())
-    await transport.connect()
-    writer = LogWriter(transport, Folder(str(tmp_path)), exp_id, segment_age_s=1e9)
-    await writer.start()
+async def test_the_event_log_goes_on_after_a_refusal_and_says_it_meanwhile(user, society, opener):
+    writer = await society.writer()
     sender, _ = await opener(user.config), await opener(user.config, name="group", host=[1])
     await send_numbers(sender, 1)
     await until(lambda: writer.stats()["rows"] == 1)
@@ -133,4 +135,3 @@ async def test_the_event_log_goes_on_after_a_refusal_and_says_it_meanwhile(user,
     await send_numbers(sender, 2)
     await until(lambda: writer.stats()["rows"] == 2)
     await writer.close()
-    await transport.close()

@@ -3,10 +3,13 @@
 import asyncio
 import re
 
+import msgspec
 import pytest
 from support.contracts import fetch_all, numbers, refused
 from support.patience import WAIT_S
 from support.replicated import ReplicatedService
+from support.schemas import set_schema
+from support.survey_records import ask_survey, surveys_of
 
 from ray_messaging import ConnectionFailed, NotReplicated, OutcomeUnknown
 
@@ -89,14 +92,17 @@ async def test_of_two_replicas_both_must_confirm(trio, opener, dead):  # the ser
     assert sorted(found) == [0, 1, 2, 3]
 
 
+class Mood(msgspec.Struct):
+    mood: int
+
+
 async def test_other_calls_wait_for_replicas_too(opener, pair):
     messager = await opener(pair.config, name="a", wait_replicas=1, send_timeout_s=1)  # the replica is slow, too
-    transport = messager.engine.transport
     with pair.replicas[0].paused():
         for call in (
-            transport.surveys.create("7", b"{}"),
-            transport.set_schema("news", b"{}"),
-            transport.load_directory(0),
+            ask_survey(surveys_of(messager), Mood, [1], {"text": "How?"}, subtopic="user-chat"),
+            set_schema(messager, "news", Mood),
+            messager.host_agents([1], ["agent-chat"]),
         ):
             with pytest.raises(NotReplicated, match="0 of 1"):
                 await call

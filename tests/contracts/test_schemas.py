@@ -9,14 +9,11 @@ import numpy as np
 import pydantic
 import pytest
 from support.contracts import WAIT_S, fetch_all
+from support.schemas import relay, set_schema
+from support.stepped import begin_steps
 
-from ray_messaging import InvalidPayload, Outgoing, PayloadMismatch
+from ray_messaging import InvalidPayload, Outgoing, PayloadMismatch, columns
 from ray_messaging.errors import ConfigError
-from ray_messaging.model.json_types import described
-from ray_messaging.model.typed.input import columns
-from ray_messaging.sending.bulk_input import batches_of_columns, columns_of
-from ray_messaging.transports.step_values import StepSettings
-from ray_messaging.wire.frames import encode
 
 
 class Offer(pydantic.BaseModel):
@@ -38,10 +35,6 @@ async def pair(messagers):
     await receiver.host_agents([1, 2], ["offers", "bids", "agent-chat"])
     await sender.send(7, 1, GOOD, subtopic="offers")  # so that it has a directory without schemas
     return sender, receiver
-
-
-async def set_schema(messager, subtopic, kind):
-    await messager.engine.transport.set_schema(subtopic, None if kind is None else described(kind))
 
 
 async def refused(awaitable):
@@ -127,29 +120,26 @@ async def test_a_schema_can_be_replaced_and_removed(pair):
     assert error.field == "side"
     await set_schema(receiver, "offers", None)
     await sender.send(7, 1, BAD, subtopic="offers")
-    delta = await receiver.engine.transport.load_directory(-1)
-    assert delta.schemas == {}
 
 
 async def test_a_relayed_batch_is_refused_with_its_row(pair):
     sender, receiver = pair
     await set_schema(receiver, "offers", Offer)
     await refused(sender.send(7, 1, BAD, subtopic="offers"))
-    chunks = columns_of([7, 8], [1, 2], [GOOD, BAD], 10_000)
-    error = await refused(sender.relay([encode(batch) for batch in batches_of_columns(chunks, "offers", None)]))
+    error = await refused(relay(sender, [7, 8], [1, 2], [GOOD, BAD], "offers"))
     assert (error.agent, error.row, error.field) == (8, 1, "price")
 
 
 async def test_a_schema_that_this_version_does_not_know_lets_nothing_pass(pair):
     sender, receiver = pair
-    await receiver.engine.transport.set_schema("offers", b'{"type":"object","not":{}}')
+    await set_schema(receiver, "offers", text=b'{"type":"object","not":{}}')
     with pytest.raises(ConfigError, match="schema of subtopic 'offers' cannot be used here"):
         await sender.send(7, 1, GOOD, subtopic="offers")
 
 
 async def test_a_step_with_a_misfit_is_not_committed_and_runs_again(messagers):
     setup = await messagers(name="setup")
-    await setup.engine.transport.steps.begin(StepSettings(seed=1, groups=1))
+    await begin_steps(setup, seed=1, groups=1)
     await set_schema(setup, "offers", Offer)
     group = await messagers(name="group")
     await group.host_agents([5, 6], ["offers"])

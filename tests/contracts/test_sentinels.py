@@ -1,14 +1,12 @@
 """Sentinels: settings that cannot work, each with its remedy; test_failover.py asks for a failover."""
 
-import asyncio
-
 import pytest
 from support.contracts import refused
+from support.probing import place_of
 from support.replicated import SERVICE, ReplicatedService
 from support.servers import HOST, free_port
 
 from ray_messaging import ConfigError, ConnectionFailed, RedisConfig
-from ray_messaging.transports.server_probe import ask_server
 
 
 @pytest.fixture(scope="module")
@@ -53,5 +51,4 @@ async def test_one_sentinel_of_two_is_enough_and_the_probe_asks_them_too(lone, o
     config = lone.config.model_copy(update={"sentinels": (gone, *lone.config.sentinels)})
     messager = await opener(config, name="b", host=[2])
     assert (await messager.send_message(messager.get_agent_chat_channel(2), {"n": 1}, from_id=1)).fate == "delivered"
-    facts = await asyncio.to_thread(ask_server, config)
-    assert (facts.error, facts.where) == ("", f"service 'town' of the Sentinels at {gone}, {config.sentinels[1]}")
+    assert await place_of(config) == f"service 'town' of the Sentinels at {gone}, {config.sentinels[1]}"

@@ -5,10 +5,9 @@ import json
 
 import pytest
 from support.contracts import WAIT_S, ended, fetch_all, until
+from support.interceptors import interceptor_with
 
 from ray_messaging import AnswerFailed, ConfigError, NoAnswer, Outgoing, rules
-from ray_messaging.addressing.channels import agent_channel
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.wire.frames import decode
 
 LONG_S = 600.0  # a question that waits for this long has not been told that it waits in vain
@@ -112,7 +111,7 @@ async def test_a_handler_that_gives_no_answer_that_can_be_sent_has_failed(pair, 
 
 
 async def test_the_asker_of_an_answer_that_a_rule_blocks_is_told(messagers, serve):
-    interceptor = Interceptor("x", [rules.Pattern(["secret"])])
+    interceptor = interceptor_with(rules.Pattern(["secret"]))
     west = await messagers(interceptor, name="west", host=[1])
     east = await messagers(interceptor, name="east", host=[11])
 
@@ -366,7 +365,7 @@ async def test_what_a_handler_sends_names_the_message_that_it_handles(pair, serv
         return {} if message.expects_answer else None
 
     async def act(message):
-        await west.send_message(agent_channel(exp_id, 11, "agent-chat"), {"by": "send_message"}, from_id=1)
+        await west.send_message(f"exps:{exp_id}:agents:11:agent-chat", {"by": "send_message"}, from_id=1)
         await asyncio.gather(*(west.send(1, 11, {"by": "many"}) for _ in range(50)))
         await west.send_messages([Outgoing.to_agent(11, {"by": "send_messages"}, 1)] * 2)
         await west.send_columns([1, 2], [11, 12], [{"by": "send_columns"}] * 2)
@@ -378,7 +377,7 @@ async def test_what_a_handler_sends_names_the_message_that_it_handles(pair, serv
         await west.send(1, 11, {"by": "large", "text": "x" * 100_000})
         await west.ask(1, 11, {"by": "ask"}, timeout=LONG_S)
         async with north.transaction() as tx:
-            tx.send_message(agent_channel(exp_id, 11, "agent-chat"), {"by": "tx.send_message"}, from_id=21)
+            tx.send_message(f"exps:{exp_id}:agents:11:agent-chat", {"by": "tx.send_message"}, from_id=21)
             tx.send_columns([21], [11], [{"by": "tx.send_columns"}])
         done.set()
 

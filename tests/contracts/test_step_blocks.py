@@ -4,10 +4,10 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from support.interceptors import interceptor_with
+from support.stepped import begin_steps
 
-from ray_messaging.interception.rules import BlackList
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.transports.step_values import StepSettings, WaitFor
+from ray_messaging import rules
 
 AGENTS, UNTIL = 4, 5
 
@@ -16,11 +16,11 @@ AGENTS, UNTIL = 4, 5
 def groups(messagers, exp_id):
     """Open two groups, whose agents may not write to agent 0."""
 
-    async def open_groups(wait_for=WaitFor.ALL, *, blocks=True):
-        rules = Interceptor(exp_id, [BlackList(pairs=[(agent, 0) for agent in range(AGENTS)] if blocks else [])])
-        setup = await messagers(rules, name="setup")
-        await setup.engine.transport.steps.begin(StepSettings(groups=2, wait_for=wait_for))
-        return [await messagers(rules, name=f"group{n}", host=range(n, AGENTS, 2)) for n in range(2)]
+    async def open_groups(wait_for="all", *, blocks=True):
+        judge = interceptor_with(rules.BlackList(pairs=[(agent, 0) for agent in range(AGENTS)] if blocks else []))
+        setup = await messagers(judge, name="setup")
+        await begin_steps(setup, groups=2, wait_for=wait_for)
+        return [await messagers(judge, name=f"group{n}", host=range(n, AGENTS, 2)) for n in range(2)]
 
     return open_groups
 
@@ -62,7 +62,7 @@ async def steps_kept(store):
     return [step for step in range(UNTIL) if await store.client.exists(store.keys.steps(f"{step}:blocked"))]
 
 
-@pytest.mark.parametrize("wait_for", WaitFor)
+@pytest.mark.parametrize("wait_for", ["all", "senders"])
 async def test_agents_learn_it_wherever_they_move_and_the_server_keeps_it_for_one_step(groups, store, wait_for):
     first, second = await groups(wait_for)
     learnt = {}

@@ -10,22 +10,20 @@ import numpy as np
 import pytest
 from support.patience import WAIT_S
 from support.step_society import AGENTS, SEED, LoggedGroups, sealed
+from support.stepped import befriend, begin_steps
 
-from ray_messaging import EventLog
-from ray_messaging.audiences.building import build_edges
-from ray_messaging.interception.rules import Added, BlackList, StepRule, StepVerdicts, rewrite
-from ray_messaging.transports.step_values import StepSettings
+from ray_messaging import EventLog, rules
 
 UNTIL, NOBODY = 7, 10**6
 
 
-class Warden(StepRule):
+class Warden(rules.StepRule):
     """A rule that rewrites a message of each step, and adds one in the name of agent 5."""
 
     async def check_step(self, number, batch, exp_id):
         row = len(batch) // 2
-        changed = {row: rewrite(json.loads(batch.lines.row(row)) | {"changed": True}, "mended")}
-        return StepVerdicts(changed, [Added(7, {"added": number}, from_id=5)])
+        changed = {row: rules.rewrite(json.loads(batch.lines.row(row)) | {"changed": True}, "mended")}
+        return rules.StepVerdicts(changed, [rules.Added(7, {"added": number}, from_id=5)])
 
 
 class Run(LoggedGroups):
@@ -37,12 +35,10 @@ class Run(LoggedGroups):
 
     async def run(self, interceptor, act, *, judged=False):
         self.act = act
-        transport = await self.transport()
-        settings = StepSettings(seed=SEED, groups=2, lag=4)
-        await transport.steps.begin(settings)
+        store = await begin_steps(self, seed=SEED, groups=2, lag=4)
         if judged:
-            await self.supervise(interceptor, settings)
-        await self.create("friends", build_edges([np.random.default_rng(1).choice(AGENTS, (300, 2))]))
+            await self.supervise(interceptor)
+        await befriend(self, "friends", np.random.default_rng(1).choice(AGENTS, (300, 2)))
         writer = await self.writer()
         groups = await self.groups(2, interceptor)
         user = await self.messager(interceptor, name="outside")
@@ -50,7 +46,7 @@ class Run(LoggedGroups):
         await user.send_message(user.get_agent_chat_channel(3), {"outside": 2}, to_id=3)
         async with asyncio.timeout(WAIT_S):
             await asyncio.gather(*map(self._drive, groups))
-            await sealed(transport.steps, UNTIL - 1)
+            await sealed(store, UNTIL - 1)
             await writer.close()
         return EventLog.open(self.folder)
 
@@ -99,7 +95,7 @@ def anything_and_broadcasts(step, agent, payload):
 @pytest.mark.parametrize("judged", [False, True])  # a rule that sees whole steps goes without broadcasts
 async def test_both_are_what_the_agents_had_in_hand(run, judged):
     banned = [(a, b) for a in range(AGENTS) for b in range(12) if (a * b) % 5 == 1]
-    interceptor = run.judge(BlackList(banned), *([Warden()] if judged else []))
+    interceptor = run.judge(rules.BlackList(banned), *([Warden()] if judged else []))
     log = await run.run(interceptor, anything if judged else anything_and_broadcasts, judged=judged)
     assert {"delivered", "blocked", "undeliverable"} <= {*log.count(by="fate")["fate"].to_pylist()}
     assert any(log.query()["pairs"].to_pylist()) != judged

@@ -4,28 +4,17 @@ import asyncio
 import json
 from contextlib import aclosing
 
-import msgspec
 import pytest
-from support.log_writing import POINTS, Crash, Died, failed
+from support.command_line import ended
+from support.log_writing import POINTS, Crash, failed, rows_in_memory
 from support.patience import WAIT_S
+from support.step_faults import FailAt, disturb
 from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, digests_of, live, run_step, sequential
 from support.step_society import messages_of as sent_in
-from typer.testing import CliRunner
+from support.stepped import begin_steps
+from support.steps_on_the_server import frames_in_box, history_of, holds_once_open
 
-from ray_messaging import EventLog, columns
-from ray_messaging.cli.app import app
-from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.reading.questions import answer
-from ray_messaging.eventlog.reading.scan import View
-from ray_messaging.interception.rules import ALLOW, BlackList, Rule, block, rewrite
-from ray_messaging.model.calls import MODEL, CallRecord, encode_calls
-from ray_messaging.model.exact import encode_exactly
-from ray_messaging.model.series import encode_rows
-from ray_messaging.steps.digests import history_digest
-from ray_messaging.steps.step_account import digest_of, messages_of, sealed_counts
-from ray_messaging.transports.step_values import CollectedKind, StepSettings
-
-ORDER = [("step", "ascending"), ("agent", "ascending")]
+from ray_messaging import EventLog, Rule, StepAborted, columns, rules
 
 
 @pytest.fixture
@@ -36,9 +25,7 @@ async def society(server, exp_id, tmp_path):
 
 class Society(LoggedGroups):
     async def begin(self, **settings):
-        store = (await self.transport()).steps
-        await store.begin(StepSettings(seed=SEED, **{"lag": 4} | settings))  # a file after each step
-        return store
+        return await begin_steps(self, seed=SEED, **{"lag": 4} | settings)  # a file after each step
 
 
 async def within(awaitable):
@@ -73,10 +60,11 @@ async def test_the_logs_digests_are_those_of_one_loop_and_rows_come_in_canonical
     assert {row["step_read"] - row["step"] for row in table.to_pylist()} == {1, 2}
 
 
-async def test_an_attempt_that_died_after_its_sends_is_not_in_the_log(society, monkeypatch):
+async def test_an_attempt_that_died_after_its_sends_is_not_in_the_log(society):
     store = await society.begin(groups=2, digest=True)
     writer = await society.writer()
     first, second = await society.groups(2)
+    disturb(first, FailAt(5, "before", deadly=False, in_parts=True), ["commit", "close"])
     other = asyncio.create_task(live(second))
     async with aclosing(first.steps(until=STEPS)) as steps:
         async for step in steps:
@@ -87,24 +75,13 @@ async def test_an_attempt_that_died_after_its_sends_is_not_in_the_log(society, m
                 step.send(agent, agent, {"word": "never seen"})
                 step.send(agent, 10**6, {"word": "never seen"})
             break
-        monkeypatch.setattr(first.engine.transport.steps, "commit", in_parts)
-        monkeypatch.setattr(first.engine.transport.steps, "close", died)
-        with pytest.raises(Died):
+        with pytest.raises(StepAborted, match="close failed"):
             await anext(steps)
-    monkeypatch.undo()
-    assert any(b"never seen" in frame.frame for frame in await store.read_box("group0@5", count=1000))
+    assert any(b"never seen" in frame for frame in await frames_in_box(store, "group0", 5))
     await within(live(first))
     await within(other)
     await within(writer.close())
     has_each_message_once(society)
-
-
-async def in_parts(*_args, **_kwargs):
-    return None
-
-
-async def died(*_args, **_kwargs):
-    raise Died
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -137,10 +114,7 @@ async def test_steps_wait_for_a_log_that_lags_and_no_longer(society):
     (group,) = await society.groups(1)
     living = asyncio.create_task(live(group))
     await failed(writer)
-    async with asyncio.timeout(WAIT_S):
-        while (found := await store.progress()).latest < 1:
-            await store.wait(found.news, 1.0)
-    assert (await store.progress()).holds == {"event log": -1}
+    assert await holds_once_open(store, 1) == {"event log": -1}
     assert not living.done()
     later = await society.writer()
     await within(living)
@@ -157,8 +131,7 @@ async def test_a_query_sees_what_was_sealed_and_what_came_from_outside_before_it
     await user.send_message(user.get_user_chat_channel(3), {"n": 1}, to_id=3)
     await user.send_message(user.get_agent_chat_channel(4), {"n": 2}, to_id=4)
     await within(writer.caught_up())
-    _, live_rows, _ = writer.snapshot()
-    rows = [row for table in live_rows for row in table.to_pylist()]
+    rows = rows_in_memory(writer)
     outside = [row for row in rows if row["from_id"] is None]
     assert [(row["step"], row["step_read"], row["to_id"], row["payload"]) for row in outside] == [
         (3, 3, 3, '{"n":1}'),
@@ -190,11 +163,7 @@ async def hear_the_user(society, count, words):
     outside = [row for row in log.query(from_id=None).to_pylist() if row["step"] is not None]
     assert len(outside) == 71 * len(words)
     assert {row["step"] for row in outside} == {row["step_read"] for row in outside} == {*range(2, 2 + len(words))}
-    history = b""
-    for step in range(STEPS):
-        counts = await sealed_counts(store, step)
-        history = history_digest(history, step, messages_of(counts), digest_of(counts))
-    assert log.history_digest(STEPS - 1) == history
+    assert log.history_digest(STEPS - 1) == await history_of(store, STEPS)
     return await digests_of(store), digests(society.folder)
 
 
@@ -231,13 +200,17 @@ class Calm(Rule):
     needs_payload = True
 
     def check(self, message):
-        return rewrite({"word": message.payload["word"].lower()}) if message.payload["word"].isupper() else ALLOW
+        return (
+            rules.rewrite({"word": message.payload["word"].lower()})
+            if message.payload["word"].isupper()
+            else rules.ALLOW
+        )
 
 
 async def test_blocked_rewritten_and_undeliverable_messages_have_their_fates_and_reasons(society):
     store = await society.begin(digest=True)
     writer = await society.writer()
-    (group,) = await society.groups(1, society.judge(BlackList([(1, 2)]), Calm()))
+    (group,) = await society.groups(1, society.judge(rules.BlackList([(1, 2)]), Calm()))
     async with asyncio.timeout(WAIT_S):
         async for step in group.steps(until=2):
             if step.number == 0:
@@ -270,7 +243,7 @@ class Mute(Rule):
     name = "mute"
 
     def check(self, message):
-        return block("muted") if message.to_id == 2 else ALLOW
+        return rules.block("muted") if message.to_id == 2 else rules.ALLOW
 
 
 async def test_messages_from_outside_that_a_rule_judged_are_logged_with_their_step(society):
@@ -323,16 +296,15 @@ async def test_two_logs_differ_first_where_an_agent_sent_something_else(valkey_c
     assert (less.diff(log).mine, less.diff(log).theirs.from_id) == (None, 3)
 
     folders = {name: str(tmp_path / name) for name in ("log", "same", "other", "less")}
-    equal = CliRunner().invoke(app, ["log", "diff", folders["log"], folders["same"]])
-    assert (equal.exit_code, equal.output) == (0, "Both runs sent the same.\n")
-    differs = CliRunner().invoke(app, ["log", "diff", folders["log"], folders["other"]])
-    assert differs.exit_code == 1
-    assert "differ first in step 2, in message 2-0-1 of agent 1" in differs.output
-    assert "1 in 2" in differs.output
-    assert "else" in differs.output
-    as_json = CliRunner().invoke(app, ["log", "diff", folders["less"], folders["log"], "--json"])
-    assert as_json.exit_code == 1
-    line = json.loads(as_json.output)
+    assert ended("log", "diff", folders["log"], folders["same"]) == (0, "Both runs sent the same.\n")
+    code, told = ended("log", "diff", folders["log"], folders["other"])
+    assert code == 1
+    assert "differ first in step 2, in message 2-0-1 of agent 1" in told
+    assert "1 in 2" in told
+    assert "else" in told
+    code, told = ended("log", "diff", folders["less"], folders["log"], "--json")
+    assert code == 1
+    line = json.loads(told)
     assert (line["step"], line["agent"], line["mine"], line["theirs"]["payload"]) == (2, 3, None, {"word": "3 in 2"})
 
 
@@ -353,8 +325,9 @@ async def test_typed_payloads_are_in_canonical_order_and_have_the_digests_of_the
     await within(asyncio.gather(*map(drive, await society.groups(2))))
     await within(writer.close())
     log = EventLog.open(society.folder)
+    counted = await digests_of(store, 3)
     for step in range(3):
-        assert log.digest(step) == digest_of(await sealed_counts(store, step))
+        assert log.digest(step) == counted[step]
         found = log.query(step=step, text=True)
         order = [*zip(*(found[name].to_pylist() for name in ("to_id", "from_id", "ordinal")), strict=True)]
         assert order == sorted(order)
@@ -363,57 +336,6 @@ async def test_typed_payloads_are_in_canonical_order_and_have_the_digests_of_the
         assert prices[: 2 * AGENTS : 2] == [agent + step / 4 for agent in range(AGENTS)]
         assert prices[2 * AGENTS :] == [f"{agent} francs" for agent in range(AGENTS)]
     log.balance()
-
-
-@pytest.mark.parametrize("count", [1, 3])
-async def test_series_and_calls_are_in_the_log_once_although_its_writer_dies(society, monkeypatch, count):
-    monkeypatch.setattr("ray_messaging.eventlog.writing.writer.FILE_BYTES", 1)
-    await society.begin(groups=count)
-    writer = await society.writer(segment_rows=100)
-    monkeypatch.setattr(
-        writer._collected._store, "drop_collected", died
-    )  # the file is there, and the server has it, too
-    living = asyncio.gather(*(live(group, hook=measured) for group in await society.groups(count)))
-    await failed(writer)
-    folder = Folder(society.folder)
-    assert all(folder.collected_files(kind) for kind in CollectedKind)
-    later = await society.writer(segment_rows=100)
-    await within(living)
-    await within(later.caught_up())
-    view = View(folder, [], collected=await later.unwritten())
-    assert answer(view, "series", {}).to_pylist() == measures(STEPS)
-    assert answer(view, "calls", {}).to_pylist() == calls(STEPS)
-    assert answer(view, "sql", {"query": "select * from calls"}).sort_by(ORDER).to_pylist() == calls(STEPS)
-    await within(later.retire())
-    log = EventLog.open(society.folder)
-    assert log.series().to_pylist() == measures(STEPS)
-    assert log.calls().to_pylist() == calls(STEPS)
-    assert log.sql("select * from calls order by step, agent").to_pylist() == calls(STEPS)
-    assert await later._collected._store.collected_bytes() == 0
-
-
-async def measured(step):
-    ids = step.places.column.to_numpy()
-    step.keep_series(encode_rows(ids, {"x": ids * 0.5 + step.number}))
-    step.keep_calls(encode_calls([record(step.number, agent) for agent in ids.tolist()]))
-
-
-def record(step, agent):
-    answer = encode_exactly([agent, step], "")
-    return CallRecord(f"{agent}-1", agent, "ask", True, '{"args":[]}', 0.5, 2, MODEL, msgspec.Raw(answer))
-
-
-def calls(until):
-    return [
-        {"step": step, "agent": agent, "function": "ask", "arguments": '{"args":[]}', "result": f"[{agent},{step}]"}
-        | {"seconds": 0.5, "tries": 2, "source": "model", "bytes": 3, "by_content": True, "key": f"{agent}-1"}
-        for step in range(until)
-        for agent in range(AGENTS)
-    ]
-
-
-def measures(until):
-    return [{"step": step, "agent": agent, "x": agent * 0.5 + step} for step in range(until) for agent in range(AGENTS)]
 
 
 @pytest.mark.long

@@ -6,12 +6,12 @@ import json
 
 import pytest
 from support.patience import WAIT_S
-from support.step_faults import Chaos, FailAt, FaultyStore, Killed, Process, Repeat
+from support.step_faults import Chaos, FailAt, Killed, Process, Repeat, disturb
 from support.step_society import LoggedGroups
+from support.stepped import begin_steps, fates_in
+from support.steps_on_the_server import state_of_group
 
 from ray_messaging import AlreadyExists, StepAborted
-from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.step_values import Driver, StepSettings
 
 AGENTS, ENDS = {"stays": 0, "goes": 1, "comes": 2}, {"stays": 7, "goes": 3, "comes": 7}
 # "goes" ends after step 2. "comes" joins in step 1, so it counts from step 3, and step 2 is the first that sends to it.
@@ -34,12 +34,9 @@ class Town(LoggedGroups):
         self.faults, self.joined = faults, asyncio.Event()
 
     async def open(self, name):
-        messager, process = await self.messager(name=name), Process()
+        messager = await self.messager(name=name)
         await messager.host_agents([AGENTS[name]], ["agent-chat"])
-        transport = messager.engine.transport
-        if self.faults is not None:
-            transport.steps = FaultyStore(transport.steps, process, self.faults)
-        return messager, process
+        return messager, Process() if self.faults is None else disturb(messager, self.faults)
 
     async def live(self, name):
         """Drive a group to its end; a new process follows one that died."""
@@ -70,23 +67,20 @@ class Town(LoggedGroups):
 
     async def run(self):
         """Run all groups to their ends; return what each heard, and the fates of what it sent in each step."""
-        store = (await self.transport()).steps
-        await store.begin(StepSettings(groups=2))
+        store = await begin_steps(self, groups=2)
         async with asyncio.timeout(WAIT_S):
             await asyncio.gather(self.live("stays"), self.live("goes"), self.come())
         if self.faults is not None:
             self.faults.end()
             self.faults = None
         heard = {name: json.loads(await self.state(name)) for name in ENDS}
-        closed = [await store.closed_step(step) for step in range(7)]
-        return heard, [StepCounts.decode(each.counts).fates for groups in closed for each in groups.values()]
+        return heard, [fates for step in range(7) for fates in (await fates_in(store, step)).values()]
 
     async def state(self, name):
         messager, _ = await self.open(name)
         loop = messager.steps(until=ENDS[name], leave=name == "goes")
         assert [step async for step in loop] == []
-        driver = Driver("reader")
-        return (await messager.engine.transport.steps.take(name, driver, 1.0)).state
+        return await state_of_group(messager, name)
 
 
 async def proves(town):

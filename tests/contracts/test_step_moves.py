@@ -5,14 +5,11 @@ from contextlib import aclosing
 
 import numpy as np
 import pytest
+from support.positions import PlacesInMemory
+from support.stepped import begin_steps
 
 from ray_messaging import AudienceTooLarge, ConfigError, InvalidColumns, Messager, UnknownName, UnknownSender
-from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, encode_facts
-from ray_messaging.audiences.building import Positions
-from ray_messaging.model.columns import IdColumn
-from ray_messaging.transports.step_values import StepSettings, WaitFor
 
-pytest.importorskip("scipy")
 AGENTS, RADIUS, STEPS = 40, 1.5, 5
 
 
@@ -21,54 +18,25 @@ def places_at(step):
     return np.random.default_rng(step).uniform(0, 8, (AGENTS, 2))
 
 
-class Shelf(dict):
-    """A source of audiences in memory that makes versions."""
-
-    def __init__(self):
-        self.made = 0
-        self.transport = None
-        self.lock = asyncio.Lock()
-
-    async def load(self, name, version):
-        return self[name, version]
-
-    async def publish(self, name, version, edges, since=None):
-        self[name, version] = edges
-        facts = AudienceFacts(
-            AudienceKind.POSITIONS, edges.pairs, edges.digest.hex(), -1 if since is None else since - 1
-        )
-        assert await self.transport.set_audience(name, version, encode_facts(facts), since) is not None
-
-    async def move_in_step(self, name, step, ids, points):
-        async with self.lock:
-            audiences = (await self.transport.load_directory(0)).audiences
-            last = audiences[name][-1]
-            if last.since < step:
-                self.made += 1
-                moved = self[name, last.version].positions.moved(ids, points)
-                await self.publish(name, last.version + 1, moved.edges(), step)
-
-
 @pytest.fixture
 async def opened(server, exp_id):
     """Open groups that share the agents round robin, and an audience of agents that are near."""
-    found, shelf = [], Shelf()
+    found, places = [], PlacesInMemory()
 
     async def open_groups(count, **settings):
         for number in range(-1, count):
-            messager = Messager(server, exp_id, name=f"group{number}" if number >= 0 else "setup", audiences=shelf)
+            messager = Messager(server, exp_id, name=f"group{number}" if number >= 0 else "setup", audiences=places)
             found.append(messager)
             await messager.init()
             if number < 0:
-                await messager.engine.transport.steps.begin(StepSettings(groups=count, digest=True, **settings))
-                shelf.transport = messager.engine.transport
+                await begin_steps(messager, groups=count, digest=True, **settings)
+                places.messager = messager
             else:
                 await messager.host_agents(range(number, AGENTS, count), ["agent-chat"])
-        placed = Positions.given(IdColumn(np.arange(AGENTS)), places_at(0), RADIUS, 10_000)
-        await shelf.publish("street", 1, placed.edges())
+        await places.place("street", places_at(0), RADIUS)
         return found[1:]
 
-    open_groups.shelf = shelf
+    open_groups.places = places
     yield open_groups
     for messager in found:
         await messager.close()
@@ -106,7 +74,7 @@ async def test_all_read_the_new_positions_in_the_next_step(opened, count):
         found = await asyncio.gather(*(walk(group, (1, 3) if not at else ()) for at, group in enumerate(groups)))
     for step in range(1, STEPS):
         assert {agent: n for part in found for agent, n in part[step].items()} == near(step - 1)
-    assert opened.shelf.made == STEPS - 1  # one version a step, also where a step ran again
+    assert opened.places.made == STEPS - 1  # one version a step, also where a step ran again
 
 
 async def test_impossible_moves_are_refused(opened):
@@ -128,8 +96,7 @@ async def test_impossible_moves_are_refused(opened):
 
 async def test_a_crowd_that_is_too_dense_is_refused_in_the_next_step(opened):
     (group,) = await opened(1)
-    sparse = Positions.given(IdColumn(np.arange(AGENTS)), places_at(0), RADIUS, AGENTS * (AGENTS - 1) - 1)
-    await opened.shelf.publish("plaza", 1, sparse.edges())
+    await opened.places.place("plaza", places_at(0), RADIUS, limit=AGENTS * (AGENTS - 1) - 1)
     steps = group.steps(until=2)
     (await anext(steps)).move("plaza", np.arange(AGENTS), np.zeros((AGENTS, 2)))
     with pytest.raises(AudienceTooLarge, match="makes 1,560 pairs of 40 agents, the limit is 1,559") as caught:
@@ -138,7 +105,7 @@ async def test_a_crowd_that_is_too_dense_is_refused_in_the_next_step(opened):
 
 
 async def test_groups_that_wait_for_their_senders_alone_cannot_move_agents(opened):
-    (group,) = await opened(1, wait_for=WaitFor.SENDERS)
+    (group,) = await opened(1, wait_for="senders")
     steps = group.steps(until=2)
     (await anext(steps)).move("street", [1], [[0, 0]])
     with pytest.raises(ConfigError, match="wait_for='all'"):

@@ -7,13 +7,11 @@ from functools import partial
 import msgspec
 import pytest
 from support.patience import WAIT_S
+from support.step_society import LoggedGroups, digests_of
+from support.stepped import fates_in, steps_of
+from support.survey_records import ask_survey, surveys_of
 
 from ray_messaging import Closed, EventLog, NoAnswer, NoQuestion, UnknownSender
-from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.surveys.surveys import Surveys
 
 AGENTS = 24
 
@@ -148,12 +146,16 @@ async def lived_through(groups, awaitable, reply):
     return found
 
 
-async def test_the_user_asks_an_agent_of_a_group_in_steps_and_the_log_has_it_once(
-    groups, user, transports, exp_id, tmp_path
-):
+@pytest.fixture
+async def society(server, exp_id, tmp_path):
+    """Give the log of the experiment a folder."""
+    async with LoggedGroups(server, exp_id, tmp_path / "log") as found:
+        yield found
+
+
+async def test_the_user_asks_an_agent_of_a_group_in_steps_and_the_log_has_it_once(groups, user, society):
     (group,) = await groups(1)
-    writer = LogWriter(await transports(), Folder(tmp_path / "log"), exp_id)
-    await writer.start()
+    writer = await society.writer()
     asking = asyncio.create_task(user.ask(None, 3, {"n": 1}, subtopic="user-chat", timeout=20))
     replies = iter([{"first": True}, {"second": True}])
     async with asyncio.timeout(WAIT_S):
@@ -167,7 +169,8 @@ async def test_the_user_asks_an_agent_of_a_group_in_steps_and_the_log_has_it_onc
     assert answer.id == f"{question.step}-0-3"
     await user.close()
     await writer.close()
-    log = EventLog.open(tmp_path / "log")
+    counted = await digests_of(await steps_of(group), answer.step + 1)
+    log = EventLog.open(society.folder)
     thread = log.thread(answer.id)
     assert thread["message_id"].to_pylist() == [question.id, answer.id]
     assert thread["fate"].to_pylist() == ["delivered"] * 2
@@ -175,8 +178,7 @@ async def test_the_user_asks_an_agent_of_a_group_in_steps_and_the_log_has_it_onc
     assert thread["from_id"].to_pylist() == [None, 3]
     assert log.query().num_rows == 2
     for step in (answer.step - 1, answer.step):
-        (closed,) = (await group.engine.transport.steps.closed_step(step)).values()
-        assert log.digest(step) == StepCounts.decode(closed.counts).digest
+        assert log.digest(step) == counted[step]
 
 
 async def test_the_user_asks_many_by_columns_and_answers_come_later(groups, user):
@@ -204,8 +206,7 @@ async def test_an_asker_that_has_gone_holds_up_nothing(groups, user):
             step.reply(message, {})
             answered.append(step.number)
     assert answered == [1] or answered == [0]
-    (closed,) = (await group.engine.transport.steps.closed_step(answered[0])).values()
-    assert StepCounts.decode(closed.counts).fates == {"delivered": 1}
+    assert [*(await fates_in(await steps_of(group), answered[0])).values()] == [{"delivered": 1}]
 
 
 class Mood(msgspec.Struct):
@@ -216,8 +217,7 @@ async def test_a_survey_of_agents_in_steps(groups, user):
     opened = await groups(2)
 
     async def survey():
-        ids = AgentSet.of(range(AGENTS))
-        found = await Surveys(user.engine).create(Mood, ids, {"text": "How?"}, subtopic="user-chat", timeout=20)
+        found = await ask_survey(surveys_of(user), Mood, range(AGENTS), {"text": "How?"}, subtopic="user-chat")
         while len(found.tally.answers) < AGENTS:
             await found.more(1.0)
         return found.tally.answers

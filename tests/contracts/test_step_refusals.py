@@ -7,6 +7,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+from support.stepped import begin_steps
+from support.steps_on_the_server import resume, steps_driven_by
 
 from ray_messaging import (
     AlreadyExists,
@@ -16,7 +18,6 @@ from ray_messaging import (
     InvalidAddress,
     InvalidColumns,
     InvalidPayload,
-    MessagingConfig,
     Outgoing,
     PayloadTooLarge,
     StepAborted,
@@ -24,11 +25,6 @@ from ray_messaging import (
     UnknownName,
     UnknownSender,
 )
-from ray_messaging.cluster.actors.interceptor_host import begin_steps
-from ray_messaging.cluster.spec import InterceptorSpec
-from ray_messaging.steps import step_loop
-from ray_messaging.steps.step_loop import driven_loop
-from ray_messaging.transports.step_values import StepSettings
 
 AGENTS = [1, 2, "ann"]
 
@@ -36,7 +32,7 @@ AGENTS = [1, 2, "ann"]
 @pytest.fixture
 async def group(messagers):
     messager = await messagers(name="all", state_bytes=1000, payload_bytes=1000)
-    await messager.engine.transport.steps.begin(StepSettings(seed=7))
+    await begin_steps(messager, seed=7)
     await messager.host_agents(AGENTS, ["agent-chat"])
     return messager
 
@@ -203,8 +199,7 @@ async def drive(group, messagers):
     begun = []
 
     async def begin(task):
-        messager = await messagers(name="all")
-        begun.append((await driven_loop(messager.engine, task)).steps(until=5))
+        begun.append(await steps_driven_by(await messagers(name="all"), task, until=5))
         return begun[-1]
 
     yield begin
@@ -212,21 +207,13 @@ async def drive(group, messagers):
         await steps.aclose()
 
 
-@pytest.mark.parametrize("dies", [True, False])
-async def test_a_second_driver_gets_the_group_of_one_that_has_ended(drive, monkeypatch, dies):
-    async def dead(_loop, _attempt):
-        await asyncio.Event().wait()
-
-    if dies:
-        monkeypatch.setattr(step_loop, "STEP_LEASE_S", 0.05)
-        monkeypatch.setattr(step_loop.StepLoop, "_renew", dead)
+async def test_a_second_driver_gets_the_group_of_one_that_has_ended(drive):
     first, second = await drive("first"), await drive("second")
     await anext(first)
     waiting = asyncio.create_task(anext(second))
     await asyncio.sleep(0)
     assert not waiting.done()
-    if not dies:
-        await first.aclose()
+    await first.aclose()
     assert (await waiting).number == 0
 
 
@@ -271,15 +258,11 @@ async def test_of_two_loops_the_later_one_has_the_group(group, messagers, proces
 
 
 @pytest.mark.parametrize("other", [Steps(seed=8), Steps(seed=7, digest=True), Steps(seed=7, groups=2), None])
-async def test_a_resume_with_other_steps_names_the_difference(group, exp_id, other):
-    store = group.engine.transport.steps
-    spec = InterceptorSpec(exp_id, "run", MessagingConfig(), None, Steps(seed=7), rules=(), on_existing="resume")
-    await begin_steps(store, spec)
+async def test_a_resume_with_other_steps_names_the_difference(group, other):
+    await resume(group, Steps(seed=7))
     with pytest.raises(
         ConfigError, match=r"began with Steps\(seed=7, .* and this start has (Steps|no steps)"
     ) as caught:
-        await begin_steps(
-            store, InterceptorSpec(exp_id, "run", MessagingConfig(), None, other, rules=(), on_existing="resume")
-        )
+        await resume(group, other)
     assert "on_existing='reset'" in str(caught.value)
-    assert (await store.settings()).seed == 7
+    await resume(group, Steps(seed=7))

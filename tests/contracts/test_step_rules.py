@@ -7,34 +7,17 @@ from contextlib import AsyncExitStack, aclosing
 from itertools import count
 from random import Random
 
-import numpy as np
 import pytest
 from support.contracts import until
+from support.interceptors import failures_of, interceptor_with
+from support.step_faults import Abort
 from support.step_society import AGENTS, FRIENDS, SEED, LoggedGroups, digests_of, sealed
+from support.stepped import befriend, begin_steps, fates_in
+from support.steps_on_the_server import said_from_outside
 
-from ray_messaging import ConfigError, EventLog, Messager, StepAborted
-from ray_messaging.audiences.building import build_edges
-from ray_messaging.audiences.source import LocalFolder
+from ray_messaging import ConfigError, EventLog, Messager, MessagingConfig, Rule, rules
 from ray_messaging.compat.supervisor import Message, MessageKind, SupervisorBase
-from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import RuleError
-from ray_messaging.eventlog.forking import outside_of
-from ray_messaging.interception.rules import (
-    ALLOW,
-    Added,
-    RateLimit,
-    Rule,
-    StepRule,
-    StepVerdicts,
-    Supervisor,
-    Table,
-    block,
-    label,
-    rewrite,
-)
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
 
 STEPS = 4
 
@@ -64,13 +47,11 @@ class Society(LoggedGroups):
         super().__init__(server, exp_id, folder)
         self.heard = {}
 
-    async def begin(self, *rules, groups=2, **settings):
+    async def begin(self, *rules, groups=2, faults=None, **settings):
         """Begin an experiment with rules, their supervisor, a log and groups; return the groups."""
-        settings = StepSettings(seed=SEED, groups=groups, digest=True, **settings)
-        self.store = (await self.transport()).steps
-        await self.store.begin(settings)
+        self.store = await begin_steps(self, seed=SEED, groups=groups, digest=True, **settings)
         self.interceptor = self.judge(*rules)
-        self.supervisor = await self.supervise(self.interceptor, settings)
+        await self.supervise(self.interceptor, faults=faults)
         self.log = await self.writer()
         return await self.groups(groups, self.interceptor)
 
@@ -101,16 +82,16 @@ class Society(LoggedGroups):
     async def fates(self, until=STEPS):
         found = Counter()
         for step in range(until):
-            for each in (await self.store.closed_step(step)).values():
-                found.update(StepCounts.decode(each.counts).fates)
+            for fates in (await fates_in(self.store, step)).values():
+                found.update(fates)
         return +found
 
 
-class Censor(StepRule):
+class Censor(rules.StepRule):
     """A rule that blocks, rewrites and labels by the word, adds messages, and counts steps."""
 
     def __init__(self):
-        self.state = Table()
+        self.state = rules.Table()
         self.seen = []
 
     async def check_step(self, number, batch, exp_id):
@@ -121,13 +102,13 @@ class Censor(StepRule):
         for row, word in enumerate(lines):
             _, agent, n = map(int, word.split())
             if agent % 7 == 0:
-                rows[row] = block(f"word {n}")
+                rows[row] = rules.block(f"word {n}")
             elif agent % 7 == 1:
-                rows[row] = rewrite({"word": word.replace(" ", "-")}, "mended")
+                rows[row] = rules.rewrite({"word": word.replace(" ", "-")}, "mended")
             elif agent % 7 == 2:
-                rows[row] = label("odd")
-        added = [Added(agent, {"word": f"news {count}"}, from_id="censor") for agent in (3, 5)]
-        return StepVerdicts(rows, [*added, Added(10**6, {"word": "to nobody"}, deliver_at=number + 2)])
+                rows[row] = rules.label("odd")
+        added = [rules.Added(agent, {"word": f"news {count}"}, from_id="censor") for agent in (3, 5)]
+        return rules.StepVerdicts(rows, [*added, rules.Added(10**6, {"word": "to nobody"}, deliver_at=number + 2)])
 
 
 def expected(until=STEPS):
@@ -207,7 +188,7 @@ async def test_the_first_messages_of_a_sender_pass_whatever_their_kind_and_group
     found = []
     for groups in (1, 3):
         society = await societies(MixedSociety)
-        await society.run(await society.begin(RateLimit(per_round=3), groups=groups))
+        await society.run(await society.begin(rules.RateLimit(per_round=3), groups=groups))
         log, counted = await society.logged()
         found.append((society.heard, counted))
         ordinals = {}
@@ -219,7 +200,7 @@ async def test_the_first_messages_of_a_sender_pass_whatever_their_kind_and_group
 
 
 async def test_the_first_answers_in_columns_pass_whatever_their_subtopics(society):
-    (group,) = await society.begin(RateLimit(per_round=2), groups=1)
+    (group,) = await society.begin(rules.RateLimit(per_round=2), groups=1)
     async for step in group.steps(until=3):
         if step.number == 0:
             for agent, topic in enumerate(["user-chat", "agent-chat"] * 2):
@@ -237,14 +218,18 @@ class Polite(Rule):
 
     def check(self, message):
         word = message.payload["word"]
-        return rewrite({"word": f"polite {word}"}, "polite") if int(word.split()[1]) % 3 else ALLOW
+        return rules.rewrite({"word": f"polite {word}"}, "polite") if int(word.split()[1]) % 3 else rules.ALLOW
 
 
 def of_word(word):
     """Return what both kinds of Hush do with a word."""
     number = int(word.split()[-2])
-    made = [lambda: block("hush"), lambda: rewrite({"word": f"quiet {word}"}, "quiet"), lambda: label("heard")]
-    return made[number % 4]() if number % 4 < 3 else ALLOW
+    made = [
+        lambda: rules.block("hush"),
+        lambda: rules.rewrite({"word": f"quiet {word}"}, "quiet"),
+        lambda: rules.label("heard"),
+    ]
+    return made[number % 4]() if number % 4 < 3 else rules.ALLOW
 
 
 class Hush(Rule):
@@ -254,12 +239,12 @@ class Hush(Rule):
         return of_word(message.payload["word"])
 
 
-class StepHush(StepRule):
+class StepHush(rules.StepRule):
     name = "hush"
 
     async def check_step(self, number, batch, exp_id):
         words = [json.loads(batch.lines.row(row))["word"] for row in range(len(batch))]
-        return StepVerdicts({row: of_word(word) for row, word in enumerate(words)})
+        return rules.StepVerdicts({row: of_word(word) for row, word in enumerate(words)})
 
 
 async def test_the_log_has_the_same_of_a_rewritten_message_whichever_rule_judges_it_later(societies):
@@ -287,7 +272,7 @@ class SayingSociety(Society):
 
     async def begin(self, *rules, **settings):
         groups = await super().begin(*rules, **settings)
-        await self.create("friends", build_edges([np.array(EDGES)]))
+        await befriend(self, "friends", EDGES)
         return groups
 
     async def live(self, messager, until=STEPS):
@@ -316,27 +301,28 @@ class OutsideCensor(Rule):
 
     def check(self, message):
         if message.from_id != 1000:
-            return ALLOW
+            return rules.ALLOW
         self.heard[message.to_id] += 1
         if message.to_id % 3 == 0 and self.heard[message.to_id] == 2:
-            return block("twice")
-        made = [lambda: rewrite({"word": "0 mended"}, "mended"), lambda: label("heard"), lambda: block("no")]
-        return made[message.to_id % 5]() if message.to_id % 5 < len(made) else ALLOW
+            return rules.block("twice")
+        made = [
+            lambda: rules.rewrite({"word": "0 mended"}, "mended"),
+            lambda: rules.label("heard"),
+            lambda: rules.block("no"),
+        ]
+        return made[message.to_id % 5]() if message.to_id % 5 < len(made) else rules.ALLOW
 
 
 async def test_a_broadcast_from_outside_is_found_once_whatever_rules_do_with_its_pairs_and_the_groups(societies):
     for groups in (1, 2, 3):
         society = await societies(SayingSociety)
         hosts = await society.begin(OutsideCensor(), groups=groups)
-        settings = MessagingConfig(strict_senders=False)
-        user = await society.messager(
-            society.interceptor, settings=settings, audiences=LocalFolder(society.folder / "audiences")
-        )
+        user = await society.messager(society.interceptor, settings=MessagingConfig(strict_senders=False))
         words = [f"0 {word}" for word in ("one", "two", "one")]
         await user.broadcast_columns([1000] * 3, "*", [{"word": word} for word in words])
         await society.run(hosts)
         log, _ = await society.logged()
-        found = outside_of(log, slice(0, None))
+        found = said_from_outside(log)
         said = [(row.from_id, row.to_id, row.audience, (row.text_before or row.text)) for row in found]
         assert said == [(1000, None, "*", json.dumps({"word": word}, separators=(",", ":"))) for word in words]
 
@@ -346,7 +332,7 @@ def fate_of(from_id, to_id):
     return ["block", "rewrite", "label", "own words", "pass", "pass", "pass"][(3 * from_id + to_id) % 7]
 
 
-class PairCensor(StepRule):
+class PairCensor(rules.StepRule):
     """A rule that judges by the pair, and counts the messages that it has seen in each step."""
 
     def __init__(self):
@@ -356,13 +342,13 @@ class PairCensor(StepRule):
         pairs = [*zip(batch.from_ids.tolist(), batch.to_ids.tolist(), strict=True)]
         self.seen[number] = len(pairs)
         made = {
-            "block": lambda word, to_id: block("no"),
-            "rewrite": lambda word, to_id: rewrite({"word": f"{word}!"}, "mended"),
-            "label": lambda word, to_id: label("odd", "pair"),
-            "own words": lambda word, to_id: rewrite({"word": f"{word}@{to_id}"}),
-            "pass": lambda word, to_id: ALLOW,
+            "block": lambda word, to_id: rules.block("no"),
+            "rewrite": lambda word, to_id: rules.rewrite({"word": f"{word}!"}, "mended"),
+            "label": lambda word, to_id: rules.label("odd", "pair"),
+            "own words": lambda word, to_id: rules.rewrite({"word": f"{word}@{to_id}"}),
+            "pass": lambda word, to_id: rules.ALLOW,
         }
-        return StepVerdicts(
+        return rules.StepVerdicts(
             {
                 row: made[fate_of(*pair)](json.loads(batch.lines.row(row))["word"], pair[1])
                 for row, pair in enumerate(pairs)
@@ -424,11 +410,11 @@ async def test_broadcasts_are_judged_for_each_hearer(societies):
     assert digests[1] == digests[3]
 
 
-class Nothing(StepRule):
+class Nothing(rules.StepRule):
     """A rule that lets nothing pass."""
 
     async def check_step(self, number, batch, exp_id):
-        return StepVerdicts(dict.fromkeys(range(len(batch)), block("nothing")))
+        return rules.StepVerdicts(dict.fromkeys(range(len(batch)), rules.block("nothing")))
 
 
 async def test_what_comes_from_outside_passes_rules_on_whole_steps(society):
@@ -447,26 +433,16 @@ async def test_what_comes_from_outside_passes_rules_on_whole_steps(society):
 
 
 @pytest.mark.parametrize("call", ["send", "close"])
-async def test_a_step_that_rules_judge_again_is_heard_and_logged_once(society, monkeypatch, call):
+async def test_a_step_that_rules_judge_again_is_heard_and_logged_once(society, call):
     """The server has executed a call, and its reply is lost: the supervisor begins the step again."""
-    groups = await society.begin(Censor(), groups=2)
-    store, lost = society.supervisor._store, iter([False, True, False, True])
-    made = getattr(store, call)
-
-    async def cut(*args, **more):
-        found = await made(*args, **more)
-        if next(lost, False):
-            raise StepAborted("cut", step=0, group=SUPERVISOR)
-        return found
-
-    monkeypatch.setattr(store, call, cut)
-    await society.run(groups)
-    assert [*lost] == []
+    lost = Abort(call, "after", [False, True, False, True])
+    await society.run(await society.begin(Censor(), groups=2, faults=lost))
+    assert [*lost.which] == []
     assert society.heard == expected()
     await society.logged()
 
 
-class Fails(StepRule):
+class Fails(rules.StepRule):
     def __init__(self, answer, on_error="block"):
         self.answer, self.on_error = answer, on_error
 
@@ -479,11 +455,11 @@ class Fails(StepRule):
 NONSENSE = {
     "an error": ValueError("no idea"),
     "no verdicts": None,
-    "a row that is not there": StepVerdicts({10**6: block("x")}),
-    "a verdict that is none": StepVerdicts({0: True}),
-    "a message for no agent": StepVerdicts({}, [Added(1.5, {})]),
-    "a message in the past": StepVerdicts({}, [Added(1, {}, deliver_at=0)]),
-    "a payload that is no JSON": StepVerdicts({}, [Added(1, {"x": object()})]),
+    "a row that is not there": rules.StepVerdicts({10**6: rules.block("x")}),
+    "a verdict that is none": rules.StepVerdicts({0: True}),
+    "a message for no agent": rules.StepVerdicts({}, [rules.Added(1.5, {})]),
+    "a message in the past": rules.StepVerdicts({}, [rules.Added(1, {}, deliver_at=0)]),
+    "a payload that is no JSON": rules.StepVerdicts({}, [rules.Added(1, {"x": object()})]),
 }
 
 
@@ -492,7 +468,7 @@ async def test_a_rule_that_fails_blocks_the_step(society, answer):
     await society.run(await society.begin(Fails(answer)), until=2)
     assert not any(society.heard.values())
     assert await society.fates(2) == {"blocked": 2 * 4 * AGENTS}
-    assert society.interceptor.failures.of(society.interceptor.rules.get("fails"))["failures"] == 2 * 4 * AGENTS
+    assert failures_of(society.interceptor, "fails") == 2 * 4 * AGENTS
 
 
 async def test_a_rule_that_may_fail_lets_the_step_pass(society):
@@ -508,7 +484,7 @@ class Rounds(Rule):
         self.rounds = 0
 
     def check(self, message):
-        return label(f"round {self.rounds}")
+        return rules.label(f"round {self.rounds}")
 
     def new_round(self):
         self.rounds += 1
@@ -523,25 +499,16 @@ async def test_each_step_is_a_round(society):
     assert labels == {(step, f"round {step}") for step in range(STEPS)}
 
 
-async def test_a_step_that_is_closed_again_ends_no_further_round(society, monkeypatch):
+async def test_a_step_that_is_closed_again_ends_no_further_round(society):
     rule = Rounds()
-    groups = await society.begin(rule)
-    close, failures = society.supervisor._store.close, iter([True, True, False, True])
-
-    async def cut(*args, **more):
-        if next(failures, False):
-            raise StepAborted("cut", step=args[2], group=SUPERVISOR)
-        return await close(*args, **more)
-
-    monkeypatch.setattr(society.supervisor._store, "close", cut)
-    await society.run(groups)
+    await society.run(await society.begin(rule, faults=Abort("close", "before", [True, True, False, True])))
     await until(lambda: rule.rounds >= STEPS)  # the last one ends behind the groups
     assert rule.rounds == STEPS
 
 
 async def test_a_rule_that_nobody_would_ask_is_refused(server, exp_id):
     with pytest.raises(ConfigError, match="'censor' judges whole steps"):
-        await Messager(server, exp_id, Interceptor(exp_id, [Censor()])).init()
+        await Messager(server, exp_id, interceptor_with(Censor())).init()
 
 
 # -- AgentSociety's supervisors ---------------------------------------------------------------------------------------
@@ -563,7 +530,7 @@ class Keeper(SupervisorBase):
 
 
 async def test_a_supervisor_of_agentsociety_judges_steps(society):
-    groups = await society.begin(Supervisor(Keeper(1, "keeper")))
+    groups = await society.begin(rules.Supervisor(Keeper(1, "keeper")))
     async with asyncio.timeout(60):
         heard = dict(zip(range(2), await asyncio.gather(*map(say_one_word, groups)), strict=True))
     told = [{"word": f"be kind ({AGENTS})"}]
@@ -588,4 +555,4 @@ async def say_one_word(messager):
 
 def test_a_supervisor_without_forward_is_refused():
     with pytest.raises(RuleError, match="is no supervisor"):
-        Supervisor(object())
+        rules.Supervisor(object())

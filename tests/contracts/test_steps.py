@@ -9,6 +9,7 @@ import pytest
 from support.contracts import RedisStore
 from support.patience import WAIT_S
 from support.step_society import AGENTS, SEED, STEPS, agree, hears, live, run_step
+from support.stepped import declare, fates_in, steps_of
 
 from ray_messaging import (
     Closed,
@@ -17,8 +18,6 @@ from ray_messaging import (
     MessagingError,
     UndeclaredSend,
 )
-from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.step_values import WaitFor
 
 
 @pytest.fixture
@@ -29,23 +28,22 @@ def groups(stepped_groups):
 @pytest.mark.parametrize(
     ("count", "mode"),
     [
-        *((count, WaitFor.ALL) for count in (1, 2, 8)),
-        (3, WaitFor.SENDERS),
-        pytest.param(20, WaitFor.SENDERS, marks=pytest.mark.long),
+        *((count, "all") for count in (1, 2, 8)),
+        (3, "senders"),
+        pytest.param(20, "senders", marks=pytest.mark.long),
     ],
 )
 async def test_states_and_digests_are_those_of_one_loop(groups, count, mode):
     opened = await groups(count, digest=True, wait_for=mode)
-    store = opened[0].engine.transport.steps
-    if mode == WaitFor.SENDERS:
-        await store.declare(hears(count))
+    if mode == "senders":
+        await declare(opened[0], hears(count))
     async with asyncio.timeout(60):
-        await agree(store, *await asyncio.gather(*map(live, opened)))
+        await agree(opened[0], *await asyncio.gather(*map(live, opened)))
 
 
 async def test_a_send_to_a_group_that_does_not_hear_the_sender_commits_nothing(groups):
-    first, second = await groups(2, wait_for=WaitFor.SENDERS)
-    await first.engine.transport.steps.declare({"group0": [], "group1": ["group0"]})
+    first, second = await groups(2, wait_for="senders")
+    await declare(first, {"group0": [], "group1": ["group0"]})
     ahead = [step.number async for step in first.steps(until=4)]  # it waits for nobody
     assert ahead == [0, 1, 2, 3]
     steps = second.steps(until=4)
@@ -68,7 +66,7 @@ async def test_a_step_that_was_not_committed_runs_again_with_the_same_inbox(grou
                 step.send(agent, agent, {"word": "never seen"})
             break
     async with asyncio.timeout(60):
-        await agree(second.engine.transport.steps, await live(first), await other)
+        await agree(second, await live(first), await other)
     assert seen == [[]]
 
 
@@ -80,7 +78,7 @@ async def test_groups_that_loop_to_one_step_after_the_other_wait_for_each_other(
 
     first, second = await groups(2, digest=True)
     async with asyncio.timeout(60):
-        await agree(second.engine.transport.steps, *await asyncio.gather(live_on(first), live_on(second)))
+        await agree(second, *await asyncio.gather(live_on(first), live_on(second)))
     assert await live(first) == {}  # it is at its end
 
 
@@ -111,8 +109,9 @@ async def test_a_messager_without_steps_says_so(server, exp_id):
             messager.steps(until=3)
 
 
-async def counts(group, step):
-    return StepCounts.decode((await group.engine.transport.steps.closed_step(step))["group0"].counts)
+async def fates(group, step):
+    """Return the fates of what group 0 has sent in a step."""
+    return (await fates_in(await steps_of(group), step))["group0"]
 
 
 async def test_messages_that_no_group_can_read_are_undeliverable(groups, server, exp_id):
@@ -128,8 +127,8 @@ async def test_messages_that_no_group_can_read_are_undeliverable(groups, server,
                 if step.number == 1:
                     step.send_columns([1, 1], 777, [{}, {}])  # one recipient for all
     assert heard == [(1, 3)]
-    assert (await counts(group, 0)).fates == {"delivered": 1, "undeliverable": 2}
-    assert (await counts(group, 1)).fates == {"undeliverable": 2}
+    assert await fates(group, 0) == {"delivered": 1, "undeliverable": 2}
+    assert await fates(group, 1) == {"undeliverable": 2}
 
 
 async def test_a_group_that_left_comes_back_where_the_others_are_by_then(groups):
@@ -149,7 +148,7 @@ async def test_a_group_that_left_comes_back_where_the_others_are_by_then(groups)
         await asyncio.gather(write(first, 12, 1), write(second, 12, 0))
     assert seen[2:] == [(number, number - 1) for number in range(seen[2][0], 12)]
     assert seen[2][0] >= 8
-    assert [(await counts(first, step)).fates for step in (1, 2)] == [{"delivered": 1}, {"undeliverable": 1}]
+    assert [await fates(first, step) for step in (1, 2)] == [{"delivered": 1}, {"undeliverable": 1}]
 
 
 async def test_break_and_a_second_loop(groups):

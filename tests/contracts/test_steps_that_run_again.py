@@ -18,9 +18,9 @@ from support.judged_steps import (
     Town,
     say,
 )
+from support.step_faults import Abort
 
-from ray_messaging import StepAborted
-from ray_messaging.interception.rules import EdgeBan, Pattern, RateLimit, RoundQuota, SenderBan, StepVerdicts, block
+from ray_messaging import rules
 
 LANES = pytest.mark.parametrize("lane", [False, True], ids=["in process", "lane"])
 
@@ -98,11 +98,16 @@ async def test_an_attempt_that_says_nothing_leaves_nothing_of_the_one_before(tow
 @LANES
 @pytest.mark.parametrize("in_parts", [False, True], ids=["whole", "in parts"])
 async def test_rules_around_a_slow_one_count_each_message_once(town, lane, in_parts):
-    def rules():
-        return [RateLimit(per_round=2, name="before"), Model(), RateLimit(per_round=2, name="behind"), Hearers()]
+    def around():
+        return [
+            rules.RateLimit(per_round=2, name="before"),
+            Model(),
+            rules.RateLimit(per_round=2, name="behind"),
+            Hearers(),
+        ]
 
     says = dies_once(["hello", "hi"], [])
-    found = await result_of(town(rules, says, lane=lane, steps=1, deaths=Deaths(in_parts=in_parts)))
+    found = await result_of(town(around, says, lane=lane, steps=1, deaths=Deaths(in_parts=in_parts)))
     assert found[1] == {}
     assert found[2]["hearers"] == {1: 2}
 
@@ -118,11 +123,11 @@ async def test_rules_behind_a_slow_one_see_messages_in_the_order_of_sends(town, 
     def says(step, agent, attempt):
         return [(1, "first"), (2, "second"), (1, "first again")] if agent == 0 else []
 
-    found = await result_of(town(lambda: [Late("late"), RoundQuota(contacts=1)], says, lane=lane, steps=1))
+    found = await result_of(town(lambda: [Late("late"), rules.RoundQuota(contacts=1)], says, lane=lane, steps=1))
     assert found[2]["round_quota"] == {}  # the round is over
     assert found[1] == {0: 1}
     found = await result_of(
-        town(lambda: [Late("late"), EdgeBan(Pattern(["second"]), 1)], says, lane=lane, steps=1, name="-")
+        town(lambda: [Late("late"), rules.EdgeBan(rules.Pattern(["second"]), 1)], says, lane=lane, steps=1, name="-")
     )
     assert found[2]["edge_ban"] == {(0, 2): 1}
 
@@ -159,22 +164,11 @@ async def test_what_a_rule_says_of_a_step_that_is_not_closed_is_not_counted(town
             asked.append(number)
             found = await super().check_step(number, batch, exp_id)
             first = asked.count(number) == 1 and number == 1
-            return StepVerdicts({row: block("no") for row in range(len(batch))}) if first else found
+            return rules.StepVerdicts({row: rules.block("no") for row in range(len(batch))}) if first else found
 
     fickle = Fickle()
-    found = town(lambda: [fickle], hello, lane=False, steps=3)
-    cut = iter([False, True])
-
-    async with found:
-        store, close = found.supervisor._store, found.supervisor._store.close
-
-        async def closing(*args, **more):
-            if next(cut, False):
-                raise StepAborted("cut", step=args[2], group=args[0])
-            return await close(*args, **more)
-
-        store.close = closing
-        _, violations, tables = await found.run()
+    aborts = Abort("close", "before", [False, True])
+    _, violations, tables = await result_of(town(lambda: [fickle], hello, lane=False, steps=3, faults=aborts))
     assert asked == [0, 1, 1, 2]
     assert violations == {}
     assert tables["seen"] == {"seen": 3}
@@ -193,11 +187,11 @@ RULES = {
     "second model": lambda: Model("second model", turns=3),
     "shout": Shout,
     "hearers": Hearers,
-    "rate": lambda: RateLimit(per_round=3),
-    "quota": lambda: RoundQuota(contacts=2),
-    "silenced": lambda: RoundQuota(blocked=2, name="silenced"),
-    "sender ban": lambda: SenderBan(Pattern(["casino"], field="t"), after=2),
-    "edge ban": lambda: EdgeBan(Pattern(["bad"], field="t"), after=1),
+    "rate": lambda: rules.RateLimit(per_round=3),
+    "quota": lambda: rules.RoundQuota(contacts=2),
+    "silenced": lambda: rules.RoundQuota(blocked=2, name="silenced"),
+    "sender ban": lambda: rules.SenderBan(rules.Pattern(["casino"], field="t"), after=2),
+    "edge ban": lambda: rules.EdgeBan(rules.Pattern(["bad"], field="t"), after=1),
     "seen": Seen,
     "once": OncePerRound,
 }

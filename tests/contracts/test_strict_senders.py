@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from support.contracts import fetch_all
+from support.groups_without_ray import own_group
 
-from ray_messaging import MessagingConfig, Outgoing
+from ray_messaging import Outgoing
 from ray_messaging.errors import InvalidAddress, UnknownSender
-from ray_messaging.messager import GroupMessager
 
 MANY = 40_000  # rows: more than a batch has
 
@@ -72,10 +72,7 @@ async def test_a_send_for_the_user_must_say_so(group):
 
 
 async def test_a_group_messager_distinguishes_none_from_a_missing_sender(server, exp_id, opener):
-    messager = GroupMessager(server, exp_id, name="west", settings=MessagingConfig(strict_senders=True))
-    opener.opened.append(messager)
-    await messager.init()
-    await messager.host_agents([1], ["agent-chat"])
+    messager = await own_group(opener, server, exp_id, "west", [1], strict_senders=True)
     channel = messager.get_agent_chat_channel(1)
     with pytest.raises(UnknownSender, match="no from_id"):
         await messager.send_message(channel, {})

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
 from typing import TypedDict
 
 import msgspec
@@ -10,12 +9,10 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, field_validator
 from support.contracts import WAIT_S, fetch_all, vanish
+from support.interceptors import interceptor_with
+from support.survey_records import ask_survey, not_there, surveys_of, unanswered
 
 from ray_messaging import AlreadyExists, Closed, ConfigError, InvalidAddress, UnknownName, columns, rules
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.surveys.surveys import Surveys
-from ray_messaging.surveys.tally import OPEN, UNDELIVERABLE
 
 QUESTION = {"text": "How are you?"}
 
@@ -63,7 +60,7 @@ def surveys(messagers):
     """Give the surveys of a new process, with an interceptor if there is one."""
 
     async def open_one(interceptor=None, **settings):
-        return Surveys((await messagers(interceptor, **settings)).engine)
+        return surveys_of(await messagers(interceptor, **settings))
 
     return open_one
 
@@ -75,7 +72,7 @@ async def town(messagers):
 
 async def create(surveys, agents=(1, 2, 3, "ann"), model=Mood, **options):
     options = {"survey_id": "mood", "subtopic": "agent-chat", "timeout": WAIT_S} | options
-    return await surveys.create(model, AgentSet.of(agents), QUESTION, **options)
+    return await ask_survey(surveys, model, agents, QUESTION, **options)
 
 
 async def answer(town, payload_of, count):
@@ -102,7 +99,7 @@ async def finished(survey):
 
 async def test_all_agents_answer(surveys, town):
     survey = await create(await surveys())
-    assert survey.tally.of_state(OPEN) == [1, 2, 3, "ann"]
+    assert unanswered(survey) == [1, 2, 3, "ann"]
     await answer(town, lambda agent: {"mood": len(str(agent))}, 4)
     tally = await finished(survey)
     assert tally.answers == {1: Mood(mood=1), 2: Mood(mood=1), 3: Mood(mood=1), "ann": Mood(mood=3)}
@@ -170,7 +167,7 @@ async def test_an_answer_that_does_not_fit_is_invalid_until_a_reminder_brings_an
     assert set(tally.invalid) == {2, 3}
     assert tally.invalid[2].reason.startswith("mood: Input should be a valid integer")
     assert (tally.invalid[3].reason, tally.invalid[3].payload) == ("mood: Field required", {"why": "no mood"})
-    assert tally.of_state(OPEN) == ["ann"]
+    assert unanswered(survey) == ["ann"]
     assert await survey.remind(None) == 3  # agent 1 is not asked again
     assert not tally.done
     await answer(town, lambda agent: {"mood": 7} if agent != 3 else {"mood": None}, 3)
@@ -182,13 +179,13 @@ async def test_an_answer_that_does_not_fit_is_invalid_until_a_reminder_brings_an
 
 async def test_a_dead_process_loses_nothing_and_the_next_one_counts_each_answer_once(messagers, town):
     first = await messagers()
-    survey = await create(Surveys(first.engine))
+    survey = await create(surveys_of(first))
     await answer(town, lambda agent: {"mood": 1} if agent in {1, 2} else {"mood": "x"} if agent == 3 else None, 4)
     await arrived(survey, 2)
     await vanish(first)
-    again = await Surveys((await messagers()).engine).open("mood", Mood)
+    again = await surveys_of(await messagers()).open("mood", Mood)
     assert again.tally.answers == {1: Mood(mood=1), 2: Mood(mood=1)}
-    assert (set(again.tally.invalid), again.tally.of_state(OPEN), again.tally.late) == ({3}, ["ann"], 0)
+    assert (set(again.tally.invalid), unanswered(again), again.tally.late) == ({3}, ["ann"], 0)
     assert again.record.question == survey.record.question
     assert await again.remind(None) == 2
     await answer(town, lambda agent: {"mood": 2}, 2)
@@ -231,11 +228,11 @@ async def test_only_the_first_answer_of_an_agent_counts(surveys, messagers, town
 
 
 async def test_a_blocked_question_has_its_rule_and_reason(messagers, surveys):
-    interceptor = Interceptor("x", [Private([2])])
+    interceptor = interceptor_with(Private([2]))
     town = await messagers(interceptor, name="town", host=[1, 2])
     survey = await create(await surveys(interceptor), agents=[1, 2, 99])
     assert survey.tally.blocked == {2: ("private", "agent 2 gives no interviews")}
-    assert survey.tally.of_state(UNDELIVERABLE) == [99]
+    assert not_there(survey) == [99]
     await answer(town, lambda agent: {"mood": 1}, 1)
     assert (await finished(survey)).done
     again = await (await surveys(interceptor)).open("mood", Mood)
@@ -245,7 +242,7 @@ async def test_a_blocked_question_has_its_rule_and_reason(messagers, surveys):
 
 async def test_a_reminder_that_is_blocked_changes_no_invalid_answer_in_any_process(messagers, surveys):
     private = Private([])
-    interceptor = Interceptor("x", [private])
+    interceptor = interceptor_with(private)
     town = await messagers(interceptor, name="town", host=[1])
     survey = await create(await surveys(interceptor), agents=[1])
     await answer(town, lambda agent: {"mood": "good"}, 1)
@@ -260,26 +257,12 @@ async def test_the_time_is_up(surveys, town):
     survey = await create(await surveys(), timeout=0.2)
     while await survey.more(WAIT_S):
         pass
-    assert len(survey.tally.of_state(OPEN)) == 4
+    assert len(unanswered(survey)) == 4
     assert survey.seconds_left == 0
     await answer(town, lambda agent: {"mood": 1}, 4)
     while not survey.tally.done:  # an answer that comes later counts all the same
         await survey.update(WAIT_S)
     assert len(survey.tally.answers) == 4
-
-
-@pytest.mark.parametrize("hours", [1, -1])
-async def test_the_time_does_not_go_by_a_clock_that_is_set(surveys, town, monkeypatch, hours):
-    survey = await create(await surveys(), timeout=60)
-    other = await (await surveys()).open("mood", Mood)
-    monkeypatch.setattr("ray_messaging.surveys.surveys.time.time", lambda real=time.time: real() + 3600 * hours)
-    assert 0 < survey.seconds_left <= 60
-    assert 0 < other.seconds_left <= 60
-    await survey.remind(120)
-    await survey.update()
-    assert 60 < survey.seconds_left <= 120
-    # A process with another clock than the one that asked waits no longer than from now on.
-    assert (await (await surveys()).open("mood", Mood)).seconds_left <= 120
 
 
 async def test_nothing_counts_after_the_end(surveys, town):
@@ -298,18 +281,6 @@ async def test_nothing_counts_after_the_end(surveys, town):
     await survey.end()
     with pytest.raises(Closed, match="has ended"):
         await other.remind(None)
-
-
-async def test_a_process_that_counted_beyond_the_end_goes_back_to_it(surveys, town):
-    survey, other = await create(await surveys()), await (await surveys()).open("mood", Mood)
-    questions = await fetch_all(town, 4)
-    await town.reply(questions[0], {"mood": 1})
-    await arrived(survey, 1)
-    await town.reply(questions[1], {"mood": 1})
-    await arrived(other, 2)
-    await survey._store.add("mood", "end", survey._read_to.encode())
-    await other.update()
-    assert (len(other.tally.answers), other.tally.late, other.tally.unasked) == (1, 1, [])
 
 
 async def test_ids_of_surveys(surveys, town):
@@ -376,19 +347,6 @@ async def test_the_agents_of_groups(surveys, messagers, town):
     assert [*await mine.agents_of(["east"])] == [11]
     with pytest.raises(UnknownName, match="no group 'west'"):
         await mine.agents_of(["west"])
-
-
-async def test_an_asking_that_broke_off_leaves_agents_unasked(surveys, messagers, town):
-    mine = await surveys(send_timeout_s=0.3)
-    mine.engine.accepting = None  # as when its server is out of reach
-    with pytest.raises(Closed) as caught:
-        await create(mine)
-    assert "messaging.survey('mood').remind()" in caught.value.__notes__[0]
-    survey = await (await surveys()).open("mood", Mood)
-    assert survey.tally.unasked == [1, 2, 3, "ann"]
-    assert await survey.remind(None) == 4
-    await answer(town, lambda agent: {"mood": 1}, 4)
-    assert len((await finished(survey)).answers) == 4
 
 
 async def test_many_agents(surveys, messagers):

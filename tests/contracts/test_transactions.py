@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
-from functools import partial
 
 import pytest
 from support.contracts import WAIT_S, fetch_all, full_memory, numbers, take_in, until, vanish
-from support.interceptors import Held
-from support.rules import Only
+from support.interceptors import Held, interceptor_with
+from support.log_notes import keep_notes, notes_of
+from support.rules import Only, allow
+from support.sending_faults import break_send, cut, each_send_twice, instead, room_taken, take_epoch, without_epochs
+from support.server_side import remove_mailbox
 
 from ray_messaging import (
     ConfigError,
@@ -24,16 +26,8 @@ from ray_messaging import (
     Outgoing,
     PayloadTooLarge,
     TransactionError,
+    rules,
 )
-from ray_messaging.interception.rules import ALLOW, BlackList, rewrite
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
-from ray_messaging.sending import transaction_sender
-from ray_messaging.transports.transport_values import LOG_STREAM, Limits
-from ray_messaging.wire.frames import decode
-from ray_messaging.wire.notes import decode_log_note
-
-WIDE = Limits(1_000, 2**20, 60.0, leased=False)
 
 
 @pytest.fixture
@@ -169,13 +163,16 @@ async def test_the_state_stays_until_it_is_removed_or_the_mailbox_is(bank, messa
     async with bank.transaction() as tx:
         assert tx.state is None
         tx.state = b"rest"
-    await bank.engine.transport.remove("bank", None)
+    await remove_mailbox(bank, "bank")
     await vanish(bank)
     await untouched(await messagers(name="bank", host=[1]), state=None)
 
 
-async def test_an_empty_transaction_makes_no_server_call(bank, monkeypatch):
-    monkeypatch.setattr(bank.engine.transport, "send", None)
+async def test_an_empty_transaction_makes_no_server_call(bank):
+    async def never(_real):
+        pytest.fail("the server was asked")
+
+    instead(bank, never)
     async with bank.transaction() as tx:
         assert len(await tx.fetch_messages()) == 0
     assert len(tx.receipts) == 0
@@ -195,8 +192,7 @@ async def test_sends_before_and_after_keep_their_order(bank, shop):
     assert numbers(await fetch_all(shop, 13)) == [0, 1, 2, 3, 4, "meanwhile", 5, 6, 6, 7, 8, 9, 10]
     assert len(tx.receipts) == 5
     assert len(set(tx.receipts.message_ids)) == 5
-    room = bank.engine.accumulator.capacity
-    assert (room.rows, room.nbytes) == (0, 0)
+    assert room_taken(bank) == (0, 0)
     assert [row["payload"]["n"] for row in bank.get_log_list()][6:11] == [5, 6, 6, 7, 8]
 
 
@@ -269,7 +265,7 @@ async def test_one_mailbox_without_room_refuses_the_whole_transaction(bank, shop
 
 @pytest.mark.parametrize("fenced", [False, True])
 async def test_a_transaction_without_the_experiments_interceptor_is_refused(messagers, shop, store, fenced):
-    own = Interceptor("x", epoch=1) if fenced else None
+    own = interceptor_with(epoch=1) if fenced else None
     bank = await messagers(own, name="bank", host=[1], interceptor_timeout_s=0.1)
     await feed(shop, 1)
     await store.set_interceptor(7)
@@ -282,7 +278,8 @@ async def test_a_transaction_without_the_experiments_interceptor_is_refused(mess
 
 
 async def test_a_transaction_asks_again_after_a_rejected_verdict(messagers, shop, store):
-    bank = await messagers(old := Interceptor("x", epoch=1), name="bank", host=[1])
+    rule = Only(allow)
+    bank = await messagers(interceptor_with(rule, epoch=1), name="bank", host=[1])
     await store.set_interceptor(2)
 
     async def leave():
@@ -291,8 +288,8 @@ async def test_a_transaction_asks_again_after_a_rejected_verdict(messagers, shop
         return tx.receipts
 
     leaving = asyncio.create_task(leave())
-    await until(lambda: old.judged >= 2)
-    bank.set_message_interceptor(Interceptor("x", [BlackList([(13, None)])], epoch=2))
+    await until(lambda: len(rule.asked) >= 2)
+    bank.set_message_interceptor(interceptor_with(rules.BlackList([(13, None)]), epoch=2))
     assert (await leaving).fates.tolist() == ["delivered", "blocked"]
     assert numbers(await fetch_all(shop, 1)) == [1]
     assert await silent(shop)
@@ -315,7 +312,7 @@ async def test_a_transaction_follows_a_changed_directory(bank, shop, messagers, 
 
 
 async def test_a_lagging_log_refuses_the_whole_transaction(bank, shop):
-    await shop.engine.transport.log.register(Limits(2, 2**20, 60.0, leased=False))
+    await keep_notes(shop, messages=2)
     await shop.send_message("news", {"n": 0})
     messages = [Outgoing.to_agent(2, {"n": 1}, from_id=1), Outgoing("news", {"n": 2}), Outgoing("news", {"n": 3})]
     with pytest.raises(MailboxFull, match="event log"):
@@ -328,12 +325,13 @@ async def test_a_lagging_log_refuses_the_whole_transaction(bank, shop):
 
 
 async def test_the_log_has_a_transaction_once(messagers, shop, store):
-    rewriting = Only(lambda m: rewrite({"n": "even"}) if m.payload["n"] == "odd" else ALLOW, needs_payload=True)
-    interceptor = Interceptor("x", [BlackList([(13, None)]), rewriting], epoch=1)
+    rewriting = Only(
+        lambda m: rules.rewrite({"n": "even"}) if m.payload["n"] == "odd" else rules.ALLOW, needs_payload=True
+    )
+    interceptor = interceptor_with(rules.BlackList([(13, None)]), rewriting, epoch=1)
     bank = await messagers(interceptor, name="bank", host=[1], send_timeout_s=0.3)
     await store.set_interceptor(1)
-    transport = shop.engine.transport
-    await transport.log.register(WIDE)
+    await keep_notes(shop)
     full = await messagers(host=[9], mailbox_messages=1)
     messages = [
         Outgoing.to_agent(2, {"n": 1}, from_id=13),
@@ -349,15 +347,13 @@ async def test_the_log_has_a_transaction_once(messagers, shop, store):
                 tx.send_messages(messages)
     with pytest.raises(TransactionError):
         tx.receipts  # noqa: B018 - raises
-    notes = [item for item in await transport.log.read({LOG_STREAM: "0-0"}, 100, WAIT_S) if item.note is not None]
-    told = [(decode_log_note(item.note, len(decode(item.frame))).fate, item.takers) for item in notes]
-    assert sorted(told) == [(DELIVERED, None), (PUBLISHED, [0, 0]), (BLOCKED, None)]
+    assert sorted(await notes_of(shop)) == [("blocked", None), ("delivered", None), ("published", [0, 0])]
     assert numbers(await fetch_all(shop, 1)) == ["even"]
     assert len(await store.entries(full.name)) == 1
 
 
 async def test_blocked_messages_of_a_transaction_have_receipts(messagers, shop, store):
-    bank = await messagers(Interceptor("x", [BlackList([(13, None)])]), name="bank", host=[1])
+    bank = await messagers(interceptor_with(rules.BlackList([(13, None)])), name="bank", host=[1])
     await feed(shop, 1)
     async with bank.transaction() as tx:
         await held(tx, 1)
@@ -376,7 +372,7 @@ async def test_blocked_messages_of_a_transaction_have_receipts(messagers, shop, 
 
 async def test_a_transaction_waits_for_slow_rules(messagers, shop):
     slow = Held("slow", only=lambda message: message.payload["n"] == 2)
-    bank = await messagers(Interceptor("x", [slow]), name="bank", host=[1])
+    bank = await messagers(interceptor_with(slow), name="bank", host=[1])
 
     async def leave():
         async with bank.transaction() as tx:
@@ -394,29 +390,6 @@ async def test_a_transaction_waits_for_slow_rules(messagers, shop):
 
 
 # -- unknown outcomes --------------------------------------------------------------------------------------------------
-
-
-def instead(bank, call):
-    """Have the next call of a messager's transport be `call(request, real)`."""
-    transport, real = bank.engine.transport, bank.engine.transport.send
-
-    async def send(request):
-        transport.send = real
-        return await call(request, real)
-
-    transport.send = send
-
-
-async def break_send(bank, *, before):
-    """Have the next call of a messager's transport end without an answer: before it was made, or after."""
-
-    async def send(request, real):
-        if not before:
-            await real(request)
-        raise ConnectionFailed("cut by the test", host="", port=0)
-
-    await bank.engine.frame_sender.reload()  # so that it is not a refused call
-    instead(bank, send)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["request lost", "answer lost"])
@@ -446,9 +419,9 @@ async def test_a_late_commit_of_an_unknown_outcome_has_no_effect(bank, shop):
     await feed(shop, 1)
     late = []
 
-    async def send(request, real):
-        late.append(partial(real, request))
-        raise ConnectionFailed("cut by the test", host="", port=0)
+    async def send(real):
+        late.append(real)
+        raise cut()
 
     instead(bank, send)
     with pytest.raises(OutcomeUnknown):
@@ -466,24 +439,14 @@ async def test_a_repeated_commit_has_its_effect_once(bank, shop, store):
     """A transport repeats calls that a cut connection left open."""
     await feed(shop, 1, 2)
     news = await store.subscribe("news")
-    await bank.engine.frame_sender.reload()
-    transport, real = bank.engine.transport, bank.engine.transport.send
-
-    async def send(request):
-        await real(request)
-        reply = await real(request)
-        reply.repeated = True
-        return reply
-
-    transport.send = send
-    for n in (1, 2):
-        async with bank.transaction() as tx:
-            assert await held(tx, 1) == [n]
-            tx.send_messages([Outgoing.to_agent(2, {"n": n}, from_id=1), Outgoing("news", {"n": n})])
-            tx.send_messages([Outgoing("nobody", {"n": n}), Outgoing("news", {"n": -n})])
-            tx.state = b"%d" % n
-        assert tx.receipts.fates.tolist() == ["delivered", "published", "undeliverable", "published"]
-    transport.send = real
+    async with each_send_twice(bank):
+        for n in (1, 2):
+            async with bank.transaction() as tx:
+                assert await held(tx, 1) == [n]
+                tx.send_messages([Outgoing.to_agent(2, {"n": n}, from_id=1), Outgoing("news", {"n": n})])
+                tx.send_messages([Outgoing("nobody", {"n": n}), Outgoing("news", {"n": -n})])
+                tx.state = b"%d" % n
+            assert tx.receipts.fates.tolist() == ["delivered", "published", "undeliverable", "published"]
     assert numbers(await fetch_all(shop, 2)) == [1, 2]
     assert [(await news())[1] for _ in range(4)] == [b'{"n":%d}' % n for n in (1, -1, 2, -2)]
     await untouched(bank, state=b"2")
@@ -495,12 +458,12 @@ async def test_a_commit_continues_when_its_caller_is_cancelled(bank, shop, taken
     await feed(shop, 1, 2)
     sending, go_on = asyncio.Event(), asyncio.Event()
 
-    async def send(request, real):
+    async def send(real):
         sending.set()
         await go_on.wait()
         if not taken:
-            raise ConnectionFailed("cut by the test", host="", port=0)
-        return await real(request)
+            raise cut()
+        return await real()
 
     instead(bank, send)
     leaving = asyncio.create_task(step(bank, 1))
@@ -518,18 +481,12 @@ async def test_a_commit_continues_when_its_caller_is_cancelled(bank, shop, taken
 async def test_no_fetch_returns_messages_of_an_unresolved_commit(bank, shop):
     await feed(shop, 1)
     await break_send(bank, before=False)
-    transport, real = bank.engine.transport, bank.engine.transport.take_sender_epoch
-
-    async def away(*_args, **_options):
-        raise ConnectionFailed("away", host="", port=0)
-
-    transport.take_sender_epoch = away
-    with pytest.raises(OutcomeUnknown):
-        await step(bank, 1)
-    for again in (bank.fetch_messages, bank.ack, bank.transaction().__aenter__):
-        with pytest.raises(ConnectionFailed):
-            await again()
-    transport.take_sender_epoch = real
+    async with without_epochs(bank):
+        with pytest.raises(OutcomeUnknown):
+            await step(bank, 1)
+        for again in (bank.fetch_messages, bank.ack, bank.transaction().__aenter__):
+            with pytest.raises(ConnectionFailed):
+                await again()
     await untouched(bank, state=b"1")
 
 
@@ -537,9 +494,9 @@ async def test_a_stopped_sender_does_not_end_its_successor(bank, shop, messagers
     await bank.send_message(to(bank, 2), {"n": 0}, 1)
     successors = []
 
-    async def send(_request, _real):
+    async def send(_real):
         successors.append(await messagers(name="bank", host=[1]))
-        raise ConnectionFailed("it stood still for too long", host="", port=0)
+        raise cut()  # it stood still for too long
 
     instead(bank, send)
     with pytest.raises(OutcomeUnknown):
@@ -560,7 +517,7 @@ async def test_a_server_that_lost_a_transaction_accepts_no_other(bank, shop, sto
     await step(bank, 1)
     await store.client.hset(store.keys.sender("bank"), "transactions", 1)
     if fences:
-        await bank.engine.frame_sender.take_epoch()
+        await take_epoch(bank)
     for _ in range(2):
         with pytest.raises(TransactionError, match="restored from a backup"):
             await step(bank, 1)
@@ -605,7 +562,7 @@ async def test_a_mailbox_that_was_removed_commits_nothing(bank, shop):
         async with bank.transaction() as tx:
             await held(tx, 1)
             tx.send_message(to(bank, 2), {"n": 99}, 1)
-            await bank.engine.transport.remove("bank", None)
+            await remove_mailbox(bank, "bank")
     assert await silent(shop)
     assert (await bank.send_message(to(bank, 2), {"n": 1}, 1)).fate == "delivered"
 
@@ -693,25 +650,20 @@ async def test_bad_sends_are_refused_at_once_and_leave_the_rest(bank, shop):
     assert await silent(shop)
 
 
-async def test_a_transaction_is_bounded_in_messages_and_bytes(messagers, shop, monkeypatch):
+async def test_a_transaction_is_bounded_in_messages_and_bytes(messagers, shop):
     bank = await messagers(name="bank", host=[1])
     async with bank.transaction() as tx:
         tx.send_columns(range(16_384), [2] * 16_384, {"n": 1})
         with pytest.raises(TransactionError, match="16,384"):
             tx.send_message(to(bank, 2), {"n": 2})
     assert tx.receipts.counts()["delivered"] == 16_384
-    assert bank.engine.accumulator.capacity.nbytes == 0
+    assert room_taken(bank) == (0, 0)
     async with bank.transaction() as tx:
         for _ in range(4):
             tx.send_message(to(bank, 3), {"n": "x" * (8 * 2**20 - 100)})
         with pytest.raises(PayloadTooLarge, match="bytes of payload"):
             tx.send_message(to(bank, 3), {"n": "x" * 500})
     assert len(await fetch_all(shop, 16_388)) == 16_388
-    monkeypatch.setattr(transaction_sender, "TRANSACTION_BYTES", 1000)
-    with pytest.raises(PayloadTooLarge, match="copy"):
-        async with bank.transaction() as tx:
-            tx.send_message(to(bank, 2), {"n": "x" * 1000})
-    assert await silent(shop)
 
 
 # -- a full server -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.wire.frames import encode
 from support.extensions import INT64, TEXT, extensions
 from support.typed_tables import tables
 
@@ -21,6 +22,12 @@ def batch_to(to_ids, from_ids=None, **facts):
     from_ids = to_ids if from_ids is None else IdColumn.of([*from_ids])
     said = {"sender": "s", "epoch": 1, "first": 0, "topics": ("agent-chat",)} | facts
     return Batch(from_ids=from_ids, to_ids=to_ids, rows=len(to_ids), **said)
+
+
+def frame_of(to_ids, line=None):
+    """Return a frame with a message to each of some agents, all with one payload or without any."""
+    lines = None if line is None else PayloadColumn.of([line] * len(to_ids))
+    return encode(batch_to(to_ids, lines=lines))
 
 
 @st.composite

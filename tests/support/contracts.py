@@ -12,6 +12,8 @@ from redis.backoff import NoBackoff
 from ray_messaging import Messager, Messages, MessagingConfig, Outgoing
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import ShardsConfig
+from ray_messaging.messages import slice_of
+from ray_messaging.model.columns import IdColumn
 from ray_messaging.transports.transport_values import FrameFate, FrameWrite, LoggedFrame, SendRequest, SendStatus
 from support.patience import WAIT_S
 from support.replicated import primary_of
@@ -57,6 +59,12 @@ async def take_in(messager, count):
             await asyncio.sleep(0)
 
 
+def held_rows(messager, mailbox):
+    """Return how many rows a messager holds back for a mailbox that is full."""
+    queues = messager.engine.frame_sender.queues
+    return sum(frame.rows for frame in queues[mailbox].frames) if mailbox in queues else 0
+
+
 async def until(condition):
     """Wait until a condition holds, which may be async."""
     async with asyncio.timeout(WAIT_S):
@@ -70,6 +78,12 @@ async def refused(config, exp_id, kind, **settings):
         async with Messager(config, exp_id, settings=MessagingConfig(**settings)):
             pass
     return caught.value
+
+
+def as_asked_of(question, agent):
+    """Return a question as if another agent had been asked, which then answers in place of the first one."""
+    slice_of(question).batch.to_ids = IdColumn.of([agent])
+    return question
 
 
 async def ended(task):
@@ -89,6 +103,12 @@ async def full_memory(client):
         await client.config_set("maxmemory", limit)
 
 
+async def scripts_run(client):
+    """Return how many scripts a server has run."""
+    stats = await client.info("commandstats")
+    return sum(each["calls"] for name, each in stats.items() if name in {"cmdstat_eval", "cmdstat_evalsha"})
+
+
 async def vanish(messager):
     """Let a messager disappear as a killed process does: no goodbye, no renewal."""
     await messager.engine.accumulator.stop(RuntimeError("vanished"))
@@ -102,6 +122,13 @@ async def vanish(messager):
             await asyncio.gather(subscription._commits._background, return_exceptions=True)
     await messager.engine.transport.close()
     messager.engine.closed = True
+
+
+async def kill_platform(channel):
+    """Let a platform of OASIS' disappear as a killed process does, once it has actions in hand."""
+    await until(lambda: channel._in_hand)
+    await vanish(channel._server)
+    channel._server = None
 
 
 class RedisStore:
@@ -203,11 +230,20 @@ class Post:
         assert reply.status is SendStatus.OK
         return reply.fates
 
+    async def write(self, mailbox, frame=b"", rows=1):
+        """Send a frame that must be written."""
+        assert await self.send(mailbox, frame, rows) is FrameFate.WRITTEN
+
     async def send(self, mailbox, frame=b"", rows=1, **options):
         [fate] = await self.ask(self.part(mailbox, frame, rows, **options))
         if fate is not FrameFate.WRITTEN:
             self.seqs[mailbox] -= 1
         return fate
+
+
+async def sender_of(messager, name):
+    """Begin a sender that writes bare frames by a messager's connection, as one of a newer version may."""
+    return await Post(messager.engine.transport, name).begin()
 
 
 def client_of(config, keys=None):

@@ -3,12 +3,40 @@
 import asyncio
 import inspect
 
+from ray_messaging import Outgoing
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.config import ShardsConfig
+from ray_messaging.interception import delegated_rules
+from ray_messaging.interception.server import rule_delegation
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.log_store import RedisLog
+from support.patience import WAIT_S
+
+
+def delegate_at_once(monkeypatch):
+    """Delegate rules at once, with long leases: a loaded machine must not end them."""
+    monkeypatch.setattr(rule_delegation, "CALM_S", 0.0)
+    monkeypatch.setattr(delegated_rules, "LEASE_S", 60.0)
+    monkeypatch.setattr(delegated_rules, "SNAPSHOT_RETRY", RetryPolicy(0.0, 0.0))
+
+
+async def send(sender, *pairs):
+    """Send a message for each pair in one batch; return the fates' first letters."""
+    receipts = await sender.send_messages([Outgoing.to_agent(to, {}, from_id=by) for by, to in pairs])
+    return "".join(fate[0] for fate in receipts.fates)
+
+
+async def passed(sender, pair=(1, 1)):
+    """Send until a message has passed by delegated rules; return the number of sends."""
+    before, sent = sender.stats()["delegated"], 0
+    async with asyncio.timeout(WAIT_S):
+        while sender.stats()["delegated"] == before:
+            assert await send(sender, pair) == "d"
+            sent += 1
+    return sent
 
 
 class Method:

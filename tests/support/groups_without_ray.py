@@ -12,6 +12,10 @@ from ray_messaging.cluster.handles.group import async_group
 from ray_messaging.cluster.handles.group.async_group import AsyncGroup, StepStamp
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig
+from ray_messaging.messager import GroupMessager
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.observability.health.actor_checks import check_actor
+from ray_messaging.observability.health.findings import ActorFacts
 from support.servers import HOST
 
 LATE_S = (0.0, 0.0, 0.001, 0.004)  # by so much a call may be late
@@ -55,9 +59,23 @@ class GroupWithoutRay:
         self.host = GroupHost(experiment, None, name, f"{experiment.run}/{name}")
         self.actor = ActorWithoutRay(self.host, seed)
 
+    def findings(self):
+        """Return what a check of health finds about this group."""
+        return [*check_actor(ActorFacts(f"group {self.name!r}", self.host.health()))]
+
     def handle(self):
         """Return a new handle, as another task would have."""
         return AsyncGroup(self.experiment, self.name, self.actor, StepStamp())
+
+    @property
+    def messager(self):
+        """Return the messager of the group's host."""
+        return self.host.messager
+
+    @property
+    def lent(self):
+        """Return how many messages handles have and have not given back."""
+        return self.host.leases.lent
 
 
 @asynccontextmanager
@@ -68,9 +86,19 @@ async def groups_without_ray(monkeypatch, config, exp_id, hosted, *, seed=0, **s
     groups = {name: GroupWithoutRay(experiment, name, seed + n) for n, name in enumerate(hosted)}
     try:
         for name, agents in hosted.items():
-            await groups[name].host.start(agents, ("agent-chat",))
+            ids = agents if isinstance(agents, IdColumn) else IdColumn.of([*agents])
+            await groups[name].host.start(ids, ("agent-chat",))
         yield groups
     finally:
         for group in groups.values():
             await group.actor.settle()
             await group.host.close()
+
+
+async def own_group(opener, server, exp_id, name, agents, **settings):
+    """Open a group in this process, as `messaging.open_messager` does; it is closed with the opener's messagers."""
+    messager = GroupMessager(server, exp_id, name=name, settings=MessagingConfig(**settings))
+    opener.opened.append(messager)
+    await messager.init()
+    await messager.host_agents(agents, ["agent-chat"])
+    return messager

@@ -7,7 +7,7 @@ import numpy as np
 from ray_messaging.errors import Fenced
 from ray_messaging.interception.rules import ALLOW, SlowRule
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts
+from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict, decode_verdicts
 from ray_messaging.wire.frames import encode
 from support.delegation import Method
 from support.patience import WAIT_S
@@ -45,6 +45,16 @@ async def judged(rules, rows):
     found = await answered(Interceptor("x", rules), batch([{"text": str(n)} for n in range(rows)]))
     assert isinstance(found, BatchVerdict)
     return found
+
+
+def interceptor_with(*rules, epoch=FOREIGN):
+    """Return an interceptor in this process, which judges by some rules."""
+    return Interceptor("x", rules, epoch=epoch)
+
+
+def failures_of(interceptor, name):
+    """Return on how many messages a rule of an interceptor has failed."""
+    return interceptor.failures.of(interceptor.rules.get(name))["failures"]
 
 
 def whole(name, answer, on_error="block"):

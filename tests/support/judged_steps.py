@@ -81,11 +81,14 @@ class Town(LoggedGroups):
     agent learns in a step of its blocked messages.
     """
 
-    def __init__(self, server, exp_id, rules, say, *, lane, groups=2, agents=4, steps=4, changes=(), deaths=None):
+    def __init__(
+        self, server, exp_id, rules, say, *, lane, groups=2, agents=4, steps=4, changes=(), deaths=None, faults=None
+    ):
         super().__init__(server, exp_id)
         self.make_rules, self.say = rules, say
         self.lane, self.count, self.agents, self.steps = lane, groups, agents, steps
         self.changes, self.deaths = changes, deaths or Deaths()
+        self.faults = faults  # of the supervisor in this process
         self.settings = MessagingConfig(interceptor_timeout_s=30.0)
         self.said, self.blocked, self.attempts = {}, {}, Counter()
         self.host = self.interceptor = None
@@ -114,7 +117,7 @@ class Town(LoggedGroups):
         self.interceptor = self.judge(*rules)
         await (await self.transport()).steps.begin(settings)
         if forces_all(rules):
-            self.supervisor = await self.supervise(self.interceptor, settings)
+            await self.supervise(self.interceptor, settings, self.faults)
 
     async def _begin(self):
         process = Process("interceptor")

@@ -20,11 +20,12 @@ from ray_messaging.eventlog.writing.entries import decode_entry, pieces
 from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.eventlog.writing.open_segment import OpenSegment
 from ray_messaging.eventlog.writing.placed_rows import placed_rows
+from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
-from ray_messaging.receipt import DELIVERED, FATES
+from ray_messaging.model.fates import DELIVERED, FATES
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.transport_values import LOG, FrameWrite, Limits, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import decode, encode
@@ -211,6 +212,14 @@ class Society:
         assert [*map(int, reply.fates)] == [0], reply
 
 
+async def begin_log(opened, folder, exp_id, **settings):
+    """Start a writer of an experiment's log, by the transport of a messager, or by one of its own."""
+    transport = opened.engine.transport if hasattr(opened, "engine") else opened
+    writer = LogWriter(transport, Folder(folder), exp_id, **settings)
+    await writer.start()
+    return writer
+
+
 def read_segment(segment, *columns):
     """Return the rows of a segment's file, as any program reads them."""
     return pq.ParquetFile(segment.path, page_checksum_verification=True).read(columns or None)
@@ -240,6 +249,12 @@ def seen(writer):
         ids += table["message_id"].to_pylist()
     assert len(ids) == writer.rows
     return ids
+
+
+def rows_in_memory(writer):
+    """Return the rows that a writer has, and no file yet."""
+    _, tables, _ = writer.snapshot()
+    return [row for table in tables for row in table.to_pylist()]
 
 
 def host_of(config, log_dir, run="one", on_existing="error", exp_id="exp", **settings):

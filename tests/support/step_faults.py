@@ -5,7 +5,8 @@ import random
 from contextlib import suppress
 from functools import partial
 
-from ray_messaging.errors import ConnectionFailed, MessagingError
+from ray_messaging.errors import ConnectionFailed, MessagingError, StepAborted
+from ray_messaging.steps import attempt_sender
 
 _REPEATED = ("take", "renew", "let_go", "open", "commit", "send", "close", "open_box", "read_box", "covered_boxes")
 PROTOCOL = (*_REPEATED, "wait")
@@ -47,6 +48,13 @@ class FaultyStore:
         return await self._faults.call(self._process, name, partial(call, *args, **more))
 
 
+def disturb(messager, faults, names=PROTOCOL):
+    """Let calls of a messager to the store of steps fail; return its process, which may die."""
+    process, transport = Process(), messager.engine.transport
+    transport.steps = FaultyStore(transport.steps, process, faults, names)
+    return process
+
+
 class FailAt:
     """The n-th call fails, before or after the server executed it; with `deadly` its process dies.
 
@@ -72,6 +80,22 @@ class FailAt:
         if self.side == "after":
             await call()
         raise Killed(f"{name} failed")
+
+
+class Abort:
+    """Calls of a kind abort the step, before or after the server executed them; `which` says for each if it does."""
+
+    in_parts = False
+
+    def __init__(self, name, side, which):
+        self.name, self.side, self.which = name, side, iter(which)
+
+    async def call(self, process, name, call):
+        aborts = name == self.name and next(self.which, False)
+        result = None if aborts and self.side == "before" else await call()
+        if aborts:
+            raise StepAborted(f"{name} was cut", step=0, group=process.name)
+        return result
 
 
 class Repeat:
@@ -130,3 +154,8 @@ class Chaos(Repeat):
                 await self.come_late()
             self.earlier[name] = call
         return result
+
+
+def commit_in_parts(monkeypatch):
+    """Let each frame of a step be a call of its own, as large frames are."""
+    monkeypatch.setattr(attempt_sender, "CALL_BYTES", 0)

@@ -31,6 +31,7 @@ from ray_messaging.steps.step_supervisor import StepSupervisor
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.step_values import SUPERVISOR
 from support.patience import WAIT_S
+from support.step_faults import FaultyStore, Process
 
 AGENTS, STEPS, SEED = 60, 8, 7
 FRIENDS = {agent: [int(x) for x in np.random.default_rng(agent).permutation(AGENTS)[:4]] for agent in range(AGENTS)}
@@ -130,12 +131,12 @@ async def live(messager, *, until=STEPS, run=run_step, hook=None):
     return states
 
 
-async def agree(store, *states):
-    """Fail unless the states of all groups, and the digests in a step store, are those of one loop."""
+async def agree(messager, *states):
+    """Fail unless the states of all groups, and the digests of a messager's experiment, are those of one loop."""
     wanted, digests = sequential()
     assert {agent: state for part in states for agent, state in part.items()} == wanted
     assert sum(map(len, states)) == AGENTS
-    assert await digests_of(store) == digests
+    assert await digests_of(messager.engine.transport.steps) == digests
 
 
 async def sealed(store, step):
@@ -182,14 +183,14 @@ class LoggedGroups:
         return writer
 
     async def messager(self, interceptor=None, **settings):
-        messager = Messager(self.server, self.exp_id, interceptor, **settings)
+        audiences = None if self.folder is None else LocalFolder(self.folder / "audiences")
+        messager = Messager(self.server, self.exp_id, interceptor, **{"audiences": audiences} | settings)
         self.messagers.append(messager)
         await messager.init()
         return messager
 
     async def groups(self, count, interceptor=None, agents=range(AGENTS)):
-        source = LocalFolder(self.folder / "audiences")
-        found = [await self.messager(interceptor, name=f"group{n}", audiences=source) for n in range(count)]
+        found = [await self.messager(interceptor, name=f"group{n}") for n in range(count)]
         for number, group in enumerate(found):
             await group.host_agents(agents[number::count], ["agent-chat", "user-chat"])
         return found
@@ -199,13 +200,15 @@ class LoggedGroups:
         self.interceptors.append(Interceptor(self.exp_id, rules))
         return self.interceptors[-1]
 
-    async def supervise(self, interceptor, settings):
-        """Let an interceptor's rules judge whole steps; return their supervisor."""
+    async def supervise(self, interceptor, settings=None, faults=None):
+        """Let an interceptor's rules judge whole steps; return their supervisor, some of whose calls may fail."""
         transport = await self.transport()
+        settings = settings or await transport.steps.settings()
         await transport.steps.join(SUPERVISOR)
         reviewer = RuleReviewer(interceptor, settings.horizon)
         audiences = AudienceCache(None if self.folder is None else LocalFolder(self.folder / "audiences"))
-        supervisor = StepSupervisor(transport, transport.steps, settings, reviewer, FOREIGN, audiences)
+        store = transport.steps if faults is None else FaultyStore(transport.steps, Process(SUPERVISOR), faults)
+        supervisor = StepSupervisor(transport, store, settings, reviewer, FOREIGN, audiences)
         self.tasks.append(asyncio.create_task(supervisor.run()))
         return supervisor
 

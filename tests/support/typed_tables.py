@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from ray_messaging.model.typed.column import NUMBERS
 from ray_messaging.model.typed.input import columns
+from ray_messaging.model.typed.typed_table import TypedColumns
 
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 STRINGS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -24,6 +25,16 @@ def tables(draw, rows, *, names=None):
     found = names or draw(st.lists(NAME, min_size=1, max_size=4, unique=True))
     strings = st.lists(STRINGS, min_size=rows, max_size=rows)
     return columns({name: draw(st.one_of(arrays(rows), strings)) for name in found})
+
+
+def all_typed(messages):
+    """Return whether all messages of a fetch have their payloads as typed columns."""
+    return all(isinstance(part.batch.lines, TypedColumns) for part in messages.slices)
+
+
+def unread(lines):
+    """Return whether payloads are typed columns that nobody has read as rows of JSON."""
+    return isinstance(lines, TypedColumns) and lines._list is None
 
 
 def values_of(table):

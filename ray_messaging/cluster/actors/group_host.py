@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_messaging.cluster.handles.messagers import gone_for, named_messager
 from ray_messaging.cluster.lane_calls import (
@@ -22,6 +22,7 @@ from ray_messaging.cluster.lane_calls import (
     parse_call,
 )
 from ray_messaging.cluster.spec import Experiment
+from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.conversations.handling import Asker
 from ray_messaging.errors import MessagingError, NoAnswer, NotListening, OutcomeUnknown, UnknownName
 from ray_messaging.interception.lane import LaneAddress
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _MOST_KEPT = 16  # ended calls whose answers were read; they are kept because Ray may repeat a call
 _MOST_UNREAD = 1024  # ended calls whose answers were not read; their handles may be gone
@@ -73,38 +72,39 @@ class GroupQuestions:
 
     def __init__(self, messager: Messager) -> None:
         self._messager = messager
-        self._calls: dict[str, asyncio.Task[Any]] = {}  # of a Message each, or of Answers
-        self._read: set[str] = set()  # calls whose handle asks for no more answers
+        # Of a Message each, or of Answers: those of which the handle asks for no more, and others.
+        self._read = OnceByCall[str, Any](most=_MOST_KEPT)
+        self._unread = OnceByCall[str, Any](most=_MOST_UNREAD, held=lambda _, answers, __: not answers.done)
 
     async def ask(self, call: str, frame: bytes, timeout: float | None, asker: Asker | None = None) -> Message:
         """Ask one question and return its answer; `asker` is the handler that asks, if it is one."""
-        self._read.add(call)
-        return await self._once(call, lambda: self._messager.conversation.ask_batch(decode(frame), timeout, asker))
+        conversation = self._messager.conversation
+        found: Message = await self._read.run(call, lambda: conversation.ask_batch(decode(frame), timeout, asker))
+        return found
 
     async def ask_many(self, call: str, frames: Sequence[bytes], timeout: float | None) -> Receipts:
         """Ask many questions; return their receipts."""
-        answers = await self._once(
-            call, lambda: self._messager.conversation.ask_batches([decode(frame) for frame in frames], timeout)
+        conversation = self._messager.conversation
+        answers = await self._calls(call).run(
+            call, lambda: conversation.ask_batches([decode(frame) for frame in frames], timeout)
         )
-        assert answers.receipts is not None
-        return answers.receipts
+        receipts: Receipts | None = answers.receipts
+        assert receipts is not None
+        return receipts
 
-    async def _once(self, call: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        if call not in self._calls:
-            self._calls[call] = asyncio.create_task(ask(), name="ray_messaging questions")
-            self._calls[call].add_done_callback(lambda _: self._forget())
-        return await asyncio.shield(self._calls[call])
+    def _calls(self, call: str) -> OnceByCall[str, Any]:
+        return self._read if call in self._read else self._unread
 
     async def more(self, call: str, parts: int, wait_s: float, errors: int = 0) -> MoreAnswers:
         """Return answers after the first `parts` parts and `errors` errors; wait up to `wait_s` for new ones."""
-        if call not in self._calls:
+        if call not in self._calls(call):
             raise UnknownName(
                 "the group's actor does not know these questions any more: it was started anew, and their answers come "
                 f"as ordinary messages; or {_MOST_UNREAD:,} later calls have ended, and nobody had read these answers",
                 kind="questions",
                 value=call,
             )
-        answers = await self._calls[call]
+        answers = await self._calls(call).outcome(call)
         if (len(answers.parts), len(answers.errors)) == (parts, errors) and not answers.done:
             try:
                 async with asyncio.timeout(wait_s):
@@ -113,21 +113,9 @@ class GroupQuestions:
                 pass
         found = [(part.places.astype("<i8").tobytes(), encode(part.batch)) for part in answers.parts[parts:]]
         if answers.done:
-            self._read.add(call)
+            self._unread.pop(call)
+            self._read.put(call, answers)
         return MoreAnswers(found, answers.late, [*answers.errors.items()][errors:])
-
-    def _forget(self) -> None:
-        """Forget the oldest calls that wait for no more answers, earlier if their answers were read."""
-        over = [call for call, task in self._calls.items() if _over(task)]
-        read = [call for call in over if call in self._read]
-        for call in {*read[:-_MOST_KEPT], *over[:-_MOST_UNREAD]}:
-            del self._calls[call]
-            self._read.discard(call)
-
-
-def _over(task: "asyncio.Task[Any]") -> bool:
-    """Return whether the questions of a call were not sent, or wait for no more answers."""
-    return task.done() and (task.cancelled() or task.exception() is not None or getattr(task.result(), "done", True))
 
 
 class GroupLaneServer(LaneServer):
@@ -176,8 +164,8 @@ class GroupLaneServer(LaneServer):
 
 @dataclass
 class _Caller:
+    oldest: int  # the lowest number whose outcome it may ask for
     next: int
-    calls: "OrderedDict[int, asyncio.Task[Receipts]]" = field(default_factory=OrderedDict)  # ascending
     turn: asyncio.Condition = field(default_factory=asyncio.Condition)
 
 
@@ -188,38 +176,41 @@ class CallerAdmission:
     """Order of calls numbered 0, 1, 2... by their caller; a repeated number gets the answer of its first call."""
 
     def __init__(self) -> None:
-        self._callers: OrderedDict[str, _Caller] = OrderedDict()
+        self._callers = OnceByCall[str, _Caller](most=CALLERS)
+        self._calls = OnceByCall[tuple[str, int], Receipts](keep_s=_REPEATED_S)
 
     def knows(self, caller_id: str, number: int) -> bool:
         """Return whether a call has begun, so that a repetition of it needs no arguments."""
         caller = self._callers.get(caller_id)
-        return caller is not None and (number in caller.calls or number < caller.next)
+        return (caller_id, number) in self._calls or (caller is not None and number < caller.next)
 
     async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Sending]) -> Receipts:
         """Run a call in its turn; `oldest` is the lowest number that its caller still waits for.
 
         Raises: OutcomeUnknown if this is a repeated call and the answer of its first run is no longer kept.
         """
-        loop = asyncio.get_running_loop()
-        caller = self._callers.setdefault(caller_id, _Caller(oldest))
-        self._callers.move_to_end(caller_id)
-        while len(self._callers) > CALLERS:
-            self._callers.popitem(last=False)
-        while caller.calls and next(iter(caller.calls)) < oldest:
-            caller.calls.popitem(last=False)
-        async with caller.turn:
-            # A caller that gave up on older numbers must not block its newer calls.
-            caller.next = max(caller.next, oldest)
-            await caller.turn.wait_for(lambda: caller.next >= number)
-            if number not in caller.calls:
-                if number < caller.next:
-                    raise OutcomeUnknown("this call came twice, and the outcome of the first is no longer known")
-                task = caller.calls[number] = asyncio.create_task(run(), name="ray_messaging send")
-                task.add_done_callback(lambda _: loop.call_later(_REPEATED_S, caller.calls.pop, number, None))
-                caller.next = number + 1
-                caller.turn.notify_all()
+        key = caller_id, number
+        caller = self._callers.get(caller_id) or _Caller(oldest, oldest)
+        self._callers.put(caller_id, caller)
+        for seen in range(caller.oldest, oldest):
+            self._calls.pop((caller_id, seen))
+        caller.oldest = max(caller.oldest, oldest)
+        if key not in self._calls:
+            async with caller.turn:
+                if caller.next < oldest:  # a caller that gave up on older numbers must not block its newer calls
+                    caller.next = oldest
+                    caller.turn.notify_all()
+                while (caller_id, caller.next) in self._calls:  # begun before this caller was forgotten
+                    caller.next += 1
+                await caller.turn.wait_for(lambda: caller.next >= number)
+                if caller.next == number:
+                    self._calls.begin(key, run)
+                    caller.next = number + 1
+                    caller.turn.notify_all()
+        if key not in self._calls:
+            raise OutcomeUnknown("this call came twice, and the outcome of the first is no longer known")
         # The first run continues when its call is cancelled: a repeated call may wait for it.
-        return await asyncio.shield(caller.calls[number])
+        return await self._calls.outcome(key)
 
 
 def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple[str, str]]:

@@ -199,7 +199,7 @@ class InterceptorActor:
     set_schema = of_host(lambda host: host.transport.set_schema)
     stats = of_host(lambda host: host.stats)
 
-    # -- steps: their errors are those of the store of steps -------------------------------------------------------
+    # -- steps: the store of steps raises the errors --------------------------------------------------------------
 
     step_progress = of_host(lambda host: host.step_progress)
     step_stragglers = of_host(lambda host: host.late_groups)

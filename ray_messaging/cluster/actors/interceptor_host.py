@@ -341,7 +341,7 @@ class InterceptorHost:
         }
 
     async def families(self) -> list[Family]:
-        """Return the metrics of the interceptor, and those of the mailboxes if the server answers."""
+        """Return the interceptor's metrics, and the mailboxes' metrics if the server answers."""
         facts = await asyncio.to_thread(backend_of(self.experiment.redis).probe, self._spec.exp_id)
         return [*of_interceptor(self.counters()), *(() if facts.kept is None else of_mailboxes(facts.kept))]
 

@@ -25,6 +25,7 @@ from ray_messaging.eventlog.reading.scan import View, scan
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_BYTES, SEGMENT_ROWS
 from ray_messaging.eventlog.writing.segment_store import died_before_loss, with_folder_lock
 from ray_messaging.eventlog.writing.writer import LogWriter
+from ray_messaging.model.fates import BLOCKED, FATES
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.experiment_store import other_run
 from ray_messaging.transports.server_facts import kind_and_version
@@ -245,7 +246,7 @@ class LogHost:
             position = await asyncio.to_thread(_last_blocked, await self._view(), cursor)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            page, seen = await self.since(Seen("", position), {"limit": PAGE, "fate": "blocked", "text": True})
+            page, seen = await self.since(Seen("", position), {"limit": PAGE, "fate": FATES[BLOCKED], "text": True})
             position = seen.position
             left = deadline - asyncio.get_running_loop().time()
             if len(page) or left <= 0:
@@ -254,7 +255,7 @@ class LogHost:
 
     async def count_blocked(self) -> int:
         """Return the number of blocked messages so far. As a cursor for `blocked` it skips all of them."""
-        counted = await self.ask("count", {"by": "fate", "fate": "blocked"})
+        counted = await self.ask("count", {"by": "fate", "fate": FATES[BLOCKED]})
         return int(counted["count"][0].as_py()) if len(counted) else 0
 
     async def rows(self) -> list[dict[str, Any]]:
@@ -279,7 +280,7 @@ class LogHost:
 
 def _last_blocked(view: View, count: int) -> int:
     """Return the position of the last of the first `count` blocked messages, or -1 if there is none."""
-    ends = [int(part["position"][-1].as_py()) for part in scan(view, Filters(fate="blocked", limit=count), [])]
+    ends = [int(part["position"][-1].as_py()) for part in scan(view, Filters(fate=FATES[BLOCKED], limit=count), [])]
     return max(ends, default=-1)
 
 

@@ -206,17 +206,17 @@ class RuleEditor(RuleVersions):
 
     def _make(self, request: RuleRequest, step: int | None) -> dict[str, Any]:
         """Make a change at once, in an open step (-1: none has begun; None: there are no steps)."""
-        if request.call in self._store.calls:
-            return dict(self._store.calls[request.call])
+        if (known := self._store.calls.get(request.call)) is not None:
+            return dict(known)
         described = description(request.make(self._interceptor().rules, self._store))
-        self._store.calls[request.call] = described
+        self._store.calls.put(request.call, described)
         self._note(request.change, described, step)
         return described
 
     def _add(self, request: RuleRequest) -> dict[str, Any]:
         """Schedule a change; return the rule's description. Raises RuleError if it cannot be made at that step."""
-        if request.call in self._store.calls:
-            return dict(self._store.calls[request.call])
+        if (known := self._store.calls.get(request.call)) is not None:
+            return dict(known)
         scheduled = sorted([*self._store.scheduled, request], key=lambda change: change.at_step)
         interceptor, described = self._interceptor(), dict[str, Any]()
         trial = RuleSet(interceptor.rules.now, interceptor)
@@ -229,7 +229,7 @@ class RuleEditor(RuleVersions):
                 described = description(rule)
         self._store.scheduled = scheduled
         interceptor.delegation.restart()  # no rule is delegated to senders until the step
-        self._store.calls[request.call] = described
+        self._store.calls.put(request.call, described)
         self._note(request.change, described, request.at_step, exact=True)
         return described
 

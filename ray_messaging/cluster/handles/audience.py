@@ -170,7 +170,7 @@ def create_audience(
     ids: object,
     most_pairs: int,
 ) -> Audience:
-    """Create an audience; arguments and errors are those of `Messaging.create_audience`."""
+    """Create an audience; arguments and errors are as for `Messaging.create_audience`."""
     check_name("audience", name)
     if sum(given is not None for given in (graph, members, positions)) != 1:
         raise ConfigError(f"audience {name!r} needs one of graph=, members=, and positions= with radius=")

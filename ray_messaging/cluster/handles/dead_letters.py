@@ -150,7 +150,7 @@ class DeadLetters:
         return self
 
     def stats(self) -> dict[str, int]:
-        """Return the number and bytes of the letters, and those of letters that were dropped at the limit."""
+        """Return the number and bytes of the letters, and of letters that were dropped at the limit."""
         facts = self._run(lambda store: store.facts())
         return {
             "letters": facts.letters,

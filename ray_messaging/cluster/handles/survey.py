@@ -16,7 +16,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.surveys.answer_model import InvalidAnswer
 from ray_messaging.surveys.record import BlockedQuestion
 from ray_messaging.surveys.surveys import AsyncSurvey, Surveys
-from ray_messaging.surveys.tally import OPEN, STATES, UNDELIVERABLE, Tally
+from ray_messaging.surveys.tally import LOST, OPEN, STATES, Tally
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class Survey(Generic[T]):
     @property
     def undeliverable(self) -> list[AgentId]:
         """Return the agents that no group hosted when they were asked."""
-        return self._now().of_state(UNDELIVERABLE)
+        return self._now().of_state(LOST)
 
     @property
     def unasked(self) -> list[AgentId]:
@@ -176,7 +176,7 @@ class Survey(Generic[T]):
 
 
 async def asked_agents(surveys: Surveys, to: object) -> AgentSet:
-    """Return the agents that a survey asks: those of groups, or of all (None), or these ids; raise UnknownName."""
+    """Return the agents that a survey asks: agents of groups, all agents (None), or these ids; raise UnknownName."""
     groups = [to] if isinstance(to, Group) else to
     if groups is None:
         return await surveys.agents_of(None)

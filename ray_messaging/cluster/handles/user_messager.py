@@ -50,7 +50,7 @@ class UserMessager:
         return self._loop.run(work)
 
     def close(self) -> None:
-        """Disconnect, and end the event loop. Answers that have not arrived are lost, except those of surveys."""
+        """Disconnect, and end the event loop. Answers that have not arrived are lost, except answers to surveys."""
         if not self._closed:
             self._closed = True
             self._loop.leave(self.messager.close())

@@ -140,7 +140,7 @@ class Agent:
     def remember(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
         """Call a function, async or plain, and keep its result, so that an equal call is not made again.
 
-        This is for calls that cost money or vary, such as those of a language model; await it in an async model. A call
+        This is for calls that cost money or vary, such as calls of a language model; await it in an async model. A call
         is equal if this agent asks it in this step, of a function of this qualified name, with equal arguments; of
         several equal ones each has its own result. Arguments that msgpack cannot encode count by the call's place among
         such calls of the function. The result is a copy of what the function returned, and equal to it. A plain

@@ -47,7 +47,7 @@ def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupP
 
 
 def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each of the inputs of a run that is not that of the call `before`."""
+    """Yield a line for each input of a run that the call `before` did not have."""
     for name, what in _INPUTS.items():
         given = now.get(name), before.get(name)
         if None not in given and given[0] != given[1]:

@@ -173,7 +173,7 @@ def _references(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function's code refers to, with those of the functions in it."""
+    """Yield the names that a function's code, or a function within it, refers to."""
     yield from code.co_names
     for part in code.co_consts:
         if isinstance(part, CodeType):

@@ -280,7 +280,8 @@ class Run(AbstractContextManager["Run"]):
             ]
             with end, RunProgress(steps, until, shown=progress, more=self._calls_text) as bar:
                 parts = _watch(refs, end, bar)
-        self.step = min(part.until for part in parts)
+                self.step = min(part.until for part in parts)
+                steps.wait(self.step)  # after the groups, rules on whole steps judge the last step
         self._spent = any(part.spent for part in parts)
         self._ended_early = end.asked or self._spent
         if self._spent:
@@ -288,7 +289,7 @@ class Run(AbstractContextManager["Run"]):
         return parts
 
     def _calls_text(self) -> str:
-        """Return the counts of remembered calls in words, "" if there are none; those of groups that answer at once."""
+        """Return the counts of remembered calls, of the groups that answer at once, in words; "" if there are none."""
         asked = [actor.calls_now.remote() for actor in self._actors.values()]
         counts = Counter[str]()
         for answer in wait(asked, num_returns=len(asked), timeout=_COUNTED_S)[0]:
@@ -339,10 +340,8 @@ class Run(AbstractContextManager["Run"]):
 
     def _gathered(self, parts: Sequence[GroupResult], until: int) -> Result:
         """Return the result of all steps up to now, of which `until` were wanted."""
-        steps, by_rules = self._messaging.steps, dict[str, int]()
-        if self.step:
-            steps.wait(self.step)  # this also waits for rules that judge the last step
-            by_rules = dict(steps.fates_by_rules(self.step - 1))
+        steps = self._messaging.steps
+        by_rules = steps.fates_by_rules(self.step - 1) if self.step else {}
         return gathered(parts, until, by_rules, _digests(steps, self.step), self._series())
 
     def _series(self) -> Any:  # noqa: ANN401 - a pyarrow.Table
@@ -399,7 +398,7 @@ def gathered(
     digests: Mapping[int, str],
     collected: Any,  # noqa: ANN401 - a pyarrow.Table
 ) -> Result:
-    """Return the result of a run from those of its groups; `by_rules` is what step rules have changed of `fates`."""
+    """Return the result of a run from its groups' results; `by_rules` has the changes of `fates` by step rules."""
     ended = min(part.until for part in parts)
     fates = sum((part.fates for part in parts), Counter[str]())
     fates.update(by_rules)
@@ -482,7 +481,7 @@ def _results(refs: Sequence[Any]) -> list[Any]:
 
 
 def cause_of(error: StepFailed) -> RuntimeError | None:
-    """Return an error with the traceback of the user's own frames: those of Ray and of this package are left out."""
+    """Return an error with the traceback of the user's own frames, without frames of Ray and of this package."""
     return RuntimeError(f"in group {error.group!r}\n{error.trace}") if error.trace else None
 
 

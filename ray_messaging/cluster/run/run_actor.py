@@ -81,7 +81,7 @@ class RunActor:
 
     It gets its arguments by calls, not from the constructor, because Ray keeps no large arguments for a restart.
 
-    Args: `messager` already hosts the group's agents (None: `open` opens one). `told` is that of `ModelWatch`.
+    Args: `messager` already hosts the group's agents (None: `open` opens one). `told` is as for `ModelWatch`.
     """
 
     def __init__(self, messager: "GroupMessager | None" = None, told: set[str] | None = None) -> None:

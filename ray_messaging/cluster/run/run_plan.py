@@ -29,7 +29,7 @@ class GroupPlan(NamedTuple):
 
 
 def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> list[GroupPlan]:
-    """Return the groups of a run; arguments and errors are those of `Messaging.run`."""
+    """Return the groups of a run; arguments and errors are as for `Messaging.run`."""
     if isinstance(agents, Mapping) and not isinstance(agents, Set):  # the nodes of a networkx graph are both
         raise ConfigError(
             f"agents are a {type(agents).__name__}, whose values would be lost: pass only its keys, as a list, or for "
@@ -159,7 +159,7 @@ def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: I
 
 
 class Homes:
-    """The rows of the agents that are in a group now: its plan gets those of the other groups once it needs them.
+    """The rows of the agents that are in a group now. The plan gets other groups' rows once it needs them.
 
     Args: `others` has the plans of all groups, as Ray references by name.
     """

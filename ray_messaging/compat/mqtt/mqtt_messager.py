@@ -28,7 +28,8 @@ from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.limits_and_timeouts import BATCH_ROWS
 from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
-from ray_messaging.receipt import BLOCKED, PUBLISHED, UNKNOWN, Outcome, Receipt
+from ray_messaging.model.fates import BLOCKED, PUBLISHED, UNKNOWN
+from ray_messaging.receipt import Outcome, Receipt
 from ray_messaging.receiving.call_checks import check_timeout
 
 logger = logging.getLogger("ray_messaging.compat.mqtt")
@@ -227,7 +228,7 @@ class Messager(metaclass=_ActorClass):
         self._client, self._interceptor = client, message_interceptor
 
     def get_log_list(self) -> list[dict[str, Any]]:
-        """Return the latest sends, a dict for each, with AgentSociety's keys and then those of the receipt."""
+        """Return the latest sends, a dict for each, with AgentSociety's keys and then the receipt's keys."""
         return [row | {"payload": msgspec.json.decode(row["payload"])} for row in self._log]
 
     def clear_log_list(self) -> None:
@@ -322,7 +323,7 @@ class Messager(metaclass=_ActorClass):
         )
 
     async def _judge(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch, including those of slow rules. Later batches wait, which keeps the order."""
+        """Return the verdicts on a batch, also the slow rules' verdicts. Later batches wait, which keeps the order."""
         client, verdict = self._client, BatchVerdict()
         verdict.add(await client.judge(batch))
         while verdict.deferred:

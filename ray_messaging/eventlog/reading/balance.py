@@ -23,7 +23,7 @@ from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.results import plain
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan
-from ray_messaging.receipt import FATES
+from ray_messaging.model.fates import FATES
 
 PARTITION_ROWS = 1_000_000  # 40 MB of records, plus sorting
 OFFENDERS = 100

@@ -25,6 +25,7 @@ from ray_messaging.eventlog.reading.filters import Filters, check_count, check_t
 from ray_messaging.eventlog.reading.query import found_in, messages, once_each
 from ray_messaging.eventlog.reading.results import COLUMNS, stored, with_ids
 from ray_messaging.eventlog.reading.scan import View
+from ray_messaging.model.fates import STORED
 from ray_messaging.steps.box_frames import FIRST_ADDED, FIRST_OUTSIDE
 
 DEPTH = 3
@@ -102,7 +103,7 @@ def line_of(row: LogRow) -> str:
         to = f"{row.pairs:,} of audience {row.audience}"
     sender = "the user" if row.from_id is None else row.from_id
     step = "" if row.step is None else f" in step {row.step}"
-    facts: list[str] = [] if row.fate == "delivered" else [row.fate]
+    facts: list[str] = [] if row.fate in STORED else [row.fate]
     facts += [f"rule {row.rule}{f': {row.reason}' if row.reason else ''}"] if row.rule else []
     facts += [f"labels {', '.join(row.labels)}"] if row.labels else []
     end = f"  [{'; '.join(facts)}]" if facts else ""
@@ -162,11 +163,11 @@ def _joined(rows: list[LogRow]) -> LogRow:
     heard = [row for row in rows if row.pairs is not None]
     if heard:
         return replace(heard[0], pairs=sum(row.pairs or 0 for row in heard))
-    return next((row for row in rows if row.fate == "delivered"), rows[0])
+    return next((row for row in rows if row.fate in STORED), rows[0])
 
 
 def outside_of_steps(row: LogRow, others: str) -> ConfigError:
-    """Return the error for a message that was not sent in a step; `others` are those of which one can ask."""
+    """Return the error for a message that was not sent in a step; `others` are messages whose causes are known."""
     return ConfigError(f"message {row.message_id!r} was sent outside of steps: ask about {others}")
 
 
@@ -204,7 +205,7 @@ class _Search:
 
     def _read(self, hands: Collection[_Hand], causes: Collection[str]) -> None:
         agents, steps = ([*dict.fromkeys(each)] for each in zip(*hands, strict=True))
-        filters = Filters(to_id=agents, step_read=steps, fate="delivered")
+        filters = Filters(to_id=agents, step_read=steps, fate=STORED)
         table = found_in(self._view, filters, stored(COLUMNS), text=True, expand=True)
         for agent, step in hands:
             reader = pc.field("to_name" if isinstance(agent, str) else "to_id")
@@ -217,7 +218,7 @@ class _Search:
             self._known |= {row.message_id: row for row in rows if row.message_id in causes}
 
     def causes(self, row: LogRow) -> list[LogRow]:
-        """Return the causes of a message that were looked up, the one that it names first."""
+        """Return the causes of a message that were looked up, first the cause that the message names."""
         named = self._known.get(_cause_of(row) or "")
         hand = [] if (of := hand_of(row)) is None else self._hands[of]
         if named is None:
@@ -233,7 +234,7 @@ class _Search:
             return Why(row, answered=answered, calls=calls)
         causes = self.causes(row)
         below = tuple(self.tree(each, depth - 1, answered=each.message_id == row.in_reply_to) for each in causes)
-        shown = [each for each in causes if each.fate == "delivered" and (each.to_id, each.step_read) == hand]
+        shown = [each for each in causes if each.fate in STORED and (each.to_id, each.step_read) == hand]
         more = 0 if hand is None else self._sizes[hand] - len(shown)
         return Why(row, below, more, answered, "" if causes else _note(row), calls)
 

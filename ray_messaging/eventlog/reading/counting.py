@@ -15,7 +15,7 @@ from ray_messaging.eventlog.log_schema import SCHEMA
 from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters, check_columns, invalid
 from ray_messaging.eventlog.reading.results import COLUMNS, as_id, plain, stored, with_ids
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan
-from ray_messaging.receipt import FATES
+from ray_messaging.model.fates import FATES, STORED
 
 UNITS = ("second", "minute", "hour", "day")  # of sent_at, UTC
 COUNTABLE = (*(name for name in COLUMNS if name not in {"from_name", "to_name", "labels"}), *UNITS)
@@ -196,7 +196,7 @@ def _traffic(counted: pa.Table, start: int, width: int, bins: int) -> dict[str, 
 
 
 def _matrix(counted: pa.Table) -> dict[str, Any]:
-    rows = [row for row in counted.to_pylist() if row["mailbox"] is not None and row["fate"] == "delivered"]
+    rows = [row for row in counted.to_pylist() if row["mailbox"] is not None and row["fate"] in STORED]
     senders, mailboxes = (_kept([row[end] for row in rows]) for end in ("sender", "mailbox"))
     delivered = [[0] * len(mailboxes) for _ in senders]
     for row in rows:

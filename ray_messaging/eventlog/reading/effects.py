@@ -23,6 +23,7 @@ from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.results import stored, with_ids
 from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.model.fates import STORED
 from ray_messaging.steps.box_frames import FIRST_ADDED
 
 _COLUMNS = [*stored(NEEDED), "step", "ordinal"]
@@ -73,14 +74,14 @@ def effects(view: View, *, message_id: str, depth: int = DEPTH) -> Effects:
     message = found_message(view, message_id)
     if message.ordinal is None or message.step is None:
         raise outside_of_steps(message, "a message of an experiment with steps=Steps()")
-    if message.fate != "delivered" or message.step_read is None:
+    if message.fate not in STORED or message.step_read is None:
         return Effects(message, None, None, _table([]))
     first, reach = message.step_read, _Reach(view)
-    own = Filters(message_id=message.message_id, step=message.step, fate="delivered")
+    own = Filters(message_id=message.message_id, step=message.step, fate=STORED)
     reach.add(first, scan(view, own, _COLUMNS))
     end = _end(view, first, first + steps)
     for step in range(first + 1, end):
-        reach.add(step, map(reach.moved, scan(view, Filters(step_read=step, fate="delivered"), _COLUMNS)))
+        reach.add(step, map(reach.moved, scan(view, Filters(step_read=step, fate=STORED), _COLUMNS)))
     return Effects(message, first, end, _table(reach.found))
 
 

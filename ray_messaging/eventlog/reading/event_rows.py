@@ -11,11 +11,10 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.reading.filters import MICROSECONDS
 from ray_messaging.eventlog.reading.results import as_id
-from ray_messaging.receipt import Fate
+from ray_messaging.model.fates import SENT, FateName
 
 _decode = msgspec.json.Decoder().decode
 _PAGE = 8192  # rows as Python objects at a time
-SENT = ("delivered", "published")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class LogRow:
     labels: tuple[str, ...]
     sent_at: float
     delivered_at: float | None
-    fate: Fate
+    fate: FateName
     rule: str | None
     reason: str | None
     sender: str

@@ -36,7 +36,7 @@ class RowHearers(NamedTuple):
     hearers: IdColumn
 
     def to(self, recipients: Sequence[AgentId | None]) -> "RowHearers":
-        """Return those of these hearers that are among some agents."""
+        """Return the hearers that are among some agents."""
         near = np.isin(self.hearers.values, np.array([each for each in recipients if isinstance(each, int)], np.int64))
         if self.hearers.kinds is not None:
             names = [code for code, name in enumerate(self.hearers.strings) if name in recipients]
@@ -56,7 +56,7 @@ class Expansion:
     def expanded(self, part: pa.Table, filters: Filters) -> Iterator[pa.Table]:
         """Yield the matching rows of a part with its broadcasts expanded, in order, about PIECE_PAIRS rows at a time.
 
-        Args: part must have the columns NEEDED; its rows must already match all fields but those of the recipient.
+        Args: part must have the columns NEEDED; its rows must already match all fields except the recipient's fields.
 
         Raises: LogError if the hearers of a broadcast are not known.
         """

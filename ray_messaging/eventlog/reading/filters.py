@@ -17,7 +17,7 @@ from ray_messaging.addressing.channels import INT64_MAX, INT64_MIN, AgentId, che
 from ray_messaging.errors import InvalidAddress, InvalidQuery
 from ray_messaging.eventlog.log_schema import POSITION, TEXT
 from ray_messaging.eventlog.reading.results import stored_column
-from ray_messaging.receipt import FATES
+from ray_messaging.model.fates import FATES
 
 Moment = float | datetime | str
 Steps = int | range | slice | Collection[int | None] | None
@@ -31,7 +31,7 @@ _MOMENT = pa.timestamp("us", "UTC")
 
 
 class Fields(TypedDict, total=False):
-    """Fields of a query. None selects rows that lack the value; from_id=None selects those of the user.
+    """Fields of a query. None selects rows that lack the value; from_id=None selects the user's rows.
 
     from_id, to_id, agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to (the id of the
     question), step (in which it was sent) and step_read take a value or a collection of values; a step may also be a

@@ -21,6 +21,7 @@ from ray_messaging.eventlog.reading.filters import Filters, check_agent, check_c
 from ray_messaging.eventlog.reading.results import COLUMNS, joined, stored, with_ids
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.eventlog.reading.scan import has_names as names_are_in
+from ray_messaging.model.fates import STORED
 
 REACHED = b"reached"  # in a page's metadata: the last position examined
 EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")
@@ -55,7 +56,7 @@ def since(
 ) -> pa.Table:
     """Return the next matching rows after a position. The table's metadata has that for the next call, under REACHED.
 
-    Args: with `expand`, `limit` is a number of rows before broadcasts are expanded; as_text is that of `with_ids`.
+    Args: with `expand`, `limit` is a number of rows before broadcasts are expanded; as_text is as for `with_ids`.
     """
     names = stored(COLUMNS)
     filters = Filters(**(fields | {"after": position, "limit": limit}))
@@ -90,7 +91,7 @@ def conversation(
 
 def edges(view: View, **fields: Any) -> pa.Table:  # noqa: ANN401
     """Return the edges of the message graph by time: one row per message from an agent to an agent."""
-    filters = Filters(**({"fate": "delivered"} | fields))
+    filters = Filters(**({"fate": STORED} | fields))
 
     def between_agents(part: pa.Table) -> pa.Table:
         ends = (pc.or_(part[f"{end}_id"].is_valid(), part[f"{end}_name"].is_valid()) for end in ("from", "to"))

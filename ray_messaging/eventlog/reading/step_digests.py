@@ -19,8 +19,8 @@ from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.results import stored, with_ids
 from ray_messaging.eventlog.reading.scan import View, scan
 from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.fates import BLOCKED, FATES
 from ray_messaging.model.joining import joined_ids
-from ray_messaging.receipt import BLOCKED, FATES
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.steps.digests import (
     DigestRow,
@@ -105,7 +105,7 @@ def _digest_row(row: dict[str, Any], expansion: Expansion) -> DigestRow:
         row["to_id"],
         row["subtopic"] or "",
         row["fate"],
-        row["rule"] if row["fate"] == "blocked" else None,
+        row["rule"] if row["fate"] == FATES[BLOCKED] else None,
         row["labels"] or (),
         row["payload"].encode(),
         row["in_reply_to"],
@@ -279,7 +279,7 @@ def _paired(mine: Rows, theirs: Rows) -> Iterator[Unequal]:
 
 def _content(row: LogRow) -> tuple[Any, ...]:
     """Return what of a message counts when runs are compared."""
-    rule = row.rule if row.fate == "blocked" else None
+    rule = row.rule if row.fate == FATES[BLOCKED] else None
     question = None if row.in_reply_to is None else _asked(row.in_reply_to)
     said = row.subtopic, row.audience, row.fate, rule, tuple(sorted(row.labels)), row.text
     return row.to_id, row.step_read, *said, bool(row.expects_answer), question

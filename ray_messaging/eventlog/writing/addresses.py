@@ -117,7 +117,7 @@ def _is_plain(topic: str) -> bool:
 
 
 def subtopics(rows: int, topics: Sequence[str], of: Codes | None) -> pa.Array:
-    """Return the subtopics of all rows. The arguments are those of `channels`."""
+    """Return the subtopics of all rows. The arguments are as for `channels`."""
     if of is None and not _is_plain(topics[0]):
         return coded(same(rows), topics[:1])
     of = np.zeros(rows, np.int32) if of is None else of

@@ -14,7 +14,7 @@ from ray_messaging.eventlog.writing.hearers import Hearers, HearersOf
 from ray_messaging.eventlog.writing.log_columns import LoggedPart
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
-from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
+from ray_messaging.model.fates import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.transports.log_store import LogItem, mailbox_of
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.notes import Before, LogNote, RuleNote, decode_log_note

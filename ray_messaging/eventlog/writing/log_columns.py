@@ -25,14 +25,16 @@ from ray_messaging.eventlog.writing.payloads import payload_columns, sparse_colu
 from ray_messaging.eventlog.writing.repeated_columns import NAME, Codes, coded, nulls, places, repeated
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
+from ray_messaging.model.fates import FATES, IS_SENT, facts_of
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
-from ray_messaging.receipt import FATES, NO_LISTENER, PUBLISHED, UNDELIVERABLE
 from ray_messaging.wire.notes import LogNote
 
 # Range of Python's datetime in microseconds: a sender's clock, or a foreign frame, may be outside.
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _TIME = pa.timestamp("us", tz="UTC")
 _LABELS = pa.list_(pa.string())
+_REASONS = [said for fate in FATES if (said := facts_of(fate).reason)]
+_REASON_OF = np.array([_REASONS.index(said) if (said := facts_of(fate).reason) else -1 for fate in FATES])
 _PLAIN = Extension()
 _FEW_ROWS = 64  # average rows of a sender in turn: with fewer, one call for all senders is as fast
 
@@ -155,7 +157,7 @@ def _micros(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def _delivered_at(run: _Run) -> pa.Array:
     taken = np.array([int(part.entry.partition("-")[0]) * 1000 for part in run.parts], np.int64)
-    nowhere = np.broadcast_to(run.fates > PUBLISHED, run.rows)
+    nowhere = np.broadcast_to(~IS_SENT[run.fates], run.rows)
     return pa.array(np.repeat(taken, run.counts), mask=nowhere if nowhere.any() else None).view(_TIME)
 
 
@@ -205,13 +207,12 @@ def _labels(run: _Run) -> pa.Array:
 
 def _notes(run: _Run) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Return three columns: rule, reason, payload before a rewrite. If several rules judged a row, the last counts."""
-    unheard = np.broadcast_to(run.fates == UNDELIVERABLE, run.rows)
-    if not unheard.any() and not any(part.note and (part.note.why or part.note.before) for part in run.parts):
+    rule, reason = np.full(run.rows, -1, np.int32), np.full(run.rows, _REASON_OF[run.fates], np.int32)
+    if (reason < 0).all() and not any(part.note and (part.note.why or part.note.before) for part in run.parts):
         none = nulls(run.rows, NAME)
         return none, none, sparse_column(run.rows, {})
     rules: dict[str, int] = {}
-    reasons = {NO_LISTENER: 0}
-    rule, reason = np.full(run.rows, -1, np.int32), np.where(unheard, 0, -1).astype(np.int32)
+    reasons = {said: place for place, said in enumerate(_REASONS)}
     before: dict[int, bytes] = {}
     for part, start in zip(run.parts, run.starts, strict=True):
         if part.note is None:

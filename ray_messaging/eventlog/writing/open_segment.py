@@ -57,7 +57,7 @@ class KindRows:
             self._batches[-small:] = merged
 
     def table(self, first_row: int) -> pa.Table:
-        """Return the rows in order, with their positions in the log, from that of the segment's first row on."""
+        """Return the rows in order, with their positions in the log. The segment's first row has `first_row`."""
         positions = pa.array(np.concatenate(self._places) + first_row)
         return pa.Table.from_batches(self._batches).append_column(POSITION, positions)
 

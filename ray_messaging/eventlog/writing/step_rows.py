@@ -21,8 +21,8 @@ from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE
+from ray_messaging.model.fates import FATES
 from ray_messaging.model.joining import joined_arrays
-from ray_messaging.receipt import FATES
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE, amendments_of, amends, batch_of, message_keys
 from ray_messaging.steps.canonical_order import id_ranks
 from ray_messaging.steps.step_account import StepCounts
@@ -87,7 +87,7 @@ class StepFeed:
         self._news: asyncio.Task[News] | None = None
 
     async def begin(self, position: StepPosition | None) -> None:
-        """Register the log's hold, and go on after `position`, that of the newest segment (None: there is none)."""
+        """Register the log's hold, and go on after the newest segment's `position` (None: there is no segment)."""
         progress = await self._store.progress()
         held = progress.holds.get(HOLD)
         handled, outside = position or self.position
@@ -258,7 +258,7 @@ class StepFeed:
     ) -> LoggedPart | None:
         """Return the rows of a frame; None if it has none. Notes have the pairs of broadcasts that are amended.
 
-        Args: `amendments` are those of the frame's broadcasts.
+        Args: `amendments` are for the frame's broadcasts.
         """
         mailbox, _, at = box.rpartition("@")
         try:

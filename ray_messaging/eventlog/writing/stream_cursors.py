@@ -66,7 +66,7 @@ class StreamCursors:
         return {name: self._seen.get(name, self.cursors[name]) for name in names}
 
     def received(self, items: list[LogItem]) -> None:
-        """Record the entries of a read. They are added to the log before those of the next read."""
+        """Record the entries of a read. They are added to the log before the entries of the next read."""
         self._seen.update((item.stream, item.entry) for item in items)
         if items:
             self._widening = 1.0

@@ -47,7 +47,7 @@ _NONE: Chunk = (), ()
 class StreamReader:
     """Reader of one experiment's streams. It retries while the server is away.
 
-    Args: `audiences` and `persist` are those of `BroadcastHearers`.
+    Args: `audiences` and `persist` are as for `BroadcastHearers`.
     """
 
     def __init__(

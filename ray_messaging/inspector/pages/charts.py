@@ -10,7 +10,8 @@ from math import isfinite, sqrt
 from typing import Any
 
 from ray_messaging.inspector.page_values import BusiestAgents, Cause, Series, TrafficBins, cut, spoken
-from ray_messaging.inspector.pages.layout import COLOURS, GREY
+from ray_messaging.inspector.pages.layout import GREY
+from ray_messaging.model.fates import STORED, facts_of
 
 Options = dict[str, Any]
 
@@ -24,8 +25,8 @@ _LINE = "rgba(139,147,161,0.22)"
 
 def rates(traffic: TrafficBins) -> Options:
     """Draw the number of messages per step or second by fate."""
-    shown = {fate: counts for fate, counts in traffic.fates.items() if any(counts) or fate == "delivered"}
-    return _over_time(traffic, shown, [COLOURS[fate] for fate in shown])
+    shown = {fate: counts for fate, counts in traffic.fates.items() if any(counts) or fate in STORED}
+    return _over_time(traffic, shown, [facts_of(fate).colour for fate in shown])
 
 
 def blocked(traffic: TrafficBins) -> Options:
@@ -43,7 +44,7 @@ def collected(found: Series) -> Options:
 
 
 def _over_time(traffic: TrafficBins, lines: dict[str, list[int]], colours: Any) -> Options:  # noqa: ANN401
-    bins = len(traffic.fates["delivered"])
+    bins = len(next(iter(traffic.fates.values())))
     series = [
         {
             "type": "bar",
@@ -162,14 +163,14 @@ def _node(found: Cause) -> Options:
     row = found.row
     words = spoken(row.text)[0]
     head = f"{row.message_id}  {row.from_id} to {row.to_id}"
-    marks = [row.fate if row.fate != "delivered" else "", row.rule, row.labels]
+    marks = ["" if row.fate in STORED else row.fate, row.rule, row.labels]
     facts = [f"answered: {words}" if found.answered else words, *filter(None, marks)]
     below = [_node(each) for each in found.causes]
     aside = [f"and {found.more:,} more"] if found.more else [found.note] if found.note else []
     return {
         "name": "\n".join([head, *facts, row.reason, *(f"called {call}" for call in found.calls)]).strip(),
         "label": {"formatter": _plain(f"{head}\n{cut('; '.join(facts), _LONGEST)}")},
-        "itemStyle": {"color": COLOURS.get(row.fate, GREY)},
+        "itemStyle": {"color": facts_of(row.fate).colour},
         "children": [*below, *({"name": text, "itemStyle": {"color": GREY}, "symbolSize": 4} for text in aside)],
     }
 

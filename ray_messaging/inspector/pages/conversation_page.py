@@ -8,6 +8,7 @@ from nicegui import ui
 from ray_messaging.inspector.page_values import Row, RowQuery, clock, cut, size, spoken
 from ray_messaging.inspector.pages.layout import Problem, button, card, field, refilled
 from ray_messaging.inspector.server.answer_cache import AnswerCache
+from ray_messaging.model.fates import STORED, facts_of
 
 _EVERY_S, _SOCIETY_S = 2.0, 5.0
 _LIMIT = 60
@@ -78,7 +79,7 @@ class ConversationPage:
 
 
 def _message(row: Row, *, left: bool) -> ui.column:
-    colour = "var(--line)" if row.fate == "delivered" else "#e5484d" if row.fate == "blocked" else "#d99a1c"
+    colour = "var(--line)" if row.fate in STORED else facts_of(row.fate).colour
     with ui.row().classes("w-full" + ("" if left else " justify-end")):
         return (
             ui.column()
@@ -91,7 +92,7 @@ def _message(row: Row, *, left: bool) -> ui.column:
 def _about(row: Row) -> None:
     about = [f"{row.from_id} to {row.to_id}", clock(row.sent_at)]
     about += [] if row.step is None else [f"step {row.step:,}"]
-    about += [row.fate] if row.fate != "delivered" else []
+    about += [] if row.fate in STORED else [row.fate]
     ui.label(" \u00b7 ".join(about)).classes("note")
 
 

@@ -10,10 +10,10 @@ from nicegui import ui
 from ray_messaging.errors import MessagingError
 from ray_messaging.inspector.page_values import Row, clock, cut, size, spoken
 from ray_messaging.inspector.server.answer_cache import AnswerCache
+from ray_messaging.model.fates import FATES, STORED, facts_of
 
 T = TypeVar("T")
 
-COLOURS = {"delivered": "#3b82f6", "published": "#14b8a6", "undeliverable": "#d99a1c", "blocked": "#e5484d"}
 LEVELS = {"ok": "#2f9e5f", "warning": "#d99a1c", "critical": "#e5484d"}
 GREY = "#8b93a1"
 
@@ -50,8 +50,6 @@ body, .q-page { background: var(--page) !important; color: var(--ink) }
 .q-table td { font-size: 12.5px; vertical-align: top; padding: 4px 8px !important; height: auto !important }
 .q-table td.text { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 240px }
 .q-table td a { color: var(--accent); text-decoration: none }
-.fate-blocked { color: #e5484d } .fate-undeliverable { color: #d99a1c } .fate-delivered { color: var(--faint) }
-.fate-published { color: #14b8a6 }
 .waits { animation: 0.2s 0.6s both waits; position: fixed; top: 54px; left: 50%; transform: translateX(-50%);
   z-index: 3000; background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 4px 12px }
 @keyframes waits { from { opacity: 0 } }
@@ -82,7 +80,9 @@ body, .q-page { background: var(--page) !important; color: var(--ink) }
   .q-table tbody td.to::before { content: "to "; position: static; background: none }
   .q-table tbody td.text { flex: 1 1 100%; order: 1; min-width: 0 }
 }
-"""
+""" + "".join(
+    f".fate-{fate} {{ color: {'var(--faint)' if fate in STORED else facts_of(fate).colour} }}\n" for fate in FATES
+)
 _LOOK_S = 1.0
 _TEXT = 400  # characters of a payload
 

@@ -19,6 +19,7 @@ from ray_messaging.inspector.pages.layout import (
 )
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
+from ray_messaging.model.fates import BLOCKED, FATES
 from ray_messaging.observability.health.findings import Health
 
 _EVERY_S = 1.0
@@ -184,7 +185,7 @@ class Overview:
         draw(self._rates, charts.rates(traffic))
         draw(self._blocked, charts.blocked(traffic))
         self._period.set_text(_period(traffic, live=self._source.live))
-        stopped = traffic.total("blocked")
+        stopped = traffic.total(FATES[BLOCKED])
         share = f"{stopped / traffic.messages:.1%}" if traffic.messages else "0%"
         self._show_figures(rows=number(traffic.rows), rate=number(traffic.per_second), blocked=share)
 

@@ -9,7 +9,7 @@ from nicegui import ui
 from ray_messaging.inspector.page_values import RowQuery
 from ray_messaging.inspector.pages.layout import Problem, await_data, button, card, field, fill, row_table
 from ray_messaging.inspector.server.answer_cache import AnswerCache
-from ray_messaging.receipt import FATES
+from ray_messaging.model.fates import FATES
 
 _FIELDS = (
     ("agent", "agent", "w-32"),

@@ -6,6 +6,7 @@ import pyarrow.compute as pc
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.reading.results import as_id
 from ray_messaging.inspector.page_values import BusiestAgents, name
+from ray_messaging.model.fates import STORED
 
 AGENTS = 60
 PAIRS = 12
@@ -15,7 +16,7 @@ MOST = 500_000  # rows that are counted
 def society_of(log: EventLog, *, after: int = -1) -> BusiestAgents:
     """Return the society of a log's rows after a position, without the user and broadcasts; if many, of a sample."""
     sample = log.sample(["from_id", "to_id", "fate"], after=after, most=MOST)
-    delivered = pc.equal(sample.counts["fate"], "delivered")
+    delivered = pc.is_in(sample.counts["fate"], pa.array(STORED))
     counts = sample.counts.filter(pc.and_(delivered, pc.not_equal(sample.counts["from_id"], sample.counts["to_id"])))
     estimated = pc.round(pc.divide(counts["count"], sample.share)).cast(pa.int64())
     counts = counts.set_column(counts.column_names.index("count"), "count", estimated)

@@ -27,6 +27,7 @@ from ray_messaging.inspector.page_values import (
 from ray_messaging.inspector.sources.busiest_agents import society_of
 from ray_messaging.inspector.sources.log_rows import RunFacts, agent_id
 from ray_messaging.inspector.sources.traffic import BINS, Key, binned, traffic_of, unit_for
+from ray_messaging.model.fates import BLOCKED, FATES
 from ray_messaging.model.series import AGENT, AGENT_NAME, STEP, TAKEN
 from ray_messaging.transports.step_values import CollectedKind
 
@@ -158,7 +159,7 @@ class FolderFacts(RunFacts):
         acted: dict[str, list[str]] = {}
         for row in self.log.count(by=["rule", "fate"]).to_pylist():
             if row["rule"] is not None:
-                what = "blocked" if row["fate"] == "blocked" else f"changed, {row['fate']}"
+                what = row["fate"] if row["fate"] == FATES[BLOCKED] else f"changed, {row['fate']}"
                 acted.setdefault(row["rule"], []).append(f"{row['count']:,} {what}")
         run = self.log.run or {"starts": [], "rule_changes": []}
         known: dict[str, Any] = {rule["name"]: rule for start in run["starts"] for rule in start["rules"]}

@@ -23,6 +23,7 @@ from ray_messaging.interception.rules import RateLimit, Rule
 from ray_messaging.interception.rules.rule import Verdict
 from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.fates import BLOCKED, FATES, SENT
 
 ASK_S = 20.0
 _LONGEST = 100_000  # characters of a text or of a rule that a page sends
@@ -167,7 +168,7 @@ def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
     Raise LogError if the log is damaged.
     """
     since = time.time() - PERIOD_S
-    table = log.recent(limit=MOST, width=WIDTH + 1, fate=["delivered", "published"], since=since)
+    table = log.recent(limit=MOST, width=WIDTH + 1, fate=SENT, since=since)
     rows = [found for found in dicts_of(table) if found["audience"] is None]
     whole = [found for found in rows if len(found["payload"]) <= WIDTH]
     found = [*judged(whole, exp_id, rule)]
@@ -181,7 +182,7 @@ def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
         max(times, default=0.0) - min(times, default=0.0),
         len(rows) - len(whole),
         [
-            row_of({**row, "rule": rule.name, "reason": verdict.reason, "fate": "blocked"})
+            row_of({**row, "rule": rule.name, "reason": verdict.reason, "fate": FATES[BLOCKED]})
             for row, verdict in blocked[:_EXAMPLES]
         ],
     )

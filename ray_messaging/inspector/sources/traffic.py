@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ray_messaging.inspector.page_values import TrafficBins, name
-from ray_messaging.receipt import FATES
+from ray_messaging.model.fates import BLOCKED, FATES
 
 OTHERS = "(others)"
 RULES = 8  # most rules in a chart
@@ -99,7 +99,7 @@ def traffic_of(
         place = int((at - start) // width)
         for key, messages in counts.items():
             fates[key.fate][place] += messages
-            if key.fate == "blocked":
+            if key.fate == FATES[BLOCKED]:
                 by_rule.setdefault(name(key.rule or "?"), [0] * count)[place] += messages
     return TrafficBins(start, width, in_steps, fates, _fewest(by_rule, count), per_second, rows, share)
 

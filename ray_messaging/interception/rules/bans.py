@@ -103,7 +103,7 @@ class Ban(Rule):
     def _in_parts(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
         """Apply a check that may keep counts in parts, in each of which only the last row of a key can begin a ban.
 
-        The check must not count messages behind the one with which a ban begins. Each sender's rows stay in order.
+        The check must not count messages after the message with which a ban begins. Each sender's rows stay in order.
         """
         found: dict[int, Verdict] = {}
         for rows in self._before_bans(batch):

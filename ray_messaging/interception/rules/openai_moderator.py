@@ -59,7 +59,7 @@ class _Form(NamedTuple):
 
 
 class Endpoint:
-    """The connection to one model. Its client is created on first use. Its pickle is that of a new one."""
+    """The connection to one model. Its client is created on first use. Its pickle is the pickle of a new connection."""
 
     def __init__(
         self, model: str, base_url: str | None, api_key: SecretStr | None, retries: int, options: dict[str, Any]

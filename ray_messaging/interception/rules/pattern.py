@@ -118,7 +118,7 @@ class Word(NamedTuple):
 class Words:
     """A set of words and phrases to find in plain text (see `plain`).
 
-    A word is found by its longest run of letters, which is looked up among those of the text. A word without letters
+    A word is found by its longest run of letters, which is looked up among the text's runs. A word without letters
     (of signs, or of a script without spaces) is found by its longest part.
     """
 

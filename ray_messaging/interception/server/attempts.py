@@ -75,7 +75,7 @@ class StepAttempts:
         self._restored = restored
         self._begun = begun
         self._latest: dict[str, Attempt] = {}
-        # The keys in `undo` by group, those of batches without an answer apart: `note` looks at these only.
+        # The keys in `undo` by group. Keys of batches without an answer are kept apart: `note` looks only at them.
         self._places: dict[tuple[str, bool], set[_Place]] = {}
 
     def load(self, answers: Iterable[str]) -> list[str]:
@@ -105,7 +105,7 @@ class StepAttempts:
         return attempt < self._latest.get(attempt.group, attempt)
 
     def keeps(self, key: str) -> bool:
-        """Return whether a key is that of an answer to the latest attempt of a group, in its latest step."""
+        """Return whether a key belongs to an answer to the latest attempt of a group, in the group's latest step."""
         found = attempt_of(key)
         return found is not None and key in self.answers.get(found.group, ())
 

@@ -5,9 +5,8 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -38,10 +37,8 @@ from ray_messaging.interception.verdicts import (
 )
 from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.wire.frames import decode
-
-if TYPE_CHECKING:
-    from ray_messaging.observability.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +85,7 @@ class Interceptor:
         self.supervised = False  # whether somebody asks the rules that judge whole steps
         self.versions = RuleVersions() if versions is None else versions
         self.gate = StepGate()
-        self.tracer: Tracer | None = None
+        self.tracer: AnyTracer = UNTRACED
         self.judged = 0
         self.blocked = 0
         self.violations: Table[int] = Table()
@@ -244,7 +241,7 @@ class Interceptor:
             if rule.counts_blocked:
                 rule.room(())  # what it records of the beginning of a round belongs to no attempt
         judging = Judging(batch, attempt, verdict, rules, self._in_parts(batch, rules, verdict))
-        with self._traced(batch):
+        with self.tracer.judging(batch):
             asked = self._in_steps.advance(judging)
         if asked is not None:
             return self._in_steps.start(key, judging, self._judge_slowly(judging, asked, key))
@@ -282,15 +279,12 @@ class Interceptor:
 
     def _run_rules(self, batch: Batch) -> RulePipeline:
         pipeline = RulePipeline(batch, self.exp_id, self.watch, self._intersections)
-        with self._traced(batch):
+        with self.tracer.judging(batch):
             pipeline.run(self.rules.for_broadcasts if pipeline.of_pairs else self.rules.each)
         self.count(batch, pipeline.verdict)
         for deferred in pipeline.deferred.values():
             self._slow_rules.begin(deferred)
         return pipeline
-
-    def _traced(self, batch: Batch) -> AbstractContextManager[object]:
-        return nullcontext() if self.tracer is None or batch.trace is None else self.tracer.judging(batch)
 
     async def _wait(self, batch: Batch) -> bytes:
         if batch.lines is None and self.rules.wants_payload and self._slow_rules.unknown(batch):
@@ -441,7 +435,7 @@ class Interceptor:
         return self._writer.behind_count
 
     def _follow_rules(self) -> None:
-        """Replace the tables that are saved by those of the current rules."""
+        """Save the tables of the current rules, and no others, from now on."""
         # The state of rules that judge a whole step is kept with the steps.
         tables = {rule.name: rule.state for rule in self.rules.each if rule.state is not None}
         for name in set(self._tables) - set(tables) - {VIOLATIONS, ROUNDS, ATTEMPTS}:

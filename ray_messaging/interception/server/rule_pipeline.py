@@ -249,7 +249,7 @@ def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
     """Yield the rows of a batch in parts, which are to be judged and counted one after the other.
 
     Within a part no verdict depends on what is blocked there. So the result does not depend on where batches were cut.
-    The rows of each sender stay in order, and those of a broadcast together.
+    The rows of each sender stay in order, and the rows of a broadcast stay together.
     """
     counting = [rule for rule in rules if rule.counts_blocked]
     if not counting or not batch.rows:

@@ -79,7 +79,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return key in self._values
 
     def keys(self) -> KeysView[Key]:
-        """Return a view of the keys. It is the dict's own view, which is faster than that of MutableMapping."""
+        """Return a view of the keys. It is the dict's own view, which is faster than MutableMapping's view."""
         return self._values.keys()
 
     def __iter__(self) -> Iterator[Key]:

@@ -1,13 +1,12 @@
 """The interceptor's answers, kept for senders that ask again, and saved together with the counts that they changed."""
 
 import asyncio
-import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 import msgspec
 
+from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.errors import FrameError
 from ray_messaging.interception.server.attempts import attempt_at
 from ray_messaging.interception.server.rule_pipeline import Deferred
@@ -103,13 +102,11 @@ class SavedAnswers:
         self.is_deferred: Callable[[str], bool] = lambda _: False  # whether a message, given by its id, is deferred
         self.unsafe: dict[str, tuple[bytes, bytes]] = {}
         self._writer = writer
-        self._keep_s = keep_s
         self._in_step = in_step
         self._epoch: int | None = None
-        self._last: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
-        self._last_bytes = 0
-        self._counted: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
-        self._counted_bytes = 0
+        # By sender: the key of its last batch, and the answer.
+        self._last = OnceByCall[str, tuple[str, bytes]](most=_MAX_SENDERS, most_bytes=LIMIT_BYTES)
+        self._counted = OnceByCall[str, bytes](most_bytes=LIMIT_BYTES, keep_s=keep_s, held=self._is_needed)
         self._batches: dict[str, str] = {}  # a counted batch, without its length -> its key
         self._read: tuple[bytes, dict[int, RuleProgress]] = b"", {}  # the record read last: it is read row by row
         self._saving: dict[str, asyncio.Task[bytes]] = {}
@@ -118,11 +115,10 @@ class SavedAnswers:
     @property
     def nbytes(self) -> int:
         """Return the size in bytes of all answers that are kept."""
-        return self._last_bytes + self._counted_bytes
+        return self._last.nbytes + self._counted.nbytes
 
     def _all(self) -> dict[str, bytes]:
-        counted = {key: data for key, (_, data) in self._counted.items()}
-        return counted | {key: data for key, (_, data) in self.unsafe.items()}
+        return dict(self._counted.items()) | {key: data for key, (_, data) in self.unsafe.items()}
 
     # -- asking again ---------------------------------------------------------------------------------------------
 
@@ -138,10 +134,10 @@ class SavedAnswers:
 
     def _answer(self, key: str) -> bytes | None:
         """Return an answer that changed a count, with this interceptor's epoch even if a predecessor gave it."""
-        found = self._counted.get(key)
-        if found is None:
+        data = self._counted.get(key)
+        if data is None:
             return None
-        answer = AnswerRecord.unpack(found[1]).answer
+        answer = AnswerRecord.unpack(data).answer
         if self._epoch is None:
             return answer
         return encode_verdicts(msgspec.structs.replace(decode_verdicts(answer), epoch=self._epoch))
@@ -165,8 +161,8 @@ class SavedAnswers:
         return self._paused(self._batches.get(_head(message), "")).get(number)
 
     def _paused(self, key: str) -> dict[int, RuleProgress]:
-        _, data = self._counted.get(key, (0.0, b""))
-        if not data:
+        data = self._counted.get(key)
+        if data is None:
             return {}
         if self._read[0] is not data:
             self._read = data, AnswerRecord.unpack(data).paused
@@ -174,12 +170,7 @@ class SavedAnswers:
 
     def put(self, sender: str, key: str, answer: bytes) -> None:
         """Keep an answer as the last one to a sender."""
-        _, before = self._last.pop(sender, ("", b""))
-        self._last[sender] = (key, answer)
-        self._last_bytes += len(answer) - len(before)
-        while len(self._last) > _MAX_SENDERS or (self._last_bytes > LIMIT_BYTES and len(self._last) > 1):
-            _, (_, gone) = self._last.popitem(last=False)
-            self._last_bytes -= len(gone)
+        self._last.put(sender, (key, answer), len(answer))
 
     def keep(self, key: str, answer: bytes, data: bytes, *, sender: str = "") -> Awaitable[bytes]:
         """Save an answer's packed record with all counts as they are now; return the answer once both are saved.
@@ -213,38 +204,30 @@ class SavedAnswers:
     def hold(self, records: Mapping[str, bytes]) -> None:
         """Keep packed records here. Expired ones are dropped, here and on the server with the next write."""
         for key, data in records.items():
-            now = time.monotonic()
-            self._drop(key)
-            self._add(key, data, now)
-            while self._counted:
-                oldest, (given_at, kept) = next(iter(self._counted.items()))
-                full = self._counted_bytes > LIMIT_BYTES and oldest != key
-                if given_at == now or not (full or given_at + self._keep_s <= now):
-                    break
-                self._drop(oldest)
-                if self._in_step(oldest) or (not full and self._has_deferred(oldest, kept)):
-                    self._add(oldest, kept, now)
-                else:
-                    self._writer.forget([oldest])
+            self._note_batch(key)
+            forgotten = self._counted.put(key, data, len(data) + _ENTRY_BYTES)
+            self._drop(forgotten)
+            if forgotten:
+                self._writer.forget(forgotten)
 
-    def _add(self, key: str, data: bytes, now: float) -> None:
-        self._counted[key] = (now, data)
-        self._counted_bytes += len(data) + _ENTRY_BYTES
+    def _note_batch(self, key: str) -> None:
         if " " in key:  # the key of a batch, not of a message
             self._batches[key.rpartition(" ")[0]] = key
 
     def forget(self, keys: Collection[str]) -> None:
         """Drop answers that nobody may ask for any more, here and on the server with the next write."""
+        self._drop(keys)
         for key in keys:
-            self._drop(key)
             self.unsafe.pop(key, None)
         self._writer.forget([*keys])
 
-    def _drop(self, key: str) -> None:
-        found = self._counted.pop(key, None)
-        if found is not None:
-            self._counted_bytes -= len(found[1]) + _ENTRY_BYTES
+    def _drop(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._counted.pop(key)
             self._batches.pop(key.rpartition(" ")[0], None)
+
+    def _is_needed(self, key: str, data: bytes, full: bool) -> bool:  # noqa: FBT001 - as `OnceByCall` calls it
+        return self._in_step(key) or (not full and self._has_deferred(key, data))
 
     def _has_deferred(self, key: str, data: bytes) -> bool:
         """Return whether this message, or any message of this batch, still waits for a slow rule."""
@@ -262,6 +245,6 @@ class SavedAnswers:
     def load(self, counted: Mapping[str, bytes], epoch: int) -> None:
         """Load a predecessor's answers. They will be given with this interceptor's epoch."""
         self._epoch = epoch
-        now = time.monotonic()
-        for key, data in counted.items():
-            self._add(key, data, now)
+        self._counted.load((key, data, len(data) + _ENTRY_BYTES) for key, data in counted.items())
+        for key in counted:
+            self._note_batch(key)

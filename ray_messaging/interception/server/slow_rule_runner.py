@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.interception.broadcasts import once_each, pair_rows
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.server.rule_pipeline import Deferred, RulePipeline, failed
@@ -42,8 +42,7 @@ class SlowRuleRunner:
         self._interceptor = interceptor
         self._writer = writer
         self._answers = answers
-        self._keep_s = keep_s
-        self._known: OrderedDict[str, tuple[float, BatchVerdict]] = OrderedDict()
+        self._known = OnceByCall[str, BatchVerdict](keep_s=keep_s)
         self._running: dict[str, asyncio.Future[None]] = {}  # each done once the message is no longer judged
         self._tasks: set[asyncio.Task[None]] = set()
         answers.is_deferred = self._running.__contains__
@@ -150,15 +149,9 @@ class SlowRuleRunner:
         await self._answers.keep(key, *unsafe)
 
     def _remember(self, message: Batch, verdict: BatchVerdict) -> None:
-        now = time.monotonic()
-        key = message.message_id(0)
         passed = not (verdict.blocked or verdict.rewritten or any(verdict.labels.values()))
-        self._known[key] = (now, _PASSED if passed else verdict)  # one object for all that pass: most do
-        while self._known:
-            oldest, (known_at, _) = next(iter(self._known.items()))
-            if known_at + self._keep_s > now:
-                break
-            del self._known[oldest]
+        # One object for all that pass: most do.
+        self._known.put(message.message_id(0), _PASSED if passed else verdict)
 
     def _save_progress(self, deferred: Deferred) -> None:
         answer = self._interceptor.encode(BatchVerdict(deferred={0}), 1)
@@ -167,7 +160,7 @@ class SlowRuleRunner:
     # -- resuming what a predecessor deferred -----------------------------------------------------------------------
 
     def _resume(self, batch: Batch) -> None:
-        """Continue each message, or broadcast, from its saved progress, together with those of the same progress."""
+        """Continue each message or broadcast from its saved progress; messages with equal progress go on together."""
         pairs = pair_rows(batch)
         batch = batch if pairs is None else once_each(batch, pairs)
         groups: dict[tuple[str, ...], tuple[list[int], BatchVerdict]] = {}
@@ -241,11 +234,11 @@ class SlowRuleRunner:
     def _found(self, batch: Batch) -> BatchVerdict:
         found = BatchVerdict()
         for row, key in enumerate(map(batch.message_id, range(len(batch)))):
-            entry = self._known.get(key)
-            if entry is None:
+            known = self._known.get(key)
+            if known is None:
                 found.deferred.add(row)
             else:
-                found.add(entry[1].moved({0: row}))
+                found.add(known.moved({0: row}))
         return found
 
     # -- removing rules -------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ _COUNTERS = {
 
 
 def check_actors(actors: Sequence[ActorFacts]) -> list[Finding]:
-    """Return the findings about actors. The first one sums up those that answer."""
+    """Return the findings about actors. The first finding sums up the actors that answer."""
     found = [finding for actor in actors for finding in check_actor(actor)]
     problems = first_of((finding for finding in found if finding.level != "ok"), "actors")
     answered = sum(actor.report is not None for actor in actors)

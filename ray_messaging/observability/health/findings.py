@@ -89,7 +89,7 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def first_of(problems: Iterable[Finding], what: str) -> list[Finding]:
-    """Return the worst problems; if there are more than SHOWN, the last finding counts the others."""
+    """Return the SHOWN worst problems; if there are more, the last finding counts the rest."""
     found = worst_first(problems)
     if len(found) > SHOWN:
         others = f"{len(found) - SHOWN} more such findings"
@@ -167,7 +167,7 @@ class ActorFacts:
     """Facts about one actor.
 
     `name` is "interceptor", "log", "group 'x'" or SERVER_ACTOR. `state` is Ray's (ALIVE, RESTARTING, DEAD ...). `why`
-    says why there is no report. `skew_s` is the actor's clock minus that of this process, plus or minus `margin_s`.
+    says why there is no report. `skew_s` is the actor's clock minus this process's clock, plus or minus `margin_s`.
     """
 
     name: str

@@ -106,7 +106,7 @@ def _service(name: str, mailbox: Mailbox) -> Iterator[Finding]:
 
 
 def _problems(name: str, remedy: str, *used: tuple[int, int, Callable[[int], str]]) -> list[Finding]:
-    """Return findings about what is near its limit: of amounts, each with limit (0: none) and format."""
+    """Return findings about amounts that are near their limits; each has a limit (0: none) and a format."""
     found = [usage_of_limit(name, number, limit, shown, remedy) for number, limit, shown in used if limit]
     return [finding for finding in found if finding.level != "ok"]
 

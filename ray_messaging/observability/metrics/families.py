@@ -16,8 +16,8 @@ MESSAGES = (1.0, 4.0, 16.0, 64.0, 256.0, 1_024.0, 4_096.0, 16_384.0)
 class Distribution(NamedTuple):
     """How many observed values fell into each bucket.
 
-    `counts[i]` are those above the bound before, up to and with `bounds[i]`; the last count has those above all bounds.
-    `total` is the sum of all values.
+    `counts[i]` counts the values above `bounds[i - 1]`, up to and with `bounds[i]`. The last count has the values above
+    all bounds. `total` is the sum of all values.
     """
 
     bounds: tuple[float, ...]
@@ -105,7 +105,7 @@ def joined(families: Iterable[Family]) -> list[Family]:
 
 
 def named_values(family: Family) -> Iterator[NamedValue]:
-    """Yield the values of a family. A histogram has those of its buckets, their count and their sum."""
+    """Yield the values of a family. A histogram has a value for each bucket, the count and the sum."""
     suffix = "_total" if family.kind == "counter" else ""
     for labels, value in family.samples:
         if not isinstance(value, Distribution):
@@ -122,7 +122,7 @@ PREFIX = "ray_messaging_"
 
 
 def prometheus_text(families: Iterable[Family]) -> str:
-    """Return families in Prometheus' text format; raise ImportError, which says what to install, if need be."""
+    """Return families in Prometheus' text format; raise ImportError if a package is missing."""
     try:
         from prometheus_client import generate_latest  # noqa: PLC0415 - an extra
         from prometheus_client.metrics_core import Metric  # noqa: PLC0415

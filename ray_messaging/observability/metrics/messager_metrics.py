@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.model.fates import NAMES
 from ray_messaging.observability.metrics.families import MESSAGES, SECONDS, Family, Histogram, counter, single
 from ray_messaging.observability.observer import Observer
-from ray_messaging.receipt import FATES
 
 _COUNTS = {
     "fetched": "Messages that fetches returned",
@@ -37,7 +37,7 @@ class MessagerMetrics(Observer):
     """Counts and durations of one messager since it was opened."""
 
     def __init__(self) -> None:
-        self._fates = np.zeros(len(FATES) + 1, np.int64)
+        self._fates = np.zeros(len(NAMES), np.int64)
         self._blocked: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._batches = Histogram(MESSAGES)
@@ -92,7 +92,7 @@ class MessagerMetrics(Observer):
 
     def families(self, stats: dict[str, Any]) -> list[Family]:
         """Return all metrics: the counts, the durations, and the gauges that are in the messager's `stats()`."""
-        fates = dict(zip([*FATES, "unknown"], self._fates.tolist(), strict=True))
+        fates = dict(zip(NAMES, self._fates.tolist(), strict=True))
         durations = {name: found.distribution() for name, found in self._seconds.items()}
         return [
             counter("messages", "Messages that this messager has sent, by fate", fates, "fate"),

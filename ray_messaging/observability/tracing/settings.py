@@ -4,12 +4,9 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ray_messaging.errors import ConfigError
-
-if TYPE_CHECKING:
-    from ray_messaging.observability.tracing.tracer import Tracer
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +17,7 @@ _FLUSH_S = 5.0
 class Tracing:
     """Tracing by OpenTelemetry: `sample` is the share of batches that begin a trace, from 0 to 1.
 
-    If the sender of a batch is inside a span, the batch belongs to the trace of that span instead, if that is sampled.
+    If the sender of a batch is inside a span, the batch belongs to that span's trace instead, if the trace is sampled.
     `file` takes the spans of all processes of a node as lines of JSON; without it, spans go to the exporter that
     OpenTelemetry's variables name.
     """
@@ -54,10 +51,10 @@ def check_tracing(tracing: object) -> None:
         tracer_provider(tracing.file)
 
 
-def tracer_of(tracing: Tracing | None, exp_id: str, name: str) -> "Tracer | None":
-    """Return the tracer of a messager, handle or interceptor, or None without tracing. Raises as `check_tracing`."""
+def tracer_of(tracing: Tracing | None, exp_id: str, name: str) -> AnyTracer:
+    """Return the tracer of a messager, handle or interceptor. Raises as `check_tracing`."""
     if tracing is None:
-        return None
+        return UNTRACED
     check_tracing(tracing)
     from ray_messaging.observability.tracing.tracer import Tracer  # noqa: PLC0415 - an extra
 

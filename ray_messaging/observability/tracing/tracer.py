@@ -1,10 +1,10 @@
 """The tracer of one messager, handle or interceptor, the spans of a batch that is sent, and the provider of the tracer.
 
-The provider of a process is one that writes a file, the program's own, or one from environment variables.
+The provider of a process writes a file, is the program's own, or is made from environment variables.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
@@ -37,8 +37,10 @@ from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.message import Message
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch, TracePoint
+from ray_messaging.model.fates import NAMES
 from ray_messaging.observability.tracing.settings import Tracing
-from ray_messaging.receipt import FATES, Outcome
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnySpans
+from ray_messaging.receipt import Outcome
 
 _GROUP = "opentelemetry_traces_exporter"  # the group of entry points of all exporters of spans
 _PACKED = Struct(">QQQB")
@@ -61,7 +63,7 @@ class SpanFile(SpanExporter):
             raise ConfigError(f"cannot write spans to {str(path)!r} ({error.strerror}): choose another file") from error
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append spans in a single write, so that those of other processes do not cut them in two."""
+        """Append spans in a single write, so that spans of other processes do not cut them in two."""
         lines = "".join(span.to_json(indent=None) + "\n" for span in spans).encode()
         if self._file.write(lines) != len(lines):
             raise OSError(f"the spans do not fit on the disk of {str(self._file.name)!r}")
@@ -75,7 +77,8 @@ class SpanFile(SpanExporter):
 def tracer_provider(file: str | Path | None = None) -> trace.TracerProvider:
     """Return the provider that writes to a file.
 
-    Without a file, it is the program's own or that of Ray's tracing hook, or else one by the OTEL_* variables.
+    Without a file, return the provider of the program or of Ray's tracing hook, or else make one from the OTEL_*
+    variables.
 
     Raises: ConfigError if the file cannot be written, or the variables name an exporter that is not installed.
     """
@@ -103,7 +106,7 @@ def _of_file(file: str | Path) -> TracerProvider:
 
 @cache
 def _by_environment() -> TracerProvider:
-    """Build the provider as `opentelemetry-instrument` does, but not as the global one: the program may set its own."""
+    """Build the provider as `opentelemetry-instrument` does. It is not global: the program may set its own."""
     return _exported_by(_exporters())
 
 
@@ -146,7 +149,7 @@ def packed(span: Span) -> bytes:
 
 
 def unpacked(data: bytes) -> Context:
-    """Return a context whose parent span is the one in these bytes. If they are not valid, it has no parent."""
+    """Return a context whose parent span is in these bytes. If the bytes are not valid, there is no parent."""
     high, low, span_id, flags = _PACKED.unpack(data)
     found = SpanContext(high << 64 | low, span_id, is_remote=True, trace_flags=TraceFlags(flags))
     return set_span_in_context(NonRecordingSpan(found), Context())
@@ -158,7 +161,7 @@ def unpacked(data: bytes) -> Context:
 class SentBatch:
     """The spans of one batch: accept (until it is taken), judge (until its verdicts), write (until its receipts).
 
-    The last two are children of the first. A batch that is judged again has one more judge span.
+    Judge and write are children of accept. A batch that is judged again has one more judge span.
     """
 
     __slots__ = ("_accept", "_context", "_judge", "_tracer", "_write")
@@ -180,12 +183,11 @@ class SentBatch:
         self._judge = self._tracer.start("judge", self._context, SpanKind.CLIENT, messages=batch.rows)
         batch.trace = TracePoint(packed(self._judge), time())
 
-    def judged(self, blocked: int, deferred: int, route: str) -> None:
+    def judged(self, blocked: Sized, deferred: Sized, route: str) -> None:
         """End the judge span: the verdicts have come, by this route."""
         assert self._judge is not None
-        self._judge.set_attributes(
-            {"ray_messaging.blocked": blocked, "ray_messaging.deferred": deferred, "ray_messaging.route": route}
-        )
+        counts = {"ray_messaging.blocked": len(blocked), "ray_messaging.deferred": len(deferred)}
+        self._judge.set_attributes({**counts, "ray_messaging.route": route})
         self._judge.end()
         self._judge = None
 
@@ -195,13 +197,14 @@ class SentBatch:
             self._write = self._tracer.start("write", self._context, SpanKind.PRODUCER, messages=outgoing.rows)
         outgoing.trace = TracePoint(packed(self._write), 0.0)
 
-    def done(self, outcome: Outcome, error: MessagingError | None) -> None:
-        """End the last span: all messages have a fate, or an error."""
+    def done(self, outcome: Outcome, errors: Mapping[int, MessagingError]) -> None:
+        """End the last span: all messages have a fate, or one of the errors."""
         last = self._judge or self._write
         if last is None:
             return
-        counts = zip([*FATES, "unknown"], np.bincount(outcome.fates, minlength=len(FATES) + 1).tolist(), strict=True)
+        counts = zip(NAMES, np.bincount(outcome.fates, minlength=len(NAMES)).tolist(), strict=True)
         last.set_attributes({f"ray_messaging.{fate}": count for fate, count in counts if count})
+        error = next(iter(errors.values()), None)
         if error is not None:
             last.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
         last.end()
@@ -210,7 +213,7 @@ class SentBatch:
 class Tracer:
     """The maker of the spans of one messager, handle or interceptor, whose name is `name`.
 
-    Only a batch that belongs to a trace gets spans. Whether it does is decided once, where the batch begins.
+    Only a batch that belongs to a trace gets spans. Where a batch begins, it is decided whether it belongs to one.
     """
 
     def __init__(self, tracing: Tracing, exp_id: str, name: str) -> None:
@@ -227,26 +230,26 @@ class Tracer:
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    def open(self) -> SentBatch | None:
-        """Return the spans of a batch that begins, or None if it is not traced."""
+    def open(self) -> AnySpans:
+        """Return the spans of a batch that begins."""
         parent = self._parent()
-        return None if parent is None else self._accept(parent, None)
+        return UNTRACED if parent is None else self._accept(parent, None)
 
-    def follow(self, point: TracePoint | None) -> SentBatch | None:
-        """Return the spans of a batch that another process has begun, or None if it is not traced."""
-        return None if point is None else self._accept(unpacked(point.sent), point.since)
+    def follow(self, point: TracePoint | None) -> AnySpans:
+        """Return the spans of a batch that another process has begun; `point` is None if the batch is not traced."""
+        return UNTRACED if point is None else self._accept(unpacked(point.sent), point.since)
 
-    def _accept(self, parent: Context, since: float | None) -> SentBatch | None:
+    def _accept(self, parent: Context, since: float | None) -> AnySpans:
         accept = self.start("accept", parent, SpanKind.PRODUCER, since)
-        return SentBatch(self, accept) if accept.is_recording() else None  # OpenTelemetry's sampler may say no
+        return SentBatch(self, accept) if accept.is_recording() else UNTRACED  # OpenTelemetry's sampler may say no
 
     def _parent(self) -> Context | None:
         """Return the context in which a batch is traced, or None if it is not.
 
-        It is that of the caller's span, or an empty one if the batch is sampled.
+        It is the context of the caller's span, or an empty context if the batch is sampled.
 
-        A background task still sees the span in which it was started, such as that of an actor's constructor. A span
-        that has ended is not used as a parent.
+        A background task still sees the span in which it was started, such as the span of an actor's constructor. A
+        span that has ended is not used as a parent.
         """
         current = get_current_span()
         context = current.get_span_context()
@@ -272,8 +275,10 @@ class Tracer:
 
     @contextmanager
     def judging(self, batch: Batch) -> Iterator[None]:
-        """Trace the rules' work on a batch. This span is the parent of the rules' own spans."""
-        assert batch.trace is not None
+        """Trace the rules' work on a batch, if the batch is traced. The rules' own spans become children."""
+        if batch.trace is None:
+            yield
+            return
         span = self.start("judge", unpacked(batch.trace.sent), SpanKind.SERVER, messages=batch.rows)
         with use_span(span, end_on_exit=True):
             yield
@@ -294,11 +299,16 @@ class Tracer:
         """Record messages that were handed out, and that the next fetch will commit."""
         self._held = [part for part in slices if part.batch.trace is not None]
 
-    def committed(self, slices: Iterable[Slice] | None = None) -> None:
-        """Trace the handling of messages (None: those recorded by `hold`), which ends with their commit, now."""
+    def committed(self, slices: Callable[[], Iterable[Slice]] | None = None) -> None:
+        """Trace the handling of messages, which ends with their commit, now.
+
+        Args: slices returns the messages; None: the messages recorded by `hold`.
+        """
         if slices is None:
-            slices, self._held = self._held, []
-        for part in slices:
+            found, self._held = self._held, []
+        else:
+            found = [*slices()]
+        for part in found:
             point = part.batch.trace
             if point is not None:
                 self._handle(point, part.high - part.low, point.since).end()
@@ -318,7 +328,7 @@ class Tracer:
 
 
 def _links(parent: Context) -> list[Link]:
-    """Return a link to the current span if it is not the parent, such as that of the Ray task that fetches."""
+    """Return a link to the current span, such as the span of the Ray task that fetches, unless it is the parent."""
     current, known = get_current_span(), get_current_span(parent).get_span_context()
     context = current.get_span_context()
     return [Link(context)] if current.is_recording() and context.span_id != known.span_id else []

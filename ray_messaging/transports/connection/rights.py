@@ -1,4 +1,4 @@
-"""Rights (ACL) of our user on a server: the ones that are missing, and the one that an error is about."""
+"""Rights (ACL) of our user on a server: the missing rights, and the right that an error is about."""
 
 import re
 from collections.abc import Iterator

@@ -1,13 +1,12 @@
-"""Admission of calls and questions from other processes: in order, once, and forgotten in time."""
+"""Admission of calls from other processes: in order, and once."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 from support.patience import WAIT_S
 
 from ray_messaging.cluster.actors import group_host as module
-from ray_messaging.cluster.actors.group_host import _MOST_KEPT, CallerAdmission, GroupQuestions
+from ray_messaging.cluster.actors.group_host import CallerAdmission
 from ray_messaging.errors import OutcomeUnknown
 
 
@@ -18,15 +17,17 @@ class Calls:
         self.admission = CallerAdmission()
         self.ran = []
 
-    async def admit(self, number, *, caller="handle", oldest=0):
+    async def admit(self, number, *, caller="handle", oldest=0, gate=None):
         async def run():
             self.ran.append((caller, number))
+            if gate is not None:
+                await gate.wait()
             return f"{caller} {number}"
 
         return await asyncio.wait_for(self.admission.admit(caller, number, oldest, run), WAIT_S)
 
-    def kept(self):
-        return sum(len(caller.calls) for caller in self.admission._callers.values())
+    def begin(self, number, **options):
+        return asyncio.create_task(self.admit(number, **options))
 
 
 @pytest.fixture
@@ -34,63 +35,41 @@ def calls():
     return Calls()
 
 
+async def turns():
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
 async def test_a_call_that_has_begun_is_known_and_its_answer_kept_until_its_caller_has_seen_it(calls):
     assert not calls.admission.knows("handle", 0)
     for number in range(5):
         await calls.admit(number, oldest=number)
-        assert calls.kept() == 1
+        assert await calls.admit(number, oldest=number) == f"handle {number}"
     assert [calls.admission.knows("handle", number) for number in range(6)] == [True] * 5 + [False]
     assert not calls.admission.knows("other", 0)
-
-
-async def test_a_call_whose_caller_is_gone_goes_on(calls):
-    gate = asyncio.Event()
-
-    async def run():
-        await gate.wait()
-        return "done"
-
-    first = asyncio.create_task(calls.admission.admit("handle", 0, 0, run))
-    while not calls.kept():  # noqa: ASYNC110 - what is awaited has no event
-        await asyncio.sleep(0)
-    first.cancel()
-    again = asyncio.create_task(calls.admission.admit("handle", 0, 0, run))
-    gate.set()
-    assert await asyncio.wait_for(again, WAIT_S) == "done"
-    assert first.cancelled()
-
-
-async def test_a_finished_call_is_forgotten_after_its_time(calls, monkeypatch):
-    monkeypatch.setattr(module, "_REPEATED_S", 0.01)
-    for number in range(3):
-        await calls.admit(number)
-    async with asyncio.timeout(WAIT_S):
-        while calls.kept():  # noqa: ASYNC110 - as above
-            await asyncio.sleep(0.001)
     with pytest.raises(OutcomeUnknown):  # not run again: its outcome is unknown
-        await calls.admit(1)
-    assert await calls.admit(3) == "handle 3"
-    assert [number for _, number in calls.ran] == [0, 1, 2, 3]
+        await calls.admit(3, oldest=3)
+    assert [number for _, number in calls.ran] == [0, 1, 2, 3, 4]
 
 
-async def test_callers_are_bounded(calls, monkeypatch):
+async def test_a_call_that_waits_begins_once_its_caller_has_given_up_the_one_before(calls):
+    waiting = calls.begin(1, oldest=0)  # call 0 never comes
+    await turns()
+    assert await calls.admit(2, oldest=1) == "handle 2"
+    assert await waiting == "handle 1"
+    assert [number for _, number in calls.ran] == [1, 2]
+
+
+async def test_a_running_call_of_a_forgotten_caller_is_known_and_its_next_calls_go_on(monkeypatch):
     monkeypatch.setattr(module, "CALLERS", 3)
-    for number in range(2):
-        await calls.admit(number, caller="busy")
-        for n in range(10):
-            await calls.admit(0, caller=f"task-{number}-{n}")
-            assert len(calls.admission._callers) <= 3
-            await calls.admit(number, caller="busy")  # repeated: it is known as long as it is heard of
-    assert calls.ran.count(("busy", 0)) == calls.ran.count(("busy", 1)) == 1
-
-
-async def test_few_answers_are_kept_after_many_questions_at_once(monkeypatch):
-    async def ask_batch(*_arguments):
-        await asyncio.sleep(0)
-        return "an answer"
-
-    monkeypatch.setattr(module, "decode", bytes)
-    questions = GroupQuestions(SimpleNamespace(conversation=SimpleNamespace(ask_batch=ask_batch)))
-    await asyncio.gather(*(questions.ask(str(number), b"", None) for number in range(100)))
-    await asyncio.sleep(0)
-    assert len(questions._calls) == _MOST_KEPT
+    calls, gate = Calls(), asyncio.Event()
+    first = calls.begin(0, caller="busy", gate=gate)
+    await turns()
+    for n in range(10):
+        await calls.admit(0, caller=f"task-{n}")
+    assert calls.admission.knows("busy", 0)
+    again = calls.begin(0, caller="busy", gate=gate)
+    assert await calls.admit(1, caller="busy") == "busy 1"
+    gate.set()
+    assert [await first, await again] == ["busy 0", "busy 0"]
+    assert [each for each in calls.ran if each[0] == "busy"] == [("busy", 0), ("busy", 1)]

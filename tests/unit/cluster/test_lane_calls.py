@@ -27,7 +27,8 @@ from ray_messaging.errors import FrameError
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Origin
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.receipt import BLOCKED, DELIVERED, UNDELIVERABLE, Outcome, Receipts
+from ray_messaging.model.fates import BLOCKED, DELIVERED, UNDELIVERABLE
+from ray_messaging.receipt import Outcome, Receipts
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
 from ray_messaging.transports.cursors import AckRange, Cursor
 

@@ -10,8 +10,9 @@ from ray_messaging.conversations.open_questions import OpenQuestions
 from ray_messaging.messages import Slice
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
+from ray_messaging.model.fates import DELIVERED
 from ray_messaging.model.message_ids import MessageIdColumn
-from ray_messaging.receipt import DELIVERED, Outcome, Receipts
+from ray_messaging.receipt import Outcome, Receipts
 
 
 def batch(first, from_ids, to_ids, **extension):

@@ -13,7 +13,7 @@ from ray_messaging.eventlog.writing.entries import DecodedEntry, decode_entry, p
 from ray_messaging.eventlog.writing.log_columns import record_batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
-from ray_messaging.receipt import NO_LISTENER
+from ray_messaging.model.fates import facts_of
 from ray_messaging.transports.log_store import LogItem
 from ray_messaging.transports.transport_values import LOG_STREAM
 from ray_messaging.wire.frames import encode
@@ -166,7 +166,7 @@ NOTES = {  # a note, its takers, and the facts of its rows
         [2, 0, 1, 1],
         [
             ("published", None, None, None, None),
-            ("undeliverable", None, NO_LISTENER, "1", None),
+            ("undeliverable", None, facts_of("undeliverable").reason, "1", None),
             ("published", "soften", "rude", "2", None),
             ("published", "soften", "rude", "1", None),
         ],

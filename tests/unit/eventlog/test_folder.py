@@ -27,7 +27,7 @@ from ray_messaging.eventlog.folder_records import claim, read_account
 from ray_messaging.eventlog.log_schema import OPTIONAL, POSITION, SCHEMA, VERSION
 from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.model.extension import Extension
-from ray_messaging.receipt import DELIVERED
+from ray_messaging.model.fates import DELIVERED
 
 
 def table_of(rows, first=0, **columns):

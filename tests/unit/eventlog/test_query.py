@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.log_queries import T0, end_of, groups_read, log_of, row, write_folder
 
 from ray_messaging.errors import InvalidQuery
-from ray_messaging.receipt import FATES
+from ray_messaging.model.fates import FATES
 
 ENDS = st.sampled_from([None, -1, 0, 1, 7, "ann", "bob", 2**62])
 RULES = ["black_list", "pattern", None]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ray_messaging.errors import MailboxFull
 from ray_messaging.interception.verdicts import BatchVerdict
-from ray_messaging.receipt import BLOCKED, DELIVERED, UNKNOWN
+from ray_messaging.model.fates import BLOCKED, DELIVERED, UNKNOWN
 from ray_messaging.sending.bulk_input import Entry
 from ray_messaging.sending.in_flight_batch import InFlightBatch
 from ray_messaging.sending.pending_batch import BulkWaiter, RowBatch

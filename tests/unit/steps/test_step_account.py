@@ -5,7 +5,8 @@ from support.batches import batch_to
 
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
-from ray_messaging.receipt import UNDELIVERABLE, Outcome
+from ray_messaging.model.fates import UNDELIVERABLE
+from ray_messaging.receipt import Outcome
 from ray_messaging.steps.step_account import StepAccount, StepCounts
 
 

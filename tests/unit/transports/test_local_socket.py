@@ -45,6 +45,11 @@ def test_a_socket_that_nobody_serves_leaves_the_network(valkey_config, tmp_path,
     assert asyncio.run(way(config)) == f"{config.server}:{config.port}"
 
 
+def test_a_connection_does_not_read_the_metadata_of_packages(valkey_config, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", None)
+    assert asyncio.run(way(valkey_config))
+
+
 def test_a_directory_of_the_users_has_one_where_its_name_is_short(tmp_path):
     with EmbeddedServer(HOST, data_dir=str(tmp_path)) as server:
         assert f"{tmp_path}/" in asyncio.run(way(server.start()))

@@ -206,8 +206,6 @@ class AsyncGroup(StampedHandle):
         if self._restarting:  # a call during the restart would fail with an unknown outcome
             await wait_restart(self.waiting, self.actor, self._experiment.settings.send_timeout_s)
             self._restarting = False
-        if self._tracer is None:
-            return await self._relay_frames(batches, by_lane=by_lane)
         with self._tracer.sending(batches):
             return await self._relay_frames(batches, by_lane=by_lane)
 
@@ -382,8 +380,7 @@ class AsyncGroup(StampedHandle):
         check_commit(commit)
         check_timeout(timeout)
         async with self._fetching.held():
-            if self._tracer is not None:
-                self._tracer.committed()
+            self._tracer.committed()
             number = self._fetches = self._fetches + 1
             limit = None if limit is None else int(limit)  # it may be numpy's
             options = FetchOptions(commit, complete, number, self._received)
@@ -402,8 +399,7 @@ class AsyncGroup(StampedHandle):
             self._token = None
             if commit == "next":
                 self._token = token
-                if self._tracer is not None:
-                    self._tracer.hold(messages.slices)
+                self._tracer.hold(messages.slices)
             elif token is not None:
                 self._received, self._unacked[token[:2]] = number, token
         return Fetched(messages, self, token)
@@ -446,8 +442,7 @@ class AsyncGroup(StampedHandle):
         """
         if messages is None:
             async with self._fetching.held():
-                if self._tracer is not None:
-                    self._tracer.committed()
+                self._tracer.committed()
                 try:
                     await self._ack(
                         [(held, None) for held in (self._token, *self._unacked.values()) if held is not None]
@@ -458,8 +453,7 @@ class AsyncGroup(StampedHandle):
                 self._token = None  # not earlier: a call that is cancelled may have committed nothing
         else:
             await self._commit(messages)
-            if self._tracer is not None:
-                self._tracer.committed(slices_of(messages))
+            self._tracer.committed(lambda: slices_of(messages))
 
     async def _commit(self, messages: Acked) -> None:
         await self._ack(by_loan(spans_of(messages, self.name)))
@@ -498,8 +492,7 @@ class AsyncGroup(StampedHandle):
 
     async def commit_lease(self, token: Token) -> None:
         """Commit the messages of a lease."""
-        if self._tracer is not None:
-            self._tracer.committed()
+        self._tracer.committed()
         # The lease is forgotten only then: a fetch at the same time without it would get its messages again, and after
         # a cancellation the next fetch or `ack` commits it.
         try:

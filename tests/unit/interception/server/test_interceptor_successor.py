@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from support.interceptors import Held, Store, answered, batch, waited, whole
 from support.rules import Only, Whole
 
+from ray_messaging.common import once_by_call
 from ray_messaging.interception.rules import BlackList, RateLimit, block, label, rewrite
 from ray_messaging.interception.server import saved_answers
 from ray_messaging.interception.server.interceptor import Interceptor
@@ -65,7 +66,7 @@ async def test_a_new_rule_judges_waiting_messages():
 
 async def test_a_record_lives_as_long_as_its_message_waits(monkeypatch):
     clock = iter(range(0, 10**6, 1000))  # each answer comes when the time of those before it is over
-    monkeypatch.setattr(saved_answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(once_by_call, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     kept = Store()
     slow = Held("slow", only=lambda message: message.from_id == 1)
     first = Interceptor("x", [RateLimit(per_round=1), slow], epoch=1, store=kept)

@@ -6,8 +6,8 @@ import pytest
 from support.contracts import Post
 from support.patience import WAIT_S
 
+from ray_messaging import MessagingConfig
 from ray_messaging.addressing.directory import MailboxRecord
-from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, Fenced, FrameError, UnknownName
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.box_reader import BoxReader

@@ -1,16 +1,11 @@
 """Delivery leases: messages held for too long go to other callers, and the late caller gets an error."""
 
 import asyncio
-import os
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, until, vanish
-from support.groups_without_ray import groups_without_ray
+from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, vanish
 
 from ray_messaging import CommitFailed
-from ray_messaging.model.columns import IdColumn
-from ray_messaging.observability.health.actor_checks import check_actor
-from ray_messaging.observability.health.findings import ActorFacts
 from ray_messaging.receiving.ack_ranges import by_loan, spans_of
 from ray_messaging.receiving.delivery_leases import DeliveryLeases, FetchOptions
 
@@ -174,37 +169,3 @@ async def test_foreign_messages_are_handed_out_once_with_explicit_acks(pair, sto
     assert numbers(messages) == [7]
     assert lending.lent == 0
     assert (await lending.fetch("two", None, None, 0.0))[0] is None
-
-
-@pytest.mark.one_server("health asks the host")
-async def test_health_names_the_handle_that_forgets_to_commit(monkeypatch, server, exp_id):
-    hosted = {"east": IdColumn.of([1, 2])}
-    async with groups_without_ray(monkeypatch, server, exp_id, hosted, loan_s=0.2, strict_senders=False) as groups:
-        east = groups["east"]
-        forgetful, thief = east.handle(), east.handle()
-
-        def told():
-            found = check_actor(ActorFacts("group 'east'", east.host.health()))
-            return [(each.value, each.remedy) for each in found if each.what == "group 'east': commits"]
-
-        await forgetful.send_columns([1] * 3, [2] * 3, [{"n": n} for n in range(3)])
-        assert len(await forgetful.fetch_messages(timeout=WAIT_S, commit="acked")) == 3
-        assert not told()
-        await until(told)
-        [(value, remedy)] = told()
-        assert f"of process {os.getpid()}" in value
-        assert "holds 3 for 0 s, which" in value
-        assert "ack()" in remedy
-        async with await thief.fetch_messages(timeout=WAIT_S) as again:
-            assert numbers(again) == [0, 1, 2]
-        [(value, _)] = told()
-        assert value.startswith(f"handle {forgetful._caller}: 3 messages came again")
-        assert value.endswith("for longer than loan_s")
-        with pytest.raises(CommitFailed):
-            await forgetful.ack()
-        assert told()
-        async with asyncio.timeout(WAIT_S):
-            while told():  # until it commits in time, which a slow machine may miss
-                await forgetful.send_columns([1], [2], [{"n": 3}])
-                await forgetful.fetch_messages(timeout=WAIT_S)
-                await forgetful.ack()

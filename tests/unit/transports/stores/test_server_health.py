@@ -1,4 +1,4 @@
-"""Unsafe servers are refused, and health checks find problems: real servers, no Ray."""
+"""The checks of a server's health and of what it keeps: real servers, no Ray."""
 
 import asyncio
 import gc
@@ -11,11 +11,8 @@ import pytest
 import redis
 from support.contracts import fetch_all, send_numbers, until
 
-from ray_messaging import Outgoing, RedisConfig
+from ray_messaging import MessagingConfig, Outgoing
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import ConfigError, ServerRefused
-from ray_messaging.messager import Messager
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.transports import server_probe as probe
@@ -32,40 +29,6 @@ def problems(config, **options):
     findings = check_server(ask_server(config), **options)
     assert all(finding.remedy for finding in findings if finding.level != "ok")
     return {finding.what: finding.level for finding in findings if finding.level != "ok"}
-
-
-async def opens(config, exp_id):
-    async with Messager(config, exp_id):
-        pass
-
-
-# -- refused servers ------------------------------------------------------------------------------------------------
-
-
-async def test_an_evicting_server_is_refused_unless_that_is_allowed(redis_process, client, exp_id):
-    config = redis_process.config
-    client.config_set("maxmemory-policy", "volatile-ttl")
-    await opens(config, exp_id)  # without a limit nothing is evicted
-    client.config_set("maxmemory", "100mb")
-    with pytest.raises(ConfigError, match="CONFIG SET maxmemory-policy noeviction") as caught:
-        await opens(config, exp_id)
-    assert all(said in str(caught.value) for said in ("volatile-ttl", "allow_eviction=True"))
-    assert not isinstance(caught.value, ServerRefused)
-    await opens(config.model_copy(update={"allow_eviction": True}), exp_id)
-    await opens(f"redis://:{config.password}@{config.server}:{config.port}?allow_eviction=1", exp_id)
-    with pytest.raises(ConfigError, match="allow_eviction=1"):
-        RedisConfig.from_url("redis://host?allow_eviction=perhaps")
-    client.config_set("maxmemory-policy", "noeviction")
-    await opens(config, exp_id)
-
-
-async def test_a_replica_is_refused_with_its_primarys_address(redis_process, client, exp_id):
-    client.execute_command("REPLICAOF", "primary.example", "7")
-    with pytest.raises(ConfigError, match=r"replica.*primary\.example:7"):
-        await opens(redis_process.config, exp_id)
-    assert problems(redis_process.config)["server role"] == "critical"
-    client.execute_command("REPLICAOF", "NO", "ONE")
-    await opens(redis_process.config, exp_id)
 
 
 # -- findings -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,47 @@
+"""The fates of messages: what becomes of a send. All that differs from fate to fate is in this table.
+
+The log has the names. Receipts, notes for the log, and calls between processes have codes, which number the rows of the
+table: a new fate is its last row.
+"""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+FateName = Literal["delivered", "published", "undeliverable", "blocked"]
+
+
+class Fate(NamedTuple):
+    """What there is to know about a fate. The defaults are for a name that is none, such as "unknown"."""
+
+    meaning: str = ""
+    colour: str = "#8b93a1"
+    terminal: str = ""  # the colour in a terminal
+    sent: bool = False  # whether somebody has the message, so that its receipt is true
+    stored: bool = False  # whether a mailbox has it, where it counts as delivered, is read and may be answered
+    reason: str = ""  # why nobody has it, unless a rule or the receipt knows more
+
+
+# Okabe and Ito's colours for the colour-blind.
+_TABLE: dict[FateName, Fate] = {
+    "delivered": Fate("in the mailbox of the receiver's group", "#0072B2", "blue", sent=True, stored=True),
+    "published": Fate("received by a foreign subscriber", "#56B4E9", "cyan", sent=True),
+    "undeliverable": Fate(
+        "no receiver",
+        "#E69F00",
+        "yellow",
+        reason="no mailbox listens on this channel, and no foreign subscriber took it",
+    ),
+    "blocked": Fate("blocked by a rule", "#D55E00", "red"),
+}
+FATES: tuple[FateName, ...] = (*_TABLE,)
+DELIVERED, PUBLISHED, UNDELIVERABLE, BLOCKED, UNKNOWN = range(len(FATES) + 1)  # UNKNOWN: none, or none yet
+NAMES = (*FATES, "unknown")  # by code
+SENT = tuple(name for name, fate in _TABLE.items() if fate.sent)
+STORED = tuple(name for name, fate in _TABLE.items() if fate.stored)
+IS_SENT, IS_STORED = (np.array([name in those for name in NAMES]) for those in (SENT, STORED))  # by code
+
+
+def facts_of(name: str) -> Fate:
+    """Return what there is to know about a fate, of which a log of another version may have more."""
+    return _TABLE.get(name, Fate())  # type: ignore[call-overload,no-any-return]  # other names have the defaults

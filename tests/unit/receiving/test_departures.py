@@ -1,0 +1,53 @@
+"""Agents that leave a group by a call that is repeated, or that comes after the move was given up."""
+
+import pytest
+from support.contracts import fetch_all
+
+from ray_messaging import MoveFailed
+from ray_messaging.transports.departures import Released
+
+
+@pytest.fixture
+async def pair(messagers):
+    """Open two groups: east hosts agents 1 and 2, and west 3."""
+    return await messagers(name="east", host=[1, 2]), await messagers(name="west", host=[3])
+
+
+def contents(messages):
+    return [(message.from_id, message.to_id, message.payload["n"]) for message in messages]
+
+
+async def test_a_call_whose_answer_was_lost_has_its_effect_once(pair, monkeypatch):
+    east, west = pair
+    for n in range(3):
+        await west.send_columns(3, [1, 2], {"n": n})
+    departures = east.engine.transport.departures
+    release, calls = departures.release, []
+
+    async def twice(attempt):
+        calls.append(await release(attempt))
+        calls.append(await release(attempt))
+        return calls[-1]
+
+    monkeypatch.setattr(departures, "release", twice)
+    await east.move_agents([1], to="west")
+    assert calls == [Released.DONE] * 2
+    assert contents(await fetch_all(west, 3)) == [(3, 1, n) for n in range(3)]
+    assert contents(await fetch_all(east, 3)) == [(3, 2, n) for n in range(3)]
+
+
+async def test_a_late_attempt_after_a_move_was_given_up_has_no_effect(pair, monkeypatch):
+    east, west = pair
+    await west.send_columns([3, 3], [1, 2], {"n": 0})
+    departures = east.engine.transport.departures
+    release, late = departures.release, []
+
+    async def full(attempt):
+        late.append(attempt)
+        return Released.FULL
+
+    monkeypatch.setattr(departures, "release", full)
+    with pytest.raises(MoveFailed, match="no room"):
+        await east.move_agents([1], to="west", timeout=0.5)
+    assert await release(late[-1]) is Released.OVER
+    assert contents(await fetch_all(east, 2)) == [(3, 1, 0), (3, 2, 0)]
