@@ -225,7 +225,7 @@ class Positions(NamedTuple):
 
     def _near(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Return the number of neighbours of each agent, and all neighbours by index, ascending for each agent."""
-        lengths, found, parts = np.zeros(len(self.ids), np.int64), 0, list[_NearIndex]()
+        lengths, found, parts = np.zeros(len(self.ids), np.int64), 0, list[_Neighbours]()
         if not len(lengths):
             return lengths, np.zeros(0, np.int32)
         grid = _Grid(self.points, self.radius, self.limit)
@@ -239,7 +239,7 @@ class Positions(NamedTuple):
                 raise self._too_large(grid)
             starts, others = offsets_of(lengths), np.empty(found, np.int32)
 
-            def put(part: _NearIndex) -> None:
+            def put(part: _Neighbours) -> None:
                 others[gathered(starts[part.agents], part.lengths)] = part.others
 
             for _ in pool.map(put, parts):
@@ -257,7 +257,7 @@ class Positions(NamedTuple):
         )
 
 
-class _NearIndex(NamedTuple):
+class _Neighbours(NamedTuple):
     """Some agents, the number of neighbours of each, and the neighbours, ascending for each agent. All by index."""
 
     agents: NDArray[np.intp]
@@ -305,9 +305,9 @@ class _Grid:
         places = range(0, len(self._keys), step)
         return (places[low : low + _BLOCK] for low in range(0, len(places), _BLOCK))
 
-    def near(self, block: range) -> list[_NearIndex]:
+    def near(self, block: range) -> list[_Neighbours]:
         """Return whom the points at consecutive places are near; nothing once the limit has been passed."""
-        found, size = list[_NearIndex](), len(self._keys)
+        found, size = list[_Neighbours](), len(self._keys)
         for piece, places, ends, near in self._compared(block):
             if self._found > self._limit:
                 break
@@ -319,7 +319,7 @@ class _Grid:
             others.sort()
             others -= firsts
             self._found += len(others)  # less if threads meet here, and then some pairs more are found
-            found.append(_NearIndex(self._order[piece.start : piece.stop], lengths, others))
+            found.append(_Neighbours(self._order[piece.start : piece.stop], lengths, others))
         return found
 
     def count(self) -> tuple[int, bool]:

@@ -72,7 +72,7 @@ class GroupQuestions:
 
     def __init__(self, messager: Messager) -> None:
         self._messager = messager
-        # Of a Message each, or of Answers: those of which the handle asks for no more, and others.
+        # Each value is a Message, or Answers. Of read calls the handle asks for no more answers.
         self._read = OnceByCall[str, Any](most=_MOST_KEPT)
         self._unread = OnceByCall[str, Any](most=_MOST_UNREAD, held=lambda _, answers, __: not answers.done)
 

@@ -26,7 +26,7 @@ _STEPS = 10  # of effects
 _LEAF = 36  # pixels
 
 
-class Causes:
+class CausesPage:
     """The content of the page."""
 
     def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:

@@ -85,7 +85,7 @@ def _period(traffic: TrafficBins, *, live: bool) -> str:
     return f"Per second, of {'the last minute' if live else 'the whole run'}{sampled}."
 
 
-class Overview:
+class OverviewPage:
     """The content of the page. It is refreshed all the time."""
 
     def __init__(self, cache: AnswerCache) -> None:

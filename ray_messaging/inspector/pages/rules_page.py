@@ -97,7 +97,7 @@ def _show(found: Preview) -> None:
         ui.label(f"{row.from_id} to {row.to_id}: {row.reason} \u2014 {row.text[:200]}").classes("note mono")
 
 
-class Rules:
+class RulesPage:
     """The list of the rules. It is refreshed while the experiment runs."""
 
     def __init__(self, cache: AnswerCache) -> None:

@@ -21,7 +21,7 @@ _FIELDS = (
 )
 
 
-class Search:
+class SearchPage:
     """The form of a search, and the rows that were found."""
 
     def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:

@@ -7,13 +7,13 @@ from fastapi import FastAPI, Request
 from nicegui import ui
 
 from ray_messaging.inspector.pages.agent_page import AgentPage
-from ray_messaging.inspector.pages.causes_page import Causes
+from ray_messaging.inspector.pages.causes_page import CausesPage
 from ray_messaging.inspector.pages.conversation_page import ConversationPage
 from ray_messaging.inspector.pages.dead_letters_page import DeadLettersPage
 from ray_messaging.inspector.pages.layout import page_layout
-from ray_messaging.inspector.pages.overview_page import Overview
-from ray_messaging.inspector.pages.rules_page import Rules
-from ray_messaging.inspector.pages.search_page import Search
+from ray_messaging.inspector.pages.overview_page import OverviewPage
+from ray_messaging.inspector.pages.rules_page import RulesPage
+from ray_messaging.inspector.pages.search_page import SearchPage
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 
 
@@ -33,12 +33,12 @@ def application(cache: AnswerCache) -> FastAPI:
 
 
 _PAGES: dict[str, Callable[[AnswerCache, Mapping[str, str]], object]] = {
-    "/": lambda cache, _: Overview(cache),
-    "/search": Search,
+    "/": lambda cache, _: OverviewPage(cache),
+    "/search": SearchPage,
     "/conversation": ConversationPage,
     "/agent": AgentPage,
-    "/why": Causes,
-    "/rules": lambda cache, _: Rules(cache),
+    "/why": CausesPage,
+    "/rules": lambda cache, _: RulesPage(cache),
     "/deadletters": lambda cache, _: DeadLettersPage(cache),
 }
 
