@@ -381,7 +381,6 @@ class Interceptor:
         for name, table in self._tables.items():
             if table is not tables.get(name):  # it belongs to another rule, or the rule has a new table
                 table.rewrite()
-                self._attempts.forget(name)
         if self.rules.now is not before:
             self.failures.keep(self.rules)
             for rule in before:
@@ -441,7 +440,7 @@ class Interceptor:
         for name in set(self._tables) - set(tables) - {VIOLATIONS, ROUNDS, ATTEMPTS}:
             self._writer.drop(name)
         self._counted = {VIOLATIONS: self.violations} | tables
-        self._tables |= self._counted | {ROUNDS: self.rounds, ATTEMPTS: self._attempts.undo}
+        self._tables |= self._counted | {ROUNDS: self.rounds, ATTEMPTS: self._attempts.kept}
 
     # -- the end --------------------------------------------------------------------------------------------------
 
