@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
@@ -15,16 +15,16 @@ from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.interception.broadcasts import Intersections, pair_rows
 from ray_messaging.interception.rule_snapshot import decode_snapshot_request
 from ray_messaging.interception.rules.black_list import BlackList
-from ray_messaging.interception.rules.rule import Rule, Verdict, failure
-from ray_messaging.interception.server.attempts import Attempt, Judging, StepAttempts, StepBatches, attempt_at
+from ray_messaging.interception.rules.rule import Rule, failure
+from ray_messaging.interception.server.attempts import Attempt, StepAttempts, attempt_at
 from ray_messaging.interception.server.forward_call import forwarded
 from ray_messaging.interception.server.rule_delegation import PublishSnapshot, RuleDelegation
-from ray_messaging.interception.server.rule_pipeline import Asked, RulePipeline, parts_of
+from ray_messaging.interception.server.rule_pipeline import RulePipeline, parts_of
 from ray_messaging.interception.server.rule_set import RuleFailures, RuleSet
 from ray_messaging.interception.server.rule_tables import Table
 from ray_messaging.interception.server.rule_versions import RuleVersions, StepGate
 from ray_messaging.interception.server.saved_answers import SavedAnswers, key_of, record
-from ray_messaging.interception.server.slow_rule_runner import SlowRuleRunner
+from ray_messaging.interception.server.slow_rule_runner import Judging, Sections, SlowRuleRunner
 from ray_messaging.interception.server.state_writer import StateStore, StateWriter
 from ray_messaging.interception.server.watchdog import FAILURES, RuleCalls, RunningRule
 from ray_messaging.interception.verdicts import (
@@ -102,8 +102,7 @@ class Interceptor:
         self._follow_rules()
         self._answers = SavedAnswers(self._writer, keep_s, self._attempts.keeps)
         self.calls = RuleCalls()
-        self._slow_rules = SlowRuleRunner(self, self._writer, self._answers, keep_s)
-        self._in_steps = StepBatches(self._attempts, self._slow_rules.ask)
+        self._slow_rules = SlowRuleRunner(self, self._writer, self._answers, self._attempts, keep_s)
         self._closing: set[asyncio.Task[None]] = set()
         self._forwarded = 0
 
@@ -166,21 +165,25 @@ class Interceptor:
         before = self.before_step(attempt.step)
         if before is not None:
             return self._answer_after(before, batch, attempt, patient=patient)
-        key = key_of(batch)
-        if key not in self._in_steps.running:
+        key, running = key_of(batch), self._slow_rules.running
+        if key not in running:
             answer = self._judge_once(self._as_wanted(batch))
-            if key not in self._in_steps.running:
+            if key not in running:
                 return answer
-        return self._answer_in_time(self._in_steps.running[key][1], batch.rows, PATIENCE_S if patient else 0.0)
+        return self._answer_in_time(running[key].done, batch.rows, PATIENCE_S if patient else 0.0)
 
     async def _answer_after(self, before: Awaitable[None], batch: Batch, attempt: Attempt, *, patient: bool) -> bytes:
         await before
         answer = self._answer_in_step(batch, attempt, patient=patient)
         return answer if isinstance(answer, bytes) else await answer
 
-    async def _answer_in_time(self, task: asyncio.Task[bytes], rows: int, limit_s: float) -> bytes:
-        if (await asyncio.wait((task,), timeout=limit_s))[0]:
-            return _over(rows) if task.cancelled() else task.result()
+    async def _answer_in_time(self, answer: asyncio.Future[bytes], rows: int, limit_s: float) -> bytes:
+        if (await asyncio.wait((answer,), timeout=limit_s))[0]:
+            return _over(rows) if answer.cancelled() else answer.result()
+        return self.deferral(rows)
+
+    def deferral(self, rows: int) -> bytes:
+        """Return the answer about rows that wait for slow rules."""
         return self.encode(BatchVerdict(deferred=set(range(rows))), rows)
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, message: object) -> bool:
@@ -240,41 +243,36 @@ class Interceptor:
         for rule in rules:
             if rule.counts_blocked:
                 rule.room(())  # what it records of the beginning of a round belongs to no attempt
-        judging = Judging(batch, attempt, verdict, rules, self._in_parts(batch, rules, verdict))
+        judging = Judging(key, batch, verdict, rules, self._in_parts(batch, rules, verdict), attempt)
         with self.tracer.judging(batch):
-            asked = self._in_steps.advance(judging)
-        if asked is not None:
-            return self._in_steps.start(key, judging, self._judge_slowly(judging, asked, key))
-        answer, data = self._answer_of(judging, key)
+            self._slow_rules.advance(judging)
+        if judging.asked is not None:
+            self._slow_rules.start(judging)
+            return judging.done
+        answer, data = self.answer_of(judging)
         if not self._writer.stores or version == self.state_version:
             self._answers.hold({key: data})
             return answer
         return self._answers.keep(key, answer, data, sender=batch.sender)
 
-    def _in_parts(
-        self, batch: Batch, rules: Sequence[Rule], verdict: BatchVerdict
-    ) -> Generator[Asked, Sequence[Verdict], None]:
-        """Apply rules to a batch, as `RulePipeline.in_order` does; count their verdict, and add it to `verdict`."""
+    def _in_parts(self, batch: Batch, rules: Sequence[Rule], verdict: BatchVerdict) -> Sections:
+        """Apply rules to a batch, as `RulePipeline.judge` does; count their verdict, and add it to `verdict`."""
         for rows in parts_of(batch, rules):
             whole = len(rows) == batch.rows
             part = batch if whole else batch.take(rows)
             pipeline = RulePipeline(part, self.exp_id, self.watch, self._intersections)
-            yield from pipeline.in_order(rules)
+            yield from pipeline.judge(rules)
             self.count(part, pipeline.verdict)
             verdict.add(pipeline.verdict if whole else pipeline.verdict.moved(dict(enumerate(rows.tolist()))))
 
-    async def _judge_slowly(self, judging: Judging, asked: Asked | None, key: str) -> bytes:
-        while asked is not None:
-            asked = self._in_steps.advance(judging, await self._in_steps.ask_all(asked))
-        return await self._answers.keep(key, *self._answer_of(judging, key))
-
-    def _answer_of(self, judging: Judging, key: str) -> tuple[bytes, bytes]:
+    def answer_of(self, judging: Judging) -> tuple[bytes, bytes]:
+        """Return the answer to a batch of a step, and its record. It is valid until a later attempt, or step."""
         answer = self.encode(judging.verdict, judging.batch.rows)
-        self._attempts.answers.setdefault(judging.attempt.group, set()).add(key)
+        self._attempts.answers.setdefault(judging.batch.sender, set()).add(judging.key)
         return answer, record(answer, ())
 
     def _attempt_begun(self, attempt: Attempt, answers: Collection[str]) -> None:
-        self._in_steps.begun(attempt)
+        self._slow_rules.begun(attempt)
         self._answers.forget(answers)
 
     def _run_rules(self, batch: Batch) -> RulePipeline:
@@ -344,7 +342,7 @@ class Interceptor:
     @property
     def deferred(self) -> int:
         """Return how many messages wait for a slow rule."""
-        return len(self._slow_rules) + len(self._in_steps)
+        return len(self._slow_rules)
 
     def kept(self) -> dict[str, int]:
         """Return the number of entries of each rule and of senders with violations, and the bytes of kept answers."""
@@ -455,7 +453,6 @@ class Interceptor:
 
     async def stop(self) -> None:
         """Stop judging and saving. Running work is awaited up to a time limit."""
-        await self._in_steps.close()
         await self._slow_rules.close()
         await self._writer.close()
         await self.delegation.close()
@@ -470,7 +467,6 @@ class Interceptor:
 
     async def _close_unused(self, rule: Rule) -> None:
         """Close a removed rule once no message needs it."""
-        await self._in_steps.done_with(rule)
         await self._slow_rules.done_with(rule)
         if not self._is_in(rule):  # it may have been inserted again
             await self._close(rule)
