@@ -265,7 +265,10 @@ class SlowRuleRunner:
         lines = {row: line for row, (_, line) in so_far.rewritten.items()}
         batch = batch.with_payloads(lines) if lines else batch
         pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch, so_far=so_far)
-        pipeline.run([rule for rule in self._interceptor.rules.each if rule.name not in passed], passed)
+        left = [rule for rule in self._interceptor.rules.each if rule.name not in passed]
+        if pair_rows(batch) is not None:  # rules on pairs come before slow ones, and here are no pairs any more
+            left = [rule for rule in left if rule.judges_broadcasts == "message"]
+        pipeline.run(left, passed)
         deferred = [*pipeline.deferred.values()]
         settled = [
             (_one(batch, row), pipeline.verdict.moved({row: 0}))
