@@ -1,6 +1,7 @@
 """The calls of a group's handle, as coroutines."""
 
 import itertools
+import logging
 import os
 import secrets
 import socket
@@ -8,9 +9,9 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,23 +21,22 @@ from ray.exceptions import ActorUnavailableError, RayError
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name, check_subtopic, parse_channel
 from ray_messaging.audiences.cache import UNRESOLVED, name_of
 from ray_messaging.cluster.handles.connection import gone, insist, value_of, wait_restart
-from ray_messaging.cluster.handles.group.fetched import Fetched
 from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneRoute
-from ray_messaging.cluster.handles.group.group_service import GroupService
 from ray_messaging.cluster.handles.group.waiting import InLoop, Waiting
 from ray_messaging.cluster.lane_calls import AckCall, Call, FetchCall, RelayCall, committed_of, messages_of, receipts_of
 from ray_messaging.cluster.ray_calls import check_ray
 from ray_messaging.cluster.ray_internals import known_dead
 from ray_messaging.cluster.spec import Experiment
+from ray_messaging.common.awaitables import finish
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answer_stream import AnswerPart, Answers, AnswerTable, MoreAnswers
-from ray_messaging.conversations.handling import asker_here
-from ray_messaging.conversations.replies import blocked_among, note_replied, replies_to
+from ray_messaging.conversations.handling import HandlerFailure, asker_here
+from ray_messaging.conversations.replies import blocked_among, note_replied, replies_to, waits_for_failure
 from ray_messaging.conversations.serving import Handler, MessageServer, OnError, Serving
 from ray_messaging.errors import CommitFailed, ConfigError, MessagingError, OutcomeUnknown
 from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.message import Message
-from ray_messaging.messages import Messages, Slice
+from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.model.agent_sets import AgentSet, column_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
@@ -59,6 +59,8 @@ from ray_messaging.wire.frames import decode, encode
 
 if TYPE_CHECKING:
     from ray_messaging.steps.step import Step
+
+logger = logging.getLogger(__name__)
 
 Table = TypeVar("Table", bound=AnswerTable)
 
@@ -340,7 +342,7 @@ class AsyncGroup(StampedHandle):
         timeout: float | None = 0.0,
         commit: CommitMode = "next",
         complete: bool = False,
-    ) -> Fetched:
+    ) -> "Fetched":
         """Return new messages; wait up to `timeout` seconds (None: for ever) for the first.
 
         This commits the messages of this handle's last fetch. Messages that a handle holds for longer than
@@ -542,3 +544,88 @@ class AsyncGroup(StampedHandle):
         """Return counters of this group."""
         found: dict[str, Any] = await self._insist(self.actor.stats.remote)
         return found
+
+
+class Fetched(Messages):
+    """Fetched messages. A `with` block over them commits them at its end, or returns them to the mailbox on an error.
+
+    Messages of `group.aio` need `async with`. The end of the block raises CommitFailed if the block took longer than
+    `MessagingConfig.loan_s` and another handle has the messages now.
+    """
+
+    __slots__ = ("_lender", "_token")
+
+    def __init__(self, messages: Messages, lender: AsyncGroup, token: Token | None) -> None:
+        super().__init__(messages.exp_id, messages.slices, messages.more)
+        self._lender, self._token = lender, token
+        for part in self.slices:
+            if part.batch.origin is not None:
+                part.batch.origin = part.batch.origin._replace(loan=token)
+
+    def __enter__(self) -> Self:
+        if not self._lender.waiting.blocks:
+            raise ConfigError("messages that `group.aio` fetched need `async with`: their commit waits in the loop")
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        finish(self._end(error))
+
+    async def __aenter__(self) -> Self:
+        if self._lender.waiting.blocks:
+            raise ConfigError("messages that a Group fetched need `with`; `group.aio.fetch_messages` is for async code")
+        return self
+
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        await self._end(error)
+
+    async def _end(self, error: BaseException | None) -> None:
+        if self._token is None:
+            return
+        if error is None:
+            await self._lender.commit_lease(self._token)
+        else:
+            with suppress(MessagingError, RayError):  # the block's error is raised
+                await self._lender.give_up_lease(self._token)
+
+
+class GroupService:
+    """The service of one handle: the group's actor records that it serves, and which handlers failed.
+
+    The actor knows the handle by `name`.
+    """
+
+    waits = None
+
+    def __init__(self, group: AsyncGroup, name: str) -> None:
+        self.name = name
+        self._group = group
+
+    async def begin(self) -> Sequence[Message]:
+        """Record at the group's actor that this handle serves. Return no messages to handle first."""
+        await self._group._insist(self._group.actor.begin_service.remote)
+        return ()
+
+    async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
+        """Turn a message whose handler has failed into a dead letter."""
+        batch, row, *_ = slice_of(message)
+        if batch.origin is None:
+            logger.warning("a message of a foreign client is lost: %s", failure.reason)
+        else:
+            arguments = batch.origin.mailbox, batch.origin.entry, encode(batch.take(np.array([row]))), failure.reason
+            await self._group._insist(lambda: self._group.actor.keep_failed.remote(*arguments, row=row))
+
+    async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
+        """Send an AnswerFailed to the asker of a message; do nothing if nobody asks, or the asker has an answer."""
+        question = slice_of(message)
+        if waits_for_failure(question):
+            await self._group.reply_to([question], failure.payload, failed=True)
+
+    async def end(self, left: Sequence[Message], ended: str) -> None:  # noqa: ARG002 - a Service's
+        """Serve no longer. Messages that are not handled are delivered to the next fetch at once.
+
+        Args: `ended` is the reason for askers, or "" if there is nothing to record.
+        """
+        if ray.is_initialized():  # otherwise the group has ended, or will end with its driver
+            await self._group.give_up_unacked()
+            if ended:
+                await self._group._insist(lambda: self._group.actor.end_service.remote(self.name, ended))
