@@ -280,7 +280,7 @@ class GroupHost:
                 await self.messager.conversation.serve_by_hand()
             return await self.leases.fetch(call.caller, call.token, call.limit, call.timeout, call.options)
         if isinstance(call, AckCall):
-            return await self.leases.give_back_some(call.loans)
+            return await self.leases.give_back(call.loans)
         return None  # to a question for a sign of life
 
     async def begin_service(self) -> None:
