@@ -243,7 +243,7 @@ class Oracle:
         """Let a rule on whole steps judge what others let pass; return what it adds."""
         most, word = rule.settings
         heard = Counter()
-        passed = [row for row in sent if row.fate == "delivered"]
+        passed = [row for row in sent if row.fate == "delivered" and row.to_id is not None]
         for row in sorted(passed, key=lambda row: (order(row.to_id), row.step, order(row.from_id), row.ordinal)):
             heard[row.to_id] += 1
             if heard[row.to_id] > most:

@@ -104,7 +104,7 @@ def row_of(row):
     before = None if row.before is None else line(row.before)
     name = "outside" if row.from_id is None else "added" if row.from_id == "warden" else row.id
     return (
-        name, row.step, row.read, str(row.from_id), str(row.to_id), row.topic, row.fate, row.rule,
+        name, row.step, row.read, str(row.from_id), str(row.to_id), row.to_id if row.to_id is None else row.topic, row.fate, row.rule,
         tuple(sorted(row.labels)), line(row.payload), before, row.audience, row.reply, row.asks,
     )  # fmt: skip
 
@@ -115,7 +115,7 @@ def edges_of(log):
 
 
 def edges_in(wanted):
-    rows = [row for row in wanted.rows if row.fate == "delivered" and row.from_id is not None]
+    rows = [row for row in wanted.rows if row.fate == "delivered" and None not in {row.from_id, row.to_id}]
     return [(str(row.from_id), str(row.to_id)) for row in rows]
 
 
