@@ -18,13 +18,18 @@ class Row:
         self.step, self.read, self.from_id, self.to_id = step, read, from_id, to_id
         self.payload, self.before, self.topic = payload, None, topic
         self.fate, self.rule, self.labels = "delivered", None, []
-        self.ordinal = self.audience = self.reply = self.asker = None
+        self.ordinal = self.audience = self.question = self.asker = None
         self.asks = self.outside = False
         vars(self).update(more)
 
     @property
     def id(self):
         return f"{self.step}-{self.ordinal}-{self.from_id}"
+
+    @property
+    def reply(self):
+        """Return the name of the question that it answers."""
+        return self.question and self.question.name
 
     @property
     def name(self):
@@ -152,7 +157,7 @@ class Oracle:
         if not depth or row.from_id not in self.words:
             return row.name, [], 0
         hand = self.hands[row.from_id, row.step]
-        shown = sorted(hand, key=lambda each: row.reply is None or each.name != row.reply)[:most]
+        shown = sorted(hand, key=lambda each: each is not row.question)[:most]
         return row.name, [self.why(each, depth - 1, most) for each in shown], len(hand) - len(shown)
 
     def hearers(self, audience, from_id, topic):
@@ -200,8 +205,7 @@ class Oracle:
             elif verb == "stop":
                 self.stopped.add(agent)
             elif verb == "answer":
-                more = [{"reply": q.name if q.outside else q.id, "asker": q.asker} for q in asked]
-                rows = [[self.row(step, agent, q.from_id, given[0], q.topic, 1, **each)] for q, each in zip(asked, more)]
+                rows = [[self.row(step, agent, q.from_id, given[0], q.topic, 1, question=q)] for q in asked]
                 asked = []
             elif verb == "ask":
                 rows = [[self.row(step, agent, given[0], given[1], "agent-chat", given[2], asks=True)]]
@@ -259,7 +263,7 @@ class Oracle:
         for row in rows:
             self.rows.append(row)
             if row.fate == "delivered" and row.to_id is None:
-                asked, place = row.asker
+                asked, place = row.question.asker
                 asked.answers[place if asked in self.asked else row.from_id].append(row.payload)
             elif row.fate == "delivered":
                 self.inboxes[row.read, row.to_id].append(row)

@@ -378,7 +378,7 @@ class DrivenGroup:
                     raise
             self.dropped = False
             if self.process.dead:
-                await self.open()
+                await self.town.until_it_lives(self.open)
             else:
                 self.begin()
 
@@ -393,7 +393,9 @@ class Town(LoggedGroups):
         super().__init__(server, exp_id, folder)
         self.fork, self.own, self.host, self.actors, self.driven, self.died = fork, own, None, [], {}, set()
         self.made, self.count = made, min(groups, len(made["agents"]))
-        self.alive, self.asked, self.surveys = asyncio.Event(), [], []
+        self.alive, self.up = asyncio.Event(), asyncio.Event()  # the interceptor, the server
+        self.asked, self.surveys = [], []
+        self.up.set()
         self.loop = asyncio.get_running_loop()
 
     # -- deaths ---------------------------------------------------------------------------------------------------
@@ -419,11 +421,20 @@ class Town(LoggedGroups):
 
     async def log_dies(self):
         self.log_writer._cancel_tasks()
-        self.log_writer = await self.log()
+        self.log_writer = await self.until_it_lives(self.log)
 
     async def server_dies(self):
+        self.up.clear()
         self.own.kill()
         await asyncio.to_thread(self.own.start)
+        self.up.set()
+
+    async def until_it_lives(self, begin):
+        """Begin a process, again and again while the server dies meanwhile."""
+        while True:
+            await self.up.wait()
+            with suppress(TransitError):
+                return await begin()
 
     async def follow_interceptor(self):
         """Start the interceptor's process anew whenever it dies."""
@@ -433,7 +444,7 @@ class Town(LoggedGroups):
             host, self.host = self.host, None
             await host._lane.close()
             await host.abandon()
-            await self.judge_anew()
+            await self.until_it_lives(self.judge_anew)
 
     async def judge_anew(self):
         self.process, self.interceptor_dies = Process("interceptor"), Victim(len(self.died))
@@ -441,9 +452,17 @@ class Town(LoggedGroups):
         host._audiences = AudienceCache(LocalFolder(self.folder / "audiences"))  # as without Ray
         host._store._server = FaultyStore(host._server, self.process, self.interceptor_dies, ["write"])
         host.transport.steps = FaultyStore(host.transport.steps, self.process, self.interceptor_dies)
-        await host.start("127.0.0.1")
+        host._retire_log = self.no_actor  # it knows of no log, whose actor it would need for changes of rules
+        try:
+            await host.start("127.0.0.1")
+        except TransitError:
+            await host.abandon()
+            raise
         self.host = host
         self.alive.set()
+
+    async def no_actor(self):
+        pass
 
     def judge_now(self):
         if self.host is None:
@@ -497,10 +516,11 @@ class Town(LoggedGroups):
         model, start, collect = options_of(made)
         options = RunOptions(start, made["by"], 100, None, collect)
         plans = plans_for(options, made["agents"], self.count, None, 1)
-        inputs = [known(each) for each in (self.mortal(model), options, made | {"groups": len(plans)})]
+        inputs = [known(each) for each in (options, made | {"groups": len(plans)})]
         plan_of = {plan.name: known(plan) for plan in plans}
         for plan in plans:
-            self.driven[plan.name] = DrivenGroup(self, plan, RunInputs(*inputs, plan_of))
+            mortal = known(self.mortal(model, plan.name))
+            self.driven[plan.name] = DrivenGroup(self, plan, RunInputs(mortal, *inputs, plan_of))
             await self.driven[plan.name].open()
         self.user = await self.messager(self.handle, settings=SETTINGS)
         later = [each for each in made["changes"] if self.first == 0 or each[0] > self.first]
@@ -508,26 +528,23 @@ class Town(LoggedGroups):
             new = None if rule is None else self.host.checked(rule_of(rule))
             await self.host.editor.edit(RuleRequest(f"change {number}", change, which, new, step))
 
-    def mortal(self, model):
-        """Return a model during which the program's deaths happen."""
+    def mortal(self, model, name):
+        """Return the model of a group, during which the program's deaths happen."""
         if not self.made["deaths"]:
             return model
         if self.made["by"] == "agent":
 
             def person(me, inbox):
-                self.lives(self.group_of(me.id), me.step, [me.id])
+                self.lives(name, me.step, [me.id])
                 model(me, inbox)
 
             return person
 
         def crowd(group, step):
-            self.lives(group.name, step.number, [*step.agents])
+            self.lives(name, step.number, [*step.agents])
             model(group, step)
 
         return crowd
-
-    def group_of(self, agent):
-        return next(name for name, each in self.driven.items() if agent in each.messager.subscription.hosted)
 
     async def advance(self, until):
         """Run all groups up to a step; return their results."""
@@ -576,6 +593,9 @@ class Town(LoggedGroups):
         ]
         history = await sealed_history(store, last)
         kept = series_table(await store.collected(last)).to_pylist() if self.made["collect"] else []
+        for task in self.tasks:
+            if task.done():
+                await task  # it may have failed
         await self.log_writer.close()
         log = EventLog.open(self.folder)
         series = log.series().to_pylist()  # of a fork, what its parent has collected before
