@@ -2,7 +2,9 @@
 
 import json
 from collections import Counter, defaultdict
+from difflib import SequenceMatcher
 from fractions import Fraction
+from itertools import zip_longest
 
 from societies.program import FITTING, acts_of, barred, hear, order, traits
 
@@ -295,6 +297,40 @@ class Asked:
             return "answered" if self.fitting(agent) else "invalid"
         fates = self.fates[agent]
         return "pending" if "delivered" in fates else fates[0]
+
+
+def compared(mine, theirs):
+    """Return for each step in which two runs differ: how many messages do, and how many agents sent them."""
+    found = {}
+    for step in range(mine.made["steps"]):
+        one, other = said_in(mine, step), said_in(theirs, step)
+        agents = [agent for agent in {*one, *other} if one[agent] != other[agent]]
+        if agents:
+            found[step] = sum(changed(one[agent], other[agent]) for agent in agents), len(agents)
+    return found
+
+
+def said_in(run, step):
+    """Return what each agent has said in a step, in order; of a broadcast those who hear it unchanged are one."""
+    rows, found = {}, defaultdict(list)
+    for row in (row for row in run.rows if row.step == step and not row.outside):
+        whole = row.audience is not None and row.fate == "delivered" and row.before is None
+        rows[order(row.from_id), row.ordinal or 0, order(None if whole else row.to_id)] = row, whole
+    for _, (row, whole) in sorted(rows.items()):
+        rule, asked = row.rule if row.fate == "blocked" else None, row.question
+        said = row.read, row.topic, row.audience, row.fate, rule, sorted(row.labels), line(row.payload), row.asks
+        found[row.from_id].append((None if whole else row.to_id, str(said), asked and (asked.step, asked.from_id)))
+    return found
+
+
+def changed(one, other):
+    """Return how many messages differ, where of those that neither run has in common those to one agent are paired."""
+    count = 0
+    for kind, *ends in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        for to in {said[0] for said in (*one[ends[0] : ends[1]], *other[ends[2] : ends[3]])} if kind != "equal" else ():
+            sides = ([said for said in part if said[0] == to] for part in (one[slice(*ends[:2])], other[slice(*ends[2:])]))
+            count += sum(a != b for a, b in zip_longest(*sides))
+    return count
 
 
 def take(row, rule, what, text, label):

@@ -394,7 +394,7 @@ class Town(LoggedGroups):
         self.fork, self.own, self.host, self.actors, self.driven, self.died = fork, own, None, [], {}, set()
         self.made, self.count = made, min(groups, len(made["agents"]))
         self.alive, self.up = asyncio.Event(), asyncio.Event()  # the interceptor, the server
-        self.asked, self.surveys = [], []
+        self.asked, self.surveys, self.dying = [], [], []
         self.up.set()
         self.loop = asyncio.get_running_loop()
 
@@ -417,7 +417,7 @@ class Town(LoggedGroups):
         elif victim == "interceptor":
             self.interceptor_dies.dies = True
         else:
-            self.tasks.append(asyncio.create_task(getattr(self, f"{victim}_dies")()))
+            self.dying.append(asyncio.create_task(getattr(self, f"{victim}_dies")()))
 
     async def log_dies(self):
         self.log_writer._cancel_tasks()
@@ -593,9 +593,7 @@ class Town(LoggedGroups):
         ]
         history = await sealed_history(store, last)
         kept = series_table(await store.collected(last)).to_pylist() if self.made["collect"] else []
-        for task in self.tasks:
-            if task.done():
-                await task  # it may have failed
+        await asyncio.gather(*self.dying)
         await self.log_writer.close()
         log = EventLog.open(self.folder)
         series = log.series().to_pylist()  # of a fork, what its parent has collected before
