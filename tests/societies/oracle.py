@@ -2,11 +2,14 @@
 
 import json
 from collections import Counter, defaultdict
+from difflib import SequenceMatcher
 from fractions import Fraction
+from itertools import zip_longest
 
-from societies.program import acts_of, barred, hear, order, traits
+from societies.program import FITTING, acts_of, barred, hear, order, traits
 
 OF_PAIRS = {"ban", "graph", "pairs", "sender_ban", "edge_ban"}  # kinds of rules that judge each hearer of a broadcast
+ASKING = {"ask", "survey", "remind"}
 RADIUS = 1.5
 
 
@@ -17,13 +20,18 @@ class Row:
         self.step, self.read, self.from_id, self.to_id = step, read, from_id, to_id
         self.payload, self.before, self.topic = payload, None, topic
         self.fate, self.rule, self.labels = "delivered", None, []
-        self.ordinal = self.audience = self.reply = None
-        self.asks = False
+        self.ordinal = self.audience = self.question = self.asker = None
+        self.asks = self.outside = False
         vars(self).update(more)
 
     @property
     def id(self):
         return f"{self.step}-{self.ordinal}-{self.from_id}"
+
+    @property
+    def reply(self):
+        """Return the name of the question that it answers."""
+        return self.question and self.question.name
 
     @property
     def name(self):
@@ -32,76 +40,62 @@ class Row:
 
 
 class Rule:
-    """A rule with what it remembers."""
+    """A rule with what it remembers. `blocks` counts how many messages of each agent any rule has blocked so far."""
 
-    def __init__(self, kind, name, *settings):
-        self.kind, self.name, self.settings = kind, name, settings
-        self.of_pairs, self.counts = kind in OF_PAIRS, Counter()
+    def __init__(self, blocks, kind, name, *settings):
+        self.kind, self.name, self.settings, self.blocks = kind, name, settings, blocks
+        self.of_pairs = kind in OF_PAIRS or (kind == "quota" and settings[0] is not None)
+        self.counts = Counter()
+        self.new_round()
 
-    def verdict(self, row, to_id):
+    def verdict(self, row):
         """Return (what, new text, label): what is "block", "pass" or "fail"."""
-        text, from_id = row.payload["t"], row.from_id
-        return getattr(self, f"_{self.kind}")(text, from_id, to_id, row) or ("pass", None, None)
+        text, a, b, first = row.payload["t"], row.from_id, row.to_id, self.settings[0] if self.settings else None
+        found = {
+            "ban": lambda: any(one in (a, None) and other in (b, None) for one, other in first),
+            "graph": lambda: a is not None and b is not None and (a, b) not in {tuple(edge) for edge in first},
+            "pairs": lambda: barred(a, b, first),
+            "words": lambda: first in text.rstrip("!").split(),
+            "mask": lambda: first in text.rstrip("!").split() and ("pass", text.replace(first, "***"), None),
+            "length": lambda: len(line(row.payload)) > first,
+            "rate": lambda: a is not None and self.counted(a, first),
+            "said": lambda: self.counted(str(a), first),
+            "quota": lambda: a is not None and (self.silenced(a) or self.strange(a, b)),
+            "label": lambda: text == first and ("pass", None, f"has {first}"),
+            "shout": lambda: ("pass", f"{text}!", "shouted"),
+            "fails": lambda: text == first and self.settings[1] == "block",
+            "slow": lambda: {"rude": True, "odd": ("pass", "mended", "mended"), "tag": ("pass", None, "seen")}.get(text),
+            "sender_ban": lambda: self.banned(text, a),
+            "edge_ban": lambda: self.banned(text, None if a is None else (a, b)),
+        }[self.kind]()
+        return ("block", None, None) if found is True else found or ("pass", None, None)
 
-    def _ban(self, text, from_id, to_id, row):
-        hit = any(a in (from_id, None) and b in (to_id, None) for a, b in self.settings[0])
-        return ("block", None, None) if hit else None
+    def counted(self, key, most):
+        """Return whether this is too much, else count it."""
+        self.counts[key] += 1
+        return self.counts[key] > most
 
-    def _graph(self, text, from_id, to_id, row):
-        known = from_id is None or (from_id, to_id) in {tuple(edge) for edge in self.settings[0]}
-        return None if known else ("block", None, None)
-
-    def _pairs(self, text, from_id, to_id, row):
-        return ("block", None, None) if barred(from_id, to_id, self.settings[0]) else None
-
-    def _words(self, text, from_id, to_id, row):
-        return ("block", None, None) if self.settings[0] in text.rstrip("!").split() else None
-
-    def _mask(self, text, from_id, to_id, row):
-        hit = self.settings[0] in text.rstrip("!").split()
-        return ("pass", text.replace(self.settings[0], "***"), None) if hit else None
-
-    def _length(self, text, from_id, to_id, row):
-        return ("block", None, None) if len(line(row.payload)) > self.settings[0] else None
-
-    def _rate(self, text, from_id, to_id, row):
-        if from_id is not None and self.counts[from_id] >= self.settings[0]:
-            return "block", None, None
-        self.counts[from_id] += 1
-        return None
-
-    def _said(self, text, from_id, to_id, row):
-        return self._rate(text, str(from_id), to_id, row)
-
-    def _label(self, text, from_id, to_id, row):
-        return ("pass", None, f"has {self.settings[0]}") if text == self.settings[0] else None
-
-    def _shout(self, text, from_id, to_id, row):
-        return "pass", f"{text}!", "shouted"
-
-    def _fails(self, text, from_id, to_id, row):
-        return ("block", None, None) if text == self.settings[0] and self.settings[1] == "block" else None
-
-    def _slow(self, text, from_id, to_id, row):
-        found = {"rude": ("block", None, None), "odd": ("pass", "mended", "mended"), "tag": ("pass", None, "seen")}
-        return found.get(text)
-
-    def _sender_ban(self, text, from_id, to_id, row):
-        return self._banned(text, from_id)
-
-    def _edge_ban(self, text, from_id, to_id, row):
-        return self._banned(text, None if from_id is None else (from_id, to_id))
-
-    def _banned(self, text, key):
+    def banned(self, text, key):
         word, after = self.settings
         if key is not None and self.counts[key] >= after:
-            return "block", None, None
-        if text != word:
-            return None
-        self.counts[key] += 1
-        return "block", None, None
+            return True
+        self.counts[key] += text == word
+        return text == word
+
+    def silenced(self, a):
+        return self.settings[1] is not None and self.blocks[a] - self.before[a] >= self.settings[1]
+
+    def strange(self, a, b):
+        most = self.settings[0]
+        if most is None or b is None or b in self.met[a]:
+            return False
+        if len(self.met[a]) < most:
+            self.met[a].add(b)
+            return False
+        return True
 
     def new_round(self):
+        self.met, self.before = defaultdict(set), self.blocks.copy()
         if self.kind == "rate":
             self.counts.clear()
 
@@ -117,10 +111,12 @@ class Oracle:
         self.made = made
         self.words = dict.fromkeys(made["agents"], "")
         self.stopped, self.places = set(), dict(made["near"])
-        self.rules = [Rule(*each) for each in made["rules"]]
+        self.blocks = Counter()
+        self.rules = [Rule(self.blocks, *each) for each in made["rules"]]
         self.inboxes = defaultdict(list)  # (step, agent) -> rows
         self.hands = {}  # (agent, step) -> rows, in order
         self.rows, self.fates, self.series = [], [], []
+        self.asked, self.surveys = [], []  # questions and surveys of the user
         self.blocked = defaultdict(list)  # agent -> rows of the step before
 
     def run(self):
@@ -128,28 +124,34 @@ class Oracle:
             for change in self.made["changes"]:
                 if change[0] == step:
                     self.change(*change[1:])
-            outside = Counter()
             for at, verb, *given in self.made["outside"]:
-                if at == step:
-                    self.from_outside(step, outside, verb, *given)
+                if at == step and (verb != "remind" or self.surveys):
+                    self.from_outside(step, verb, *given)
             self.step(step)
         return self
 
     def change(self, change, which, rule):
         place = which if change == "insert" else [each.name for each in self.rules].index(which)
-        self.rules[place : place + (change != "insert")] = [] if rule is None else [Rule(*rule)]
+        self.rules[place : place + (change != "insert")] = [] if rule is None else [Rule(self.blocks, *rule)]
 
-    def from_outside(self, step, outside, verb, *given):
-        if verb == "broadcast":
-            text, topic = given
-            hearers, audience = self.hearers("*", None, topic), "*"
-        else:
-            (to_id, text, topic), audience = given, None
-            hearers = [to_id]
-        rows = [Row(step, step, None, to, {"t": text}, topic, audience=audience) for to in hearers]
-        for row in rows:
-            row.outside = True
-        self.judge(rows)
+    def from_outside(self, step, verb, *given):
+        if verb == "remind":
+            given = [[a for a in self.surveys[-1].asked if self.surveys[-1].state(a) in {"pending", "invalid"}]]
+            given += self.surveys[-1].said
+        *to, text, topic = given
+        hearers = self.hearers("*", None, topic) if verb == "broadcast" else to[0] if verb in ASKING else to
+        audience, asks = "*" if verb == "broadcast" else None, verb in ASKING
+        rows = [Row(step, step, None, to, {"t": text}, topic, audience=audience, asks=asks) for to in hearers]
+        if verb in {"ask", "survey"}:
+            (self.asked if verb == "ask" else self.surveys).append(Asked(hearers, [text, topic]))
+        for n, row in enumerate(rows):
+            row.outside, row.asker = True, asks and ((self.asked if verb == "ask" else self.surveys)[-1], n)
+            if audience is None:
+                self.judge([row])
+        if audience is not None:
+            self.judge(rows)
+        for row in rows if verb in {"survey", "remind"} else ():
+            self.surveys[-1].fates[row.to_id].append(row.fate)
         self.send(rows)
 
     def why(self, row, depth, most):
@@ -157,7 +159,7 @@ class Oracle:
         if not depth or row.from_id not in self.words:
             return row.name, [], 0
         hand = self.hands[row.from_id, row.step]
-        shown = sorted(hand, key=lambda each: row.reply is None or each.name != row.reply)[:most]
+        shown = sorted(hand, key=lambda each: each is not row.question)[:most]
         return row.name, [self.why(each, depth - 1, most) for each in shown], len(hand) - len(shown)
 
     def hearers(self, audience, from_id, topic):
@@ -205,7 +207,7 @@ class Oracle:
             elif verb == "stop":
                 self.stopped.add(agent)
             elif verb == "answer":
-                rows = [[self.row(step, agent, q.from_id, given[0], q.topic, 1, reply=q.id)] for q in asked]
+                rows = [[self.row(step, agent, q.from_id, given[0], q.topic, 1, question=q)] for q in asked]
                 asked = []
             elif verb == "ask":
                 rows = [[self.row(step, agent, given[0], given[1], "agent-chat", given[2], asks=True)]]
@@ -232,25 +234,27 @@ class Oracle:
             rules.sort(key=lambda rule: not rule.of_pairs)
         left = rows
         for rule in rules:
-            verdicts = [rule.verdict(row, row.to_id) for row in left] if rule.of_pairs else None
+            verdicts = [rule.verdict(row) for row in left] if rule.of_pairs else None
             if verdicts is None and left:
-                verdicts = [rule.verdict(left[0], left[0].to_id)] * len(left)
+                verdicts = [rule.verdict(left[0])] * len(left)
             for row, verdict in zip(left, verdicts or (), strict=True):
                 take(row, rule, *verdict)
             left = [row for row in left if row.fate != "blocked"]
         for row in left:
-            if not self.listens(row.to_id, row.topic):
+            if row.to_id is not None and not self.listens(row.to_id, row.topic):
                 row.fate = "undeliverable"
+        self.blocks.update(row.from_id for row in rows if row.fate == "blocked")
 
     def review(self, rule, step, sent):
         """Let a rule on whole steps judge what others let pass; return what it adds."""
         most, word = rule.settings
         heard = Counter()
-        passed = [row for row in sent if row.fate == "delivered"]
+        passed = [row for row in sent if row.fate == "delivered" and row.to_id is not None]
         for row in sorted(passed, key=lambda row: (order(row.to_id), row.step, order(row.from_id), row.ordinal)):
             heard[row.to_id] += 1
             if heard[row.to_id] > most:
                 take(row, rule, "block", None, None)
+                self.blocks[row.from_id] += 1
             elif row.payload["t"] == word:
                 take(row, rule, "pass", "better", "bettered")
         rule.counts["seen"] += len(passed)
@@ -260,7 +264,10 @@ class Oracle:
     def send(self, rows):
         for row in rows:
             self.rows.append(row)
-            if row.fate == "delivered":
+            if row.fate == "delivered" and row.to_id is None:
+                asked, place = row.question.asker
+                asked.answers[place if asked in self.asked else row.from_id].append(row.payload)
+            elif row.fate == "delivered":
                 self.inboxes[row.read, row.to_id].append(row)
             if row.fate == "blocked" and row.from_id in self.words:
                 self.blocked[row.from_id].append(row)
@@ -273,6 +280,57 @@ class Oracle:
             counts = Counter(each["k"] for each in found.values())
             mean = float(Fraction(sum(each["n"] for each in found.values()), len(found)))
             self.series.append({"step": step, "n": mean, **{f"k={k}": count for k, count in counts.items()}})
+
+
+class Asked:
+    """Questions of the user: those of a survey, with the answers of each agent, or others, with those of each place."""
+
+    def __init__(self, asked, said):
+        self.asked, self.said = asked, said
+        self.answers, self.fates = defaultdict(list), defaultdict(list)
+
+    def fitting(self, agent):
+        return [each for each in self.answers[agent] if each["t"] in FITTING]
+
+    def state(self, agent):
+        if self.answers[agent]:
+            return "answered" if self.fitting(agent) else "invalid"
+        fates = self.fates[agent]
+        return "pending" if "delivered" in fates else fates[0]
+
+
+def compared(mine, theirs):
+    """Return for each step in which two runs differ: how many messages do, and how many agents sent them."""
+    found = {}
+    for step in range(mine.made["steps"]):
+        one, other = said_in(mine, step), said_in(theirs, step)
+        agents = [agent for agent in {*one, *other} if one[agent] != other[agent]]
+        if agents:
+            found[step] = sum(changed(one[agent], other[agent]) for agent in agents), len(agents)
+    return found
+
+
+def said_in(run, step):
+    """Return what each agent has said in a step, in order; of a broadcast those who hear it unchanged are one."""
+    rows, found = {}, defaultdict(list)
+    for row in (row for row in run.rows if row.step == step and not row.outside):
+        whole = row.audience is not None and row.fate == "delivered" and row.before is None
+        rows[order(row.from_id), row.ordinal or 0, order(None if whole else row.to_id)] = row, whole
+    for _, (row, whole) in sorted(rows.items()):
+        rule, asked = row.rule if row.fate == "blocked" else None, row.question
+        said = row.read, row.topic, row.audience, row.fate, rule, sorted(row.labels), line(row.payload), row.asks
+        found[row.from_id].append((None if whole else row.to_id, str(said), asked and (asked.step, asked.from_id)))
+    return found
+
+
+def changed(one, other):
+    """Return how many messages differ, where of those that neither run has in common those to one agent are paired."""
+    count = 0
+    for kind, *ends in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        for to in {said[0] for said in (*one[ends[0] : ends[1]], *other[ends[2] : ends[3]])} if kind != "equal" else ():
+            sides = ([said for said in part if said[0] == to] for part in (one[slice(*ends[:2])], other[slice(*ends[2:])]))
+            count += sum(a != b for a, b in zip_longest(*sides))
+    return count
 
 
 def take(row, rule, what, text, label):
