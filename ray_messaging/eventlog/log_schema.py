@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 
 from ray_messaging.common.tables import pandas_types
-from ray_messaging.model.typed.column import STRING, ColumnType
+from ray_messaging.model.typed.column import STRING
 
 VERSION = 6
 READABLE = (5, VERSION)  # those of version 5 with one file for each segment, see `Folder`
@@ -142,8 +142,8 @@ def plain_name(name: str) -> str:
 
 
 def name_with_type(name: str, kind: str) -> str:
-    """Return a typed column's name with its type, as `ColumnType` spells it."""
-    return f"{_OF_TYPE}{kind}].{name}"
+    """Return a typed column's name with its type, as `ColumnType` spells it. Vectors of all lengths share a column."""
+    return f"{_OF_TYPE}{kind.partition(' of ')[0]}].{name}"
 
 
 def with_types_in_names(table: pa.Table) -> pa.Table:
@@ -156,9 +156,11 @@ def with_types_in_names(table: pa.Table) -> pa.Table:
 
 
 def _spelled(kind: pa.DataType) -> str:
-    if pa.types.is_fixed_size_list(kind):
-        return str(ColumnType(_spelled(kind.value_type), kind.list_size))
-    return STRING if pa.types.is_large_string(kind) else np.dtype(kind.to_pandas_dtype()).name
+    if pa.types.is_large_list(kind):
+        return f"{_spelled(kind.value_type)} vectors"
+    if pa.types.is_primitive(kind):
+        return np.dtype(kind.to_pandas_dtype()).name
+    return STRING if pa.types.is_large_string(kind) else str(kind)
 
 
 def joined_rows(batches: Iterable[pa.RecordBatch]) -> pa.Table:
@@ -269,5 +271,5 @@ def parquet_options(stored: pa.Table) -> dict[str, Any]:
 
 def _path(field: pa.Field) -> str:
     """Return the name of a column's values in Parquet."""
-    nested = pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
+    nested = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
     return f"{field.name}.list.element" if nested else field.name

@@ -167,15 +167,16 @@ def chunks_of(parts: Iterable[tuple[LoggedPart | None, T]]) -> Iterator[tuple[li
     chunk: list[LoggedPart] = []
     marks: list[T] = []
     kinds = set[Kind]()
-    rows = nbytes = 0
+    rows = nbytes = columns = 0
     for part, mark in parts:
         if part is not None:
-            columns = sum(map(len, kinds))
             if chunk and (rows >= CHUNK_ROWS or nbytes + payload_bytes(part) > PIECE_BYTES or rows * columns > CELLS):
                 yield chunk, marks
-                chunk, marks, kinds, rows, nbytes = [], [], set(), 0, 0
+                chunk, marks, kinds, rows, nbytes, columns = [], [], set(), 0, 0, 0
             chunk.append(part)
-            kinds.add(kind_of(part.batch.lines))
+            if (kind := kind_of(part.batch.lines)) not in kinds:
+                kinds.add(kind)
+                columns += len(kind)
             rows += len(part.batch)
             nbytes += payload_bytes(part)
         marks.append(mark)

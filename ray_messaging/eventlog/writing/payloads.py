@@ -81,7 +81,13 @@ def _columns_of(kind: Kind, payloads: Sequence[Payloads | None]) -> dict[str, pa
 
 
 def _stored(column: pa.Array) -> pa.Array:
-    """Return a typed column with offsets of 64 bits for texts: 32 bits would limit the texts of a step."""
+    """Return a typed column with offsets of 64 bits for texts and vectors: 32 bits would limit those of a step.
+
+    Vectors become lists, which take no room in rows that have none.
+    """
+    if pa.types.is_fixed_size_list(column.type):
+        width = column.type.list_size
+        return pa.LargeListArray.from_arrays(np.arange(0, (len(column) + 1) * width, width), column.flatten())
     return column.cast(_TEXT) if pa.types.is_string(column.type) else column
 
 
