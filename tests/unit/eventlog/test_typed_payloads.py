@@ -1,4 +1,4 @@
-"""Payloads in typed columns in the log: their types, a file for each set of columns, rows in their order."""
+"""Payloads in typed columns in the log: their types, several sets of columns in one file, rows in their order."""
 
 import csv
 import json
@@ -6,6 +6,7 @@ from contextlib import suppress
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,9 +15,7 @@ from hypothesis import strategies as some
 from support.log_writing import Crash, batch_of, write_batches
 from support.typed_tables import tables, values_of
 
-from ray_messaging import LogError
 from ray_messaging.errors import MessagingError
-from ray_messaging.eventlog import folder as folders
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.questions import answer
@@ -98,7 +97,7 @@ async def test_columns_are_stored_with_their_types_and_without_json(traffic, log
         "n": pa.int32(),
         "text": pa.large_string(),
         "ok": pa.bool_(),
-        "at": pa.list_(pa.float32(), 2),
+        "at": pa.large_list(pa.float32()),
     }
     assert "rule" not in table.column_names  # no row has one
     assert len(log.query(rule="none", in_reply_to="s-1-1")) == 0
@@ -207,9 +206,21 @@ async def test_rows_keep_their_order_whatever_their_columns(traffic, writers, tm
 
 async def test_a_name_has_another_type_under_another_subtopic(traffic, logged, tmp_path):
     log = await logged(traffic.mixed(3))
-    files = {path.name: pq.read_schema(path) for path in (tmp_path / "log").glob("*.parquet")}
-    kinds = {str(schema.field("payload.price").type) for schema in files.values() if "payload.price" in schema.names}
-    assert kinds == {"double", "large_string"}
+    (file,) = (tmp_path / "log").glob("*.parquet")
+    frame = pd.read_parquet(file)
+    assert frame["payload.price"].dtype == np.float64
+    assert frame["payload.price"].tolist()[:3] == [0.0, 0.25, 0.5]
+    assert frame["payload[string].price"].tolist()[4:6] == ["0 francs", "none"]
+    assert frame["payload.n"].dtype == pd.Int32Dtype()
+    rows = {row: frame.loc[row].dropna().filter(like="payload") for row in (0, 3, 4)}
+    offers = "payload_columns payload.price payload.n payload.text payload.ok payload.at"
+    assert {row: " ".join(found.index) for row, found in rows.items()} == {
+        0: offers,
+        3: "payload",
+        4: "payload_columns payload[string].price",
+    }
+    assert json.loads(frame["payload_columns"][4]) == {"price": "string"}
+    assert json.loads(frame["payload_columns"][0])["at"] == "float32 vectors of 2"
     assert log.query(subtopic="offers")["payload.price"].type == pa.float64()
     assert log.query(subtopic="bids")["payload.price"].type == pa.large_string()
     both = log.query()
@@ -231,13 +242,15 @@ async def test_texts_are_searched_up_to_a_limit_and_behind_a_position(traffic, l
             assert positions == [place for place in found if place > after][:limit]
 
 
-async def test_very_many_sets_of_columns_make_several_segments(traffic, writers, tmp_path):
+async def test_very_many_sets_of_columns_make_several_segments(traffic, writers, tmp_path, monkeypatch):
+    for module in ("entries", "open_segment"):
+        monkeypatch.setattr(f"ray_messaging.eventlog.writing.{module}.CELLS", 100)
     writer = await writers()
-    for n in range(70):
+    for n in range(30):
         await traffic.send("offers", columns({f"x{n}": [n]}))
         await writer.caught_up()
     await writer.close()
-    assert [len(segment.files) for segment in Folder(tmp_path / "log").segments()] == [32, 32, 6]
+    assert [segment.rows for segment in Folder(tmp_path / "log").segments()] == [10, 10, 10]
     assert payloads_of(EventLog.open(tmp_path / "log").query(text=True)) == traffic.sent
 
 
@@ -245,47 +258,22 @@ async def test_very_many_sets_of_columns_make_several_segments(traffic, writers,
 
 
 @pytest.mark.parametrize("by_age", [False, True])
-@pytest.mark.parametrize("point", ["staged", "named"])  # the others: test_writer.py
 @pytest.mark.parametrize("after", [0, pytest.param(1, marks=pytest.mark.long)])
-async def test_a_crash_neither_doubles_nor_drops_a_row(traffic, writers, tmp_path, monkeypatch, point, by_age, after):
-    crash = Crash(point, after)
-
-    def fsync(path, fsync=folders._fsync):
-        fsync(path)
-        if str(path) == str(tmp_path / "log"):
-            crash("named")  # some files of a segment have their names
-
+async def test_a_crash_neither_doubles_nor_drops_a_row(traffic, writers, tmp_path, by_age, after):
+    crash = Crash("staged", after)  # the others: test_writer.py
     facts = {"segment_age_s": 0.0} if by_age else {"segment_rows": 8}
     writer = await writers(crash=crash, **facts)
-    monkeypatch.setattr(folders, "_fsync", fsync)
     while not crash.over:
         await traffic.mixed(1)
         with suppress(MessagingError):
             await writer.caught_up()
         await crash.near()
-    monkeypatch.undo()
     writer = await writers(segment_rows=8)
     await traffic.mixed(1)
     await writer.close()
     log = EventLog.open(tmp_path / "log")
     assert payloads_of(log.query(text=True)) == traffic.sent
     assert log.query()["message_id"].to_pylist() == traffic.society.written
-    used = {path for segment in Folder(tmp_path / "log").segments() for path in segment.files}
-    assert {str(path) for path in (tmp_path / "log").glob("*.parquet")} == used
-
-
-async def test_all_files_of_a_segment_count_are_needed_and_are_erased(traffic, logged, tmp_path):
-    log = await logged(traffic.mixed(2))
-    sizes = [path.stat().st_size for path in (tmp_path / "log").glob("*.parquet")]
-    assert len(sizes) == 3
-    assert log.stats()["bytes"] == sum(sizes)
-    (segment,) = Folder(tmp_path / "log").segments()
-    (tmp_path / "log" / segment.others[0].rpartition("/")[2]).unlink()
-    with pytest.raises(LogError, match="is not there any more") as caught:
-        log.query()
-    assert caught.value.path == segment.others[0]
-    Folder(tmp_path / "log").erase()
-    assert not [*(tmp_path / "log").glob("*.parquet")]
 
 
 # -- exports ----------------------------------------------------------------------------------------------------------
