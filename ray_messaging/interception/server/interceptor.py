@@ -45,9 +45,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 VIOLATIONS = ":violations"  # the name of their table; no rule's name begins with a colon on the server
-ROUNDS, ATTEMPTS = ":rounds", ":attempts"
+ROUNDS, ATTEMPTS, CHANGES = ":rounds", ":attempts", ":changes"
+OWN_TABLES = (VIOLATIONS, ROUNDS, ATTEMPTS, CHANGES)
 ANSWERS = ":answers"
 _OVER = ("interceptor", "another driver has the group: this attempt at the step is over")
+_ROUND_CALLS = 100  # the most calls that are known to have begun a round
 _CLOSE_S = 3.0  # time limit for a rule's close()
 _KEEP_S = 120.0  # by default, senders ask again about a batch for no longer than this
 
@@ -89,7 +91,9 @@ class Interceptor:
         self.judged = 0
         self.blocked = 0
         self.violations: Table[int] = Table()
-        self.rounds: Table[int] = Table()  # under "step": the last step whose end has ended a round
+        # Under "step": the last step whose end has ended a round. Under "calls": the calls that did, and what failed.
+        self.rounds: Table[Any] = Table()
+        self.changes: Table[Any] = Table()  # the record of changes of the rules, which those who change them keep
         self._attempts = StepAttempts(lambda: self._counted, self._restore_rules, self._attempt_begun)
         self.failures = RuleFailures()
         self._intersections = Intersections()
@@ -403,6 +407,19 @@ class Interceptor:
                 failures.append(rule.name)
         return failures
 
+    def new_round_once(self, call: str) -> list[str]:
+        """Begin a new round for all rules, unless this call has done so; return as `new_round`."""
+        calls: dict[str, list[str]] = self.rounds.get("calls", {})
+        if call not in calls:
+            calls = dict([*calls.items(), (call, self.new_round())][-_ROUND_CALLS:])
+            self.rounds["calls"] = calls
+        return calls[call]
+
+    def forget_calls(self) -> None:
+        """Forget the calls and changes of an earlier run: Ray may give its names of calls again."""
+        self.rounds.pop("calls", None)
+        self.changes.clear()
+
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
         """End the round of a closed step, once, and count what was blocked at the close. Step rules have done so."""
 
@@ -435,10 +452,10 @@ class Interceptor:
         """Save the tables of the current rules, and no others, from now on."""
         # The state of rules that judge a whole step is kept with the steps.
         tables = {rule.name: rule.state for rule in self.rules.each if rule.state is not None}
-        for name in set(self._tables) - set(tables) - {VIOLATIONS, ROUNDS, ATTEMPTS}:
+        for name in set(self._tables) - set(tables) - {*OWN_TABLES}:
             self._writer.drop(name)
         self._counted = {VIOLATIONS: self.violations} | tables
-        self._tables |= self._counted | {ROUNDS: self.rounds, ATTEMPTS: self._attempts.kept}
+        self._tables |= self._counted | {ROUNDS: self.rounds, ATTEMPTS: self._attempts.kept, CHANGES: self.changes}
 
     # -- the end --------------------------------------------------------------------------------------------------
 

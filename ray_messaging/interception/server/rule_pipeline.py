@@ -31,13 +31,12 @@ class Deferred(NamedTuple):
     """A message that waits for a slow rule.
 
     `message` is a batch of one, as the rules before have left it. These rules are `passed`, by name, and `so_far` is
-    their verdict. `rule` is the slow rule, and `then` are the rules after it.
+    their verdict. `rules` are the slow rule and those after it.
     """
 
     message: Batch
     so_far: BatchVerdict
-    rule: SlowRule
-    then: Sequence[Rule]
+    rules: Sequence[Rule]
     passed: tuple[str, ...]
 
 
@@ -93,7 +92,7 @@ class RulePipeline:
                 verdicts = (yield rule, [message for _, message in slow]) if slow else ()
                 if verdicts is None:
                     before = (*passed, *(other.name for other in rules[:place]))
-                    known = self._defer(rule, before, rules[place + 1 :], known, slow)
+                    known = self._defer(rules[place:], before, known, slow)
                 else:
                     for (rows, _), verdict in zip(slow, verdicts, strict=True):
                         known |= dict.fromkeys(rows, verdict)
@@ -186,16 +185,15 @@ class RulePipeline:
 
     def _defer(
         self,
-        rule: SlowRule,
+        rules: Sequence[Rule],
         passed: tuple[str, ...],
-        then: Sequence[Rule],
         found: dict[int, Verdict],
         slow: Sequence[tuple[range, Batch]],
     ) -> dict[int, Verdict]:
         """Take the messages out that wait for a slow rule; return what it has found of the rows that stay."""
         for rows, message in slow:
             place = self._place(rows[0])
-            self.deferred[place] = Deferred(message, self._take_out(place), rule, then, passed)
+            self.deferred[place] = Deferred(message, self._take_out(place), rules, passed)
             self.verdict.deferred.update(map(self._place, rows))
         kept = self._drop([row for rows, _ in slow for row in rows])
         places = {old: new for new, old in enumerate(kept.tolist())} if found else {}

@@ -107,20 +107,21 @@ class SlowRuleRunner:
             self._defer(deferred)
 
     def _defer(self, deferred: Deferred) -> None:
-        message, so_far, rule, then, passed = deferred
+        message, so_far, rules, passed = deferred
         key = message.message_id(0)
         if not self.knows(key):
             sections = self._sections(deferred)
-            self.start(Judging(key, message, so_far, (rule, *then), sections, passed=passed, asked=next(sections)))
+            self.start(Judging(key, message, so_far, rules, sections, passed=passed, asked=next(sections)))
 
     def _sections(self, deferred: Deferred) -> Sections:
         """Apply the slow rule that a message has reached, and those after it."""
-        verdicts = yield deferred.rule, [deferred.message]
+        message, so_far, (rule, *then), _ = deferred
+        assert isinstance(rule, SlowRule)
+        verdicts = yield rule, [message]
         assert verdicts is not None
-        exp_id, watch = self._interceptor.exp_id, self._interceptor.watch
-        pipeline = RulePipeline(deferred.message, exp_id, watch, so_far=deferred.so_far)
-        pipeline.take(deferred.rule, {0: verdicts[0]})
-        yield from pipeline.judge(deferred.then)
+        pipeline = RulePipeline(message, self._interceptor.exp_id, self._interceptor.watch, so_far=so_far)
+        pipeline.take(rule, {0: verdicts[0]})
+        yield from pipeline.judge(then)
 
     def start(self, judging: Judging) -> None:
         """Judge messages in a task. They are in `running`, under their key, until they are judged."""
@@ -180,9 +181,7 @@ class SlowRuleRunner:
             judging.passed += tuple(rule.name for rule in judging.rules[:place])
             judging.rules = judging.rules[place:]
             if self._writer.changed:  # rules between the two slow ones have counted the message
-                slow, *then = judging.rules
-                assert isinstance(slow, SlowRule)
-                self._save_progress(Deferred(judging.batch, judging.verdict, slow, then, judging.passed))
+                self._save_progress(Deferred(judging.batch, judging.verdict, judging.rules, judging.passed))
 
     async def _ask_all(self, asked: Asked) -> list[Verdict]:
         """Return a slow rule's verdicts on messages."""
