@@ -117,6 +117,19 @@ class RedisSteps:
             raise without_steps(self._keys.exp_id)
         return int(since)
 
+    async def state_before(self, group: str, step: int) -> bytes | None:
+        """Return a group's state after its last step before `step`, the step from which on agents have left the group.
+
+        Return None if the group had no state.
+        """
+        key = self._keys.step(group)
+        # The state is read first, because it is replaced when the group closes `step`.
+        now, left = await self._link.commands(("HGET", key, "state"), ("HGET", f"{key}:left", step))
+        found: bytes | None = now
+        if left:
+            found = left[1:] if left[:1] == b"+" else None
+        return found
+
     async def declare(self, hears: Mapping[str, Collection[str] | None], at_step: int | None = None) -> None:
         """Declare which groups may send to each group, besides itself (None: all), for what it reads from `at_step` on.
 

@@ -194,7 +194,7 @@ class InterceptorActor:
     hosted = of_host(lambda host: host.hosted)
     moved = of_host(lambda host: host.moved)
     owner_of = of_host(lambda host: host.owner_of)
-    rehost = of_host(lambda host: host.rehost)
+    move = of_host(lambda host: host.move)
     remove = of_host(lambda host: host.remove)
     audiences = of_host(lambda host: host.audiences)
     set_audience = of_host(lambda host: host.transport.set_audience)

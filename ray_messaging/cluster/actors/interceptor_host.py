@@ -33,7 +33,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.observability.metrics.experiment_metrics import of_interceptor, of_mailboxes
 from ray_messaging.observability.metrics.families import Family
 from ray_messaging.observability.tracing.settings import flush_spans, tracer_of
-from ray_messaging.receiving.rehosting import Rehoster
+from ray_messaging.receiving.agent_mover import AgentMover
 from ray_messaging.steps.call_limits import CallLimits
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.backend import backend_of
@@ -289,9 +289,9 @@ class InterceptorHost:
         await self._reload()
         return {name: record.agents() for name, record in self._directory.records.items() if record.moved}
 
-    async def rehost(self, agents: AgentSet, source: str, target: str, timeout: float) -> None:
+    async def move(self, agents: AgentSet, source: str, target: str, timeout: float) -> None:
         """Move agents to another group, in an experiment with steps; raises as `Messaging.move_agents`."""
-        await Rehoster(self.transport, Directory(self._spec.exp_id)).move(agents, source, target, timeout)
+        await AgentMover(self.transport, Directory(self._spec.exp_id), agents, source, target).run(timeout)
 
     async def agents(self) -> dict[str, AgentSet]:
         """Return all agents that are hosted exclusively, by group."""
