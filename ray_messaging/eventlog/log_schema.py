@@ -159,7 +159,7 @@ def _spelled(kind: pa.DataType) -> str:
     if pa.types.is_large_list(kind):
         return f"{_spelled(kind.value_type)} vectors"
     if pa.types.is_primitive(kind):
-        return np.dtype(kind.to_pandas_dtype()).name
+        return str(np.dtype(kind.to_pandas_dtype()))
     return STRING if pa.types.is_large_string(kind) else str(kind)
 
 

@@ -7,6 +7,7 @@ one type for each column.
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import reduce
 
 import msgspec
 import numpy as np
@@ -189,8 +190,13 @@ def _merged(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
         kinds = [pa.schema({"x": column.type}) for column in columns]
         common = pa.unify_schemas(kinds, promote_options="permissive").field("x").type
         with suppress(pa.ArrowInvalid):  # a number that the common type does not hold
-            return pc.coalesce(*(column.cast(common) for column in columns))
-    return pc.coalesce(*map(_as_text, columns))
+            return reduce(_filled, [column.cast(common) for column in columns])
+    return reduce(_filled, map(_as_text, columns))
+
+
+def _filled(column: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column with the values of another one in place of nulls. Arrow 17's `coalesce` of casts may give 0."""
+    return pc.if_else(column.is_valid(), column, other)
 
 
 def _is_number(kind: pa.DataType) -> bool:

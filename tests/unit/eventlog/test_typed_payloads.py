@@ -3,6 +3,7 @@
 import csv
 import json
 from contextlib import suppress
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -16,12 +17,17 @@ from support.log_writing import Crash, batch_of, write_batches
 from support.typed_tables import tables, values_of
 
 from ray_messaging.errors import MessagingError
+from ray_messaging.eventlog.checkpoint_files import write_checkpoint
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.folder_records import FORMAT, RunRecord, write_run
+from ray_messaging.eventlog.forking import copy_run
 from ray_messaging.eventlog.reading.questions import answer
 from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
 from ray_messaging.model.typed.input import columns
+from ray_messaging.transports.checkpoints import CopiedKey
 
 PAIRS = ["price", "n", "text", "ok", "at"]
 
@@ -276,6 +282,29 @@ async def test_a_crash_neither_doubles_nor_drops_a_row(traffic, writers, tmp_pat
     assert log.query()["message_id"].to_pylist() == traffic.society.written
 
 
+# -- forks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fork_has_what_was_sent_outside_of_steps_before_them_and_the_channels_of_its_own_experiment(tmp_path):
+    parent, fork = Folder(tmp_path / "log"), Folder(tmp_path / "fork")
+    parent.prepare("exp")
+    of_steps = [{"step": step, "extension": Extension(ordinal=np.zeros(2, np.int64), deliver=step)} for step in (1, 2)]
+    sent = [{"text": "before"}], offers(2), columns(ok=[True, False]), [{"text": "later"}]
+    facts = [{}, *of_steps, {}]
+    lines = [PayloadColumn.encode(each, 2**30) if isinstance(each, list) else each for each in sent]
+    made = zip(lines, facts, strict=True)
+    batches = [batch_of(each.count, first=10 * n, lines=each, **own) for n, (each, own) in enumerate(made)]
+    log = write_batches(parent.where, *batches)
+    write_run(parent, RunRecord(FORMAT, "exp"))
+    write_checkpoint(parent, 1, [CopiedKey("key", "hash", [(b"name", b"value")])])
+    copy_run(parent, fork, "fork", 1)
+    found, kept = EventLog.open(fork.where).query(text=True), log.query(text=True, limit=3)
+    assert payloads_of(found) == payloads_of(kept) == [*sent[0], *sent[1].payloads()]
+    channels = [channel.replace("exps:exp:", "exps:fork:") for channel in kept["channel"].to_pylist()]
+    assert found["channel"].to_pylist() == channels
+    assert found["position"].to_pylist() == [0, 1, 2]
+
+
 # -- exports ----------------------------------------------------------------------------------------------------------
 
 
@@ -308,20 +337,37 @@ async def test_exports_have_all_columns_on_every_page(traffic, logged, tmp_path,
 # -- rows of frames ---------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=25)
-@given(some.data())
-def test_any_columns_are_stored_and_read_as_they_were(data):
-    made = [data.draw(tables(rows)) for rows in data.draw(some.lists(some.integers(1, 4), min_size=1, max_size=4))]
-    made += made[: data.draw(some.integers(0, 2))]  # so that some have the same columns
-    batches = [batch_of(len(table), first=10 * n, lines=table) for n, table in enumerate(made)]
+NAMES = some.permutations(["a", "b"]).flatmap(lambda names: some.sampled_from([names, names[:1], None]))
+
+
+@some.composite
+def payloads(draw):
+    """Return some payloads, typed ones often with the names of others, in another order or of other types; or JSON."""
+    rows = draw(some.integers(1, 4))
+    if draw(some.integers(0, 3)):
+        return draw(tables(rows, names=draw(NAMES)))
+    return PayloadColumn.encode([{"a": draw(some.integers(0, 9))} for _ in range(rows)], 2**30)
+
+
+@settings(deadline=None, max_examples=40)
+@given(some.lists(payloads(), min_size=1, max_size=6), some.integers(0, 2))
+def test_any_payloads_are_stored_in_one_file_and_read_as_they_were(made, again):
+    made = made + made[:again]  # so that some have the same columns
+    batches = [batch_of(table.count, first=10 * n, lines=table) for n, table in enumerate(made)]
     with TemporaryDirectory() as where:
         log = write_batches(where, *batches)
+        (file,) = Path(where).glob("*.parquet")
         ids = [batch.message_id(row) for batch in batches for row in range(len(batch))]
+        assert pd.read_parquet(file)["message_id"].tolist() == ids
         assert log.query()["message_id"].to_pylist() == ids
         assert log.query(text=True)["payload"].to_pylist() == [line.decode() for table in made for line in table.list]
         low = -1
         for table in made:
-            found = log.query(after=low, limit=len(table))
-            stored = {name: found[f"payload.{name}"] for name in table.columns}
-            assert values_of(columns(stored)) == values_of(table)
-            low += len(table)
+            found = log.query(after=low, limit=table.count)
+            low += table.count
+            if isinstance(table, PayloadColumn):
+                assert [text.encode() for text in found["payload"].to_pylist()] == table.list
+                assert not any(name.startswith("payload.") for name in found.column_names)
+            else:
+                stored = {name: found[f"payload.{name}"] for name in table.columns}
+                assert values_of(columns(stored)) == values_of(table)
