@@ -258,7 +258,7 @@ def rows_in_memory(writer):
 def host_of(config, log_dir, run="one", on_existing="error", exp_id="exp", **settings):
     """Return the log's process of a run that has claimed the experiment."""
     with redis.Redis(host=config.server, port=config.port, password=config.password) as client:
-        client.hset(Keys(exp_id).meta, "run", run)
+        client.hset(Keys(exp_id).meta, "start:run", run)
     return LogHost(Experiment(exp_id, run, MessagingConfig(**settings), str(log_dir), redis=config), on_existing)
 
 

@@ -45,7 +45,7 @@ def hosts(local, tmp_path):
     def host(run, on_existing="error", *, takes=True, **settings):
         if takes:
             with client(local) as server:
-                server.hset(Keys("exp").meta, "run", run)
+                server.hset(Keys("exp").meta, "start:run", run)
         experiment = Experiment("exp", run, MessagingConfig(**settings), str(tmp_path / "log"), redis=local)
         return LogHost(experiment, on_existing)
 
