@@ -1,16 +1,13 @@
 """The oracle: what a program's society does by the documents alone, in one loop, with dicts and lists."""
 
-import json
 from collections import Counter, defaultdict
-from difflib import SequenceMatcher
 from fractions import Fraction
-from itertools import zip_longest
 
-from societies.program import FITTING, acts_of, barred, hear, order, traits
+from societies.program import FITTING, acts_of, barred, hear, line, near, order, traits
 
 OF_PAIRS = {"ban", "graph", "pairs", "sender_ban", "edge_ban"}  # kinds of rules that judge each hearer of a broadcast
-ASKING = {"ask", "survey", "remind"}
-RADIUS = 1.5
+
+SLOW = {"rude": True, "odd": ("pass", "mended", "mended"), "tag": ("pass", None, "seen")}  # what the slow rule finds
 
 
 class Row:
@@ -23,6 +20,16 @@ class Row:
         self.ordinal = self.audience = self.question = self.asker = None
         self.asks = self.outside = False
         vars(self).update(more)
+
+    def take(self, rule, what, text, label):
+        """Apply a rule's verdict."""
+        if label is not None and label not in self.labels:
+            self.labels.append(label)
+        if what == "block":
+            self.fate, self.rule = "blocked", rule.name
+        elif text is not None:
+            self.before = self.payload if self.before is None else self.before
+            self.payload, self.rule = self.payload | {"t": text}, rule.name
 
     @property
     def id(self):
@@ -60,11 +67,11 @@ class Rule:
             "length": lambda: len(line(row.payload)) > first,
             "rate": lambda: a is not None and self.counted(a, first),
             "said": lambda: self.counted(str(a), first),
-            "quota": lambda: a is not None and (self.silenced(a) or self.strange(a, b)),
+            "quota": lambda: a is not None and self.too_much(a, b),
             "label": lambda: text == first and ("pass", None, f"has {first}"),
             "shout": lambda: ("pass", f"{text}!", "shouted"),
             "fails": lambda: text == first and self.settings[1] == "block",
-            "slow": lambda: {"rude": True, "odd": ("pass", "mended", "mended"), "tag": ("pass", None, "seen")}.get(text),
+            "slow": lambda: SLOW.get(text),
             "sender_ban": lambda: self.banned(text, a),
             "edge_ban": lambda: self.banned(text, None if a is None else (a, b)),
         }[self.kind]()
@@ -82,26 +89,19 @@ class Rule:
         self.counts[key] += text == word
         return text == word
 
-    def silenced(self, a):
-        return self.settings[1] is not None and self.blocks[a] - self.before[a] >= self.settings[1]
-
-    def strange(self, a, b):
-        most = self.settings[0]
-        if most is None or b is None or b in self.met[a]:
-            return False
-        if len(self.met[a]) < most:
-            self.met[a].add(b)
-            return False
-        return True
+    def too_much(self, a, b):
+        contacts, blocked = self.settings
+        if blocked is not None and self.blocks[a] - self.before[a] >= blocked:
+            return True
+        met = self.met[a] | {b}
+        if contacts is not None and b is not None and len(met) <= contacts:
+            self.met[a] = met
+        return contacts is not None and b is not None and len(met) > contacts
 
     def new_round(self):
         self.met, self.before = defaultdict(set), self.blocks.copy()
         if self.kind == "rate":
             self.counts.clear()
-
-
-def line(payload):
-    return json.dumps(payload, separators=(",", ":"))
 
 
 class Oracle:
@@ -135,23 +135,21 @@ class Oracle:
         self.rules[place : place + (change != "insert")] = [] if rule is None else [Rule(self.blocks, *rule)]
 
     def from_outside(self, step, verb, *given):
-        if verb == "remind":
-            given = [[a for a in self.surveys[-1].asked if self.surveys[-1].state(a) in {"pending", "invalid"}]]
-            given += self.surveys[-1].said
-        *to, text, topic = given
-        hearers = self.hearers("*", None, topic) if verb == "broadcast" else to[0] if verb in ASKING else to
-        audience, asks = "*" if verb == "broadcast" else None, verb in ASKING
-        rows = [Row(step, step, None, to, {"t": text}, topic, audience=audience, asks=asks) for to in hearers]
+        asked = self.surveys[-1] if verb == "remind" else None
+        if asked is not None:
+            given = [[each for each in asked.asked if asked.state(each) in {"pending", "invalid"}], *asked.said]
+        to, text, topic = given if verb != "broadcast" else (self.hearers("*", None, given[1]), *given)
         if verb in {"ask", "survey"}:
-            (self.asked if verb == "ask" else self.surveys).append(Asked(hearers, [text, topic]))
+            asked = Asked(to, [text, topic])
+            (self.asked if verb == "ask" else self.surveys).append(asked)
+        rows = [Row(step, step, None, each, {"t": text}, topic) for each in (to if isinstance(to, list) else [to])]
         for n, row in enumerate(rows):
-            row.outside, row.asker = True, asks and ((self.asked if verb == "ask" else self.surveys)[-1], n)
-            if audience is None:
-                self.judge([row])
-        if audience is not None:
-            self.judge(rows)
-        for row in rows if verb in {"survey", "remind"} else ():
-            self.surveys[-1].fates[row.to_id].append(row.fate)
+            row.outside, row.asks, row.asker = True, asked is not None, (asked, n)
+            row.audience = "*" if verb == "broadcast" else None
+        for part in [rows] if verb == "broadcast" else ([row] for row in rows):
+            self.judge(part)
+        for row in rows if asked is not None else ():
+            asked.fates[row.to_id].append(row.fate)
         self.send(rows)
 
     def why(self, row, depth, most):
@@ -168,11 +166,10 @@ class Oracle:
             found = {b for a, b in made["friends"] if a == from_id}
         elif audience == "near":
             at = self.places.get(from_id)
-            found = set() if at is None else {a for a, b in self.places.items() if near(at, b)} - {from_id}
+            found = set() if at is None else {a for a, b in self.places.items() if near(at, b)}
         else:
             found = {*made["club"]} if audience == "club" else {a for a in made["agents"] if self.listens(a, topic)}
-            found -= {from_id}
-        return sorted(found, key=order)
+        return sorted(found - {from_id} if audience != "friends" else found, key=order)
 
     def listens(self, agent, topic):
         return agent in self.made["agents"] and (topic != "gossip" or agent in self.made["gossip"])
@@ -201,22 +198,21 @@ class Oracle:
         sent, ordinal = [], 0
         asked = [row for row in inbox if row.asks]
         for verb, *given in acts_of(self.made, step, agent):
-            rows = []
+            parts = []
             if verb == "walk" and agent in self.places:
                 walked[agent] = given
             elif verb == "stop":
                 self.stopped.add(agent)
             elif verb == "answer":
-                rows = [[self.row(step, agent, q.from_id, given[0], q.topic, 1, question=q)] for q in asked]
-                asked = []
+                parts, asked = [[self.row(step, agent, q.from_id, *given, q.topic, 1, question=q)] for q in asked], []
             elif verb == "ask":
-                rows = [[self.row(step, agent, given[0], given[1], "agent-chat", given[2], asks=True)]]
-            elif verb in {"send", "broadcast"}:
+                parts = [[self.row(step, agent, *given[:2], "agent-chat", given[2], asks=True)]]
+            elif verb == "send":
+                parts = [[self.row(step, agent, *given)]]
+            elif verb == "broadcast":
                 to, *more = given
-                hearers = [to] if verb == "send" else self.hearers(to, agent, given[2])
-                audience = to if verb == "broadcast" else None
-                rows = [[self.row(step, agent, each, *more, audience=audience) for each in hearers]]
-            for part in rows:
+                parts = [[self.row(step, agent, b, *more, audience=to) for b in self.hearers(to, agent, given[2])]]
+            for part in parts:
                 for row in part:
                     row.ordinal = ordinal
                 ordinal += 1
@@ -233,12 +229,10 @@ class Oracle:
         if rows and rows[0].audience is not None:
             rules.sort(key=lambda rule: not rule.of_pairs)
         left = rows
-        for rule in rules:
-            verdicts = [rule.verdict(row) for row in left] if rule.of_pairs else None
-            if verdicts is None and left:
-                verdicts = [rule.verdict(left[0])] * len(left)
-            for row, verdict in zip(left, verdicts or (), strict=True):
-                take(row, rule, *verdict)
+        for rule in rules if rows else ():
+            once = None if rule.of_pairs or not left else rule.verdict(left[0])
+            for row in left:
+                row.take(rule, *(once or rule.verdict(row)))
             left = [row for row in left if row.fate != "blocked"]
         for row in left:
             if row.to_id is not None and not self.listens(row.to_id, row.topic):
@@ -253,13 +247,13 @@ class Oracle:
         for row in sorted(passed, key=lambda row: (order(row.to_id), row.step, order(row.from_id), row.ordinal)):
             heard[row.to_id] += 1
             if heard[row.to_id] > most:
-                take(row, rule, "block", None, None)
+                row.take(rule, "block", None, None)
                 self.blocks[row.from_id] += 1
             elif row.payload["t"] == word:
-                take(row, rule, "pass", "better", "bettered")
+                row.take(rule, "pass", "better", "bettered")
         rule.counts["seen"] += len(passed)
-        row = Row(step, step + 1, "warden", 0, {"t": f"{rule.counts['seen']} seen"}, "agent-chat", rule=rule.name)
-        return [row]
+        text = {"t": f"{rule.counts['seen']} seen"}
+        return [Row(step, step + 1, "warden", 0, text, "agent-chat", rule=rule.name)]
 
     def send(self, rows):
         for row in rows:
@@ -289,60 +283,7 @@ class Asked:
         self.asked, self.said = asked, said
         self.answers, self.fates = defaultdict(list), defaultdict(list)
 
-    def fitting(self, agent):
-        return [each for each in self.answers[agent] if each["t"] in FITTING]
-
     def state(self, agent):
-        if self.answers[agent]:
-            return "answered" if self.fitting(agent) else "invalid"
-        fates = self.fates[agent]
-        return "pending" if "delivered" in fates else fates[0]
-
-
-def compared(mine, theirs):
-    """Return for each step in which two runs differ: how many messages do, and how many agents sent them."""
-    found = {}
-    for step in range(mine.made["steps"]):
-        one, other = said_in(mine, step), said_in(theirs, step)
-        agents = [agent for agent in {*one, *other} if one[agent] != other[agent]]
-        if agents:
-            found[step] = sum(changed(one[agent], other[agent]) for agent in agents), len(agents)
-    return found
-
-
-def said_in(run, step):
-    """Return what each agent has said in a step, in order; of a broadcast those who hear it unchanged are one."""
-    rows, found = {}, defaultdict(list)
-    for row in (row for row in run.rows if row.step == step and not row.outside):
-        whole = row.audience is not None and row.fate == "delivered" and row.before is None
-        rows[order(row.from_id), row.ordinal or 0, order(None if whole else row.to_id)] = row, whole
-    for _, (row, whole) in sorted(rows.items()):
-        rule, asked = row.rule if row.fate == "blocked" else None, row.question
-        said = row.read, row.topic, row.audience, row.fate, rule, sorted(row.labels), line(row.payload), row.asks
-        found[row.from_id].append((None if whole else row.to_id, str(said), asked and (asked.step, asked.from_id)))
-    return found
-
-
-def changed(one, other):
-    """Return how many messages differ, where of those that neither run has in common those to one agent are paired."""
-    count = 0
-    for kind, *ends in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
-        for to in {said[0] for said in (*one[ends[0] : ends[1]], *other[ends[2] : ends[3]])} if kind != "equal" else ():
-            sides = ([said for said in part if said[0] == to] for part in (one[slice(*ends[:2])], other[slice(*ends[2:])]))
-            count += sum(a != b for a, b in zip_longest(*sides))
-    return count
-
-
-def take(row, rule, what, text, label):
-    """Apply a rule's verdict to a message."""
-    if label is not None and label not in row.labels:
-        row.labels = [*row.labels, label]
-    if what == "block":
-        row.fate, row.rule = "blocked", rule.name
-    elif text is not None:
-        row.before = row.payload if row.before is None else row.before
-        row.payload, row.rule = row.payload | {"t": text}, rule.name
-
-
-def near(a, b):
-    return (a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 <= RADIUS**2
+        if texts := {each["t"] for each in self.answers[agent]}:
+            return "answered" if texts & {*FITTING} else "invalid"
+        return "pending" if "delivered" in self.fates[agent] else self.fates[agent][0]

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from societies.program import FITTING, acts_of, barred, hear, traits
+from societies.program import FITTING, RADIUS, acts_of, barred, hear, traits
 from support.delegation import Method
 from support.patience import WAIT_S
 from support.step_faults import FaultyStore, Killed, Process
@@ -28,11 +28,11 @@ from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.actors.rule_editor import RuleRequest
 from ray_messaging.cluster.audience_files import move
+from ray_messaging.cluster.fork import Fork
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.run.run import plans_for
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.spec import SUBTOPICS, InterceptorSpec
-from ray_messaging.cluster.fork import Fork
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import TransitError
 from ray_messaging.eventlog.checkpoint_files import read_checkpoint
@@ -46,7 +46,6 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.steps.step_account import StepCounts, digest_of, sealed_history
 
-RADIUS = 1.5
 SETTINGS = MessagingConfig(interceptor_timeout_s=30.0)
 
 
@@ -352,7 +351,9 @@ class DrivenGroup:
         )
         town.messagers.append(messager)
         await messager.init()
-        await messager.host_agents([] if name in await (await town.judge_living()).moved() else self.plan.agents, SUBTOPICS)
+        await messager.host_agents(
+            [] if name in await (await town.judge_living()).moved() else self.plan.agents, SUBTOPICS
+        )
         gossips = {*town.made["gossip"]}
         if listeners := [agent for agent in messager.subscription.hosted if agent in gossips]:
             channels = [agent_channel(town.exp_id, agent, "gossip") for agent in listeners]

@@ -11,6 +11,7 @@ TEXTS = ("mild", "rude", "odd", "tag", "a long text of more than forty bytes in 
 AUDIENCES = ("friends", "club", "near", "*")
 SUBTOPICS = ("agent-chat", "user-chat", "gossip")  # few agents listen to gossip
 FITTING = ("mild", "rude", "odd!")  # answers to a survey that fit
+RADIUS = 1.5
 VICTIMS = ("driver", "group", "interceptor", "log", "server")
 
 # What a program may have. Args of `program`: without one of them its acts, or rules, are left out.
@@ -236,6 +237,14 @@ def traits(words):
     """Return what is collected of an agent."""
     number = int(words[-6:], 16)
     return {"n": number % 100, "k": ("even", "odd")[number % 2]}
+
+
+def near(a, b):
+    return (a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 <= RADIUS**2
+
+
+def line(payload):
+    return json.dumps(payload, separators=(",", ":"))
 
 
 def acts_of(made, step, agent):

@@ -2,12 +2,14 @@
 
 import asyncio
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
+from difflib import SequenceMatcher
+from itertools import zip_longest
 
 import pytest
-from societies.oracle import Oracle, compared, line
+from societies.oracle import Oracle
 from societies.play import played
-from societies.program import FEATURES, FITTING, forked, program, shown, smaller
+from societies.program import FEATURES, FITTING, forked, line, order, program, shown, smaller
 from support.judged_steps import Kv
 from support.servers import RedisProcess
 
@@ -105,8 +107,8 @@ def row_of(row):
     before = None if row.before is None else line(row.before)
     name = "outside" if row.from_id is None else "added" if row.from_id == "warden" else row.id
     return (
-        name, row.step, row.read, str(row.from_id), str(row.to_id), row.to_id if row.to_id is None else row.topic, row.fate, row.rule,
-        tuple(sorted(row.labels)), line(row.payload), before, row.audience, row.reply, row.asks,
+        name, row.step, row.read, str(row.from_id), str(row.to_id), None if row.to_id is None else row.topic, row.fate,
+        row.rule, tuple(sorted(row.labels)), line(row.payload), before, row.audience, row.reply, row.asks,
     )  # fmt: skip
 
 
@@ -159,6 +161,41 @@ def check_fork(made, groups, parent, fork):
     found = compare(fork.log, parent.log).table.to_pylist()
     differ = {row["step"]: (row["differ"], row["agents"]) for row in found if row["differ"]}
     same("compare with the parent", differ, compared(Oracle(other).run(), Oracle(made).run()))
+
+
+def compared(mine, theirs):
+    """Return for each step in which two runs differ: how many messages do, and how many agents sent them."""
+    found = {}
+    for step in range(mine.made["steps"]):
+        one, other = said_in(mine, step), said_in(theirs, step)
+        agents = [agent for agent in {*one, *other} if one[agent] != other[agent]]
+        if agents:
+            found[step] = sum(changed(one[agent], other[agent]) for agent in agents), len(agents)
+    return found
+
+
+def said_in(run, step):
+    """Return what each agent has said in a step, in order; of a broadcast those who hear it unchanged are one."""
+    rows, found = {}, defaultdict(list)
+    for row in (row for row in run.rows if row.step == step and not row.outside):
+        whole = row.audience is not None and row.fate == "delivered" and row.before is None
+        rows[order(row.from_id), row.ordinal or 0, order(None if whole else row.to_id)] = row, whole
+    for _, (row, whole) in sorted(rows.items()):
+        rule, asked = row.rule if row.fate == "blocked" else None, row.question
+        said = row.read, row.topic, row.audience, row.fate, rule, sorted(row.labels), line(row.payload), row.asks
+        found[row.from_id].append((None if whole else row.to_id, str(said), asked and (asked.step, asked.from_id)))
+    return found
+
+
+def changed(one, other):
+    """Return how many messages differ, where of those that neither run has in common those to one agent are paired."""
+    count = 0
+    for kind, *ends in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        parts = one[slice(*ends[:2])], other[slice(*ends[2:])]
+        for to in {said[0] for part in parts for said in part} if kind != "equal" else ():
+            sides = ([said for said in part if said[0] == to] for part in parts)
+            count += sum(a != b for a, b in zip_longest(*sides))
+    return count
 
 
 @pytest.fixture
