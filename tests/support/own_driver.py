@@ -11,7 +11,6 @@ import pytest
 
 from support.cluster import alive, wait_for
 
-
 BARE = "from support.bare_ray import only_bare_nodes\nonly_bare_nodes(logs=True)\n"
 
 
