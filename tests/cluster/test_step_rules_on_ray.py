@@ -87,7 +87,7 @@ class Slow(Warden):
     """The same rule, which takes longer than a driver needs to see that all groups have run a step."""
 
     async def check_step(self, number, batch, exp_id):
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.3)
         return await super().check_step(number, batch, exp_id)
 
 
