@@ -55,11 +55,6 @@ local function put_from_outside(prefix, box, rows, frame)
 end
 
 -- shared write_to_boxes -----------------------------------------------------------------------------------------------
--- Keep start:sent:<group>, in pieces, as Lua gives a call no more arguments than 8,000.
-local function keep_sent(key, fields)
-  for low = 1, #fields, 1000 do redis.call('HSET', key, unpack(fields, low, math.min(low + 999, #fields))) end
-end
-
 -- Write frames of an open step into boxes, which step_box describes.
 -- Keys and ARGV[1] to [6] are those of send_to_boxes; the writes begin at an argument. `closing` is that of cover_step, if
 -- the step is closed in the same call: then all is written, or nothing, and closing.sent and closing.sizes get what would
@@ -78,7 +73,7 @@ local function write_to_boxes(keys, first, closing)
     sent[field] = value
   end
 
-  local writes, names, last = {}, {}, {}
+  local writes, names, last = {}, {}, nil
   local arg = first
   while arg <= #ARGV do
     local s = {name = ARGV[arg], seq = tonumber(ARGV[arg + 1]), rows = tonumber(ARGV[arg + 2]), at = arg,
@@ -93,21 +88,14 @@ local function write_to_boxes(keys, first, closing)
   if closing then
     local found = redis.call('HGETALL', keys[4])  -- mostly nothing
     for i = 1, #found, 2 do put(found[i], found[i + 1]) end
+    last = {}
     for i, name in ipairs(names) do last[i] = tonumber(sent[name] or 0) end
   else
-    for low = 1, #names, 1000 do
-      local found = redis.call('HMGET', keys[4], unpack(names, low, math.min(low + 999, #names)))
-      for i, number in ipairs(found) do last[low + i - 1] = tonumber(number or 0) end
-    end
+    last = numbers_of(keys[4], names)
   end
 
-  local reply = {0}
   local meta = redis.call('HMGET', keys[1], 'start:interceptor', 'start:standing')
-  if ARGV[6] == '-2' then
-    if meta[1] then reply[1] = 4 end
-  elseif ARGV[6] ~= '-1' and meta[1] ~= ARGV[6] and meta[2] ~= ARGV[6] then
-    reply[1] = 2
-  end
+  local reply = {verdict_status(ARGV[6], meta[1], meta[2])}
 
   -- First it is decided what may be written, with all that earlier writes of this call will have taken.
 
@@ -220,7 +208,7 @@ local function write_to_boxes(keys, first, closing)
   end
   local fields = {}
   for i, field in ipairs(sent) do fields[2 * i - 1], fields[2 * i] = field, sent[field] end
-  if closing then closing.sent = fields else keep_sent(keys[4], fields) end
+  if closing then closing.sent = fields else keep_fields(keys[4], fields) end
   return reply
 end
 

@@ -1,5 +1,30 @@
 -- Frames into mailboxes: batches, transactions, and the short paths.
 
+-- shared verdict_status ----------------------------------------------------------------------------------------------
+-- Return the status of a call by its verdicts: 0 where they count, 2 where they are stale, 4 where nobody was asked though
+-- there is an interceptor. `given` is ARGV[3] of send; the others are fields of meta.
+local function verdict_status(given, interceptor, standing)
+  if given == '-2' then return interceptor and 4 or 0 end
+  return (given == '-1' or interceptor == given or standing == given) and 0 or 2
+end
+
+-- shared sequence_numbers --------------------------------------------------------------------------------------------
+-- Fields of a sender's hash, in pieces, as Lua gives a call no more arguments than 8,000.
+
+-- Return the last sequence numbers that these fields have.
+local function numbers_of(key, names)
+  local numbers = {}
+  for low = 1, #names, 1000 do
+    local found = redis.call('HMGET', key, unpack(names, low, math.min(low + 999, #names)))
+    for i, number in ipairs(found) do numbers[low + i - 1] = tonumber(number or 0) end
+  end
+  return numbers
+end
+
+local function keep_fields(key, fields)
+  for low = 1, #fields, 1000 do redis.call('HSET', key, unpack(fields, low, math.min(low + 999, #fields))) end
+end
+
 -- shared plain_frame --------------------------------------------------------------------------------------------------
 -- A frame for one mailbox, with nothing published or noted, outside of
 -- transactions. Keys and arguments are those of send.
@@ -11,8 +36,7 @@ local function room_for(state, lease, mailbox, seq, rows, size)
   local box = redis.call('HMGET', state, 'max_messages', 'max_bytes', 'messages', 'bytes', 'leased', 'born', 'logged',
                          'unlogged', 'unlogged_bytes', 'stepped')
   if sender[1] ~= ARGV[1] or tonumber(seq) ~= tonumber(sender[2] or 0) + 1 or (meta[1] or '0') ~= ARGV[2]
-      or not (meta[2] == ARGV[3] or meta[3] == ARGV[3] or ARGV[3] == '-1' or (ARGV[3] == '-2' and not meta[2]))
-      or not box[1] or box[10] or (box[5] == '1' and redis.call('EXISTS', lease) == 0) then return end
+      or verdict_status(ARGV[3], meta[2], meta[3]) ~= 0 or not box[1] or box[10] or (box[5] == '1' and redis.call('EXISTS', lease) == 0) then return end
   local messages, bytes, unlogged, unlogged_bytes = box[3] + rows, box[4] + size, 0, 0
   if box[7] then unlogged, unlogged_bytes = (box[8] or 0) + rows, (box[9] or 0) + size end
   if limit_fate(size, tonumber(box[1]), tonumber(box[2]), messages, bytes, unlogged, unlogged_bytes) ~= 0 then return end
@@ -97,22 +121,17 @@ while arg <= #ARGV do
   end
   writes[#writes + 1] = s
 end
-for low = 1, #names, 1000 do
-  local found = redis.call('HMGET', KEYS[2], unpack(names, low, math.min(low + 999, #names)))
-  for i, last in ipairs(found) do
-    local s = writes[low + i]
-    s.last = tonumber(last or 0)
-    if s.seq > s.last then fresh = true end
-  end
+for i, last in ipairs(numbers_of(KEYS[2], names)) do
+  local s = writes[i + 1]
+  s.last = last
+  if s.seq > last then fresh = true end
 end
 if number > 0 then fresh = not over and #writes > 0 end
 
 local reply, takers, meta = {0}, {}, {}
 if fresh then
   meta = redis.call('HMGET', KEYS[1], 'directory', 'start:interceptor', 'start:log', 'start:standing', 'wide')
-  if (meta[1] or '0') ~= ARGV[2] then reply[1] = 1
-  elseif ARGV[3] == '-2' then if meta[2] then reply[1] = 4 end
-  elseif ARGV[3] ~= '-1' and meta[2] ~= ARGV[3] and meta[4] ~= ARGV[3] then reply[1] = 2 end
+  reply[1] = (meta[1] or '0') ~= ARGV[2] and 1 or verdict_status(ARGV[3], meta[2], meta[4])
 end
 
 -- Refused while memory is full, as all writes are, and before anything has happened: PUBLISH alone would go out.
@@ -238,9 +257,7 @@ for mailbox, seq in pairs(planned) do
   if box and box.written then store(box.state, box, box.last) end
   seqs[#seqs + 1], seqs[#seqs + 2] = 's:' .. mailbox, seq
 end
-if not (number > 0 and any_refused) then
-  for low = 1, #seqs, 1000 do redis.call('HSET', KEYS[2], unpack(seqs, low, math.min(low + 999, #seqs))) end
-end
+if not (number > 0 and any_refused) then keep_fields(KEYS[2], seqs) end
 
 if #outgoing > 0 then
   redis.pcall('PUBLISH', ARGV[4], '(')

@@ -227,7 +227,7 @@ else
 end
 local answer = cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
 if answer[1] ~= 1 and closing.sent then  -- what was written is to count against no limit when the attempt is given up
-  keep_sent(KEYS[4], closing.sent)
+  keep_fields(KEYS[4], closing.sent)
   for name, size in pairs(closing.sizes) do redis.call('HSET', ARGV[1] .. 'box-cover:' .. name, unpack(size)) end
 end
 return answer

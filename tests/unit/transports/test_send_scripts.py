@@ -69,7 +69,7 @@ def whole():
 
 def without_direct():
     direct = script_text("send_one_frame", cluster=False)
-    shared = "\n".join(script_text(name, cluster=False) for name in ("mailbox_limit", "plain_frame"))
+    shared = "\n".join(script_text(name, cluster=False) for name in ("mailbox_limit", "verdict_status", "plain_frame"))
     assert whole().startswith(f"{shared}\n{direct}")
     return shared + whole().removeprefix(f"{shared}\n{direct}")
 
