@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 # The sequence numbers of mailboxes that are gone are deleted when there are so many, with so many in each call.
 _GONE, _MOST_FIELDS = 64, 1_000
+_OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)  # the server refuses the sender itself
 _LARGE = 16 * 2**10  # a frame below this size is sent again without asking first whether there is room
 
 
@@ -269,7 +270,7 @@ class FrameSender:
         return reply
 
     async def _process(self, reply: SendReply, sent: list[OutboundFrame]) -> None:
-        if not reply.fates:  # the server refused the sender itself
+        if reply.status in _OF_THE_SENDER:
             await self.settle_refusal(reply, sent)
             self._back_off(reply.status)
             return
