@@ -4,7 +4,7 @@ import pytest
 from support.contracts import fetch_all
 
 from ray_messaging import MoveFailed
-from ray_messaging.transports.departures import Released
+from ray_messaging.transports.agent_moves import Attempted, MoveOutcome
 
 
 @pytest.fixture
@@ -21,17 +21,17 @@ async def test_a_call_whose_answer_was_lost_has_its_effect_once(pair, monkeypatc
     east, west = pair
     for n in range(3):
         await west.send_columns(3, [1, 2], {"n": n})
-    departures = east.engine.transport.departures
-    release, calls = departures.release, []
+    moves = east.engine.transport.moves
+    move, calls = moves.move, []
 
     async def twice(attempt):
-        calls.append(await release(attempt))
-        calls.append(await release(attempt))
+        calls.append(await move(attempt))
+        calls.append(await move(attempt))
         return calls[-1]
 
-    monkeypatch.setattr(departures, "release", twice)
+    monkeypatch.setattr(moves, "move", twice)
     await east.move_agents([1], to="west")
-    assert calls == [Released.DONE] * 2
+    assert [call.outcome for call in calls] == [MoveOutcome.DONE] * 2
     assert contents(await fetch_all(west, 3)) == [(3, 1, n) for n in range(3)]
     assert contents(await fetch_all(east, 3)) == [(3, 2, n) for n in range(3)]
 
@@ -39,15 +39,15 @@ async def test_a_call_whose_answer_was_lost_has_its_effect_once(pair, monkeypatc
 async def test_a_late_attempt_after_a_move_was_given_up_has_no_effect(pair, monkeypatch):
     east, west = pair
     await west.send_columns([3, 3], [1, 2], {"n": 0})
-    departures = east.engine.transport.departures
-    release, late = departures.release, []
+    moves = east.engine.transport.moves
+    move, late = moves.move, []
 
     async def full(attempt):
         late.append(attempt)
-        return Released.FULL
+        return Attempted(MoveOutcome.FULL)
 
-    monkeypatch.setattr(departures, "release", full)
+    monkeypatch.setattr(moves, "move", full)
     with pytest.raises(MoveFailed, match="no room"):
         await east.move_agents([1], to="west", timeout=0.5)
-    assert await release(late[-1]) is Released.OVER
+    assert (await move(late[-1])).outcome is MoveOutcome.OVER
     assert contents(await fetch_all(east, 2)) == [(3, 1, 0), (3, 2, 0)]
