@@ -29,6 +29,14 @@ class PairFates(NamedTuple):
     undeliverable: NDArray[np.int64]
 
 
+class Addresses(NamedTuple):
+    """The recipients of messages, and their topics as in `Batch`."""
+
+    to_ids: IdColumn
+    topics: tuple[str, ...]
+    topic: "TopicColumn | None"
+
+
 class Outcome:
     """The fates of one batch: `codes` has a byte for each row, an index into FATES, or UNKNOWN before it has a fate.
 
@@ -36,14 +44,14 @@ class Outcome:
     """
 
     __slots__ = (
-        "_addresses",
         "_in_step",
-        "_numbers",
+        "addresses",
         "blocks",
         "codes",
         "done_at",
         "epoch",
         "first",
+        "numbers",
         "pairs",
         "sender",
         "sent_at",
@@ -54,14 +62,14 @@ class Outcome:
         self.epoch = batch.epoch
         self.first = batch.first
         # Copies: a view would keep the whole frame, with its payloads, as long as a receipt lives.
-        self._numbers = None if batch.numbers is None else batch.numbers.copy()
+        self.numbers = None if batch.numbers is None else batch.numbers.copy()
         # The receipts of a step live until it is committed, so these may be views.
         ordinal = None if batch.extension is None else batch.ordinal
         self._in_step = None if ordinal is None else (batch.step, ordinal, batch.from_ids)
         self.sent_at = batch.sent_at if isinstance(batch.sent_at, float) else batch.sent_at.copy()
         self.codes = bytearray(_UNKNOWN * batch.rows)
         self.blocks: dict[int, tuple[str, str]] = {}
-        self._addresses: tuple[IdColumn, tuple[str, ...], TopicColumn | None] | None = None
+        self.addresses: Addresses | None = None
         self.done_at = 0.0
         self.pairs: PairFates | None = None
 
@@ -76,9 +84,10 @@ class Outcome:
         made.first, made.codes = self.first + low, self.codes[low:high]
         made.sent_at = self.sent_at if isinstance(self.sent_at, float) else self.sent_at[low:high].copy()
         made.blocks = {row - low: why for row, why in self.blocks.items() if low <= row < high}
-        if self._addresses is not None:
-            ids, topics, topic = self._addresses
-            made._addresses = ids.take(slice(low, high)), topics, None if topic is None else topic[low:high].copy()
+        if self.addresses is not None:
+            ids, topics, topic = self.addresses
+            part = None if topic is None else topic[low:high].copy()
+            made.addresses = Addresses(ids.take(slice(low, high)), topics, part)
         return made
 
     @property
@@ -95,15 +104,15 @@ class Outcome:
 
     def keep_addresses(self, batch: "Batch") -> None:
         """Keep the channels of the messages, for the receipts of those that nobody received."""
-        if self._addresses is None:
+        if self.addresses is None:
             ids = IdColumn(batch.to_ids.values.copy(), batch.to_ids.kinds, batch.to_ids.strings)
-            self._addresses = ids, batch.topics, None if batch.topic is None else batch.topic.copy()
+            self.addresses = Addresses(ids, batch.topics, None if batch.topic is None else batch.topic.copy())
 
     def reason(self, row: int) -> str | None:
         """Return why nobody has one message, or None; of an undeliverable one with its channel."""
-        if self.codes[row] != UNDELIVERABLE or self._addresses is None:
+        if self.codes[row] != UNDELIVERABLE or self.addresses is None:
             return self.blocks[row][1] if row in self.blocks else facts_of(NAMES[self.codes[row]]).reason or None
-        to_ids, topics, topic = self._addresses
+        to_ids, topics, topic = self.addresses
         name, to_id = topics[0 if topic is None else int(topic[row])], to_ids[row]
         where = f"on channel {name[1:]!r}" if to_id is None else f"for agent {to_id!r} on {name.removeprefix(':')!r}"
         return f"no mailbox listens {where}, and no foreign subscriber took it"
@@ -113,7 +122,7 @@ class Outcome:
         if self._in_step is not None:
             step, ordinals, from_ids = self._in_step
             return f"{step[row] if isinstance(step, np.ndarray) else step}-{ordinals[row]}-{from_ids[row]}"
-        number = row if self._numbers is None else int(self._numbers[row])
+        number = row if self.numbers is None else int(self.numbers[row])
         return f"{self.sender}-{self.epoch}-{self.first + number}"
 
     def consumption(self, row: int) -> float:

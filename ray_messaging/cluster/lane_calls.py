@@ -1,26 +1,31 @@
-"""Calls of a group's handle over the group's lane, and their answers, as bytes.
+"""Calls of a group's handle, and their answers: as bytes over the group's lane, as objects by Ray.
 
 The body of a request or answer is a table of sizes (u32: how many parts, then the size of each), a MessagePack header
 as the first part, and frames as the others. An empty answer means that there is no result: the handle repeats the call
-by Ray, which also raises the error, if there is one. Nothing here is pickled.
+by Ray, which also raises the error, if there is one. Nothing on the lane is pickled.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from struct import Struct as Packer
 from struct import pack
 from typing import NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from ray_messaging.errors import FrameError
+from ray_messaging.errors import CommitFailed, FrameError
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Batch, Origin
+from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.fates import UNDELIVERABLE
-from ray_messaging.receipt import Outcome, Receipts
+from ray_messaging.receipt import Addresses, Outcome, Receipts
+from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
 from ray_messaging.wire.frames import decode, encode
 
 _COUNT = Packer("<I")
+Header = TypeVar("Header")
 
 
 class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
@@ -37,22 +42,37 @@ class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
     caller: str
     token: Token | None
     limit: int | None
-    timeout: float
+    timeout: float | None
     options: FetchOptions
 
 
 class AckCall(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """Leases whose messages are all to be committed."""
+    """Leases, and the rows of each that are to be committed (None: all)."""
 
-    tokens: tuple[Token, ...]
+    loans: tuple[tuple[Token, tuple[Span, ...] | None], ...]
 
 
 class AliveCall(msgspec.Struct, array_like=True, frozen=True, tag=3):
-    """A question for a sign of life, which is answered with `ALIVE` at once."""
+    """A question for a sign of life, which is answered at once."""
+
+
+class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
+    """What a handle does not know of the pairs of its broadcasts.
+
+    These are their numbers (uint32), their times (float64, or one time for all), and, if nobody has received some, the
+    hearers: the values (int64), kinds and strings of an `IdColumn`.
+    """
+
+    numbers: bytes
+    sent_at: float | bytes
+    hearers: tuple[bytes, bytes | None, tuple[str, ...]] | None
 
 
 class BatchFates(msgspec.Struct, array_like=True, frozen=True):
-    """The ids of one frame's messages, their fates as in `Outcome.codes`, and the blocked rows with rule and reason."""
+    """The ids of one frame's messages, their fates as in `Outcome.codes`, and the blocked rows with rule and reason.
+
+    With `pairs` they are the pairs of broadcasts.
+    """
 
     sender: str
     epoch: int
@@ -60,6 +80,7 @@ class BatchFates(msgspec.Struct, array_like=True, frozen=True):
     codes: bytes
     blocks: tuple[tuple[int, str, str], ...]
     done_at: float
+    pairs: FactsOfPairs | None = None
 
 
 class LentSlice(msgspec.Struct, array_like=True, frozen=True):
@@ -81,13 +102,36 @@ class Lent(msgspec.Struct, array_like=True, frozen=True):
     more: bool
 
 
+class Late(msgspec.Struct, array_like=True, frozen=True):
+    """A CommitFailed, and its facts."""
+
+    text: str
+    group: str
+    messages: int
+    held_s: float | None
+    loan_s: float | None
+
+
+class Committed(msgspec.Struct, array_like=True, frozen=True):
+    """The answer to an AckCall: the leases that have ended, and why some rows could not be committed."""
+
+    over: tuple[Token, ...]
+    late: Late | None
+
+
 Call = RelayCall | FetchCall | AckCall | AliveCall
+# The answers to these in the same order, as objects: a fetch has the token of a lease (None: no messages) and the
+# messages, a commit the leases that have ended and why some rows could not be committed.
+Answer = Receipts | tuple[Token | None, Messages] | tuple[list[Token], CommitFailed | None] | None
 Sent = tuple[BatchFates, ...]  # the answer to a RelayCall: the fates of each frame
-Committed = tuple[Token, ...]  # the answer to an AckCall: the leases that have ended
-Answer = TypeVar("Answer", Sent, Lent, Committed)
 
 _encode = msgspec.msgpack.Encoder().encode
 _read_call = msgspec.msgpack.Decoder(Call).decode
+_sent, _lent, _committed = (
+    msgspec.msgpack.Decoder(Sent),
+    msgspec.msgpack.Decoder(Lent),
+    msgspec.msgpack.Decoder(Committed),
+)
 
 
 class Parts(NamedTuple):
@@ -97,11 +141,8 @@ class Parts(NamedTuple):
     frames: Sequence[bytes]
 
 
-ALIVE = Parts(b"alive", ())
-
-
 def body_of(header: Call | Sent | Lent | Committed, frames: Sequence[bytes] = ()) -> Parts:
-    """Encode a call or an answer."""
+    """Encode a call, or an answer from its header."""
     first = _encode(header)
     sizes = [len(first), *map(len, frames)]
     return Parts(pack(f"<{1 + len(sizes)}I", len(sizes), *sizes) + first, frames)
@@ -134,27 +175,35 @@ def parts_of(body: bytes | memoryview) -> list[bytes]:
     return parts
 
 
-def _parser(kind: type[Answer]) -> Callable[[bytes], Answer]:
-    read = msgspec.msgpack.Decoder(kind).decode
-
-    def parse(header: bytes) -> Answer:
-        """Decode the header of an answer; raise FrameError."""
-        try:
-            return read(header)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise FrameError(f"the answer of a group's actor cannot be read: {error}") from error
-
-    return parse
+_ALIVE = Parts(b"alive", ())
 
 
-parse_sent, parse_lent, parse_committed = _parser(Sent), _parser(Lent), _parser(Committed)
+def answer_of(answer: Answer) -> Parts:
+    """Encode an answer."""
+    if isinstance(answer, Receipts):
+        return body_of(fates_of(answer))
+    if answer is None:
+        return _ALIVE
+    if isinstance(answer[1], Messages):
+        return lent_of(*answer)
+    over, late = answer
+    why = None if late is None else Late(str(late), late.group, late.messages, late.held_s, late.loan_s)
+    return body_of(Committed(tuple(over), why))
+
+
+def _read(decoder: msgspec.msgpack.Decoder[Header], header: bytes) -> Header:
+    """Decode the header of an answer; raise FrameError."""
+    try:
+        return decoder.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"the answer of a group's actor cannot be read: {error}") from error
 
 
 # -- receipts -----------------------------------------------------------------------------------------------------
 
 
 def fates_of(receipts: Receipts) -> Sent:
-    """Return the fates of a send, without the times and addresses, which the handle knows itself."""
+    """Return the fates of a send, without the times and addresses that the handle knows itself."""
     return tuple(
         BatchFates(
             outcome.sender,
@@ -163,27 +212,69 @@ def fates_of(receipts: Receipts) -> Sent:
             bytes(outcome.codes),
             tuple((row, rule, reason) for row, (rule, reason) in outcome.blocks.items()),
             outcome.done_at,
+            None if outcome.numbers is None else _facts_of_pairs(outcome, outcome.numbers),
         )
         for outcome, _, _ in receipts.parts
     )
 
 
-def receipts_of(sent: Sent, batches: Sequence[Batch]) -> Receipts:
+def _facts_of_pairs(outcome: Outcome, numbers: NDArray[np.uint32]) -> FactsOfPairs:
+    sent_at, addresses = outcome.sent_at, outcome.addresses
+    hearers = None
+    if addresses is not None:
+        ids = addresses.to_ids
+        kinds = None if ids.kinds is None else ids.kinds.tobytes()
+        hearers = bytes(ids.packed), kinds, ids.strings
+    return FactsOfPairs(numbers.tobytes(), sent_at if isinstance(sent_at, float) else sent_at.tobytes(), hearers)
+
+
+def receipts_of(header: bytes, batches: Sequence[Batch]) -> Receipts:
     """Return the receipts of batches that a handle has sent; raise FrameError if the fates do not fit the batches."""
+    sent = _read(_sent, header)
+    if any(fates.pairs is not None for fates in sent):
+        return Receipts([(_of_pairs(fates, batches[0]), 0, len(fates.codes)) for fates in sent])
     if len(sent) != len(batches):
         raise FrameError(f"a group's actor gave fates of {len(sent)} batches for {len(batches)} batches")
     parts = []
     for fates, batch in zip(sent, batches, strict=True):
         if len(fates.codes) != batch.rows:
             raise FrameError(f"a group's actor gave {len(fates.codes)} fates for {batch.rows} messages")
-        outcome = Outcome(batch)
-        outcome.sender, outcome.epoch, outcome.first = fates.sender, fates.epoch, fates.first
-        outcome.codes, outcome.done_at = bytearray(fates.codes), fates.done_at
-        outcome.blocks = {row: (rule, reason) for row, rule, reason in fates.blocks}
+        outcome = _outcome(fates, batch)
         if UNDELIVERABLE in outcome.codes:
             outcome.keep_addresses(batch)
         parts.append((outcome, 0, batch.rows))
     return Receipts(parts)
+
+
+def _outcome(fates: BatchFates, batch: Batch) -> Outcome:
+    outcome = Outcome(batch)
+    outcome.sender, outcome.epoch, outcome.first = fates.sender, fates.epoch, fates.first
+    outcome.codes, outcome.done_at = bytearray(fates.codes), fates.done_at
+    outcome.blocks = {row: (rule, reason) for row, rule, reason in fates.blocks}
+    return outcome
+
+
+def _of_pairs(fates: BatchFates, broadcasts: Batch) -> Outcome:
+    """Return the fates of the pairs of broadcasts, which have one topic."""
+    facts, rows = fates.pairs, len(fates.codes)
+    outcome = _outcome(fates, broadcasts)
+    try:
+        assert facts is not None
+        outcome.numbers = np.frombuffer(facts.numbers, "<u4", rows)
+        outcome.sent_at = (
+            np.frombuffer(facts.sent_at, "<f8", rows) if isinstance(facts.sent_at, bytes) else facts.sent_at
+        )
+        if facts.hearers is not None:
+            values, kinds, strings = facts.hearers
+            ids = IdColumn(
+                np.frombuffer(values, "<i8", rows),
+                None if kinds is None else np.frombuffer(kinds, np.uint8, rows),
+                strings,
+            )
+            outcome.addresses = Addresses(ids, broadcasts.topics, None)
+    except (AssertionError, ValueError) as error:
+        raise FrameError(f"a group's actor gave fates of pairs that do not fit each other: {error}") from error
+    return outcome
 
 
 # -- fetched messages ---------------------------------------------------------------------------------------------
@@ -200,8 +291,9 @@ def lent_of(token: Token | None, messages: Messages) -> Parts:
     return body_of(Lent(token, tuple(slices), messages.more), frames)
 
 
-def messages_of(exp_id: str, lent: Lent, frames: Sequence[bytes]) -> Messages:
-    """Return leased messages; raise FrameError if a frame cannot be decoded."""
+def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[Token | None, Messages]:
+    """Return a lease and its messages; raise FrameError if these cannot be decoded."""
+    lent = _read(_lent, header)
     slices: list[Slice] = []
     for part, frame in zip(lent.slices, frames, strict=True):
         batch = decode(frame, checked=True)  # the actor has checked it when it read the mailbox
@@ -209,4 +301,14 @@ def messages_of(exp_id: str, lent: Lent, frames: Sequence[bytes]) -> Messages:
         if batch.trace is not None:
             batch.trace = batch.trace._replace(fetched=part.fetched)
         slices.append(Slice(batch, part.low, part.high, part.pattern))
-    return Messages(exp_id, slices, lent.more)
+    return lent.token, Messages(exp_id, slices, lent.more)
+
+
+def committed_of(header: bytes) -> tuple[list[Token], CommitFailed | None]:
+    """Return the leases that have ended, and why some rows could not be committed; raise FrameError."""
+    committed = _read(_committed, header)
+    late = committed.late
+    if late is None:
+        return list(committed.over), None
+    facts = msgspec.structs.asdict(late)
+    return list(committed.over), CommitFailed(facts.pop("text"), **facts)

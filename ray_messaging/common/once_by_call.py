@@ -74,9 +74,6 @@ class OnceByCall(Generic[K, V]):
     def pop(self, key: K) -> V | None:
         """Forget a call, and return its value; the value of a call that runs is not remembered."""
         self._running.pop(key, None)
-        return self._drop(key)
-
-    def _drop(self, key: K) -> V | None:
         found = self._outcomes.pop(key, None)
         if found is None:
             return None
@@ -98,7 +95,7 @@ class OnceByCall(Generic[K, V]):
                 self._outcomes.move_to_end(key)
                 renewed += 1
             else:
-                self._drop(key)
+                self.pop(key)
                 forgotten.append(key)
         return forgotten
 

@@ -151,13 +151,7 @@ class DeliveryLeases:
 
     # -- returning ------------------------------------------------------------------------------------------------
 
-    async def give_back(self, token: Token | None) -> None:
-        """Commit a lease; raise CommitFailed if another holder has it."""
-        _, late = await self.give_back_some([] if token is None else [(token, None)])
-        if late is not None:
-            raise late
-
-    async def give_back_some(
+    async def give_back(
         self, leases: Sequence[tuple[Token, Sequence[Span] | None]]
     ) -> tuple[list[Token], CommitFailed | None]:
         """Commit some rows of leases, or all (None), in one write.
@@ -266,7 +260,9 @@ class DeliveryLeases:
             self._fetcher.inbox.wake()  # for the fetch that this one follows
         self._calls[holder] = options
         try:
-            await self.give_back(token)
+            _, late = await self.give_back([] if token is None else [(token, None)])
+            if late is not None:
+                raise late
             self._note_lost(holder, options.received, options.number)
             return await self._lend(holder, limit, timeout, options)
         finally:
@@ -282,7 +278,9 @@ class DeliveryLeases:
             left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - clock()))
             lease = await self._take(holder, options, limit, left)
             if lease is not None:
-                self._note_reached(holder, lease)
+                ends = (place_of(part._replace(low=part.high)) for part in reversed(lease.slices) if part.batch.origin)
+                known = self._holder(holder)
+                known.reached = max(next(ends, _BEFORE_ALL), known.reached)
                 messages = self._fetcher.messages(lease.slices, more=bool(self._expired(holder, clock())))
                 if options.commit == "acked":
                     self._drop_foreign(lease)
@@ -290,11 +288,6 @@ class DeliveryLeases:
             if deadline is not None and clock() >= deadline:
                 break
         return None, self._fetcher.messages([])
-
-    def _note_reached(self, holder: str, lease: _Lease) -> None:
-        ends = (place_of(part._replace(low=part.high)) for part in reversed(lease.slices) if part.batch.origin)
-        known = self._holder(holder)
-        known.reached = max(next(ends, _BEFORE_ALL), known.reached)
 
     def _drop_foreign(self, lease: _Lease) -> None:
         """Drop foreign clients' messages from a lease, because they are delivered once and not acknowledged."""

@@ -234,7 +234,8 @@ class Fetcher:
                 await self.gate.wait_free()
             due = monotonic() + timeout if timeout else None
             while True:
-                if self._acknowledge():
+                self._tracer.committed()
+                if commits.acknowledge():
                     await commits.write()
                 taken = await self.take(limit, timeout, complete=complete)
                 if commit == "next":
@@ -242,11 +243,6 @@ class Fetcher:
                 if taken.slices or not taken.passed:
                     return self.messages(taken.slices)
                 timeout = timeout if due is None else max(0.0, due - monotonic())
-
-    def _acknowledge(self, *, everything: bool = False) -> bool:
-        """Acknowledge the messages of the last fetch, which are handled by now; return whether a write is needed."""
-        self._tracer.committed()
-        return self.commits.acknowledge(everything=everything)
 
     def _hand_out(self, taken: FetchedRows) -> None:
         self.commits.handed_out.append((taken.low, taken.high))
@@ -300,7 +296,11 @@ class Fetcher:
             deadline = deadline or (asyncio.get_running_loop().time() + timeout if timeout else None)
             if not await self._arrival(deadline, complete=complete):
                 break
-        self._observe(slices)
+        if self._observer is not None and slices:
+            self._observer.messages_fetched(sum(part.high - part.low for part in slices))
+            batch, row, *_ = slices[0]
+            self._observer.fetch_delayed(max(0.0, time() - batch.sent_time(row)))
+        self._tracer.fetched(slices)
         return FetchedRows(slices, low, flight.taken, passed)
 
     async def _confirm(self, lease: MailboxLease, timeout: float | None, complete: bool) -> bool:  # noqa: FBT001
@@ -313,14 +313,6 @@ class Fetcher:
                 return False
             await self._read_to_end()
         return True
-
-    def _observe(self, slices: list[Slice]) -> None:
-        """Report to the observer and the tracer what was fetched."""
-        if self._observer is not None and slices:
-            self._observer.messages_fetched(sum(part.high - part.low for part in slices))
-            batch, row, *_ = slices[0]
-            self._observer.fetch_delayed(max(0.0, time() - batch.sent_time(row)))
-        self._tracer.fetched(slices)
 
     def take_at_once(self) -> list[Slice]:
         """Take what is in the inbox, or [] if the lease must be confirmed first, which `fetch` does."""
@@ -372,7 +364,8 @@ class Fetcher:
         if not self.gate.free:
             await self.gate.wait_free()
         if spans is None:
-            self._acknowledge(everything=True)
+            self._tracer.committed()
+            commits.acknowledge(everything=True)
         else:
             commits.acknowledge_some(spans)
         await commits.write()
@@ -395,7 +388,8 @@ class Fetcher:
             async with self._fetching:
                 commits = self.commits
                 await self.gate.wait_free()
-                self._acknowledge()
+                self._tracer.committed()
+                commits.acknowledge()
                 commits.write_soon()
                 taken = await self.take(1, None)
                 self._hand_out(taken)

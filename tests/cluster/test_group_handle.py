@@ -14,6 +14,7 @@ from support.frames import frames_of_columns
 from ray_messaging import Outgoing
 from ray_messaging.cluster.handles.group import group_lane
 from ray_messaging.cluster.handles.group.group_lane import LaneReply
+from ray_messaging.cluster.lane_calls import RelayCall
 from ray_messaging.common.awaitables import finish
 from ray_messaging.errors import ConfigError, OutcomeUnknown, UnknownSender
 from ray_messaging.interception.lane import LaneAddress
@@ -62,15 +63,15 @@ def test_calls_that_are_not_awaited_keep_their_order(pair, caller):
         for n in range(100)
     ]
     order = [*range(1, 100), 0]  # the first one comes last
-    ray.get([west.actor.relay.remote(caller, n, 0, calls[n]) for n in order])
+    ray.get([west.actor.answer.remote(RelayCall(caller, n, 0), calls[n]) for n in order])
     assert numbers(drain(east, 100)) == list(range(100))
 
 
 def test_a_repeated_call_sends_once_and_gets_the_same_receipts(pair, caller):
     west, _ = pair
-    call = (caller, 0, 0, frames(west, 0, 5))
-    first, again = ray.get([west.actor.relay.remote(*call), west.actor.relay.remote(*call)])
-    later = ray.get(west.actor.relay.remote(*call))
+    call = (RelayCall(caller, 0, 0), frames(west, 0, 5))
+    first, again = ray.get([west.actor.answer.remote(*call), west.actor.answer.remote(*call)])
+    later = ray.get(west.actor.answer.remote(*call))
     assert first.message_ids == again.message_ids == later.message_ids
     assert first.counts()["delivered"] == 5
     assert numbers(drain(west, 5)) == list(range(5))
@@ -136,7 +137,7 @@ def test_a_call_that_a_dead_process_may_have_begun_is_not_made_by_its_successor(
     connection = finish(west._calls._lane().connection())
     kill_and_wait(west.actor)
     with pytest.raises(OutcomeUnknown, match="went down before or during this send"):
-        ray.get(west.actor.relay_again.remote(west._calls._caller, 1, 1, connection.process))
+        ray.get(west.actor.answer.remote(RelayCall(west._calls._caller, 1, 1), frames(west, 1, 1), connection.process))
     assert not connection.alive()
     assert west.send(sender, receiver, {"n": 1})
     with pytest.raises(UnknownSender):  # it knows its agents

@@ -50,5 +50,5 @@ async def test_receipts_keep_no_frame_alive(messagers):
         for outcome, _, _ in receipts.parts:
             assert own(outcome.sent_at)
             assert own(outcome.fates)
-            assert own(outcome._numbers)
+            assert own(outcome.numbers)
         assert len(pickle.dumps(receipts)) < 5000

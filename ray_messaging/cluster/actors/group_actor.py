@@ -110,16 +110,13 @@ class GroupActor:
         return await self._host.lane.address(get_node_ip_address())
 
     # Calls of handles. A call that Ray repeats is executed once.
-    relay = of_host(lambda host: host.relay)
-    relay_again = of_host(lambda host: host.relay_again)
+    answer = of_host(lambda host: host.answer)
     ask = of_host(lambda host: host.questions.ask)
     ask_many = of_host(lambda host: host.questions.ask_many)
     more_answers = of_host(lambda host: host.questions.more)
     begin_service = of_host(lambda host: host.begin_service)
     end_service = of_host(lambda host: host.end_service)
     keep_failed = of_host(lambda host: host.messager.engine.transport.bury)
-    fetch = of_host(lambda host: host.fetch)
-    ack_some = of_host(lambda host: host.leases.give_back_some)
     give_up = of_host(lambda host: host.leases.give_up)
     abandon = of_host(lambda host: host.leases.abandon)
     step_state = of_host(lambda host: host.state)

@@ -9,18 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_messaging.cluster.handles.messagers import gone_for, named_messager
-from ray_messaging.cluster.lane_calls import (
-    ALIVE,
-    AliveCall,
-    Call,
-    FetchCall,
-    Parts,
-    RelayCall,
-    body_of,
-    fates_of,
-    lent_of,
-    parse_call,
-)
+from ray_messaging.cluster.lane_calls import AckCall, Answer, Call, FetchCall, RelayCall, answer_of, parse_call
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.conversations.handling import Asker
@@ -29,7 +18,6 @@ from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
-from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.findings import Report
@@ -37,7 +25,7 @@ from ray_messaging.observability.metrics.families import Family
 from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.observability.tracing.settings import flush_spans
 from ray_messaging.receipt import Receipts
-from ray_messaging.receiving.delivery_leases import NEXT, DeliveryLeases, FetchOptions, HeldByHandle, Token
+from ray_messaging.receiving.delivery_leases import DeliveryLeases, HeldByHandle
 from ray_messaging.steps.step_account import sealed_counts
 from ray_messaging.transports.step_values import without_steps
 from ray_messaging.wire.frames import decode, encode
@@ -142,24 +130,11 @@ class GroupLaneServer(LaneServer):
 
     async def _found(self, call: Call, frames: list[bytes]) -> bytes | tuple[bytes, ...]:
         try:
-            head, found = await self._result(call, frames)
+            head, found = answer_of(await self._group.answer(call, frames))
         except MessagingError as error:
             logger.debug("a call over the group's lane failed, and comes again by Ray: %r", error)
             return b""
         return head, *found
-
-    async def _result(self, call: Call, frames: list[bytes]) -> Parts:
-        if isinstance(call, RelayCall):
-            return body_of(fates_of(await self._group.relay(call.caller, call.number, call.oldest, frames)))
-        if isinstance(call, FetchCall):
-            token, messages = await self._group.fetch(call.caller, call.token, call.limit, call.timeout, call.options)
-            return lent_of(token, messages)
-        if isinstance(call, AliveCall):
-            return ALIVE
-        over, late = await self._group.leases.give_back_some([(token, None) for token in call.tokens])
-        if late is not None:
-            raise late
-        return body_of(tuple(over))
 
 
 @dataclass
@@ -178,11 +153,6 @@ class CallerAdmission:
     def __init__(self) -> None:
         self._callers = OnceByCall[str, _Caller](most=CALLERS)
         self._calls = OnceByCall[tuple[str, int], Receipts](keep_s=_REPEATED_S)
-
-    def knows(self, caller_id: str, number: int) -> bool:
-        """Return whether a call has begun, so that a repetition of it needs no arguments."""
-        caller = self._callers.get(caller_id)
-        return (caller_id, number) in self._calls or (caller is not None and number < caller.next)
 
     async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Sending]) -> Receipts:
         """Run a call in its turn; `oldest` is the lowest number that its caller still waits for.
@@ -289,30 +259,29 @@ class GroupHost:
             agents &= self.messager.subscription.hosted
         await self.messager.engine.release(agents, target, timeout)
 
-    async def relay(self, caller: str, number: int, oldest: int, frames: Sequence[bytes]) -> Receipts:
-        """Send the frames of a handle once, in the order of the handle's calls."""
-        return await self._admission.admit(caller, number, oldest, lambda: self.messager.relay(frames))
+    async def answer(self, call: Call, frames: Sequence[bytes] = (), begun_in: str | None = None) -> Answer:
+        """Answer a call of a handle, which came over the lane or by Ray. A send that comes again is executed once.
 
-    async def relay_again(self, caller: str, number: int, oldest: int, process: str) -> Receipts | None:
-        """Return the receipts of a send that may have begun over the lane, or None if it has not begun.
-
-        Args: process is the token of the lane, which names the process that may have begun it.
-        Raises: OutcomeUnknown if that process is not this one, and so is gone.
+        Args: `begun_in` is the token of the lane over which the call has come before, and names the process that may
+        have begun it.
+        Raises: OutcomeUnknown if a send may have begun in a process that is gone.
         """
-        if process != self.lane.token:
-            raise OutcomeUnknown(
-                f"group {self._name!r} of experiment {self.messager.exp_id!r} went down before or during this send, "
-                "which may or may not have happened; it starts again, so send again"
+        if isinstance(call, RelayCall):
+            if begun_in not in {None, self.lane.token}:
+                raise OutcomeUnknown(
+                    f"group {self._name!r} of experiment {self.messager.exp_id!r} went down before or during this "
+                    "send, which may or may not have happened; it starts again, so send again"
+                )
+            return await self._admission.admit(
+                call.caller, call.number, call.oldest, lambda: self.messager.relay(frames)
             )
-        return await self.relay(caller, number, oldest, ()) if self._admission.knows(caller, number) else None
-
-    async def fetch(
-        self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: FetchOptions = NEXT
-    ) -> tuple[Token | None, Messages]:
-        """Commit the messages that a token leased, and lease the next ones; return their token and the messages."""
-        if self.messager.conversation.waits.ended:
-            await self.messager.conversation.serve_by_hand()
-        return await self.leases.fetch(caller, token, limit, timeout, asking)
+        if isinstance(call, FetchCall):
+            if self.messager.conversation.waits.ended:
+                await self.messager.conversation.serve_by_hand()
+            return await self.leases.fetch(call.caller, call.token, call.limit, call.timeout, call.options)
+        if isinstance(call, AckCall):
+            return await self.leases.give_back(call.loans)
+        return None  # to a question for a sign of life
 
     async def begin_service(self) -> None:
         """Record that a handle serves this mailbox from now on."""

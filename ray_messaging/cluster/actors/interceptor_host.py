@@ -190,6 +190,7 @@ class InterceptorHost:
         interceptor.tracer = self._tracer
         interceptor.load(tables, answers, merge=kept is None)
         if not restarted:
+            interceptor.forget_calls()
             await self._store.forget_rules()
         if kept is None or len(rules) > len(kept):
             await self._store.save_rules(interceptor.rules.now)
@@ -257,9 +258,12 @@ class InterceptorHost:
                 f"{change} pairs", lambda: getattr(self.interceptor.black_list, change)(wanted), BlackList.name
             )
 
-    async def new_round(self) -> None:
-        """Begin a new round for all rules that count by rounds; raise RuleError if a rule's `new_round` failed."""
-        failures = await self.editor.change(self.interceptor.new_round)
+    async def new_round(self, call: str) -> None:
+        """Begin a new round for all rules that count by rounds; raise RuleError if a rule's `new_round` failed.
+
+        Args: `call` is the name of the call, which Ray may repeat.
+        """
+        failures = await self.editor.change(lambda: self.interceptor.new_round_once(call))
         if failures:
             names = ", ".join(map(repr, failures))
             raise RuleError(

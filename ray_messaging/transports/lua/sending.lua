@@ -7,7 +7,7 @@
 -- Return what the mailbox holds with the frame in it; nothing where anything speaks against it, which send decides.
 local function room_for(state, lease, mailbox, seq, rows, size)
   local sender = redis.call('HMGET', KEYS[2], 'epoch', 's:' .. mailbox)
-  local meta = redis.call('HMGET', KEYS[1], 'directory', 'interceptor', 'standing')
+  local meta = redis.call('HMGET', KEYS[1], 'directory', 'start:interceptor', 'start:standing')
   local box = redis.call('HMGET', state, 'max_messages', 'max_bytes', 'messages', 'bytes', 'leased', 'born', 'logged',
                          'unlogged', 'unlogged_bytes', 'stepped')
   if sender[1] ~= ARGV[1] or tonumber(seq) ~= tonumber(sender[2] or 0) + 1 or (meta[1] or '0') ~= ARGV[2]
@@ -38,8 +38,8 @@ end
 -- Write a batch: frames into mailboxes, publications to bare channels, notes for the event log; and conclude a
 -- transaction, which is written whole or not at all. Atomic: one experiment, one primary. send_one_frame comes before it.
 --
--- KEYS[1] meta     hash: directory = version, interceptor = epoch of the one whose verdicts count, standing = number
---                  under which its standing verdicts do, log = 1 while an event log is registered, wide: see take_mailbox
+-- KEYS[1] meta     hash: directory = version, start:interceptor = epoch of the one whose verdicts count, start:standing = number
+--                  under which its standing verdicts do, start:log = 1 while an event log is registered, wide: see take_mailbox
 -- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = takers of the last publications,
 --                  transactions = how many were committed
 -- KEYS[3...]       in a transaction first: state of the reader's mailbox (hash: epoch, blob = what the last transaction
@@ -49,9 +49,9 @@ end
 -- ARGV[1] epoch  [2] directory version  [3] interceptor epoch, or number of standing verdicts, or -1 of a user's own, or
 --         -2: nobody was asked, which counts only where there is no interceptor  [4] channel of the brackets round what
 --         we publish
--- ARGV[5] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream (f = frame), mailbox::log:0 the
+-- ARGV[5] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream (f = frame), start:mailbox::log:0 the
 --         log stream (f = frame, n = note, t = takers as JSON, s = the step that messages from outside got),
---         state::log a hash (unlogged, unlogged_bytes, max_messages, max_bytes, last)
+--         start:state::log a hash (unlogged, unlogged_bytes, max_messages, max_bytes, last)
 -- ARGV[6] number of the transaction, from 1; 0: this is none, and the next eleven are left out
 -- ARGV[7] the reader's epoch  [8] key of its stream, but for :<born>  [9] entry ("" leaves the cursor)  [10] row  [11]
 --         oldest entry to keep  [12] messages and [13] bytes handled: totals  [14] what becomes of the blob: = it stays,
@@ -109,7 +109,7 @@ if number > 0 then fresh = not over and #writes > 0 end
 
 local reply, takers, meta = {0}, {}, {}
 if fresh then
-  meta = redis.call('HMGET', KEYS[1], 'directory', 'interceptor', 'log', 'standing', 'wide')
+  meta = redis.call('HMGET', KEYS[1], 'directory', 'start:interceptor', 'start:log', 'start:standing', 'wide')
   if (meta[1] or '0') ~= ARGV[2] then reply[1] = 1
   elseif ARGV[3] == '-2' then if meta[2] then reply[1] = 4 end
   elseif ARGV[3] ~= '-1' and meta[2] ~= ARGV[3] and meta[4] ~= ARGV[3] then reply[1] = 2 end
@@ -123,7 +123,7 @@ if fresh and reply[1] == 0 then redis.call('HSET', KEYS[2], 'epoch', epoch) end
 -- What the log stream holds that the log does not have yet, and how much that may be.
 local log
 if noting and meta[3] and reply[1] == 0 then
-  local held = redis.call('HMGET', ARGV[5] .. 'state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
+  local held = redis.call('HMGET', ARGV[5] .. 'start:state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
   log = {rows = tonumber(held[1] or 0), bytes = tonumber(held[2] or 0), max_rows = tonumber(held[3] or 0),
          max_bytes = tonumber(held[4] or 0)}
 end
@@ -208,7 +208,7 @@ local function note(s, ...)
     fields[#fields + 1] = 's'
     fields[#fields + 1] = string.format('%.0f', box and box.limits and box.step or latest + 1)
   end
-  log.last = redis.call('XADD', ARGV[5] .. 'mailbox::log:0', '*', unpack(fields))
+  log.last = redis.call('XADD', ARGV[5] .. 'start:mailbox::log:0', '*', unpack(fields))
 end
 
 -- What is published goes out last: between brackets, so that our own subscriptions pass it by. A channel that the
@@ -266,7 +266,7 @@ if #bare > 0 then
   end
 end
 if log and log.last then
-  redis.call('HSET', ARGV[5] .. 'state::log', 'unlogged', log.rows, 'unlogged_bytes', log.bytes, 'last', log.last)
+  redis.call('HSET', ARGV[5] .. 'start:state::log', 'unlogged', log.rows, 'unlogged_bytes', log.bytes, 'last', log.last)
 end
 reply[#reply + 1] = -1
 for _, taken in ipairs(takers) do reply[#reply + 1] = taken end
@@ -282,9 +282,9 @@ return reply
 -- comes into a script, and copies it once more for XADD, which takes as long as everything else that is done for a large
 -- frame. So this script comes twice in a transaction, with an XADD for each frame between:
 --
--- MULTI, large_frames 'open', XADD <prefix>open:<mailbox> NOMKSTREAM * f <frame> ..., large_frames 'close', EXEC
+-- MULTI, large_frames 'open', XADD <prefix>start:open:<mailbox> NOMKSTREAM * f <frame> ..., large_frames 'close', EXEC
 --
--- Where all mailboxes take their frames, 'open' gives their streams the names open:<mailbox>, and 'close' takes these
+-- Where all mailboxes take their frames, 'open' gives their streams the names start:open:<mailbox>, and 'close' takes these
 -- back. To a stream that was not opened, XADD adds nothing. No client sees the names, as nothing comes between the
 -- commands of a transaction. It must be one script: the server may forget scripts, one by one.
 --
@@ -296,7 +296,7 @@ local frames = {}
 for at = 7, #ARGV, 6 do
   local key = 3 + 2 * #frames
   frames[#frames + 1] = {state = KEYS[key], lease = KEYS[key + 1], mailbox = ARGV[at], seq = ARGV[at + 1],
-                         rows = tonumber(ARGV[at + 2]), size = tonumber(ARGV[at + 3]), open = ARGV[5] .. 'open:' .. ARGV[at]}
+                         rows = tonumber(ARGV[at + 2]), size = tonumber(ARGV[at + 3]), open = ARGV[5] .. 'start:open:' .. ARGV[at]}
 end
 
 -- Without MULTI each command would come by itself, and the connection may be lost between two of them.

@@ -40,13 +40,10 @@ async def turns():
         await asyncio.sleep(0)
 
 
-async def test_a_call_that_has_begun_is_known_and_its_answer_kept_until_its_caller_has_seen_it(calls):
-    assert not calls.admission.knows("handle", 0)
+async def test_the_answer_of_a_call_is_kept_until_its_caller_has_seen_it(calls):
     for number in range(5):
         await calls.admit(number, oldest=number)
         assert await calls.admit(number, oldest=number) == f"handle {number}"
-    assert [calls.admission.knows("handle", number) for number in range(6)] == [True] * 5 + [False]
-    assert not calls.admission.knows("other", 0)
     with pytest.raises(OutcomeUnknown):  # not run again: its outcome is unknown
         await calls.admit(3, oldest=3)
     assert [number for _, number in calls.ran] == [0, 1, 2, 3, 4]
@@ -60,14 +57,13 @@ async def test_a_call_that_waits_begins_once_its_caller_has_given_up_the_one_bef
     assert [number for _, number in calls.ran] == [1, 2]
 
 
-async def test_a_running_call_of_a_forgotten_caller_is_known_and_its_next_calls_go_on(monkeypatch):
+async def test_a_running_call_of_a_forgotten_caller_ends_and_its_next_calls_go_on(monkeypatch):
     monkeypatch.setattr(module, "CALLERS", 3)
     calls, gate = Calls(), asyncio.Event()
     first = calls.begin(0, caller="busy", gate=gate)
     await turns()
     for n in range(10):
         await calls.admit(0, caller=f"task-{n}")
-    assert calls.admission.knows("busy", 0)
     again = calls.begin(0, caller="busy", gate=gate)
     assert await calls.admit(1, caller="busy") == "busy 1"
     gate.set()

@@ -10,7 +10,7 @@ async def test_rules_with_confusable_names_keep_separate_tables(valkey_config, e
     transport = RedisTransport(valkey_config, exp_id, patience_s=5)
     await transport.connect()
     try:
-        await transport.link.command("HSET", transport.keys.meta, "interceptor", 2)
+        await transport.link.command("HSET", transport.keys.meta, "start:interceptor", 2)
         store = RuleStore(RedisExperimentStore(transport), exp_id, "run")
         counts = {"quota": TableChanges({b"1": b"1"}, []), "quota:2": TableChanges({b"7": b"7"}, [])}
         await store.save(2, StateChanges(counts, {}, []))

@@ -88,7 +88,7 @@ def test_segments_that_were_packed_in_another_way_are_read_beside_ours(folder, m
 
     with monkeypatch.context() as patched:
         patched.setattr("ray_messaging.eventlog.folder.parquet_options", of_before)
-        folder.write(1, table_of(5), meta())
+        folder.write(1, table_of(5), meta() | {"version": 5})  # in which a segment of one file was as it is now
     folder.write(2, table_of(5, first=5), meta(5))
     log = EventLog.open(folder.where)
     assert log.query()["message_id"].to_pylist() == [f"s-1-{number}" for number in range(10)]

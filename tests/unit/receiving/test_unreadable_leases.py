@@ -47,7 +47,7 @@ async def test_unreadable_frames_behind_held_messages_form_one_lease(pair, messa
         await buried(receiver, n + 1)
         assert (await lending.fetch("asks", None, None, 0.0))[0] is None
     assert len(receiver.engine.fetcher.commits.in_flight._parts) == 2
-    await lending.give_back(token)
+    await lending.give_back([(token, None)])
 
     async def handled():
         assert (await lending.fetch("asks", None, None, 0.0))[0] is None

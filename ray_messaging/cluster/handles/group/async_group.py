@@ -1,6 +1,7 @@
 """The calls of a group's handle, as coroutines."""
 
 import itertools
+import logging
 import os
 import secrets
 import socket
@@ -8,9 +9,9 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,33 +21,22 @@ from ray.exceptions import ActorUnavailableError, RayError
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name, check_subtopic, parse_channel
 from ray_messaging.audiences.cache import UNRESOLVED, name_of
 from ray_messaging.cluster.handles.connection import gone, insist, value_of, wait_restart
-from ray_messaging.cluster.handles.group.fetched import Fetched
 from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneRoute
-from ray_messaging.cluster.handles.group.group_service import GroupService
 from ray_messaging.cluster.handles.group.waiting import InLoop, Waiting
-from ray_messaging.cluster.lane_calls import (
-    AckCall,
-    Call,
-    FetchCall,
-    RelayCall,
-    messages_of,
-    parse_committed,
-    parse_lent,
-    parse_sent,
-    receipts_of,
-)
+from ray_messaging.cluster.lane_calls import AckCall, Call, FetchCall, RelayCall, committed_of, messages_of, receipts_of
 from ray_messaging.cluster.ray_calls import check_ray
 from ray_messaging.cluster.ray_internals import known_dead
 from ray_messaging.cluster.spec import Experiment
+from ray_messaging.common.awaitables import finish
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answer_stream import AnswerPart, Answers, AnswerTable, MoreAnswers
-from ray_messaging.conversations.handling import asker_here
-from ray_messaging.conversations.replies import blocked_among, note_replied, replies_to
+from ray_messaging.conversations.handling import HandlerFailure, asker_here
+from ray_messaging.conversations.replies import blocked_among, note_replied, replies_to, waits_for_failure
 from ray_messaging.conversations.serving import Handler, MessageServer, OnError, Serving
 from ray_messaging.errors import CommitFailed, ConfigError, MessagingError, OutcomeUnknown
 from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.message import Message
-from ray_messaging.messages import Messages, Slice
+from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.model.agent_sets import AgentSet, column_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
@@ -69,6 +59,8 @@ from ray_messaging.wire.frames import decode, encode
 
 if TYPE_CHECKING:
     from ray_messaging.steps.step import Step
+
+logger = logging.getLogger(__name__)
 
 Table = TypeVar("Table", bound=AnswerTable)
 
@@ -126,6 +118,9 @@ class AsyncGroup(StampedHandle):
         self.actor = actor
         self.waiting = waiting
         self._experiment = experiment
+        # Read once, because pydantic's attributes are slow.
+        self._payload_bytes = experiment.settings.payload_bytes
+        self._strict = name if experiment.group_settings.strict_senders else None
         self._stamp = stamp
         # health() names a handle by this, so that its process can be found.
         self._caller = f"{secrets.token_hex(8)} of process {os.getpid()} on {socket.gethostname()}"
@@ -162,19 +157,18 @@ class AsyncGroup(StampedHandle):
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; one receipt for each message and recipient, in order."""
-        return await self._relay(batches_of_entries(self._entries(messages), self.step))
+        return await self._relay(batches_of_entries(self._entries(messages), self._stamp.step))
 
     def _entries(self, messages: Sequence[Outgoing]) -> list[Entry]:
         exp_id = self._experiment.exp_id
-        strict = self.name if self._experiment.group_settings.strict_senders else None
-        return entries_of(messages, lambda channel: parse_channel(exp_id, channel), self._payload_bytes, strict)
+        return entries_of(messages, lambda channel: parse_channel(exp_id, channel), self._payload_bytes, self._strict)
 
     async def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
         """Send n messages given as columns, as `Messager.send_columns` does. The actor gets them as encoded bytes."""
         columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
-        return await self._relay(batches_of_columns(columns, check_subtopic(subtopic), self.step))
+        return await self._relay(batches_of_columns(columns, check_subtopic(subtopic), self._stamp.step))
 
     async def broadcast(
         self, from_id: AgentId | None, audience: object, payload: Payload, *, subtopic: str = AGENT_CHAT
@@ -190,14 +184,10 @@ class AsyncGroup(StampedHandle):
             columns_of(from_ids, 0, payloads, self._payload_bytes),
             AudiencePairs(name_of(audience), UNRESOLVED),
         )
-        batches = unspread_batches(columns, named, check_subtopic(subtopic), self.step)
-        return await self._relay(batches, by_lane=False)  # the lane can only answer with one fate for each row
+        return await self._relay(unspread_batches(columns, named, check_subtopic(subtopic), self._stamp.step))
 
-    @property
-    def _payload_bytes(self) -> int:
-        return self._experiment.settings.payload_bytes
-
-    async def _relay(self, batches: list[Batch], *, by_lane: bool = True) -> Receipts:
+    async def _relay(self, batches: list[Batch]) -> Receipts:
+        """Send batches: over the lane, or by Ray where the lane gives no answer."""
         if not batches:
             return Receipts([])
         if known_dead(self.actor):
@@ -206,26 +196,27 @@ class AsyncGroup(StampedHandle):
         if self._restarting:  # a call during the restart would fail with an unknown outcome
             await wait_restart(self.waiting, self.actor, self._experiment.settings.send_timeout_s)
             self._restarting = False
-        with self._tracer.sending(batches):
-            return await self._relay_frames(batches, by_lane=by_lane)
-
-    async def _relay_frames(self, batches: list[Batch], *, by_lane: bool) -> Receipts:
-        frames = [encode(batch) for batch in batches]
-        lanes, lane, number = self._lane(), None, -1
+        lanes, lane, number, begun_in = self._lane(), None, -1, None
         try:
-            lane = await lanes.connection() if by_lane else None
-            if lane is None and known_dead(self.actor):  # this has been found out just now
-                raise gone(self._actor_name)
-            async with nullcontext() if lane is None else lane.turn():
-                with self._sending:
-                    number = self._numbers
-                    self._numbers += 1
-                    self._waiting[number] = None
-                    call = RelayCall(self._caller, number, next(iter(self._waiting)))
-                reply = None if lane is None else await lane.ask(call, frames)
-                if reply is not None and reply.answer is not None:
-                    return receipts_of(parse_sent(reply.answer[0]), batches)
-                return await self._relay_by_ray(call, frames, lane.process if lane and reply and reply.begun else None)
+            with self._tracer.sending(batches):
+                frames = [encode(batch) for batch in batches]
+                lane = await lanes.connection()
+                if lane is None and known_dead(self.actor):  # this has been found out just now
+                    raise gone(self._actor_name)
+                async with nullcontext() if lane is None else lane.turn:
+                    with self._sending:
+                        number = self._numbers
+                        self._numbers += 1
+                        self._waiting[number] = None
+                        call = RelayCall(self._caller, number, next(iter(self._waiting)))
+                    if lane is not None:
+                        reply = await lane.ask(call, frames)
+                        if reply.answer is not None:
+                            return receipts_of(reply.answer[0], batches)
+                        begun_in = lane.process if reply.begun else None
+                    ref = self.actor.answer.remote(call, frames, begun_in)
+                    receipts: Receipts = await value_of(self.waiting, ref, actor_name=self._actor_name, sends=True)
+                    return receipts
         except OutcomeUnknown as error:
             self._restarting = isinstance(error.__cause__, ActorUnavailableError)
             raise
@@ -234,17 +225,6 @@ class AsyncGroup(StampedHandle):
                 self._waiting.pop(number, None)
             if lane is not None:
                 lanes.release(lane)
-
-    async def _relay_by_ray(self, call: RelayCall, frames: list[bytes], begun_in: str | None) -> Receipts:
-        """Make a send by Ray call; `begun_in`: the actor's process that may have begun it over the lane."""
-        receipts: Receipts | None = None
-        if begun_in is not None:  # most often that process has the frames already
-            ref = self.actor.relay_again.remote(*msgspec.structs.astuple(call), begun_in)
-            receipts = await value_of(self.waiting, ref, actor_name=self._actor_name, sends=True)
-        if receipts is None:
-            ref = self.actor.relay.remote(*msgspec.structs.astuple(call), frames)
-            receipts = await value_of(self.waiting, ref, actor_name=self._actor_name, sends=True)
-        return receipts
 
     # -- conversations --------------------------------------------------------------------------------------------
 
@@ -260,7 +240,7 @@ class AsyncGroup(StampedHandle):
         """Ask an agent, and return its answer. Raises as `Messager.ask`."""
         check_timeout(timeout)
         entries = self._entries([Outgoing.to_agent(to_id, payload, from_id, subtopic)])
-        [batch] = batches_of_entries(entries, self.step)
+        [batch] = batches_of_entries(entries, self._stamp.step)
         call, frame = secrets.token_hex(8), encode(batch)
         asker = asker_here()
         found: Message = await self._insist(lambda: self.actor.ask.remote(call, frame, timeout, asker))
@@ -294,7 +274,7 @@ class AsyncGroup(StampedHandle):
         """Ask many agents; return an object, made by `table`, that collects their answers."""
         check_timeout(timeout)
         columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
-        frames = [encode(batch) for batch in batches_of_columns(columns, check_subtopic(subtopic), self.step)]
+        frames = [encode(batch) for batch in batches_of_columns(columns, check_subtopic(subtopic), self._stamp.step)]
         call, rows = secrets.token_hex(8), sum(len(chunk.from_ids) for chunk in columns)
         answers = table(self._experiment.exp_id, rows, timeout, partial(self._more_answers, call))
         answers.sent(await self._insist(lambda: self.actor.ask_many.remote(call, frames, timeout)))
@@ -325,7 +305,9 @@ class AsyncGroup(StampedHandle):
     async def reply_to(self, questions: Sequence[Slice], payloads: object, *, failed: bool = False) -> Receipts:
         """Answer questions; with `failed` the payloads say why their handlers have failed."""
         exp_id, payload_bytes = self._experiment.exp_id, self._payload_bytes
-        receipts = await self._relay(replies_to(questions, payloads, exp_id, payload_bytes, self.step, failed=failed))
+        receipts = await self._relay(
+            replies_to(questions, payloads, exp_id, payload_bytes, self._stamp.step, failed=failed)
+        )
         note_replied(questions, blocked_among(receipts))
         return receipts
 
@@ -360,7 +342,7 @@ class AsyncGroup(StampedHandle):
         timeout: float | None = 0.0,
         commit: CommitMode = "next",
         complete: bool = False,
-    ) -> Fetched:
+    ) -> "Fetched":
         """Return new messages; wait up to `timeout` seconds (None: for ever) for the first.
 
         This commits the messages of this handle's last fetch. Messages that a handle holds for longer than
@@ -411,14 +393,13 @@ class AsyncGroup(StampedHandle):
         wait_s = WAIT_S if timeout is None else float(min(WAIT_S, max(0.0, timeout)))
         answer = await self._ask(FetchCall(self._caller, self._token, limit, wait_s, options))
         if answer is not None:
-            lent = parse_lent(answer[0])
-            messages = messages_of(self._experiment.exp_id, lent, answer[1])
+            token, messages = messages_of(self._experiment.exp_id, *answer)
             if messages or wait_s == timeout:
-                return lent.token, messages
+                return token, messages
             self._token = None  # it is committed
         left = None if until is None else max(0.0, until - time.monotonic())
-        arguments = (self._caller, self._token, limit, left, options)
-        found: tuple[Token | None, Messages] = await self._insist(lambda: self.actor.fetch.remote(*arguments))
+        call = FetchCall(self._caller, self._token, limit, left, options)
+        found: tuple[Token | None, Messages] = await self._insist(lambda: self.actor.answer.remote(call))
         return found
 
     async def _ask(self, call: Call) -> tuple[bytes, list[bytes]] | None:
@@ -459,14 +440,10 @@ class AsyncGroup(StampedHandle):
         await self._ack(by_loan(spans_of(messages, self.name)))
 
     async def _ack(self, loans: list[Any]) -> None:
-        over: list[Token]
-        answer = None
-        if all(some is None for _, some in loans):
-            answer = await self._ask(AckCall(tuple(token for token, _ in loans)))
-        if answer is not None:
-            over, late = list(parse_committed(answer[0])), None
-        else:
-            over, late = await self._insist(lambda: self.actor.ack_some.remote(loans))
+        call = AckCall(tuple((token, None if some is None else tuple(some)) for token, some in loans))
+        answer = await self._ask(call)
+        found = committed_of(answer[0]) if answer else await self._insist(lambda: self.actor.answer.remote(call))
+        over, late = found
         for token in over:
             self._unacked.pop(token[:2], None)
         if late is not None:
@@ -567,3 +544,88 @@ class AsyncGroup(StampedHandle):
         """Return counters of this group."""
         found: dict[str, Any] = await self._insist(self.actor.stats.remote)
         return found
+
+
+class Fetched(Messages):
+    """Fetched messages. A `with` block over them commits them at its end, or returns them to the mailbox on an error.
+
+    Messages of `group.aio` need `async with`. The end of the block raises CommitFailed if the block took longer than
+    `MessagingConfig.loan_s` and another handle has the messages now.
+    """
+
+    __slots__ = ("_lender", "_token")
+
+    def __init__(self, messages: Messages, lender: AsyncGroup, token: Token | None) -> None:
+        super().__init__(messages.exp_id, messages.slices, messages.more)
+        self._lender, self._token = lender, token
+        for part in self.slices:
+            if part.batch.origin is not None:
+                part.batch.origin = part.batch.origin._replace(loan=token)
+
+    def __enter__(self) -> Self:
+        if not self._lender.waiting.blocks:
+            raise ConfigError("messages that `group.aio` fetched need `async with`: their commit waits in the loop")
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        finish(self._end(error))
+
+    async def __aenter__(self) -> Self:
+        if self._lender.waiting.blocks:
+            raise ConfigError("messages that a Group fetched need `with`; `group.aio.fetch_messages` is for async code")
+        return self
+
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        await self._end(error)
+
+    async def _end(self, error: BaseException | None) -> None:
+        if self._token is None:
+            return
+        if error is None:
+            await self._lender.commit_lease(self._token)
+        else:
+            with suppress(MessagingError, RayError):  # the block's error is raised
+                await self._lender.give_up_lease(self._token)
+
+
+class GroupService:
+    """The service of one handle: the group's actor records that it serves, and which handlers failed.
+
+    The actor knows the handle by `name`.
+    """
+
+    waits = None
+
+    def __init__(self, group: AsyncGroup, name: str) -> None:
+        self.name = name
+        self._group = group
+
+    async def begin(self) -> Sequence[Message]:
+        """Record at the group's actor that this handle serves. Return no messages to handle first."""
+        await self._group._insist(self._group.actor.begin_service.remote)
+        return ()
+
+    async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
+        """Turn a message whose handler has failed into a dead letter."""
+        batch, row, *_ = slice_of(message)
+        if batch.origin is None:
+            logger.warning("a message of a foreign client is lost: %s", failure.reason)
+        else:
+            arguments = batch.origin.mailbox, batch.origin.entry, encode(batch.take(np.array([row]))), failure.reason
+            await self._group._insist(lambda: self._group.actor.keep_failed.remote(*arguments, row=row))
+
+    async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
+        """Send an AnswerFailed to the asker of a message; do nothing if nobody asks, or the asker has an answer."""
+        question = slice_of(message)
+        if waits_for_failure(question):
+            await self._group.reply_to([question], failure.payload, failed=True)
+
+    async def end(self, left: Sequence[Message], ended: str) -> None:  # noqa: ARG002 - a Service's
+        """Serve no longer. Messages that are not handled are delivered to the next fetch at once.
+
+        Args: `ended` is the reason for askers, or "" if there is nothing to record.
+        """
+        if ray.is_initialized():  # otherwise the group has ended, or will end with its driver
+            await self._group.give_up_unacked()
+            if ended:
+                await self._group._insist(lambda: self._group.actor.end_service.remote(self.name, ended))

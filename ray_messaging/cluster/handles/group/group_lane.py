@@ -17,7 +17,7 @@ import socket
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from struct import Struct as Packer
 from struct import unpack
 from typing import Any, NamedTuple
@@ -152,6 +152,8 @@ class LaneConnection:
     `process` names the actor's process; a Ray call must reach the same one.
     """
 
+    turn = nullcontext()  # a send never waits, because each thread has a connection of its own
+
     def __init__(self, address: LaneAddress) -> None:
         self.process = address.token
         self._limit_s = 0.0
@@ -187,10 +189,6 @@ class LaneConnection:
     def close(self) -> None:
         """Close the connection: the actor stops waiting for messages on its behalf."""
         self._socket.close()
-
-    def turn(self) -> AbstractAsyncContextManager[object]:
-        """Return a context that never waits, because each thread has a connection of its own."""
-        return nullcontext()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
         """Make a call, without suspending."""
@@ -261,7 +259,7 @@ class LoopConnection:
         self._client = client
         self._life = life  # closes the client also when nothing refers to it any more
         self._loop = asyncio.get_running_loop()
-        self._sends = asyncio.Semaphore(_SENDS)
+        self.turn = asyncio.Semaphore(_SENDS)  # a send waits while too many others are in flight
         self._calls = 0  # calls that have no answer yet
         self._nbytes = 0  # the bytes of these calls
         self._watch: asyncio.TimerHandle | None = None  # set while there are such calls
@@ -288,10 +286,6 @@ class LoopConnection:
         """Close the connection: the actor stops waiting for messages on its behalf."""
         if not self._loop.is_closed():  # otherwise it was closed with its loop
             self._client.close()
-
-    def turn(self) -> AbstractAsyncContextManager[object]:
-        """Return a context for one send, which waits while too many others are in flight."""
-        return self._sends
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
         """Make a call."""

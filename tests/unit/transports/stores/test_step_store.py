@@ -720,7 +720,7 @@ async def test_a_copy_lists_a_box_whose_list_was_read_before_its_first_message_c
     await a.open(0)
     await a.close()
     assert await user.send("a", b"to the parent") is FrameFate.WRITTEN
-    copied = [each for each in await transport.checkpoints.read(0) if each.key != "steps:1:boxes"]
+    copied = [each for each in await transport.checkpoints.read(0) if each.key != "boxes@1"]
     fork = open_transport(server, f"{exp_id}-fork", MessagingConfig())
     await fork.connect()
     try:
