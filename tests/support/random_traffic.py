@@ -14,7 +14,7 @@ from support.patience import AT_ONCE_S, WAIT_S
 
 PAUSES_S = (0.0, 0.0, 0.0005, 0.002, 0.01)
 CUTS_S = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.01, 0.03)
-TURNS = (*range(1, 16), 20, 30, 50)  # of the loop, after which a call is cut: each await of it is reached by some number
+TURNS = (*range(1, 16), 20, 30, 50)  # of the loop, after which a call is cut: so each await is reached
 
 
 class Refused(Exception):
