@@ -148,10 +148,21 @@ class AgentMover:
             await backoff.sleep()
 
     def _is_done(self, version: int) -> bool:
-        """Return whether in steps an attempt has made a version of the directory, although its answer was lost."""
-        record = self._directory.records.get(self._source)
-        return record is not None and any(
-            change.version == version and change.agents_gone() == self._agents for change in record.changes
+        """Return whether in steps an attempt has made a version of the directory, although its answer was lost.
+
+        Another process may have made it, by a move of the same agents to another mailbox.
+        """
+        changes = {
+            record.mailbox: change
+            for record in self._directory.records.values()
+            for change in record.changes
+            if change.version == version
+        }
+        left = changes.pop(self._source, None)
+        return (
+            left is not None
+            and left.agents_gone() == self._agents
+            and [*changes] == ([] if self._target is None else [self._target])
         )
 
     def _attempt(self) -> MoveAttempt:

@@ -18,6 +18,6 @@ async def test_rules_with_confusable_names_keep_separate_tables(valkey_config, e
         named = [rules.RateLimit(per_round=1, name=name) for name in counts]
         tables, _ = await store.load(named)
         assert {name: tables[name] for name in counts} == {"quota": {b"1": b"5"}, "quota:2": {b"7": b"7"}}
-        assert not await transport.link.command("EXISTS", transport.keys.table(":staged:2:quota"))
+        assert not await transport.link.command("EXISTS", transport.keys.staged("2:quota"))
     finally:
         await transport.close()

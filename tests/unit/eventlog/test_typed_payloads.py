@@ -260,6 +260,15 @@ async def test_very_many_sets_of_columns_make_several_segments(traffic, writers,
     assert payloads_of(EventLog.open(tmp_path / "log").query(text=True)) == traffic.sent
 
 
+def test_a_large_vector_takes_no_room_in_the_rows_without_one(tmp_path):
+    weights = np.arange(2**18, dtype=np.float32).reshape(1, -1)  # in each row it would take 20 GB
+    log = write_batches(tmp_path, batch_of(20_000), batch_of(1, first=20_000, lines=columns(weights=weights)))
+    found = log.query()
+    assert found.nbytes < 32 * 2**20
+    assert found["payload.weights"].null_count == 20_000
+    assert np.array_equal(found["payload.weights"][-1].values.to_numpy(), weights[0])
+
+
 # -- crashes ----------------------------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 from support.contracts import fetch_all
+from support.stepped import begin_steps
 
-from ray_messaging import MoveFailed
+from ray_messaging import AlreadyExists, MoveFailed
 from ray_messaging.transports.agent_moves import Attempted, MoveOutcome
 
 
@@ -34,6 +35,25 @@ async def test_a_call_whose_answer_was_lost_has_its_effect_once(pair, monkeypatc
     assert [call.outcome for call in calls] == [MoveOutcome.DONE] * 2
     assert contents(await fetch_all(west, 3)) == [(3, 1, n) for n in range(3)]
     assert contents(await fetch_all(east, 3)) == [(3, 2, n) for n in range(3)]
+
+
+async def test_a_call_in_steps_whose_answer_was_lost_has_its_effect_once(messagers, monkeypatch):
+    await begin_steps(await messagers(name="setup"))
+    west, east = await messagers(name="west", host=[0, 1]), await messagers(name="east", host=[2])
+    moves = west.engine.transport.moves
+    move, calls = moves.move, []
+
+    async def twice(attempt):
+        calls.append(await move(attempt))
+        calls.append(await move(attempt))
+        return calls[-1]
+
+    monkeypatch.setattr(moves, "move", twice)
+    await west.move_agents([0], to=east.name)
+    assert [call.outcome for call in calls] == [MoveOutcome.DONE, MoveOutcome.STALE_DIRECTORY]
+    with pytest.raises(AlreadyExists) as error:
+        await west.add_agents([0])
+    assert error.value.owner == east.name
 
 
 async def test_a_late_attempt_after_a_move_was_given_up_has_no_effect(pair, monkeypatch):
