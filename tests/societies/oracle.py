@@ -117,6 +117,7 @@ class Oracle:
         self.hands = {}  # (agent, step) -> rows, in order
         self.rows, self.fates, self.series = [], [], []
         self.asked, self.surveys = [], []  # questions and surveys of the user
+        self.said = []  # from outside, in which a reminder names those whom it asks
         self.blocked = defaultdict(list)  # agent -> rows of the step before
 
     def run(self):
@@ -138,6 +139,7 @@ class Oracle:
         asked = self.surveys[-1] if verb == "remind" else None
         if asked is not None:
             given = [[each for each in asked.asked if asked.state(each) in {"pending", "invalid"}], *asked.said]
+        self.said.append([step, "ask" if verb == "remind" else verb, *given])
         to, text, topic = given if verb != "broadcast" else (self.hearers("*", None, given[1]), *given)
         if verb in {"ask", "survey"}:
             asked = Asked(to, [text, topic])

@@ -601,16 +601,15 @@ class Town(LoggedGroups):
         series += [row for row in kept if row["step"] not in {each["step"] for each in series}]
         asked = surveys = None
         if self.fork is None:
-            asked = [await self.answers(each, log) for each in self.asked]
+            asked = [await self.answers(*each) for each in zip(self.asked, to_come(self.made), strict=True)]
             surveys = [await self.counted(each) for each in self.surveys]
         return Played(
             states_of(results), [fates_of(each) for each in counts], [digest_of(each) for each in counts],
             history, series, log, Folder(str(self.folder)), asked, surveys,
         )  # fmt: skip
 
-    async def answers(self, asked, log):
-        """Return the answers to questions, by place, once all are there that the log has."""
-        wanted = answered_in(log, asked)
+    async def answers(self, asked, wanted):
+        """Return the answers to questions, by place, once so many are there."""
         while len(asked.answered) < wanted:
             await asked.change()
         return answers_of(asked)
@@ -627,10 +626,11 @@ class Town(LoggedGroups):
             await self.host.abandon()
 
 
-def answered_in(log, asked):
-    """Return how many of some questions have an answer in the log."""
-    ids = {receipt.message_id for receipt in asked.receipts}
-    return sum(row["fate"] == "delivered" and row["in_reply_to"] in ids for row in log.query().to_pylist())
+def to_come(made):
+    """Return how many answers the user waits for, to the questions of each time: none says that it is the last."""
+    from societies.oracle import Oracle
+
+    return [len(each.answers) for each in Oracle(made).run().asked]
 
 
 def answers_of(asked):
