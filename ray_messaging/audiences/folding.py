@@ -83,14 +83,15 @@ def fold(
     Args: `rows` must ascend. `there` are all rows for agents of the mailbox; `agents` is the digest of these agents.
     `kinds` has a number for each row (None: all are equal): a broadcast gets a row for each kind of its pairs.
 
-    Returns: the batch, and for each of its rows one of the rows that were folded into it.
+    Returns: the batch, and for each of `rows` its row of that batch.
     """
     assert pairs.numbers is not None
     assert pairs.extension is not None
     numbers = pairs.numbers.astype(np.int64)
     begins = np.diff(numbers[rows], prepend=-1) != 0
+    order = np.arange(len(rows)) if kinds is None else np.lexsort((kinds[rows], numbers[rows]))
     if kinds is not None:
-        rows = rows[np.lexsort((kinds[rows], numbers[rows]))]
+        rows = rows[order]
         begins |= np.diff(kinds[rows], prepend=-1) != 0
     first = np.flatnonzero(begins)
     made = pairs.take(rows[first])
@@ -102,7 +103,9 @@ def fold(
     places = np.searchsorted(there, rows) + np.repeat(starts - low, np.diff(first, append=len(rows)))
     assert made.extension is not None
     made.extension.fold = Fold(agents, len(rows), encode_kept(places, int((high - low).sum())))
-    return made, rows[first]
+    at = np.empty(len(rows), np.intp)
+    at[order] = np.cumsum(begins) - 1
+    return made, at
 
 
 def row_kinds(lines: Mapping[int, bytes], labels: Mapping[str, NDArray[np.uint32]], rows: int) -> NDArray[np.intp]:

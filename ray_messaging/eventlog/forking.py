@@ -116,7 +116,7 @@ def _copy(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
 def outside_of(log: EventLog, step_read: int | slice) -> list[LogRow]:
     """Return what was sent from outside to the agents of a run, and read or blocked in some steps, as it arrived.
 
-    What a rule changed or blocked has no place in that order, so it is placed by the time of its sending. A broadcast,
+    What a rule blocked has no place in that order, so it is placed by the time of its sending. A broadcast,
     which has a row for each mailbox, each kind of verdict and each pair that is noted, comes once, without `to_id`.
 
     Raises: LogError if the hearers of a broadcast must be known, and are not.
@@ -173,8 +173,12 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     pairs = pairs.append_column("broadcast", pa.array(own))
     wanted = [(POSITION.name, "list"), (POSITION.name, "count"), ("ordinal", "count")]
     hearers = pairs.group_by(["broadcast", "to_id"], use_threads=False).aggregate(wanted)
-    best = [("position_count", "descending"), ("ordinal_count", "descending"), ("to_id", "ascending")]
-    hearers = hearers.sort_by([("broadcast", "ascending"), *best])  # equally good for several: one, who has their order
+    of = hearers["to_id"].combine_chunks().dictionary_encode("encode").indices.to_numpy()
+    placed = np.bincount(of, hearers["ordinal_count"].to_numpy())[of]  # of all broadcasts
+    hearers = hearers.append_column("placed", pa.array(placed))
+    best = [(name, "descending") for name in ("position_count", "ordinal_count", "placed")]
+    # Equally good for several: one, who has their order.
+    hearers = hearers.sort_by([("broadcast", "ascending"), *best, ("to_id", "ascending")])
     _, firsts = np.unique(hearers["broadcast"].to_numpy(), return_index=True)
     return found.union(*hearers["position_list"].take(pa.array(firsts)).to_pylist())
 

@@ -251,14 +251,14 @@ class FrameRouter:
         publish = self.publications(batch) if mailbox == UNOWNED or self.mirror else []
         note: LoggedFrame | None = None
         logged = self.directory.logged
+        frame, places = batch, None
+        if batch.extension is not None and self._folds(in_flight, mailbox):
+            frame, places = self._fold(in_flight, mailbox, rows)
         if logged and mailbox == UNOWNED:
             note = logged_frames.published(in_flight, batch, rows)
         elif logged and in_flight.rewritten:
-            note, batch = logged_frames.rewritten(in_flight, batch, rows, mailbox.removeprefix(ASKER))
-        if batch.extension is not None and self._folds(in_flight, mailbox):
-            data = encode(self._fold(in_flight, mailbox, rows))
-        else:
-            data = b"" if mailbox == UNOWNED else encode(batch)
+            note, frame = logged_frames.rewritten(in_flight, batch, rows, mailbox.removeprefix(ASKER), frame, places)
+        data = b"" if mailbox == UNOWNED else encode(frame)
         nbytes = len(data)
         if note is not None:
             nbytes += len(note.frame) + len(note.note)
@@ -292,18 +292,14 @@ class FrameRouter:
         volumes = np.cumsum(np.where(begins, lines + _ROW_BYTES, 0))
         return [*split_rows(rows, volumes, min(record.frame_bytes, CALL_BYTES), most_rows)]
 
-    def _fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> Batch:
-        """Return the rows of a batch (None: all) for a mailbox, folded into one row for each broadcast."""
+    def _fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> tuple[Batch, Rows]:
+        """Return the rows of a batch (None: all) for a mailbox, as `fold` returns them."""
         batch = in_flight.outgoing
         reaching = [mailbox in names for names in self.directory.routes]
         there = np.flatnonzero(np.array(reaching)[self._routes(in_flight.batch)])
         rows = np.arange(batch.rows) if rows is None else rows
         digest = self._named(self._digest(mailbox, batch.topics[0]), self.directory.records[mailbox], batch)
-        folded, first = fold(batch, rows, there, digest, self._kinds(in_flight))
-        if in_flight.rewritten and self.directory.logged:
-            marked = [at for at, row in enumerate(first.tolist()) if row in in_flight.rewritten]
-            folded.noted = np.array(marked, np.uint32) if marked else None
-        return folded
+        return fold(batch, rows, there, digest, self._kinds(in_flight))
 
     def _routes(self, batch: Batch) -> NDArray[np.int32]:
         """Return the route of each row, cached for the frames of the same batch that follow."""

@@ -24,27 +24,31 @@ def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> Logg
 
 
 def rewritten(
-    in_flight: InFlightBatch, batch: Batch, rows: Rows | None, mailbox: str
+    in_flight: InFlightBatch, batch: Batch, rows: Rows | None, mailbox: str, frame: Batch, places: Rows | None
 ) -> tuple[LoggedFrame | None, Batch]:
-    """Build the note about the rewritten rows of a frame, or None if there are none; return also the frame's batch.
+    """Build the note about the rewritten rows of a batch, or None if there are none; return also the mailbox's frame.
 
-    In that batch the rewritten rows are marked.
+    In that frame the rewritten rows are marked.
+
+    Args: `rows` are the batch's rows in flight (None: all). `frame` is the batch, or what `fold` made of it, and then
+    `places` has the frame's row of each row.
     """
-    places = list(range(len(in_flight.batch)) if rows is None else rows.tolist())
-    marked = np.array([at for at, row in enumerate(places) if row in in_flight.rewritten], np.intp)
+    found = list(range(len(in_flight.batch)) if rows is None else rows.tolist())
+    marked = np.array([at for at, row in enumerate(found) if row in in_flight.rewritten], np.intp)
     if not len(marked):
-        return None, batch
-    note = _note(in_flight, DELIVERED, mailbox, [places[at] for at in marked.tolist()])
-    frame = batch.with_payloads({})
-    frame.noted = marked.astype(np.uint32)
+        return None, frame
+    there = (marked if places is None else places[marked]).astype("<u4")
+    note = _note(in_flight, DELIVERED, mailbox, [found[at] for at in marked.tolist()], there.tobytes())
+    frame = frame.with_payloads({})
+    frame.noted = np.unique(there)
     return logged(batch.take(marked), note), frame
 
 
-def _note(in_flight: InFlightBatch, fate: int, mailbox: str, places: list[int]) -> LogNote:
+def _note(in_flight: InFlightBatch, fate: int, mailbox: str, rows: list[int], places: bytes = b"") -> LogNote:
     """Build a note about rows, with the original payloads of rewritten ones."""
     changes = in_flight.rewritten
-    why = why_of((changes[row][0], "") if row in changes else None for row in places)
-    return LogNote(fate, mailbox, why, _originals(in_flight, places))
+    why = why_of((changes[row][0], "") if row in changes else None for row in rows)
+    return LogNote(fate, mailbox, why, _originals(in_flight, rows), places)
 
 
 def _originals(in_flight: InFlightBatch, places: list[int]) -> tuple[Before, ...]:

@@ -61,7 +61,7 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
     """
     batch = decode(frame.frame)
     if frame.tag.group == OUTSIDE:
-        ordinals = np.arange(batch.rows, dtype=np.uint32) + np.uint32(FIRST_OUTSIDE + frame.first)
+        ordinals = outside_ordinals(frame.first, np.arange(batch.rows, dtype=np.uint32))
         given = batch.extension or Extension()
         asked = _asked_outside(batch, given)  # before the messages lose the ids that they have outside of steps
         batch.step = step
@@ -74,6 +74,11 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
             fold=given.fold,
         )
     return batch
+
+
+def outside_ordinals(first: int, places: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return the ordinals of rows from outside by their places in a frame, whose first row has the place `first`."""
+    return places + np.uint32(FIRST_OUTSIDE + first)
 
 
 def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:

@@ -143,7 +143,7 @@ class StepAccount:
 def outside_rows(read: Sequence[FoldedBatch | Batch]) -> list[tuple[DigestRow, int]]:
     """Return messages from outside to agents in their form for the digest, each with how often it counts.
 
-    Those that a rule rewrote are left out, because the event log has them without ordinals.
+    Those that a rule rewrote are left out, also by the event log.
     """
     rows: list[DigestRow] = []
     places, hearers = [], []

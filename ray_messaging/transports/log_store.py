@@ -43,7 +43,8 @@ class LogItem(NamedTuple):
 
     `takers` counts, for a frame of published messages, the subscribers that received each row. An entry of the log
     stream without a frame says that mailboxes were added or removed: read the list of streams again. In an experiment
-    with steps, `step` is the step that the server assigned to messages from outside of the steps.
+    with steps, `step` is the step that the server assigned to messages from outside of the steps, and `first` the place
+    of the first row of their frame among all rows from outside (None: they are in no box).
     """
 
     stream: str
@@ -52,6 +53,7 @@ class LogItem(NamedTuple):
     note: bytes | None = None
     takers: list[int] | None = None
     step: int | None = None
+    first: int | None = None
 
 
 def mailbox_of(stream: str) -> str:
@@ -251,4 +253,5 @@ def _item(stream: str, entry: str, fields: list[bytes]) -> LogItem:
         found.get(b"n"),
         None if takers is None else [int(taken) for taken in msgspec.json.decode(takers)],  # cjson's [] is {}
         int(found[b"s"]) if b"s" in found else None,
+        int(found[b"o"]) if b"o" in found else None,
     )

@@ -48,13 +48,15 @@ class LogNote(msgspec.Struct, array_like=True, frozen=True):
 
     `fate` is an index into `fates.FATES`, for all rows. If it is PUBLISHED, each row's number of subscribers, which
     only the server knows, decides (0: undeliverable). If it is DELIVERED, `mailbox` has the rows.
-    `before` has the payloads before a rewrite.
+    `before` has the payloads before a rewrite. `places` has each row's place in the mailbox's frame (uint32, little
+    endian), if the rows are a part of one.
     """
 
     fate: int
     mailbox: str = ""
     why: tuple[RuleNote, ...] = ()
     before: tuple[Before, ...] = ()
+    places: bytes = b""
 
 
 encode_log_note = msgspec.msgpack.Encoder().encode
@@ -69,6 +71,8 @@ def decode_log_note(data: bytes, rows: int) -> LogNote:
         named = [np.frombuffer(part, "<u4") for part in packed]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a note for the event log cannot be read: {error}") from error
+    if len(note.places) not in {0, 4 * rows}:
+        raise FrameError("a note for the event log has not one place for each row")
     if not 0 <= note.fate < len(FATES) or any(len(part) and int(part.max()) >= rows for part in named):
         raise FrameError("a note for the event log names rows that are not there")
     return note

@@ -33,7 +33,7 @@ from ray_messaging.steps.digests import (
 
 _OF_MESSAGES = ["message_id", "step", "step_read", "ordinal", "from_id", "to_id", "subtopic", "payload"]
 _OF_BROADCASTS = ["audience", "audience_version", "pairs", "hearing_agents", "kept_pairs"]
-_COLUMNS = [*_OF_MESSAGES, *_OF_BROADCASTS, "fate", "rule", "labels", "in_reply_to", "expects_answer"]
+_COLUMNS = [*_OF_MESSAGES, *_OF_BROADCASTS, "fate", "rule", "labels", "in_reply_to", "expects_answer", "noted"]
 
 
 def digest(view: View, *, step: int) -> bytes:
@@ -71,7 +71,8 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
             elif row["message_id"] != before:
                 before = row["message_id"]
                 yield _digest_row(row, expansion), 1
-        outside.append(part.filter(pa.array(ordinals >= FIRST_OUTSIDE)))
+        noted = part["noted"].to_numpy()  # the groups leave out what a rule rewrote, too
+        outside.append(part.filter(pa.array((ordinals >= FIRST_OUTSIDE) & ~noted)))
     if not outside:
         return
     arrived = pa.concat_tables(outside).sort_by([("step", "ascending"), ("ordinal", "ascending")])  # as they arrived

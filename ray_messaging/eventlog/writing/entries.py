@@ -16,6 +16,7 @@ from ray_messaging.eventlog.writing.payloads import Kind, kind_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.fates import DELIVERED, PUBLISHED, UNDELIVERABLE
+from ray_messaging.steps.box_frames import outside_ordinals
 from ray_messaging.transports.log_store import LogItem, mailbox_of
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.notes import Before, LogNote, RuleNote, decode_log_note
@@ -57,16 +58,18 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Decod
     if item.note is None:
         mailbox = mailbox_of(item.stream)
         return DecodedEntry(delivered(batch, item.entry, mailbox, hearers_of(batch)), batch.messages)
+    note = decode_log_note(item.note, len(batch))
     if item.step is not None:
-        before = batch.extension or Extension()
+        before, places = batch.extension or Extension(), np.frombuffer(note.places, "<u4")
         batch.step = item.step
         batch.extension = Extension(
             deliver=item.step,
+            ordinal=None if item.first is None or not len(places) else outside_ordinals(item.first, places),
             expects_answer=before.expects_answer,
             caused_by=before.caused_by,
             audience=before.audience,
         )
-    return DecodedEntry(noted(batch, item.entry, item.note, item.takers), len(batch))
+    return DecodedEntry(noted(batch, item.entry, note, item.takers), len(batch))
 
 
 def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = None) -> LoggedPart | None:
@@ -79,9 +82,8 @@ def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = 
     return without(part, gone)
 
 
-def noted(batch: Batch, entry: str, encoded: bytes, takers: list[int] | None) -> LoggedPart | None:
+def noted(batch: Batch, entry: str, note: LogNote, takers: list[int] | None) -> LoggedPart | None:
     """Return the rows that a note describes (None: none), with the `takers` of published ones. Raises FrameError."""
-    note = decode_log_note(encoded, len(batch))
     fates = _fates(note, takers, len(batch))
     return LoggedPart(batch, None, entry, note.mailbox or None, fates, note) if len(batch) else None
 

@@ -43,7 +43,7 @@ from ray_messaging.transports.step_values import (
     counted,
 )
 from ray_messaging.wire.frames import is_folded
-from ray_messaging.wire.notes import LogNote, before_of, why_of
+from ray_messaging.wire.notes import LogNote, before_of, decode_log_note, why_of
 
 logger = logging.getLogger(__name__)
 
@@ -279,7 +279,7 @@ class StepFeed:
             # Each box numbers its entries on its own, so the same entry id may be in several boxes.
             entry = f"{frame.entry}@{at}"
             if mailbox == NOTES:
-                return noted(batch, entry, frame.note or b"", [0] * batch.rows)
+                return noted(batch, entry, decode_log_note(frame.note or b"", len(batch)), [0] * batch.rows)
             return delivered(batch, entry, mailbox.removeprefix(ASKER), hearers_of(batch))
         except FrameError as error:
             self.unreadable += 1

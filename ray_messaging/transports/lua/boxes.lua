@@ -44,7 +44,7 @@ local function next_box(prefix, mailbox)
   return box
 end
 
--- Write a frame from outside: it counts at once.
+-- Write a frame from outside: it counts at once. Return the place of its first row among all rows from outside.
 local function put_from_outside(prefix, box, rows, frame)
   local sent = string.format('%.0f', box.step - 1)
   local first = redis.call('HINCRBY', prefix .. 'steps:' .. sent, 'start:outside', rows) - rows
@@ -52,6 +52,7 @@ local function put_from_outside(prefix, box, rows, frame)
   local field = 'c:' .. sent .. ':'
   local before = tonumber((redis.call('HGET', box.cover, field) or '0:0'):match(':(%d+)'))
   keep_box(prefix, box, field, string.format('0:%.0f', before + rows))
+  return first
 end
 
 -- shared write_to_boxes -----------------------------------------------------------------------------------------------

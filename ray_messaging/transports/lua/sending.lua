@@ -74,7 +74,8 @@ end
 --         -2: nobody was asked, which counts only where there is no interceptor  [4] channel of the brackets round what
 --         we publish
 -- ARGV[5] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream (f = frame), start:mailbox::log:0 the
---         log stream (f = frame, n = note, t = takers as JSON, s = the step that messages from outside got),
+--         log stream (f = frame, n = note, t = takers as JSON, s = the step that messages from outside got,
+--         o = place of the first row of their box's frame among all rows that this step got from outside),
 --         start:state::log a hash (unlogged, unlogged_bytes, max_messages, max_bytes, last)
 -- ARGV[6] number of the transaction, from 1; 0: this is none, and the next eleven are left out
 -- ARGV[7] the reader's epoch  [8] key of its stream, but for :<born>  [9] entry ("" leaves the cursor)  [10] row  [11]
@@ -239,11 +240,11 @@ for i, s in ipairs(writes) do
     if s.boxed then
       local box = boxes[s.mailbox]
       if box.limits then
-        put_from_outside(ARGV[5], box, tonumber(ARGV[s.at + 2]), ARGV[s.at + 3])
+        note(s, 'o', string.format('%.0f', put_from_outside(ARGV[5], box, tonumber(ARGV[s.at + 2]), ARGV[s.at + 3])))
       else
         box.last, box.written = redis.call('XADD', box.stream, '*', 'f', ARGV[s.at + 3]), true
+        note(s)
       end
-      note(s)
     elseif s.mailbox == '' then
       bare[#bare + 1] = s
     else
