@@ -266,6 +266,8 @@ async def test_messages_from_outside_that_a_rule_judged_are_logged_with_their_st
         (3, 3, 3, "delivered", "calm", '{"word":"hey"}', '{"word":"HEY"}'),
         (3, 3, 4, "delivered", None, '{"word":"yes"}', None),
     ]
+    ids = {row["to_id"]: row["message_id"] for row in log.query(fate="delivered", from_id=None).to_pylist()}
+    assert ids == {3: f"3-{2**31}-None", 4: f"3-{2**31 + 1}-None"}
     assert digests(society.folder) == await digests_of(store)
 
 
