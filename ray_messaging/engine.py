@@ -28,10 +28,10 @@ from ray_messaging.interception.verdict_client import PassAll, RemoteVerdictClie
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.observability.observer import Observer
 from ray_messaging.observability.tracing.settings import Tracing, tracer_of
+from ray_messaging.receiving.agent_mover import check_leaving
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.mailbox_lease import KEEP_S, IsDead
-from ray_messaging.receiving.rehosting import Rehoster, check_leaving
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.sending.accumulator import Accumulator
@@ -307,26 +307,22 @@ class Engine:
         await self.host(agents, [*record.by_subtopic()], owner=self.receiving.owner)
 
     async def release(self, agents: Iterable[AgentId], target: str | None, timeout: float) -> None:
-        """Move agents with their waiting messages to mailbox `target`; None: make these dead letters.
+        """Move agents with their waiting messages to mailbox `target`; None: remove them.
 
         Raises: as `Messager.move_agents`; ConfigError if this hosts no agents or has no name; Fenced.
         """
         check_timeout(timeout, optional=False)
         leaving, record = AgentSet.of(agents), await self._own_record()
-        if self.steps is not None:
-            if leaving:
-                await Rehoster(self.transport, self.directory).move(leaving, self.name, target, timeout)
-                await self.receiving.adopt()
-            return
         check_leaving(leaving, record, target)
         if not leaving:
             return
-        self.checks.refuse(leaving)
         try:
-            # Their accepted messages are sent first, because they may send from their new group at once.
-            accumulator, question = self.sending, TransactionBatch(None)
-            await accumulator.transact(question)
-            await asyncio.shield(question.future)
+            if self.steps is None:
+                self.checks.refuse(leaving)
+                # Their accepted messages are sent first, because they may send from their new group at once.
+                accumulator, question = self.sending, TransactionBatch(None)
+                await accumulator.transact(question)
+                await asyncio.shield(question.future)
             await self.receiving.let_go(leaving, target, timeout)
         except BaseException:
             if self.settings.strict_senders:

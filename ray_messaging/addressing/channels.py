@@ -278,9 +278,17 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
     return checked
 
 
+START = "start:"
+
+
 def _key(kind: str) -> "Callable[[Keys, object], str]":
     """Return a method that builds the key of a thing of one kind, by its name or number."""
     return lambda keys, name: f"{keys.prefix}{kind}:{name}"
+
+
+def _mailbox_key(kind: str) -> "Callable[[Keys, str], str]":
+    """Return a method that builds a key of a mailbox. One whose name begins with a colon is our own, and of a start."""
+    return lambda keys, name: f"{keys.prefix}{START if name[0] == ':' else ''}{kind}:{name}"
 
 
 def mark_of_db(db: int) -> str:
@@ -291,43 +299,55 @@ def mark_of_db(db: int) -> str:
 class Keys:
     """The Redis keys of one experiment. Their common hash tag keeps them on one primary of a cluster.
 
+    A key's name says whether a checkpoint has it, and so do the names of fields in hashes:
+
+        start:...      of one start of the experiment (who runs it, its groups, its log, those who wait): never
+        box...@<step>  of the boxes for a step: if no group has read them
+        anything else  of the run: always
+
     Args: `tag` follows the name in the hash tag; it is not empty for keys of bodies on another primary (see
     `key_tags`). `db` is the server's: Pub/Sub knows none, so that what is published names it unless it is 0.
     """
 
     def __init__(self, exp_id: str, tag: str = "", *, db: int = 0) -> None:
         prefix = f"rm:{{{exp_id}{tag}}}:"
+        start = prefix + START
         self.exp_id = exp_id
         self.prefix = prefix
         self.meta = prefix + "meta"
         self.records = prefix + "records"
         self.changes = prefix + "changes"
-        self.rules = prefix + "rules"  # the name of the entry in Ray that has the active rules, then the rules' names
-        self.answers = prefix + "answers"  # verdicts that depend on rules' counts
-        self.dead = prefix + "dead"
+        self.rules = start + "rules"  # the name of the entry in Ray that has the active rules, then the rules' names
+        self.answers = start + "answers"  # verdicts that depend on rules' counts
+        self.dead = start + "dead"
         self.surveys = prefix + "surveys"  # the records of surveys
-        self.ended = prefix + "ended"  # streams of removed mailboxes that the event log still reads
-        self.hearers = prefix + "hearers"  # sets of agents that broadcasts name, until the event log has them
+        self.ended = start + "ended"  # streams of removed mailboxes that the event log still reads
+        self.hearers = start + "hearers"  # sets of agents that broadcasts name, until the event log has them
+        self.news = start + "news"  # a stream: what wakes those who wait for a step
+        self.holds = start + "holds"  # how far those are who need the boxes of steps
         self.bodies = prefix + "bodies"  # the steps for which a server has bodies of large frames
-        self.mark = prefix + "mark"  # written before WAIT, so that WAIT covers all earlier writes
+        self.mark = start + "mark"  # written before WAIT, so that WAIT covers all earlier writes
         self.channels = f"exps:{exp_id}{mark_of_db(db)}:"  # Pub/Sub: the beginning of this experiment's channels
         self.own = f"{prefix}own{mark_of_db(db)}"  # Pub/Sub: marks before and after our own script's messages
         self.wide = self.own + ":wide"  # Pub/Sub: messagers that subscribe to all agents' channels, and filter
         self.ears = self.own + ":ear:"  # Pub/Sub, with a mailbox's name: subscribed while its messager is connected
 
     table = _key("rule")  # a rule's counts, by the rule's name
-    stream = _key("mailbox")  # a stream, by `mailbox:born`: each of the mailboxes that had one name has its own
-    open_stream = _key("open")  # that stream during a transaction, by the mailbox (see script `large_frames`)
-    ended_stream = _key("ended")  # a removed mailbox's stream, by `mailbox:born`
-    state = _key("state")  # a mailbox's state: reader epoch, cursor, counts, limits
-    lease = _key("lease")  # a mailbox's lease, which its messager renews
+    staged = _key(START + "staged")  # a rule's counts that are to replace the former ones
+    stream = _mailbox_key("mailbox")  # a stream, by `mailbox:born`: each of the mailboxes that had one name has its own
+    open_stream = _key(START + "open")  # that stream during a transaction, by the mailbox (see script `large_frames`)
+    ended_stream = _key(START + "ended")  # a removed mailbox's stream, by `mailbox:born`
+    state = _mailbox_key("state")  # a mailbox's state: reader epoch, cursor, counts, limits
+    lease = _key(START + "lease")  # a mailbox's lease, which its messager renews
     survey = _key("survey")  # a survey's parts: each round of questions, and its end
     step = _key("step")  # a group's progress through the steps
+    sent = _key(START + "sent")  # what a group has sent in its open step
+    results = _key(START + "results")  # what calls have returned in a group's open step
     box = _key("box")  # a box's stream
-    cover = _key("cover")  # a box's size and cover
+    cover = _key("box-cover")  # a box's size and cover
     bodies_of = _key("bodies")  # the bodies of large frames in boxes, by step
     sender = _key("sender")  # a sender's epoch and sequence numbers
 
     def steps(self, part: str = "") -> str:
-        """Build the key of an experiment's steps, or of a part: "closed", "holds", "news", or a step's number."""
+        """Build the key of an experiment's steps, or of a part: "closed", "hears", "collected", or a step's number."""
         return f"{self.prefix}steps:{part}" if part else f"{self.prefix}steps"

@@ -54,7 +54,7 @@ def rebalance(connection: ExperimentConnection, groups: Groups, timeout: float, 
 def _carry_out(connection: ExperimentConnection, groups: Groups, moves: Iterable[AgentMove], timeout: float) -> None:
     if connection.experiment.steps:  # the interceptor moves them, without the groups' processes
         for move in moves:
-            connection.ask(connection.interceptor.rehost.remote(*move, timeout))
+            connection.ask(connection.interceptor.move.remote(*move, timeout))
         return
     sources = [(_source(groups, move), move) for move in moves]
     for group, move in sources:

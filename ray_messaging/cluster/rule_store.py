@@ -20,9 +20,8 @@ from ray_messaging.cluster.spec import PickledRule
 from ray_messaging.cluster.unpicklable import unpicklable
 from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.errors import Fenced, RuleError
-from ray_messaging.eventlog.folder_records import RuleChange
 from ray_messaging.interception.rules import Rule
-from ray_messaging.interception.server.interceptor import ATTEMPTS, ROUNDS, VIOLATIONS
+from ray_messaging.interception.server.interceptor import OWN_TABLES
 from ray_messaging.interception.server.state_writer import ServerBehindError
 from ray_messaging.interception.verdicts import INTERCEPTOR
 from ray_messaging.transports.experiment_store import Fields, RedisExperimentStore, StateChanges, StateWrite
@@ -38,7 +37,6 @@ class RuleStore:
     def __init__(self, server: RedisExperimentStore, exp_id: str, run: str) -> None:
         self.calls = OnceByCall[str, dict[str, Any]](most=_CALLS)  # the results of changes
         self.scheduled: list[Any] = []  # `RuleRequest`s that wait for their step, ascending
-        self.changes: list[RuleChange] = []  # the changes in this run, for people to read
         self._server = server
         self._exp_id = exp_id
         self._runs = f"rules/{exp_id}/"
@@ -52,7 +50,7 @@ class RuleStore:
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
         """Return the stored state of rules, a table for each name, and the stored answers to senders."""
-        names = [VIOLATIONS, ROUNDS, ATTEMPTS, *(rule.name for rule in rules if rule.state is not None)]
+        names = [*OWN_TABLES, *(rule.name for rule in rules if rule.state is not None)]
         return await self._server.read_tables(names)
 
     async def save(self, epoch: int, kept: StateChanges) -> None:
@@ -107,7 +105,7 @@ class RuleStore:
         # A rule without a known pickle was made here: it is a black list.
         self._known = {id(rule): (rule, self.pickle_of(rule)) for rule in kept}
         pickles = [data for _, data in self._known.values()]
-        code = ray.cloudpickle.dumps((pickles, [*self.calls.items()], self.scheduled, self.changes))
+        code = ray.cloudpickle.dumps((pickles, [*self.calls.items()], self.scheduled))
         name = self._code + secrets.token_hex(8)
         await asyncio.to_thread(kv_put, name, code, namespace=NAMESPACE)
         self._names = [name, *(rule.name for rule in kept)]
@@ -125,7 +123,7 @@ class RuleStore:
                 f"Ray's cluster state has lost the rules of {self._runs!r}: start the experiment again", rule="all"
             )
         self._kept = name.decode()
-        kept, calls, self.scheduled, self.changes = ray.cloudpickle.loads(code)
+        kept, calls, self.scheduled = ray.cloudpickle.loads(code)
         self.calls.load((call, result, 0) for call, result in calls)
         self._in_force = [self._kept, *(rule.name for rule in kept)]
         return tuple(self.admit(rule) for rule in kept)

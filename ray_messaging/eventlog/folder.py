@@ -4,9 +4,7 @@ A segment is `events-{number:08d}.parquet`, so that any reader of Parquet folder
 a name that readers ignore, made durable, and renamed. File systems that are not local cannot rename: there a file
 appears, complete, when it is closed.
 
-Each row has its position in the log. Rows whose payloads have the same set of typed columns share a file, so a segment
-may have several files. The file with the cursors names the others, and is published last: a file that is named by none
-is not part of the log. The other files get names that were never used before, `events-{number:08d}-{rows}-{n}.parquet`.
+In version 5 of the schema, a segment had a file for each set of typed columns. Where it is one file, it is read.
 """
 
 import errno
@@ -15,7 +13,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,13 +25,14 @@ import pyarrow.parquet as pq
 
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.log_schema import (
+    READABLE,
     ROW_GROUP_ROWS,
     VERSION,
     as_stored,
     channel_head,
     parquet_options,
-    placed,
     type_record,
+    with_positions,
     without_empty,
 )
 from ray_messaging.transports.step_values import CollectedKind
@@ -41,7 +40,7 @@ from ray_messaging.transports.step_values import CollectedKind
 KEY = b"ray_messaging"  # in the footer's metadata
 
 SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
-_OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")
+_OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")  # of version 5
 _AGENTS = re.compile(r"_agents-(\w+)\.bin")
 _LEFTOVER = re.compile(r"_[\w.-]+\.tmp")
 _LOCK = "_lock"
@@ -77,19 +76,13 @@ class Segment(msgspec.Struct, frozen=True):
     first_s: float | None = None  # earliest sent_at, unix s; None: unknown
     last_s: float | None = None  # latest sent_at
     steps: StepPosition | None = None  # in the experiment's steps; None: the experiment has no steps
-    others: tuple[str, ...] = ()  # the files beside `path`
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Return the paths of all files of the segment."""
-        return (self.path, *self.others)
 
 
 class Staged(NamedTuple):
-    """A durable segment whose files still have temporary names. `temporary` lists these names, one for each file."""
+    """A durable segment whose file still has a temporary name."""
 
     segment: Segment
-    temporary: tuple[str, ...]
+    temporary: str
 
 
 class Folder:
@@ -143,59 +136,36 @@ class Folder:
         found = (self._read(info, any_schema=any_schema) for info in self._listed())
         return sorted(found, key=lambda segment: segment.number)
 
-    def write(self, number: int, tables: pa.Table | Sequence[pa.Table], meta: dict[str, Any]) -> Segment:
-        """Write a segment durably in place of one of the same number; raise OSError if a file cannot be written."""
-        return self.publish(self.stage(number, tables, meta))
+    def write(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Segment:
+        """Write a segment durably in place of one of the same number; raise OSError if the file cannot be written."""
+        return self.publish(self.stage(number, table, meta))
 
-    def stage(self, number: int, tables: pa.Table | Sequence[pa.Table], meta: dict[str, Any]) -> Staged:
+    def stage(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Staged:
         """Make a segment's bytes durable, but (on local file systems) not visible yet.
 
-        Args: the rows of tables without positions follow one another, table by table. meta must have exp_id, epoch,
-        first_row and cursors; first_s, last_s, begun, taken and steps are optional.
+        Args: meta must have exp_id, epoch, first_row and cursors; first_s, last_s, begun, taken and steps are optional.
 
-        Raises: OSError if a file cannot be written.
+        Raises: OSError if the file cannot be written.
         """
-        last, *others = placed([tables] if isinstance(tables, pa.Table) else tables, meta["first_row"])
-        last = without_empty(last)
-        rows = sum(map(len, (last, *others)))
-        named = [f"events-{number:08d}-{rows}-{place}.parquet" for place in range(1, len(others) + 1)]
-        meta = {"version": VERSION, "number": number, "rows": rows, **meta} | ({"others": named} if named else {})
-        names = [*named, f"events-{number:08d}.parquet"]
-        temporary = tuple(self._temporary(f"_{name}") if self.local else self._file(name) for name in names)
+        name = f"events-{number:08d}.parquet"
+        temporary = self._temporary(f"_{name}") if self.local else self._file(name)
+        meta = {"version": VERSION, "number": number, "rows": len(table), **meta}
         try:
-            of_others = meta | {"cursors": {}, "begun": {}, "taken": {}}
-            sizes = [self._write_table(path, table, of_others) for path, table in zip(temporary, others, strict=False)]
-            meta["nbytes"] = sum(sizes)
-            size = self._write_table(temporary[-1], last, meta)
+            size = self._write_table(temporary, with_positions(without_empty(table), meta["first_row"]), meta)
         except BaseException:
             if self.local:  # elsewhere an unclosed file does not exist, and the path has the previous one
-                for path in temporary:
-                    with suppress(OSError):
-                        self.filesystem.delete_file(path)
+                with suppress(OSError):
+                    self.filesystem.delete_file(temporary)
             raise
-        return Staged(_segment(self._file(names[-1]), size, meta), temporary)
+        return Staged(_segment(self._file(name), size, meta), temporary)
 
     def publish(self, staged: Staged) -> Segment:
-        """Rename the files of a staged segment to their final names, durably. Raises OSError if that fails."""
+        """Rename the file of a staged segment to its final name, durably. Raises OSError if that fails."""
         segment, temporary = staged
         if self.local:
-            for path, name in zip(temporary[:-1], segment.others, strict=True):
-                Path(path).replace(name)
-            if segment.others:
-                _fsync(self.path)  # the file that names the others must not be on the disk without them
-            Path(temporary[-1]).replace(segment.path)
+            Path(temporary).replace(segment.path)
             _fsync(self.path)
-        if segment.others:
-            self.drop_unused([segment], segment.number)
         return segment
-
-    def drop_unused(self, segments: Sequence[Segment], number: int | None = None) -> None:
-        """Remove files that no segment names, of segment `number` or (None) of all; only the writer may call this."""
-        used = {path for segment in segments for path in segment.others}
-        prefix = "events-" if number is None else f"events-{number:08d}-"
-        for info in self._files(_OTHER):
-            if info.base_name.startswith(prefix) and info.path not in used:
-                self.filesystem.delete_file(info.path)
 
     def erase(self) -> None:
         """Remove the segments, and what a crash left behind. Raises LogError if a file cannot be removed."""
@@ -326,14 +296,15 @@ class Folder:
         try:
             footer = pq.read_metadata(info.path, filesystem=self.filesystem)
             meta = json.loads((footer.metadata or {})[KEY])
-            if not any_schema and meta["version"] != VERSION:
+            split = bool(meta.get("others"))  # in version 5: into several files
+            if not any_schema and (split or meta["version"] not in READABLE):
                 raise ConfigError(  # noqa: TRY301 - one way out
-                    f"segment {info.path} of the event log has schema {meta['version']}, and this ray_messaging reads "
-                    f"schema {VERSION} only: read it with the version of ray_messaging that wrote it, and give this "
-                    "one another log_dir"
+                    f"segment {info.path} of the event log has schema {meta['version']}"
+                    f"{', with a file for each set of typed columns' if split else ''}, which this ray_messaging does "
+                    f"not read (it writes schema {VERSION}): read the folder with the version of ray_messaging that "
+                    "wrote it, which its _run.json names, and give this one another log_dir"
                 )
-            rows = meta["rows"] if not meta.get("others") else footer.num_rows  # the other files have the rest
-            if (rows, meta["number"]) != (footer.num_rows, _number(info.base_name)):
+            if not split and (meta["rows"], meta["number"]) != (footer.num_rows, _number(info.base_name)):
                 raise ValueError("its footer is of another segment")  # noqa: TRY301 - one way out
             return _segment(info.path, info.size, meta)
         except ConfigError:  # which is a ValueError
@@ -377,8 +348,7 @@ def _number(name: str) -> int:
 
 def _segment(path: str, size: int, meta: dict[str, Any]) -> Segment:
     """Build a segment from the metadata in its footer; raise msgspec.ValidationError if they are not valid."""
-    others = [f"{path.rpartition('/')[0]}/{name}" for name in meta.get("others", ())]
-    return msgspec.convert(meta | {"path": path, "size": size + meta.get("nbytes", 0), "others": others}, Segment)
+    return msgspec.convert(meta | {"path": path, "size": size}, Segment)
 
 
 def _advice(error: OSError) -> str:

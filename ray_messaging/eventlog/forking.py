@@ -196,23 +196,12 @@ def _copy_rows(parent: Folder, folder: Folder, former: str, exp_id: str, step: i
         if before > step:
             break
         before = -1 if segment.steps is None else segment.steps.handled
-        tables = _numbered([_rows(parent, path, former, exp_id, step) for path in segment.files], first_row)
-        if tables:
+        table = _rows(parent, segment.path, former, exp_id, step)
+        if len(table):
             number += 1
             meta = {"exp_id": exp_id, "epoch": 0, "first_row": first_row, "cursors": {}, "steps": position}
             meta |= {"first_s": segment.first_s, "last_s": segment.last_s}
-            first_row += folder.write(number, tables, meta).rows
-
-
-def _numbered(tables: Sequence[pa.Table], first_row: int) -> list[pa.Table]:
-    """Return the tables that have rows, with the positions that the rows have without those that were left out."""
-    found = [table for table in tables if len(table)]
-    positions = [table[POSITION.name].to_numpy() for table in found]
-    order = np.sort(np.concatenate([np.zeros(0, np.int64), *positions]))
-    return [
-        table.drop_columns([POSITION.name]).append_column(POSITION, pa.array(np.searchsorted(order, own) + first_row))
-        for table, own in zip(found, positions, strict=True)
-    ]
+            first_row += folder.write(number, table, meta).rows
 
 
 def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.Table:
@@ -223,7 +212,7 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
     last = np.flatnonzero(logged_with <= step)
     # A message outside of the steps came before the checkpoint if a message of the steps up to it was logged later.
     kept = (logged_with <= step) | (np.isnan(logged_with) & (np.arange(len(table)) <= (last[-1] if len(last) else -1)))
-    table = table.filter(pa.array(kept))
+    table = table.filter(pa.array(kept)).drop_columns([POSITION.name])
     at = table.schema.get_field_index("channel")
     if at >= 0:
         table = table.set_column(at, table.schema.field(at), _renamed(table.column(at), former, exp_id))

@@ -1,10 +1,14 @@
 """Columns of the event log: one row per send and recipient.
 
 A file lacks those columns of OPTIONAL that have no value in it; they read as null. The last column of each file is
-`position`, the number of the row in the log. Rows with typed payloads have a column `payload.x` for each typed column,
-and no `payload`. Each set of typed columns has a file of its own, which lacks all columns without a value. If a row
-with a typed payload has the usual channel of its recipient for its subtopic, its channel is null, and readers compose
-it (see `channel_head`).
+`position`, the number of the row in the log.
+
+A payload is JSON text in `payload`, or it is in typed columns: column x is `payload.x`. If x has several types in a
+file, `payload.x` has the values of the first type, and `payload[int64].x` and the like have those of the others. A row
+has null in the columns of payloads that are not its own. A file whose payloads have several sets of columns has
+`payload_columns` as well, which says for each row the names and types of its typed columns, in their order. A file with
+typed columns lacks all columns without a value. If a row with a typed payload has the usual channel of its recipient
+for its subtopic, its channel may be null, and readers compose it (see `channel_head`).
 
 The encoding in Parquet is chosen by time to write and size on disk. Measured on one core, with payloads of 75 bytes and
 1,000 agents (in brackets: 1,000,000 agents), in ns and bytes per row:
@@ -25,15 +29,16 @@ smaller row groups, a query by agent reads less. A column of one value takes 10 
 
 import base64
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ray_messaging.common.tables import pandas_types
+from ray_messaging.model.typed.column import STRING
 
-VERSION = 5  # files of another version are refused
+VERSION = 6
+READABLE = (5, VERSION)  # those of version 5 with one file for each segment, see `Folder`
 OF_BROADCASTS = ("pairs", "hearing_agents", "kept_pairs")
 OF_EXTENSIONS = (
     "step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer", "caused_by"
@@ -41,10 +46,11 @@ OF_EXTENSIONS = (
 OPTIONAL = OF_BROADCASTS + OF_EXTENSIONS
 
 TEXT = "payload"  # the column of payloads that are JSON text
-TYPED = "payload."  # the names of columns of typed payloads begin with it
+KINDS = "payload_columns"  # the column that names each row's typed columns; null: the payload is JSON text
 POSITION = pa.field("position", pa.int64(), nullable=False)
 
-_CHANNEL = "channel"
+_TYPED = "payload."  # the names of columns of typed payloads begin with it, or with the next one and the type
+_OF_TYPE = "payload["
 _HEAD = b"channel_head"  # in the metadata of tables and files with typed payloads
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
@@ -58,7 +64,7 @@ SCHEMA = pa.schema(
         pa.field("step", pa.int64()),  # the step in which it was sent
         pa.field("step_read", pa.int64()),  # the step in which its recipient reads it
         pa.field("ordinal", pa.int64()),  # the n-th accepted message of its sender in the step, from 0
-        pa.field("channel", _NAME, nullable=False),
+        pa.field("channel", _NAME),  # null: readers compose it
         pa.field("subtopic", _NAME),  # null on plain channels
         pa.field("from_id", pa.int64()),
         pa.field("to_id", pa.int64()),
@@ -72,7 +78,7 @@ SCHEMA = pa.schema(
         pa.field("in_reply_to", pa.string()),  # message_id of the question
         pa.field("expects_answer", pa.bool_()),
         pa.field("caused_by", pa.string()),  # message_id of what its sender was handling, outside of steps
-        pa.field("payload", pa.large_string(), nullable=False),  # JSON text
+        pa.field("payload", pa.large_string()),  # JSON text; null: it is in typed columns
         pa.field("payload_before", pa.large_string()),  # before a rule rewrote it
         pa.field("labels", pa.list_(pa.string())),  # null: none
         pa.field("sent_at", pa.timestamp("us", tz="UTC"), nullable=False),
@@ -93,18 +99,6 @@ SCHEMA = pa.schema(
 NUMBERS = frozenset(field.name for field in SCHEMA if pa.types.is_integer(field.type) and field.nullable)
 
 
-@lru_cache(maxsize=256)
-def schema_with(typed: tuple[pa.Field, ...], exp_id: str) -> pa.Schema:
-    """Return the schema of an experiment's rows: with these typed columns, or without any, with JSON text."""
-    if not typed:
-        return SCHEMA
-    at = SCHEMA.get_field_index(TEXT)
-    fields = [*(SCHEMA.field(place) for place in range(at)), *typed, *[*SCHEMA][at + 1 :]]
-    place = SCHEMA.get_field_index(_CHANNEL)
-    fields[place] = fields[place].with_nullable(True)
-    return pa.schema(fields, metadata=head_of(exp_id))
-
-
 def head_of(exp_id: str) -> dict[bytes, str]:
     """Return the metadata of tables whose composed channels belong to an experiment, see `channel_head`."""
     return {_HEAD: f"exps:{exp_id}:agents:"}
@@ -121,31 +115,89 @@ def channel_head(of: Any) -> dict[str, str]:  # noqa: ANN401 - a pyarrow.Schema,
 
 def with_pandas_types(schema: pa.Schema) -> pa.Schema:
     """Return a schema by which pandas reads whole numbers exactly, even if some rows lack them."""
-    named = [schema.field(name) for name in schema.names if name in NUMBERS or name.startswith(TYPED)]
+    named = [schema.field(name) for name in schema.names if name in NUMBERS or _is_typed(name)]
     return schema.with_metadata(pandas_types(named))
+
+
+# -- typed columns ----------------------------------------------------------------------------------------------------
 
 
 def typed_names(names: Sequence[str]) -> list[str]:
     """Return the names of the columns that hold typed payloads."""
-    return [name for name in names if name.startswith(TYPED)]
+    return [name for name in names if _is_typed(name)]
+
+
+def _is_typed(name: str) -> bool:
+    return name.startswith((_TYPED, _OF_TYPE))
+
+
+def sent_name(name: str) -> str:
+    """Return the name that the sender gave to a typed column."""
+    return name.removeprefix(_TYPED) if name.startswith(_TYPED) else name.partition("].")[2]
+
+
+def plain_name(name: str) -> str:
+    """Return the name that a typed column has where no other column of another type has the same name."""
+    return f"{_TYPED}{sent_name(name)}"
+
+
+def name_with_type(name: str, kind: str) -> str:
+    """Return a typed column's name with its type, as `ColumnType` spells it. Vectors of all lengths share a column."""
+    return f"{_OF_TYPE}{kind.partition(' of ')[0]}].{name}"
+
+
+def with_types_in_names(table: pa.Table) -> pa.Table:
+    """Return a table whose typed columns have names with their types: equal names then have equal types."""
+    names = [
+        name_with_type(sent_name(field.name), _spelled(field.type)) if field.name.startswith(_TYPED) else field.name
+        for field in table.schema
+    ]
+    return table if names == table.column_names else table.rename_columns(names)
+
+
+def _spelled(kind: pa.DataType) -> str:
+    if pa.types.is_large_list(kind):
+        return f"{_spelled(kind.value_type)} vectors"
+    if pa.types.is_primitive(kind):
+        return str(np.dtype(kind.to_pandas_dtype()))
+    return STRING if pa.types.is_large_string(kind) else str(kind)
+
+
+def joined_rows(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """Join rows whose typed columns have names with their types. A row has null in the columns that it lacks."""
+    tables = [pa.Table.from_batches([batch]) for batch in batches]
+    heads = [table.schema.metadata for table in tables if table.schema.metadata]
+    whole = pa.concat_tables(tables, promote_options="default")
+    return whole.replace_schema_metadata(heads[0]) if heads else whole
+
+
+def laid_out(table: pa.Table) -> pa.Table:
+    """Return rows whose typed columns have names with their types with the names and order that they have in a file."""
+    typed: dict[str, str] = {}
+    for name in typed_names(table.column_names):
+        plain = plain_name(name)
+        typed[name] = name if plain in typed.values() else plain
+    if not typed:
+        return table
+    kinds = table[KINDS]
+    several = kinds.null_count or len(kinds.unify_dictionaries().chunk(0).dictionary) > 1
+    place = SCHEMA.get_field_index(TEXT)
+    payloads = [name for name in (TEXT, *([KINDS] if several else []), *typed) if name in table.column_names]
+    order = [*SCHEMA.names[:place], *payloads, *SCHEMA.names[place + 1 :]]
+    made = table.select(order).rename_columns([typed.get(name, name) for name in order])
+    return made.replace_schema_metadata(table.schema.metadata)
 
 
 def without_empty(table: pa.Table) -> pa.Table:
     """Return a table without the optional columns that have no value: each would cost 2% of the time to write."""
-    may_go = OPTIONAL if TEXT in table.column_names else SCHEMA.names
+    may_go = table.column_names if typed_names(table.column_names) else OPTIONAL
     empty = [name for name in may_go if name in table.column_names and table[name].null_count == len(table)]
     return table.drop_columns(empty)
 
 
-def placed(tables: Iterable[pa.Table], first_row: int) -> list[pa.Table]:
-    """Return tables with a column of positions. The rows of those that lack it are numbered from `first_row` on."""
-    found = []
-    for table in tables:
-        if POSITION.name not in table.column_names:
-            table = table.append_column(POSITION, pa.array(np.arange(first_row, first_row + len(table))))  # noqa: PLW2901 - the same rows
-        found.append(table)
-        first_row += len(table)
-    return found
+def with_positions(table: pa.Table, first_row: int) -> pa.Table:
+    """Return rows with a column of their positions in the log, the first of which is `first_row`."""
+    return table.append_column(POSITION, pa.array(np.arange(first_row, first_row + len(table))))
 
 
 ROW_GROUP_ROWS = 32_768
@@ -219,5 +271,5 @@ def parquet_options(stored: pa.Table) -> dict[str, Any]:
 
 def _path(field: pa.Field) -> str:
     """Return the name of a column's values in Parquet."""
-    nested = pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
+    nested = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
     return f"{field.name}.list.element" if nested else field.name

@@ -14,8 +14,8 @@ from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, Mess
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.receiving.unfolder import Unfolder
+from ray_messaging.transports.agent_moves import ARRIVAL
 from ray_messaging.transports.cursors import Cursor, before
-from ray_messaging.transports.departures import ARRIVAL
 from ray_messaging.wire.frames import FOREIGN_SENDER, decode
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from ray_messaging.errors import (
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.receiving.agent_mover import AgentMover, UnreadMessages
 from ray_messaging.receiving.commits import Commits
-from ray_messaging.receiving.departure import Departure
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.receiving.mailbox_lease import IsDead, MailboxLease, outlast
@@ -126,10 +126,9 @@ class Subscription:
         self.epoch: int | None = None  # of this mailbox's reader; None: it has none yet
         self._reader: Reader | None = None
         self._commits: Commits | None = None
-        self._departing = asyncio.Lock()
+        self._unread: UnreadMessages | None = None
         self._leaving = NO_AGENTS
-        self._departures: set[asyncio.Task[None]] = set()
-        self._attempts = 0  # the number of attempts to let agents leave
+        self._moves: set[asyncio.Task[None]] = set()
         self.stepped = False  # with steps: changes of the agents apply from a step on
         self.agents_changed: Callable[[AgentSet, AgentSet], None] = lambda _came, _went: None
         self._foreign = ForeignMessages(self.inbox, directory, self.name, settings.mailbox_bytes)
@@ -215,6 +214,9 @@ class Subscription:
                 self._transport, self.name, self.inbox, listening.cursor, record.frame_rows, self._unfolder, self.adopt
             )
             self.fetcher.gate.state = listening.state
+            self._unread = UnreadMessages(
+                self._transport, self.fetcher, self._unfolder, listening.epoch, self._settings
+            )
             self.fetcher.start(self._commits, self._lease)
         if here is not before:
             await self._transport.subscribe(here.fresh, (), self._foreign.arrived)
@@ -223,13 +225,14 @@ class Subscription:
     # -- agents that come and go ----------------------------------------------------------------------------------
 
     async def let_go(self, agents: AgentSet, target: str | None, timeout: float) -> None:
-        """Move agents, with the messages that wait for them, to mailbox `target`, or to the dead letters (None).
+        """Move agents, with the messages that wait for them, to mailbox `target`; None: to none.
 
         Raises: MoveFailed if they could not leave within `timeout` seconds, or leave by another call; UnknownName if an
         agent is not here or the target does not exist; Fenced if the mailbox has a newer reader.
         """
-        if self._leaving & agents:
-            agent = next(iter(self._leaving & agents))
+        leaving_already = self._leaving & agents
+        if leaving_already and not self.stepped:  # in steps the later call finds that the agents are not here
+            agent = next(iter(leaving_already))
             raise MoveFailed(
                 f"agent {agent!r} is leaving group {self.name!r} by another call: wait for that one",
                 group=self.name,
@@ -237,32 +240,17 @@ class Subscription:
             )
         # The move goes on if its caller is cancelled.
         leaving = asyncio.create_task(self._let_go(agents, target, timeout), name=f"ray_messaging move of {self.name}")
-        self._departures.add(leaving)
-        leaving.add_done_callback(self._departures.discard)
+        self._moves.add(leaving)
+        leaving.add_done_callback(self._moves.discard)
         await asyncio.shield(leaving)
 
     async def _let_go(self, agents: AgentSet, target: str | None, timeout: float) -> None:
-        assert self.epoch is not None
         self._leaving |= agents
-        channels = self._spec.channels_of(agents)
+        channels, unread = self._spec.channels_of(agents), None if self.stepped else self._unread
         try:
-            async with self._departing:
-                if target is None:  # otherwise our subscription would count as a receiver of later messages for them
-                    await self._transport.unsubscribe(channels)
-                departure = Departure(
-                    self._transport,
-                    self._directory,
-                    self.fetcher,
-                    self._unfolder,
-                    self.epoch,
-                    agents,
-                    target,
-                    self._settings,
-                )
-                try:
-                    await departure.run(self._attempts + 1, timeout)
-                finally:
-                    self._attempts = departure.number
+            if target is None:  # otherwise our subscription would count as a receiver of later messages for them
+                await self._transport.unsubscribe(channels)
+            await AgentMover(self._transport, self._directory, agents, self.name, target, unread).run(timeout)
             await self.adopt()
             await self._transport.unsubscribe(channels)
         except MessagingError:
@@ -305,7 +293,7 @@ class Subscription:
     async def close(self, *, commit: bool) -> None:
         """Stop listening, and commit fetched messages if `commit`. A mailbox without a given name is removed."""
         await end(self._renewing)
-        for leaving in [*self._departures]:
+        for leaving in [*self._moves]:
             await end(leaving)
         if self._reader is None or self._commits is None or self.epoch is None:
             return

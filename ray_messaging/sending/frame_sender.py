@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 # The sequence numbers of mailboxes that are gone are deleted when there are so many, with so many in each call.
 _GONE, _MOST_FIELDS = 64, 1_000
+_OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)  # the server refuses the sender itself
 _LARGE = 16 * 2**10  # a frame below this size is sent again without asking first whether there is room
 
 
@@ -207,12 +208,8 @@ class FrameSender:
                 if not ready:
                     break
                 reply = await self.exchange(ready, ready[0].verdict_epoch)
-                self.attempted = reply.repeated
                 await self._process(reply, ready)
                 self.attempted = False
-        except MailboxFull as error:  # the server's memory is full, and it has written nothing
-            self.attempted = False
-            self.abandon(error)
         except (TransitError, ConfigError, Closed) as error:
             self.lose(error)
 
@@ -256,7 +253,10 @@ class FrameSender:
     async def exchange(
         self, frames: list[OutboundFrame], verdict_epoch: int, conclusion: Conclusion | None = None
     ) -> SendReply:
-        """Make one call with numbered frames. The caller clears `attempted` after it has processed the reply."""
+        """Make one call with numbered frames. The caller clears `attempted` after it has processed the reply.
+
+        If the call was not repeated, its reply already says what became of it.
+        """
         await self.keep_agents()
         version = self.directory.version
         self.attempted = True
@@ -264,15 +264,14 @@ class FrameSender:
         reply = await self._transport.send(
             SendRequest(self.sender, self.epoch, version, verdict_epoch, frames, conclusion)
         )
+        self.attempted = reply.repeated
         if self.observer is not None:
             self.observer.call_made(len(frames), time.perf_counter() - began)
         return reply
 
     async def _process(self, reply: SendReply, sent: list[OutboundFrame]) -> None:
-        if reply.status in (SendStatus.FENCED, SendStatus.LOST):
-            raise self.end(reply, sent)
-        if reply.status is SendStatus.RESTORED:
-            await self.recover(reply)
+        if reply.status in _OF_THE_SENDER:
+            await self.settle_refusal(reply, sent)
             self._back_off(reply.status)
             return
         refused: list[tuple[OutboundFrame, FrameFate]] = []
@@ -291,14 +290,30 @@ class FrameSender:
             self._refusals, self._refused_until = 0, 0.0
             self._backoff.reset()
         if refused or reply.status is not SendStatus.OK:
-            await self._process_refusals(reply, refused)
+            await self._process_refusals(reply, sent, refused)
 
-    async def _process_refusals(self, reply: SendReply, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
-        if FrameFate.GAP in reply.fates:
+    async def settle_refusal(self, reply: SendReply, sent: list[OutboundFrame]) -> None:
+        """Find out what the server has after it refused a call or some of its frames. No attempt can arrive after this.
+
+        Raises: Fenced if another sender has our name, or the server lost it.
+        """
+        if reply.status in (SendStatus.FENCED, SendStatus.LOST):
+            self.fenced = self._end(reply, sent)
+            raise self.fenced
+        if reply.status is SendStatus.RESTORED:
+            await self._recover()
+            return
+        gap = FrameFate.GAP in reply.fates
+        if gap:
             logger.error("the server lost messages that it had taken from %s: was it restored?", self.sender)
-        if FrameFate.GAP in reply.fates or (refused and reply.repeated):
+        if gap or reply.repeated:
             # A late attempt must neither find its number free, nor its frame changed.
             await self.take_epoch()
+
+    async def _process_refusals(
+        self, reply: SendReply, sent: list[OutboundFrame], refused: list[tuple[OutboundFrame, FrameFate]]
+    ) -> None:
+        await self.settle_refusal(reply, sent)
         for frame, _ in refused:
             self.queues[frame.mailbox].attempted = 0
         await self._prepare_next(reply.status, refused)
@@ -393,16 +408,15 @@ class FrameSender:
 
     # -- failures -------------------------------------------------------------------------------------------------
 
-    async def recover(self, reply: SendReply) -> None:
+    async def _recover(self) -> None:
         """Continue with a server that was restored from data older than our epoch."""
         logger.error("the server lost what %s had sent since it began: was it restored from older data?", self.sender)
-        self.attempted = reply.repeated
         await self.take_epoch()
         await self.reload()
         self._router.forget_kept()
         self._reroute()
 
-    def end(self, reply: SendReply, frames: list[OutboundFrame]) -> Fenced:
+    def _end(self, reply: SendReply, frames: list[OutboundFrame]) -> Fenced:
         """Stop for good, because another sender has our name or the server lost it; return the error.
 
         An earlier attempt of these frames may have been written.
@@ -415,8 +429,12 @@ class FrameSender:
         return error
 
     def lose(self, cause: TransitError | ConfigError | Closed) -> MessagingError:
-        """Fail all frames, because the server cannot be reached; return the error of the frames in flight."""
-        if self.attempted and not (isinstance(cause, ConnectionFailed | Closed) and cause.unsent):
+        """Fail all frames, because the server cannot be reached or its memory is full.
+
+        Returns: the error of the frames in flight.
+        """
+        unsent = isinstance(cause, MailboxFull) or (isinstance(cause, ConnectionFailed | Closed) and cause.unsent)
+        if self.attempted and not unsent:
             self._fence_at = asyncio.get_running_loop().time()
             error: MessagingError = send_errors.unknown(cause)
         else:

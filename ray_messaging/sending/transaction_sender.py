@@ -1,7 +1,6 @@
 """The transaction sender, which gets the verdicts on one transaction, and writes it as a whole or not at all."""
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,7 +12,6 @@ from ray_messaging.errors import (
     ConfigError,
     Fenced,
     InterceptorUnavailable,
-    MailboxFull,
     MessagingError,
     PayloadTooLarge,
     TransitError,
@@ -30,8 +28,6 @@ from ray_messaging.transports.transport_values import FrameFate, SendReply, Send
 
 if TYPE_CHECKING:
     from ray_messaging.sending.send_loop import SendLoop
-
-logger = logging.getLogger(__name__)
 
 _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 _REFUSED = (FrameFate.FULL, FrameFate.LOG_FULL, FrameFate.GONE, FrameFate.GAP)
@@ -140,9 +136,6 @@ class TransactionSender:
             self._number()
             reply = await frames.exchange(self._outbound, self._verdict_epoch, conclusion)
             return await self._process(reply, transaction.number)
-        except MailboxFull:
-            frames.attempted = False
-            raise
         except (TransitError, ConfigError, Closed) as error:
             raise frames.lose(error) from error
 
@@ -156,47 +149,28 @@ class TransactionSender:
     async def _process(self, reply: SendReply, number: int) -> SendReply | None:
         """Find out from a reply whether the transaction was concluded, if an earlier attempt may still arrive."""
         frames = self._frames
-        await self._check_epoch(reply)
-        concluded = reply.status is SendStatus.OK and all(fate in _WRITTEN for fate in reply.fates)
         subscriber_counts = reply.takers
-        if concluded:
+        if reply.status is SendStatus.OK and all(fate in _WRITTEN for fate in reply.fates):
             frames.transactions = number
             for frame in self._outbound:
                 frames.queues.queue_of(frame.mailbox).written += 1
-        elif reply.repeated or FrameFate.GAP in reply.fates:
-            if FrameFate.GAP in reply.fates:
-                logger.error("the server lost messages that it had taken from %s: was it restored?", frames.sender)
+        else:
             try:
-                await frames.take_epoch()
+                await frames.settle_refusal(reply, [])
             except Fenced:
                 frames.attempted = False
-                self._fail(send_errors.taken_over())
+                if reply.repeated:
+                    self._fail(send_errors.taken_over())
                 raise
-            concluded, subscriber_counts = frames.transactions >= number, frames.subscriber_counts
+            subscriber_counts = frames.subscriber_counts
         frames.attempted = False
-        if not concluded:
+        if frames.transactions < number:
             return reply
         for frame in self._outbound:
             count = len(frame.publish) if frame.mailbox == UNOWNED else 0
             frames.written(frame, subscriber_counts[:count])
             subscriber_counts = subscriber_counts[count:]
         return None
-
-    async def _check_epoch(self, reply: SendReply) -> None:
-        """Check the status of a reply.
-
-        Raises: Fenced if another sender has our name; TransactionError if the server was restored from older data.
-        """
-        frames = self._frames
-        if reply.status in (SendStatus.FENCED, SendStatus.LOST):
-            if reply.repeated:
-                self._fail(send_errors.taken_over())
-            frames.fenced = frames.end(reply, [])
-            raise frames.fenced
-        if reply.status is SendStatus.RESTORED:
-            await frames.recover(reply)
-            frames.attempted = False
-            raise send_errors.behind()
 
     # -- between attempts -----------------------------------------------------------------------------------------
 
@@ -205,7 +179,7 @@ class TransactionSender:
         if reply.status is SendStatus.READER_FENCED:
             assert self._transaction.conclusion is not None
             raise send_errors.reader_fenced(self._transaction.conclusion)
-        if reply.status is SendStatus.BEHIND:
+        if reply.status in (SendStatus.BEHIND, SendStatus.RESTORED):
             raise send_errors.behind()
         if reply.status is SendStatus.UNJUDGED:
             raise send_errors.no_verdicts()

@@ -298,7 +298,7 @@ class StepLoop:
 
     async def _arrivals(self, step: int, record: MailboxRecord, directory: Directory) -> tuple[Arrival, ...]:
         """Return the agents that come to the group with a step, and the states of their former groups."""
-        found, departures = [], self._engine.transport.departures
+        found = []
         for group, agents in sorted(arrivals_at(step, record, directory.records, directory.dates).items()):
             left = directory.records.get(group)
             if left is None:
@@ -310,7 +310,7 @@ class StepLoop:
                 found.append(Arrival(agents, group, None, agents))
                 continue
             before = left.at(step - 1, directory.dates).agents()
-            found.append(Arrival(agents, group, await departures.state_before(group, step), before))
+            found.append(Arrival(agents, group, await self._store.state_before(group, step), before))
         return tuple(found)
 
 

@@ -10,22 +10,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.channels import START, Keys
 from ray_messaging.limits_and_timeouts import SCAN_COUNT
 from ray_messaging.transports.connection.link import RedisLink
 
 _AT_ONCE = 1_000  # keys in one round of reads, and values in one write
-# A start has its own: who runs the experiment and its groups, its rules' code, its log, those who wait.
-_OF_A_START = re.compile(
-    r"rules|answers|dead|mark|hearers|ended.*|open:.*|lease:.*|state::.*|mailbox::.*|step:.*:(sent|results)"
-    r"|steps:(news|holds)"
-)
-_META = "meta"
-_META_OF_A_START = re.compile(rb"run|erasing|format|shards|interceptor|standing|kept|beat|log.*")
-_STEPS = "steps"
-_STEPS_OF_A_START = {b"target", b"news", b"answering"}
+_BOX = "box"
 _OUTSIDE = re.compile(rb"c:-?\d+:")  # the field of a cover that counts the rows from outside
-_DRIVER = {b"task": b"", b"start": b"0"}  # nobody's
+_PROGRESS = (b"asked", b"opened", b"latest", b"sealed", b"dropped")  # fields of the steps that are all the last step
 
 
 class CopiedKey(NamedTuple):
@@ -54,7 +46,7 @@ class RedisCheckpoints:
     async def read(self, step: int) -> list[CopiedKey]:
         """Return the experiment's data after a step, which is sealed; no group may be in a later one."""
         found: list[CopiedKey] = []
-        names = [name for name in await self._names() if not _belongs_to_start(name, step)]
+        names = [name for name in await self._names() if _is_kept(name, step)]
         for low in range(0, len(names), _AT_ONCE):
             part = names[low : low + _AT_ONCE]
             kinds = await self._link.commands(*(("TYPE", self._prefix + name) for name in part))
@@ -63,7 +55,7 @@ class RedisCheckpoints:
             replies = await self._link.commands(*commands)
             read = [(*key, reply) for key, reply in zip(typed, replies, strict=True) if reply is not None]
             found += [CopiedKey(name, kind, _pairs(kind, reply)) for name, kind, reply in read]
-        return [_between_starts(each, step) for each in _without_outside(found)]
+        return [_of_run(each, step) for each in _without_outside(found)]
 
     async def _names(self) -> list[str]:
         names: set[str] = set()
@@ -113,12 +105,11 @@ def _pairs(kind: str, reply: Any) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 
     return [(value, b"") for value in ([reply] if kind == "string" else reply)]
 
 
-def _belongs_to_start(name: str, step: int) -> bool:
-    """Return whether a key is of this start of the experiment only, or of a box that was read up to `step`."""
-    if _OF_A_START.fullmatch(name):
-        return True
-    box = re.fullmatch(r"(?:box|cover):.*@(\d+)|steps:(\d+):boxes", name)
-    return box is not None and int(box[1] or box[2]) <= step
+def _is_kept(name: str, step: int) -> bool:
+    """Return whether a checkpoint after a step has a key: one of the run, or of boxes that no group has read."""
+    if name.startswith(_BOX):
+        return int(name.rpartition("@")[2]) > step
+    return not name.startswith(START)
 
 
 def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
@@ -136,13 +127,13 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
     for place, (key, kind, content) in enumerate(found):
         # A message may have come between the reads of its box and of the box's cover.
         counts = [int(value.split(b":")[1]) for field, value in content if _OUTSIDE.fullmatch(field)]
-        if key.startswith("cover:") and counts:
+        if key.startswith("box-cover:") and counts:
             left = {field: value for field, value in content if not _OUTSIDE.fullmatch(field)}
             left[b"rows"] = b"%d" % (int(left[b"rows"]) - sum(counts))
-            left[b"bytes"] = b"%d" % (int(left[b"bytes"]) - sizes[key.removeprefix("cover:")])
+            left[b"bytes"] = b"%d" % (int(left[b"bytes"]) - sizes[key.removeprefix("box-cover:")])
             # A cover says that its box is listed. The list may have been read before a first message from outside came.
             found[place] = CopiedKey(key, kind, [*left.items()] if left[b"rows"] != b"0" else [])
-    return [each for each in found if each.content or not each.key.startswith("cover:")]
+    return [each for each in found if each.content or not each.key.startswith("box-cover:")]
 
 
 def _fields(value: bytes) -> dict[bytes, bytes]:
@@ -150,22 +141,12 @@ def _fields(value: bytes) -> dict[bytes, bytes]:
     return dict(zip(fields[::2], fields[1::2], strict=True))
 
 
-def _between_starts(copied: CopiedKey, step: int) -> CopiedKey:
-    """Return a key without what says who runs the experiment, and how far who reads the boxes is."""
+def _of_run(copied: CopiedKey, step: int) -> CopiedKey:
+    """Return a key without the fields of a start; the steps have come to the end of `step`."""
     key, kind, content = copied
-    fields = dict(content)
-    if key == _META:
-        fields = {name: value for name, value in fields.items() if not _META_OF_A_START.fullmatch(name)}
-    elif key == _STEPS:
-        old = {b"kept:%d" % passed for passed in range(step + 1)}
-        fields = {name: value for name, value in fields.items() if name not in old | _STEPS_OF_A_START}
-        kept = sum(int(value) for name, value in fields.items() if name.startswith(b"kept:"))
-        fields |= dict.fromkeys((b"asked", b"opened", b"latest", b"sealed", b"dropped"), b"%d" % step)
-        fields[b"kept"] = b"%d" % kept
-    elif key.startswith("step:") and b"closed" in fields:
-        fields = {name: value for name, value in fields.items() if name not in {b"open", b"ahead"}} | _DRIVER
-    elif key == f"{_STEPS}:{step}":
-        fields.pop(b"outside", None)
-    else:
+    if kind != "hash":
         return copied
+    fields = {name: value for name, value in content if not name.startswith(START.encode())}
+    if key == "steps":
+        fields |= dict.fromkeys(_PROGRESS, b"%d" % step)
     return CopiedKey(key, kind, [*fields.items()])

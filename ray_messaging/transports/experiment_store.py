@@ -69,7 +69,7 @@ def other_run(exp_id: str, epoch: int) -> Fenced:
     )
 
 
-FORMAT = 4
+FORMAT = 5
 
 
 def check_format(exp_id: str, found: int) -> None:
@@ -94,7 +94,9 @@ def check_shards(exp_id: str, found: int, told: int) -> None:
 
 _FIELDS_AT_ONCE = 10_000
 # The fields that a reset keeps, because no number in them may be assigned twice.
-_KEPT_FIELDS = {b"run", b"erasing", b"interceptor", b"directory", b"born", b"log_epoch", b"format", b"shards"}
+_KEPT_FIELDS = {b"directory", b"born", b"format"} | {
+    b"start:" + name for name in (b"run", b"erasing", b"interceptor", b"log_epoch", b"shards")
+}
 
 
 class RedisExperimentStore:
@@ -121,7 +123,7 @@ class RedisExperimentStore:
 
         Raises: ConfigError if the data have another format than ours.
         """
-        run, found = await self._link.command("HMGET", self._meta, "run", "format")
+        run, found = await self._link.command("HMGET", self._meta, "start:run", "format")
         if not self._transport.any_format:
             check_format(self._keys.exp_id, int(found or 0))
         holder: bytes | None = run
@@ -150,7 +152,7 @@ class RedisExperimentStore:
         if gone := [field for field in fields if field not in _KEPT_FIELDS]:
             await self._link.command("HDEL", self._meta, *gone)
         await self._link.command("HINCRBY", self._meta, "directory", 1)
-        await self._link.command("HDEL", self._meta, "erasing")
+        await self._link.command("HDEL", self._meta, "start:erasing")
 
     async def erase(self) -> None:
         """Delete all data of the experiment, unless another run has it by now."""
@@ -181,7 +183,7 @@ class RedisExperimentStore:
         Raises: Fenced if another start has the experiment.
         """
         self._before, epoch = await self._transport.log.take_epoch(
-            "advance_interceptor_epoch", "interceptor", [self._meta], []
+            "advance_interceptor_epoch", "start:interceptor", [self._meta], []
         )
         return epoch
 
@@ -198,7 +200,7 @@ class RedisExperimentStore:
 
     async def heartbeat(self) -> bytes | None:
         """Return the counter of the interceptor's heartbeats, or None if the interceptor was closed."""
-        return await self._field("beat")
+        return await self._field("start:beat")
 
     async def beat(self, epoch: int) -> StateWrite:
         """Increment the counter of heartbeats, and check that the server has all confirmed writes.
@@ -253,7 +255,7 @@ class RedisExperimentStore:
         args += [-1] if names is None else [len(names), *names]
         for name, changes in state.tables.items():
             key = self._keys.table(name)
-            staged = self._keys.table(f":staged:{epoch}:{name}")  # no rule has a name that begins with a colon
+            staged = self._keys.staged(f"{epoch}:{name}")
             keys += [key, staged]
             put: Mapping[bytes, bytes] = changes.put
             if changes.cleared:  # the new table, of any size, replaces the old one by a rename
@@ -285,11 +287,11 @@ class RedisExperimentStore:
 
     async def log_mark(self, name: str) -> bytes | None:
         """Return a value that the event log has stored, or None."""
-        return await self._field(f"log_{name}")
+        return await self._field(f"start:log_{name}")
 
     async def set_log_mark(self, name: str, value: str | int) -> None:
         """Store a value for the event log's next process."""
-        await self._link.command("HSET", self._meta, f"log_{name}", value)
+        await self._link.command("HSET", self._meta, f"start:log_{name}", value)
 
     async def time_ms(self) -> int:
         """Return the server's time in ms."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.channels import START, Keys
 from ray_messaging.addressing.directory import decode_agents
 from ray_messaging.errors import Fenced
 from ray_messaging.model.agent_sets import AgentSet
@@ -92,7 +92,7 @@ class RedisLog:
         """
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG)]
         args = [limits.messages, limits.nbytes, self.keys.prefix]
-        _, taken = await self.take_epoch("open_log", "log_epoch", keys, args)
+        _, taken = await self.take_epoch("open_log", "start:log_epoch", keys, args)
         return taken
 
     async def take_epoch(self, script: str, field: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[bytes, int]:
@@ -166,7 +166,7 @@ class RedisLog:
     def _items(self, reply: Any) -> list[LogItem]:  # noqa: ANN401 - a reply
         stem = len(self.keys.prefix)
         items = [
-            _item(key.decode()[stem:].partition(":")[2], entry.decode(), fields)
+            _item(key.decode()[stem:].removeprefix(START).partition(":")[2], entry.decode(), fields)
             for key, found in reply
             for entry, fields in found
         ]

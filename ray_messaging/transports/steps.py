@@ -79,7 +79,7 @@ class RedisSteps:
         self._link = link
         self._keys = keys
         self._steps = keys.steps()
-        self.news = StepNewsReader(link, keys.steps("news"))
+        self.news = StepNewsReader(link, keys.news)
         self.bodies = bodies
 
     async def begin(self, settings: StepSettings) -> StepSettings:
@@ -116,6 +116,19 @@ class RedisSteps:
         if since == -2:
             raise without_steps(self._keys.exp_id)
         return int(since)
+
+    async def state_before(self, group: str, step: int) -> bytes | None:
+        """Return a group's state after its last step before `step`, the step from which on agents have left the group.
+
+        Return None if the group had no state.
+        """
+        key = self._keys.step(group)
+        # The state is read first, because it is replaced when the group closes `step`.
+        now, left = await self._link.commands(("HGET", key, "state"), ("HGET", f"{key}:left", step))
+        found: bytes | None = now
+        if left:
+            found = left[1:] if left[:1] == b"+" else None
+        return found
 
     async def declare(self, hears: Mapping[str, Collection[str] | None], at_step: int | None = None) -> None:
         """Declare which groups may send to each group, besides itself (None: all), for what it reads from `at_step` on.
@@ -232,7 +245,7 @@ class RedisSteps:
         """Return the keys, and the arguments before the writes, of a script that writes frames."""
         key = self._keys.step(tag.group)
         args = [*self._of(tag.group), tag.attempt, tag.sent, request.sender, request.interceptor_epoch]
-        return [self._keys.meta, self._steps, key, f"{key}:sent"], args
+        return [self._keys.meta, self._steps, key, self._keys.sent(tag.group)], args
 
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
@@ -271,12 +284,12 @@ class RedisSteps:
         args: list[Any] = [attempt, step, len(results)]
         for name, result in results.items():
             args += [name, result]
-        keys = [self._keys.step(group), self._results(group), self._steps]
+        keys = [self._keys.step(group), self._keys.results(group), self._steps]
         return bool(await self._link.script("remember_calls", keys, args, large=_large(args)))
 
     async def remembered(self, group: str, step: int) -> dict[str, bytes]:
         """Return the results that all attempts at a group's open step have kept."""
-        key, prefix = self._results(group), b"%d:" % step
+        key, prefix = self._keys.results(group), b"%d:" % step
         names = [name for name in await self._link.command("HKEYS", key) if name.startswith(prefix)]
         found: dict[str, bytes] = {}
         for low in range(0, len(names), _RESULTS):
@@ -285,9 +298,6 @@ class RedisSteps:
             pairs = zip(part, values, strict=True)
             found |= {name.removeprefix(prefix).decode(): value for name, value in pairs if value is not None}
         return found
-
-    def _results(self, group: str) -> str:
-        return f"{self._keys.step(group)}:results"
 
     async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0) -> News:
         """Wait up to `block_s` seconds for a step event after stream id `news`; return the latest.
@@ -406,7 +416,7 @@ class RedisSteps:
         await self._hold(name, "")
 
     async def _hold(self, name: str, through: int | str) -> None:
-        keys = [self._steps, self._keys.steps("holds")]
+        keys = [self._steps, self._keys.holds]
         if await self._link.script("hold_boxes", keys, [self._keys.prefix, name, through]) == 0:
             raise without_steps(self._keys.exp_id)
 
@@ -426,7 +436,7 @@ class RedisSteps:
 
     async def progress(self) -> Progress:
         """Return the progress of all groups."""
-        keys = [self._steps, self._keys.steps("closed"), self._keys.steps("holds")]
+        keys = [self._steps, self._keys.steps("closed"), self._keys.holds]
         reply = await self._link.script("read_progress", keys, [self._keys.prefix])
         if not reply:
             raise without_steps(self._keys.exp_id)

@@ -19,6 +19,7 @@ from ray_messaging.errors import Closed, ConnectionFailed, ServerRefused
 from ray_messaging.limits_and_timeouts import DEAD_BYTES
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.observability.observer import Observer
+from ray_messaging.transports.agent_moves import RedisMoves
 from ray_messaging.transports.checkpoints import RedisCheckpoints
 from ray_messaging.transports.connection.blocking_reads import BlockingReads
 from ray_messaging.transports.connection.link import RedisLink, link_of
@@ -26,7 +27,6 @@ from ray_messaging.transports.connection.scripts import script_text
 from ray_messaging.transports.connection.server_runs import ServerRuns
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks, keep_of
 from ray_messaging.transports.dead_letter_store import kept_of
-from ray_messaging.transports.departures import RedisDepartures
 from ray_messaging.transports.experiment_store import FORMAT, RedisSurveys
 from ray_messaging.transports.ingress import WIDE, RedisIngress
 from ray_messaging.transports.large_frames import LargeFrames, add_writes
@@ -104,7 +104,7 @@ class RedisTransport:
         self.dead_bytes = dead_bytes
         self._reading = BlockingReads(self.link)
         self._born: dict[str, str] = {}  # for each mailbox of ours, which of the mailboxes of this name it is
-        self.departures = RedisDepartures(self.link, self.keys, self._born, dead_bytes)
+        self.moves = RedisMoves(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
         self.first_steps: StepSettings | None = None  # for an experiment that begins with its first messager
 

@@ -72,8 +72,8 @@ def fresh(home):
 
 
 @pytest.mark.long
-def test_a_survey_reminds_those_that_answered_wrongly(fresh):
-    printed = fresh("survey.py", "--agents", "200")
+def test_a_survey_reminds_those_that_answered_wrongly(run):
+    printed = run("survey.py", "--agents", "200")
     lines = printed.splitlines()
     assert lines[0] == "Survey('moods', 190 answered, 10 invalid)"
     assert lines[1].startswith("agent ")
@@ -104,8 +104,8 @@ def test_no_example_is_left_out():
 
 
 @pytest.mark.long
-def test_followers_agree(fresh):
-    printed = fresh("followers.py", "--generated", "--steps", "6")
+def test_followers_agree(run):
+    printed = run("followers.py", "--generated", "--steps", "6")
     counts = re.findall(r"([\d,]+) (?:broadcasts|messages)", printed)
     broadcasts, messages = (int(count.replace(",", "")) for count in counts)
     assert broadcasts == 6 * 1000
@@ -115,9 +115,9 @@ def test_followers_agree(fresh):
 
 
 @pytest.mark.long
-def test_a_rule_in_the_middle_of_a_run_changes_it_from_its_step_on(fresh, tmp_path):
+def test_a_rule_in_the_middle_of_a_run_changes_it_from_its_step_on(run, tmp_path):
     given = ("--agents", "60", "--steps", "6", "--at", "3", "--folder", str(tmp_path))
-    printed = fresh("moderation.py", *given)
+    printed = run("moderation.py", *given)
     table = [tuple(map(int, line.split())) for line in printed.splitlines()[1:7]]
     assert [free == moderated for _, free, moderated in table[:3]] == [True] * 3
     assert [moderated for _, _, moderated in table[3:]] == [0] * 3
@@ -126,17 +126,17 @@ def test_a_rule_in_the_middle_of_a_run_changes_it_from_its_step_on(fresh, tmp_pa
 
 
 @pytest.mark.long
-def test_birds_flock(fresh):
-    printed = fresh("flocking.py", "--steps", "10")
+def test_birds_flock(run):
+    printed = run("flocking.py", "--steps", "10")
     orders = [float(order) for order in re.findall(r"order ([\d.]+)", printed)]
     assert len(orders) == 2
     assert orders[1] > orders[0]
 
 
 @pytest.mark.long
-def test_each_trial_of_a_sweep_is_an_experiment(fresh, tmp_path):
+def test_each_trial_of_a_sweep_is_an_experiment(run, tmp_path):
     given = ("--chances", "0", "1", "--steps", "4", "--folder", str(tmp_path))
-    printed = fresh("sweep.py", *given)
+    printed = run("sweep.py", *given)
     table = [
         line.replace(",", "").split() for line in printed.partition("chance   know it   messages\n")[2].splitlines()
     ]
@@ -165,8 +165,8 @@ def test_ray_data_reads_a_log_of_several_files(run, tmp_path):
 
 
 @pytest.mark.long
-def test_a_what_if_asks_only_what_is_new(fresh):
-    lines = fresh("counterfactual.py", "--agents", "30").splitlines()
+def test_a_what_if_asks_only_what_is_new(run):
+    lines = run("counterfactual.py", "--agents", "30").splitlines()
     saved, paid = map(int, re.findall(r"\d+", lines[2]))
     assert saved > 0
     assert paid > 0

@@ -86,3 +86,14 @@ def test_a_fork_whose_process_was_killed_goes_on_and_sends_what_is_left(parent, 
     with fork(at_step=5, on_existing="resume") as messaging:
         twin = ran(messaging, STEPS)
     is_twin(folder, into, result, twin)
+
+
+@pytest.mark.long
+def test_a_rule_that_a_fork_gets_for_a_later_step_judges_what_is_sent_again_in_that_step(parent, tmp_path):
+    folder, _ = parent
+    into = tmp_path / "changed"
+    with Messaging.fork(folder, "outside-later", at_step=10, log_dir=into, rules=judges()) as messaging:
+        messaging.rules.insert(rules.MaxLength(3, name="late"), at_step=11)
+        ran(messaging, STEPS)
+    asked = EventLog.open(into).query(step_read=11).to_pylist()
+    assert {row["to_id"]: row["rule"] for row in asked if row["from_id"] is None} == dict.fromkeys((1, 2, 3), "late")

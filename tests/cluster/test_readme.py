@@ -11,11 +11,9 @@ from ray_messaging.steps.random_numbers import agent_generator
 
 TWO_NODES = """
 import ray
-from ray.cluster_utils import Cluster
+from support.bare_ray import start_cluster
 
-cluster = Cluster(
-    initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"left": 1}, "include_dashboard": False}
-)
+cluster = start_cluster(resources={"left": 1})
 cluster.add_node(num_cpus=2, resources={"right": 1})
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 """

@@ -87,7 +87,7 @@ class Slow(Warden):
     """The same rule, which takes longer than a driver needs to see that all groups have run a step."""
 
     async def check_step(self, number, batch, exp_id):
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.3)
         return await super().check_step(number, batch, exp_id)
 
 
@@ -205,6 +205,8 @@ def test_a_change_in_the_middle_of_a_step_is_recorded_as_that(tmp_path):
         ray.get(town.interceptor.insert_rule.remote(rules.MaxLength(500)))
         ray.get(town.interceptor.add_to_black_set.remote([(1, 2)]))
         found = ray.get(town.interceptor.rule_changes.remote())
+        kill(town.interceptor)
+        assert ray.get(town.interceptor.rule_changes.remote()) == found
     assert [(each.change, each.rule["name"], each.exact) for each in found] == [
         ("insert", "max_length", False),
         ("add pairs", "black_list", False),

@@ -131,9 +131,9 @@ async def test_a_server_restored_to_an_older_number_gets_the_newer_one(actor, in
     old = actor.interceptor.delegation.number
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
     link, meta = interceptor_epoch.link, interceptor_epoch.keys.meta
-    await link.command("HSET", meta, "standing", old)
+    await link.command("HSET", meta, "start:standing", old)
     await actor.interceptor.renew()
-    assert int(await link.command("HGET", meta, "standing")) == actor.interceptor.delegation.number > old
+    assert int(await link.command("HGET", meta, "start:standing")) == actor.interceptor.delegation.number > old
 
 
 async def test_a_successor_ends_earlier_delegations(actor, sender):

@@ -3,7 +3,7 @@
 import pytest
 from support.contracts import fetch_all
 from support.delegation import Actor, InterceptorEpoch, delegate_at_once
-from support.server_side import keys_of
+from support.server_side import forget_owners
 
 from ray_messaging import InterceptorUnavailable, rules
 from ray_messaging.errors import Fenced
@@ -18,7 +18,7 @@ def forget(request, clocked_server, server_clock, exp_id):
             if request.param == "all":
                 client.flushall()
             else:
-                client.hdel(keys_of(exp_id).meta, "interceptor", "standing", "kept", "log_epoch", "log")
+                forget_owners(client, exp_id)
             server_clock.step(client, -60)
 
     return forget

@@ -99,6 +99,24 @@ async def test_a_step_that_runs_again_reads_the_same_for_agents_that_came(opened
         await agree(first, *found)
 
 
+@pytest.mark.parametrize("targets", [("group1", "group2"), ("group1", None), (None, "group1")])
+async def test_of_two_calls_that_move_an_agent_at_once_one_succeeds(opened, targets):
+    first, *_, last = await opened(count=4)
+
+    def go(to):
+        return first.remove_agents([0]) if to is None else first.move_agents([0], to=to)
+
+    found = await asyncio.gather(*map(go, targets), return_exceptions=True)
+    assert [type(error) for error in found if error is not None] == [UnknownName]
+    [to] = [to for to, error in zip(targets, found, strict=True) if error is None]
+    if to is None:
+        await last.add_agents([0])
+    else:
+        with pytest.raises(AlreadyExists) as error:
+            await last.add_agents([0])
+        assert error.value.owner == to
+
+
 async def test_messages_from_outside_and_later_ones_reach_agents_that_moved_once(opened, messagers):
     west, east = await opened(count=2)
     outside = await messagers()

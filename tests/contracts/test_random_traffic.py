@@ -11,13 +11,18 @@ WEST, EAST = (1, 2, 3), (11, 12)
 PAIRS = [(a, b) for a in WEST for b in EAST]
 
 
-def seeds(usual, all_of_them):
-    """Give the seeds of programs; those above the usual number are of the long tests."""
-    return [pytest.param(seed, marks=pytest.mark.long) if seed >= usual else seed for seed in range(all_of_them)]
+def seeds(usual, long, all_of_them):
+    """Give the seeds of programs: those of the default suite, of the long tests, and of those that CI leaves out."""
+    more, most = pytest.mark.long, [pytest.mark.long, pytest.mark.soak]
+    return [
+        *range(usual),
+        *(pytest.param(seed, marks=more) for seed in range(usual, long)),
+        *(pytest.param(seed, marks=most) for seed in range(long, all_of_them)),
+    ]
 
 
 @pytest.mark.one_server("what is cut lies before the server")
-@pytest.mark.parametrize("seed", seeds(16, 200))
+@pytest.mark.parametrize("seed", seeds(16, 60, 200))
 async def test_handles_of_groups(monkeypatch, server, exp_id, seed):
     choose = random.Random(seed)
     inbox = choose.choice((4, 20, 10_000))
@@ -43,7 +48,7 @@ async def test_handles_of_groups(monkeypatch, server, exp_id, seed):
 
 
 @pytest.mark.one_server("what is cut lies before the server")
-@pytest.mark.parametrize("seed", seeds(8, 100))
+@pytest.mark.parametrize("seed", seeds(8, 30, 100))
 async def test_messagers(messagers, seed):
     choose = random.Random(seed)
     inbox = choose.choice((4, 20, 10_000))

@@ -26,7 +26,7 @@ class Moving:
         self._random = random.Random(options.get("seed", 0))
         if self._dies:
             die = partial(os.kill, os.getpid(), signal.SIGKILL)
-            at_call(messager.engine.transport.departures, "release", options["crash"], die, options["nth"])
+            at_call(messager.engine.transport.moves, "move", options["crash"], die, options["nth"])
         self._task = asyncio.create_task(self._run())
 
     async def _run(self):
@@ -47,4 +47,4 @@ class Moving:
         """Move no more; an agent that is on its way arrives."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.gather(*self._messager.subscription._departures, return_exceptions=True)
+        await asyncio.gather(*self._messager.subscription._moves, return_exceptions=True)

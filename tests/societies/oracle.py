@@ -1,13 +1,13 @@
 """The oracle: what a program's society does by the documents alone, in one loop, with dicts and lists."""
 
-import json
 from collections import Counter, defaultdict
 from fractions import Fraction
 
-from societies.program import acts_of, barred, hear, order, traits
+from societies.program import FITTING, acts_of, barred, hear, line, near, order, traits
 
 OF_PAIRS = {"ban", "graph", "pairs", "sender_ban", "edge_ban"}  # kinds of rules that judge each hearer of a broadcast
-RADIUS = 1.5
+
+SLOW = {"rude": True, "odd": ("pass", "mended", "mended"), "tag": ("pass", None, "seen")}  # what the slow rule finds
 
 
 class Row:
@@ -17,13 +17,28 @@ class Row:
         self.step, self.read, self.from_id, self.to_id = step, read, from_id, to_id
         self.payload, self.before, self.topic = payload, None, topic
         self.fate, self.rule, self.labels = "delivered", None, []
-        self.ordinal = self.audience = self.reply = None
-        self.asks = False
+        self.ordinal = self.audience = self.question = self.asker = None
+        self.asks = self.outside = False
         vars(self).update(more)
+
+    def take(self, rule, what, text, label):
+        """Apply a rule's verdict."""
+        if label is not None and label not in self.labels:
+            self.labels.append(label)
+        if what == "block":
+            self.fate, self.rule = "blocked", rule.name
+        elif text is not None:
+            self.before = self.payload if self.before is None else self.before
+            self.payload, self.rule = self.payload | {"t": text}, rule.name
 
     @property
     def id(self):
         return f"{self.step}-{self.ordinal}-{self.from_id}"
+
+    @property
+    def reply(self):
+        """Return the name of the question that it answers."""
+        return self.question and self.question.name
 
     @property
     def name(self):
@@ -32,82 +47,61 @@ class Row:
 
 
 class Rule:
-    """A rule with what it remembers."""
+    """A rule with what it remembers. `blocks` counts how many messages of each agent any rule has blocked so far."""
 
-    def __init__(self, kind, name, *settings):
-        self.kind, self.name, self.settings = kind, name, settings
-        self.of_pairs, self.counts = kind in OF_PAIRS, Counter()
+    def __init__(self, blocks, kind, name, *settings):
+        self.kind, self.name, self.settings, self.blocks = kind, name, settings, blocks
+        self.of_pairs = kind in OF_PAIRS or (kind == "quota" and settings[0] is not None)
+        self.counts = Counter()
+        self.new_round()
 
-    def verdict(self, row, to_id):
+    def verdict(self, row):
         """Return (what, new text, label): what is "block", "pass" or "fail"."""
-        text, from_id = row.payload["t"], row.from_id
-        return getattr(self, f"_{self.kind}")(text, from_id, to_id, row) or ("pass", None, None)
+        text, a, b, first = row.payload["t"], row.from_id, row.to_id, self.settings[0] if self.settings else None
+        found = {
+            "ban": lambda: any(one in (a, None) and other in (b, None) for one, other in first),
+            "graph": lambda: a is not None and b is not None and (a, b) not in {tuple(edge) for edge in first},
+            "pairs": lambda: barred(a, b, first),
+            "words": lambda: first in text.rstrip("!").split(),
+            "mask": lambda: first in text.rstrip("!").split() and ("pass", text.replace(first, "***"), None),
+            "length": lambda: len(line(row.payload)) > first,
+            "rate": lambda: a is not None and self.counted(a, first),
+            "said": lambda: self.counted(str(a), first),
+            "quota": lambda: a is not None and self.too_much(a, b),
+            "label": lambda: text == first and ("pass", None, f"has {first}"),
+            "shout": lambda: ("pass", f"{text}!", "shouted"),
+            "fails": lambda: text == first and self.settings[1] == "block",
+            "slow": lambda: SLOW.get(text),
+            "sender_ban": lambda: self.banned(text, a),
+            "edge_ban": lambda: self.banned(text, None if a is None else (a, b)),
+        }[self.kind]()
+        return ("block", None, None) if found is True else found or ("pass", None, None)
 
-    def _ban(self, text, from_id, to_id, row):
-        hit = any(a in (from_id, None) and b in (to_id, None) for a, b in self.settings[0])
-        return ("block", None, None) if hit else None
+    def counted(self, key, most):
+        """Return whether this is too much, else count it."""
+        self.counts[key] += 1
+        return self.counts[key] > most
 
-    def _graph(self, text, from_id, to_id, row):
-        known = from_id is None or (from_id, to_id) in {tuple(edge) for edge in self.settings[0]}
-        return None if known else ("block", None, None)
-
-    def _pairs(self, text, from_id, to_id, row):
-        return ("block", None, None) if barred(from_id, to_id, self.settings[0]) else None
-
-    def _words(self, text, from_id, to_id, row):
-        return ("block", None, None) if self.settings[0] in text.rstrip("!").split() else None
-
-    def _mask(self, text, from_id, to_id, row):
-        hit = self.settings[0] in text.rstrip("!").split()
-        return ("pass", text.replace(self.settings[0], "***"), None) if hit else None
-
-    def _length(self, text, from_id, to_id, row):
-        return ("block", None, None) if len(line(row.payload)) > self.settings[0] else None
-
-    def _rate(self, text, from_id, to_id, row):
-        if from_id is not None and self.counts[from_id] >= self.settings[0]:
-            return "block", None, None
-        self.counts[from_id] += 1
-        return None
-
-    def _said(self, text, from_id, to_id, row):
-        return self._rate(text, str(from_id), to_id, row)
-
-    def _label(self, text, from_id, to_id, row):
-        return ("pass", None, f"has {self.settings[0]}") if text == self.settings[0] else None
-
-    def _shout(self, text, from_id, to_id, row):
-        return "pass", f"{text}!", "shouted"
-
-    def _fails(self, text, from_id, to_id, row):
-        return ("block", None, None) if text == self.settings[0] and self.settings[1] == "block" else None
-
-    def _slow(self, text, from_id, to_id, row):
-        found = {"rude": ("block", None, None), "odd": ("pass", "mended", "mended"), "tag": ("pass", None, "seen")}
-        return found.get(text)
-
-    def _sender_ban(self, text, from_id, to_id, row):
-        return self._banned(text, from_id)
-
-    def _edge_ban(self, text, from_id, to_id, row):
-        return self._banned(text, None if from_id is None else (from_id, to_id))
-
-    def _banned(self, text, key):
+    def banned(self, text, key):
         word, after = self.settings
         if key is not None and self.counts[key] >= after:
-            return "block", None, None
-        if text != word:
-            return None
-        self.counts[key] += 1
-        return "block", None, None
+            return True
+        self.counts[key] += text == word
+        return text == word
+
+    def too_much(self, a, b):
+        contacts, blocked = self.settings
+        if blocked is not None and self.blocks[a] - self.before[a] >= blocked:
+            return True
+        met = self.met[a] | {b}
+        if contacts is not None and b is not None and len(met) <= contacts:
+            self.met[a] = met
+        return contacts is not None and b is not None and len(met) > contacts
 
     def new_round(self):
+        self.met, self.before = defaultdict(set), self.blocks.copy()
         if self.kind == "rate":
             self.counts.clear()
-
-
-def line(payload):
-    return json.dumps(payload, separators=(",", ":"))
 
 
 class Oracle:
@@ -117,10 +111,13 @@ class Oracle:
         self.made = made
         self.words = dict.fromkeys(made["agents"], "")
         self.stopped, self.places = set(), dict(made["near"])
-        self.rules = [Rule(*each) for each in made["rules"]]
+        self.blocks = Counter()
+        self.rules = [Rule(self.blocks, *each) for each in made["rules"]]
         self.inboxes = defaultdict(list)  # (step, agent) -> rows
         self.hands = {}  # (agent, step) -> rows, in order
         self.rows, self.fates, self.series = [], [], []
+        self.asked, self.surveys = [], []  # questions and surveys of the user
+        self.said = []  # from outside, in which a reminder names those whom it asks
         self.blocked = defaultdict(list)  # agent -> rows of the step before
 
     def run(self):
@@ -128,28 +125,33 @@ class Oracle:
             for change in self.made["changes"]:
                 if change[0] == step:
                     self.change(*change[1:])
-            outside = Counter()
             for at, verb, *given in self.made["outside"]:
-                if at == step:
-                    self.from_outside(step, outside, verb, *given)
+                if at == step and (verb != "remind" or self.surveys):
+                    self.from_outside(step, verb, *given)
             self.step(step)
         return self
 
     def change(self, change, which, rule):
         place = which if change == "insert" else [each.name for each in self.rules].index(which)
-        self.rules[place : place + (change != "insert")] = [] if rule is None else [Rule(*rule)]
+        self.rules[place : place + (change != "insert")] = [] if rule is None else [Rule(self.blocks, *rule)]
 
-    def from_outside(self, step, outside, verb, *given):
-        if verb == "broadcast":
-            text, topic = given
-            hearers, audience = self.hearers("*", None, topic), "*"
-        else:
-            (to_id, text, topic), audience = given, None
-            hearers = [to_id]
-        rows = [Row(step, step, None, to, {"t": text}, topic, audience=audience) for to in hearers]
-        for row in rows:
-            row.outside = True
-        self.judge(rows)
+    def from_outside(self, step, verb, *given):
+        asked = self.surveys[-1] if verb == "remind" else None
+        if asked is not None:
+            given = [[each for each in asked.asked if asked.state(each) in {"pending", "invalid"}], *asked.said]
+        self.said.append([step, "ask" if verb == "remind" else verb, *given])
+        to, text, topic = given if verb != "broadcast" else (self.hearers("*", None, given[1]), *given)
+        if verb in {"ask", "survey"}:
+            asked = Asked(to, [text, topic])
+            (self.asked if verb == "ask" else self.surveys).append(asked)
+        rows = [Row(step, step, None, each, {"t": text}, topic) for each in (to if isinstance(to, list) else [to])]
+        for n, row in enumerate(rows):
+            row.outside, row.asks, row.asker = True, asked is not None, (asked, n)
+            row.audience = "*" if verb == "broadcast" else None
+        for part in [rows] if verb == "broadcast" else ([row] for row in rows):
+            self.judge(part)
+        for row in rows if asked is not None else ():
+            asked.fates[row.to_id].append(row.fate)
         self.send(rows)
 
     def why(self, row, depth, most):
@@ -157,7 +159,7 @@ class Oracle:
         if not depth or row.from_id not in self.words:
             return row.name, [], 0
         hand = self.hands[row.from_id, row.step]
-        shown = sorted(hand, key=lambda each: row.reply is None or each.name != row.reply)[:most]
+        shown = sorted(hand, key=lambda each: each is not row.question)[:most]
         return row.name, [self.why(each, depth - 1, most) for each in shown], len(hand) - len(shown)
 
     def hearers(self, audience, from_id, topic):
@@ -166,11 +168,10 @@ class Oracle:
             found = {b for a, b in made["friends"] if a == from_id}
         elif audience == "near":
             at = self.places.get(from_id)
-            found = set() if at is None else {a for a, b in self.places.items() if near(at, b)} - {from_id}
+            found = set() if at is None else {a for a, b in self.places.items() if near(at, b)}
         else:
             found = {*made["club"]} if audience == "club" else {a for a in made["agents"] if self.listens(a, topic)}
-            found -= {from_id}
-        return sorted(found, key=order)
+        return sorted(found - {from_id} if audience != "friends" else found, key=order)
 
     def listens(self, agent, topic):
         return agent in self.made["agents"] and (topic != "gossip" or agent in self.made["gossip"])
@@ -199,22 +200,21 @@ class Oracle:
         sent, ordinal = [], 0
         asked = [row for row in inbox if row.asks]
         for verb, *given in acts_of(self.made, step, agent):
-            rows = []
+            parts = []
             if verb == "walk" and agent in self.places:
                 walked[agent] = given
             elif verb == "stop":
                 self.stopped.add(agent)
             elif verb == "answer":
-                rows = [[self.row(step, agent, q.from_id, given[0], q.topic, 1, reply=q.id)] for q in asked]
-                asked = []
+                parts, asked = [[self.row(step, agent, q.from_id, *given, q.topic, 1, question=q)] for q in asked], []
             elif verb == "ask":
-                rows = [[self.row(step, agent, given[0], given[1], "agent-chat", given[2], asks=True)]]
-            elif verb in {"send", "broadcast"}:
+                parts = [[self.row(step, agent, *given[:2], "agent-chat", given[2], asks=True)]]
+            elif verb == "send":
+                parts = [[self.row(step, agent, *given)]]
+            elif verb == "broadcast":
                 to, *more = given
-                hearers = [to] if verb == "send" else self.hearers(to, agent, given[2])
-                audience = to if verb == "broadcast" else None
-                rows = [[self.row(step, agent, each, *more, audience=audience) for each in hearers]]
-            for part in rows:
+                parts = [[self.row(step, agent, b, *more, audience=to) for b in self.hearers(to, agent, given[2])]]
+            for part in parts:
                 for row in part:
                     row.ordinal = ordinal
                 ordinal += 1
@@ -231,36 +231,39 @@ class Oracle:
         if rows and rows[0].audience is not None:
             rules.sort(key=lambda rule: not rule.of_pairs)
         left = rows
-        for rule in rules:
-            verdicts = [rule.verdict(row, row.to_id) for row in left] if rule.of_pairs else None
-            if verdicts is None and left:
-                verdicts = [rule.verdict(left[0], left[0].to_id)] * len(left)
-            for row, verdict in zip(left, verdicts or (), strict=True):
-                take(row, rule, *verdict)
+        for rule in rules if rows else ():
+            once = None if rule.of_pairs or not left else rule.verdict(left[0])
+            for row in left:
+                row.take(rule, *(once or rule.verdict(row)))
             left = [row for row in left if row.fate != "blocked"]
         for row in left:
-            if not self.listens(row.to_id, row.topic):
+            if row.to_id is not None and not self.listens(row.to_id, row.topic):
                 row.fate = "undeliverable"
+        self.blocks.update(row.from_id for row in rows if row.fate == "blocked")
 
     def review(self, rule, step, sent):
         """Let a rule on whole steps judge what others let pass; return what it adds."""
         most, word = rule.settings
         heard = Counter()
-        passed = [row for row in sent if row.fate == "delivered"]
+        passed = [row for row in sent if row.fate == "delivered" and row.to_id is not None]
         for row in sorted(passed, key=lambda row: (order(row.to_id), row.step, order(row.from_id), row.ordinal)):
             heard[row.to_id] += 1
             if heard[row.to_id] > most:
-                take(row, rule, "block", None, None)
+                row.take(rule, "block", None, None)
+                self.blocks[row.from_id] += 1
             elif row.payload["t"] == word:
-                take(row, rule, "pass", "better", "bettered")
+                row.take(rule, "pass", "better", "bettered")
         rule.counts["seen"] += len(passed)
-        row = Row(step, step + 1, "warden", 0, {"t": f"{rule.counts['seen']} seen"}, "agent-chat", rule=rule.name)
-        return [row]
+        text = {"t": f"{rule.counts['seen']} seen"}
+        return [Row(step, step + 1, "warden", 0, text, "agent-chat", rule=rule.name)]
 
     def send(self, rows):
         for row in rows:
             self.rows.append(row)
-            if row.fate == "delivered":
+            if row.fate == "delivered" and row.to_id is None:
+                asked, place = row.question.asker
+                asked.answers[place if asked in self.asked else row.from_id].append(row.payload)
+            elif row.fate == "delivered":
                 self.inboxes[row.read, row.to_id].append(row)
             if row.fate == "blocked" and row.from_id in self.words:
                 self.blocked[row.from_id].append(row)
@@ -275,16 +278,14 @@ class Oracle:
             self.series.append({"step": step, "n": mean, **{f"k={k}": count for k, count in counts.items()}})
 
 
-def take(row, rule, what, text, label):
-    """Apply a rule's verdict to a message."""
-    if label is not None and label not in row.labels:
-        row.labels = [*row.labels, label]
-    if what == "block":
-        row.fate, row.rule = "blocked", rule.name
-    elif text is not None:
-        row.before = row.payload if row.before is None else row.before
-        row.payload, row.rule = row.payload | {"t": text}, rule.name
+class Asked:
+    """Questions of the user: those of a survey, with the answers of each agent, or others, with those of each place."""
 
+    def __init__(self, asked, said):
+        self.asked, self.said = asked, said
+        self.answers, self.fates = defaultdict(list), defaultdict(list)
 
-def near(a, b):
-    return (a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 <= RADIUS**2
+    def state(self, agent):
+        if texts := {each["t"] for each in self.answers[agent]}:
+            return "answered" if texts & {*FITTING} else "invalid"
+        return "pending" if "delivered" in self.fates[agent] else self.fates[agent][0]

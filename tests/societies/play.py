@@ -2,17 +2,22 @@
 
 import asyncio
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
+from typing import Literal
 
+import msgspec
 import numpy as np
-from societies.program import acts_of, barred, hear, traits
+from societies.program import FITTING, RADIUS, acts_of, barred, hear, traits
 from support.delegation import Method
 from support.patience import WAIT_S
+from support.step_faults import FaultyStore, Killed, Process
 from support.step_society import LoggedGroups, sealed
+from support.survey_records import ask_survey, surveys_of
 
-from ray_messaging import Count, EventLog, Mean, Message, Steps
+from ray_messaging import AlreadyExists, ConnectionFailed, Count, EventLog, Mean, Message, StepAborted, Steps
 from ray_messaging.addressing.channels import agent_channel
 from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.audiences.building import Positions, build_edges
@@ -23,15 +28,17 @@ from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.actors.rule_editor import RuleRequest
 from ray_messaging.cluster.audience_files import move
+from ray_messaging.cluster.fork import Fork
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.run.run import plans_for
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.spec import SUBTOPICS, InterceptorSpec
 from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import TransitError
 from ray_messaging.eventlog.checkpoint_files import read_checkpoint
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import FORMAT, RunRecord, write_run
-from ray_messaging.eventlog.forking import checkpoint_before, copy_run
+from ray_messaging.eventlog.forking import checkpoint_before, copy_run, outside_of
 from ray_messaging.eventlog.series_tables import series_table
 from ray_messaging.interception import rules
 from ray_messaging.messager import GroupMessager
@@ -39,7 +46,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.steps.step_account import StepCounts, digest_of, sealed_history
 
-RADIUS = 1.5
+SETTINGS = MessagingConfig(interceptor_timeout_s=30.0)
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -157,6 +164,7 @@ RULES = {
     "length": lambda name, most: rules.MaxLength(most, name=name),
     "rate": lambda name, most: rules.RateLimit(per_round=most, name=name),
     "said": Said,
+    "quota": lambda name, contacts, blocked: rules.RoundQuota(contacts, blocked, name=name),
     "label": lambda name, word: OfAll(name, word, rules.label(f"has {word}")),
     "shout": Shout,
     "slow": Slow,
@@ -231,6 +239,13 @@ def live(made, agent, step, inbox, blocked, words, do):
     return words
 
 
+class Told(msgspec.Struct):
+    """An answer to a survey."""
+
+    t: Literal[FITTING]
+    w: str
+
+
 def begin(me):
     return {"w": "", "luck": 0.0, "n": 0, "k": ""}
 
@@ -264,7 +279,7 @@ def options_of(made):
 
 @dataclass
 class Played:
-    """What a play has left."""
+    """What a play has left. `asked` and `surveys` are what the user knows of its questions, of a fork None."""
 
     states: dict
     fates: list
@@ -273,37 +288,196 @@ class Played:
     series: list
     log: EventLog
     folder: Folder
+    asked: list | None = None
+    surveys: list | None = None
 
 
 class Audiences(LocalFolder):
     """Audiences in a folder, whose versions this process makes."""
 
-    def __init__(self, folder, host):
+    def __init__(self, folder, town):
         super().__init__(folder)
-        self._host, self._making = host, asyncio.Lock()
+        self._town, self._making = town, asyncio.Lock()
 
     async def create(self, name, kind, edges, since=None):
-        version = (await self._host.audiences()).last_version(name) + 1
+        host = await self._town.judge_living()
+        version = (await host.audiences()).last_version(name) + 1
         write_edges(version_folder(self.folder, name, version), edges)
         facts = AudienceFacts(kind, edges.pairs, edges.digest.hex(), -1 if since is None else since - 1)
-        assert await self._host.transport.set_audience(name, version, encode_facts(facts), since) is not None
+        assert await host.transport.set_audience(name, version, encode_facts(facts), since) is not None
 
     async def move_in_step(self, name, step, ids, points):
         async with self._making:
-            known = await self._host.audiences()
+            known = await (await self._town.judge_living()).audiences()
             if not known.moved_with(name, step):
                 last = known.of(name, step)
                 edges = read_edges(version_folder(self.folder, name, last.version), name, last.version)
                 await self.create(name, last.facts.kind, move(name, ids, points, edges), step)
 
 
-class Town(LoggedGroups):
-    """A program's groups, its rules and its log in this process."""
+class Victim:
+    """What may die at the next call to the server: a group's process, or the interceptor's."""
 
-    def __init__(self, server, exp_id, folder, made, groups, fork=None):
+    in_parts = False
+
+    def __init__(self, number):
+        self.dies, self.after = False, number % 2 == 0
+
+    async def call(self, process, name, call):
+        if not self.dies:
+            return await call()
+        process.die()
+        if self.after:
+            with suppress(TransitError):
+                await call()
+        raise Killed(f"{name} was the last call")
+
+
+class DrivenGroup:
+    """A group, which is driven again whenever its driver, or its process, has died."""
+
+    def __init__(self, town, plan, inputs):
+        self.town, self.plan, self.inputs = town, plan, inputs
+        self.messager = self.actor = self.task = None
+        self.process = Process(plan.name)
+        self.dropped = False
+
+    async def open(self):
+        """Host the group in a new process."""
+        town, name = self.town, self.plan.name
+        self.process, self.victim = Process(name), Victim(len(town.died))
+        messager = GroupMessager(
+            town.server, town.exp_id, town.handle, name=name, audiences=town.audiences, settings=SETTINGS
+        )
+        town.messagers.append(messager)
+        await messager.init()
+        await messager.host_agents(
+            [] if name in await (await town.judge_living()).moved() else self.plan.agents, SUBTOPICS
+        )
+        gossips = {*town.made["gossip"]}
+        if listeners := [agent for agent in messager.subscription.hosted if agent in gossips]:
+            channels = [agent_channel(town.exp_id, agent, "gossip") for agent in listeners]
+            await messager.subscribe_and_start_listening(channels)
+        transport = messager.engine.transport
+        transport.steps = FaultyStore(transport.steps, self.process, self.victim)
+        self.messager = messager
+        self.begin()
+
+    def begin(self):
+        self.actor = RunActor(self.messager)
+        self.town.actors.append(self.actor)
+
+    async def run(self, until):
+        while True:
+            self.task = asyncio.create_task(
+                self.actor.run(None, self.plan.name, self.inputs, until, until, with_states=True)
+            )
+            try:
+                return await self.task
+            except (StepAborted, TransitError, AlreadyExists, asyncio.CancelledError):
+                if not (self.dropped or self.process.dead):
+                    raise
+            self.dropped = False
+            if self.process.dead:
+                await self.town.until_it_lives(self.open)
+            else:
+                self.begin()
+
+
+class Town(LoggedGroups):
+    """A program's groups, its rules and its log in this process, where each may die.
+
+    Args: `own` is the server's process, which dies, too.
+    """
+
+    def __init__(self, server, exp_id, folder, made, groups, fork=None, own=None):
         super().__init__(server, exp_id, folder)
-        self.fork, self.host, self.actors = fork, None, []
+        self.fork, self.own, self.host, self.actors, self.driven, self.died = fork, own, None, [], {}, set()
         self.made, self.count = made, min(groups, len(made["agents"]))
+        self.alive, self.up = asyncio.Event(), asyncio.Event()  # the interceptor, the server
+        self.asked, self.surveys, self.dying = [], [], []
+        self.up.set()
+        self.loop = asyncio.get_running_loop()
+
+    # -- deaths ---------------------------------------------------------------------------------------------------
+
+    def lives(self, group, step, agents):
+        """Let die what is to die when one of these agents takes this step; called in a thread of the model."""
+        for at, agent, victim in self.made["deaths"]:
+            if at == step and agent in agents and victim not in self.died:
+                self.died.add(victim)
+                self.loop.call_soon_threadsafe(self.kill, victim, group)
+
+    def kill(self, victim, group):
+        driven = self.driven[group]
+        if victim == "driver":
+            driven.dropped = True
+            driven.task.cancel()
+        elif victim == "group":
+            driven.victim.dies = True
+        elif victim == "interceptor":
+            self.interceptor_dies.dies = True
+        else:
+            self.dying.append(asyncio.create_task(getattr(self, f"{victim}_dies")()))
+
+    async def log_dies(self):
+        self.log_writer._cancel_tasks()
+        self.log_writer = await self.until_it_lives(self.log)
+
+    async def server_dies(self):
+        self.up.clear()
+        self.own.kill()
+        await asyncio.to_thread(self.own.start)
+        self.up.set()
+
+    async def until_it_lives(self, begin):
+        """Begin a process, again and again while the server dies meanwhile."""
+        while True:
+            await self.up.wait()
+            with suppress(TransitError):
+                return await begin()
+
+    async def follow_interceptor(self):
+        """Start the interceptor's process anew whenever it dies."""
+        while True:
+            await self.process.died.wait()
+            self.alive.clear()
+            host, self.host = self.host, None
+            await host._lane.close()
+            await host.abandon()
+            await self.until_it_lives(self.judge_anew)
+
+    async def judge_anew(self):
+        self.process, self.interceptor_dies = Process("interceptor"), Victim(len(self.died))
+        host = InterceptorHost(self.spec, self.server)
+        host._audiences = AudienceCache(LocalFolder(self.folder / "audiences"))  # as without Ray
+        host._store._server = FaultyStore(host._server, self.process, self.interceptor_dies, ["write"])
+        host.transport.steps = FaultyStore(host.transport.steps, self.process, self.interceptor_dies)
+        host._retire_log = self.no_actor  # it knows of no log, whose actor it would need for changes of rules
+        try:
+            await host.start("127.0.0.1")
+        except TransitError:
+            await host.abandon()
+            raise
+        self.host = host
+        self.alive.set()
+
+    async def no_actor(self):
+        pass
+
+    def judge_now(self):
+        if self.host is None:
+            raise ConnectionFailed("the interceptor restarts", host="", port=0)
+        return self.host
+
+    async def judge_living(self):
+        await self.alive.wait()
+        return self.host
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def log(self):
+        return await self.writer(checkpoint=self.made["fork"] and self.made["fork"]["every"])
 
     async def begin(self):
         made, self.first = self.made, 0
@@ -314,8 +488,11 @@ class Town(LoggedGroups):
             step = checkpoint_before(parent.folder, at_step)
             self.first = step + 1
             copy_run(parent.folder, Folder(str(self.folder)), self.exp_id, step)
-        spec = InterceptorSpec(
-            self.exp_id, "run", MessagingConfig(), on_existing="error",
+            outside = outside_of(parent.log, slice(step + 1, None))
+            self.again = Fork(parent.log, step, at_step, outside, None, checkpoints=parent.folder.checkpoints())
+            self.outside = outside
+        self.spec = InterceptorSpec(
+            self.exp_id, "run", SETTINGS, on_existing="error",
             steps=Steps(seed=made["seed"], groups=self.count, digest=True),
             rules=tuple(pickled(rule_of(each)) for each in in_force(made, self.first)),
         )  # fmt: skip
@@ -323,85 +500,146 @@ class Town(LoggedGroups):
             await (await self.transport()).checkpoints.write(
                 [*read_checkpoint(Folder(str(self.folder)), self.first - 1)]
             )
-        self.host = InterceptorHost(spec, self.server)
-        self.host._audiences = AudienceCache(LocalFolder(self.folder / "audiences"))  # as without Ray
-        await self.host.start("127.0.0.1")
-        handle = SimpleNamespace(
-            lane=Method(lambda **_: self.host.lane_address),
-            forward_batch=Method(self.host.interceptor.answer),  # where the lane's sockets do not lead
-            step_rules=Method(lambda: [rule.name for rule in self.host.interceptor.rules.whole]),
+        await self.judge_anew()
+        self.tasks.append(asyncio.create_task(self.follow_interceptor()))
+        self.handle = SimpleNamespace(
+            lane=Method(lambda **_: self.judge_now().lane_address),
+            # where the lane's sockets do not lead
+            forward_batch=Method(lambda *args, **_: self.judge_now().interceptor.answer(*args)),
+            step_rules=Method(lambda: [rule.name for rule in self.judge_now().interceptor.rules.whole]),
         )
-        self.log_writer = await self.writer(checkpoint=made["fork"] and made["fork"]["every"])
-        audiences = Audiences(self.folder / "audiences", self.host)
+        self.log_writer = await self.log()
+        self.audiences = Audiences(self.folder / "audiences", self)
         acts = [*made["acts"], *(made["fork"] or {"acts": ()})["acts"]]
         names = {act[3] for act in acts if act[2] == "broadcast"} | {"near" for act in acts if act[2] == "walk"}
         for name in sorted(names - {"*"}) if self.fork is None else ():
-            await audiences.create(name, *edges_of(made, name))
+            await self.audiences.create(name, *edges_of(made, name))
         model, start, collect = options_of(made)
         options = RunOptions(start, made["by"], 100, None, collect)
         plans = plans_for(options, made["agents"], self.count, None, 1)
-        inputs = [known(each) for each in (model, options, made | {"groups": len(plans)})]
+        inputs = [known(each) for each in (options, made | {"groups": len(plans)})]
         plan_of = {plan.name: known(plan) for plan in plans}
         for plan in plans:
-            messager = GroupMessager(self.server, self.exp_id, handle, name=plan.name, audiences=audiences)
-            self.messagers.append(messager)
-            await messager.init()
-            await messager.host_agents([] if plan.name in await self.host.moved() else plan.agents, SUBTOPICS)
-            if listeners := [agent for agent in messager.subscription.hosted if agent in made["gossip"]]:
-                channels = [agent_channel(self.exp_id, agent, "gossip") for agent in listeners]
-                await messager.subscribe_and_start_listening(channels)
-            self.actors.append((plan.name, RunActor(messager), RunInputs(*inputs, plan_of)))
-        self.user = await self.messager(handle)
+            mortal = known(self.mortal(model, plan.name))
+            self.driven[plan.name] = DrivenGroup(self, plan, RunInputs(mortal, *inputs, plan_of))
+            await self.driven[plan.name].open()
+        self.user = await self.messager(self.handle, settings=SETTINGS)
         later = [each for each in made["changes"] if self.first == 0 or each[0] > self.first]
         for number, (step, change, which, rule) in enumerate(later):
             new = None if rule is None else self.host.checked(rule_of(rule))
             await self.host.editor.edit(RuleRequest(f"change {number}", change, which, new, step))
 
+    def mortal(self, model, name):
+        """Return the model of a group, during which the program's deaths happen."""
+        if not self.made["deaths"]:
+            return model
+        if self.made["by"] == "agent":
+
+            def person(me, inbox):
+                self.lives(name, me.step, [me.id])
+                model(me, inbox)
+
+            return person
+
+        def crowd(group, step):
+            self.lives(name, step.number, [*step.agents])
+            model(group, step)
+
+        return crowd
+
     async def advance(self, until):
         """Run all groups up to a step; return their results."""
-        runs = [actor.run(None, name, inputs, until, until, with_states=True) for name, actor, inputs in self.actors]
-        results = await asyncio.gather(*runs)
-        await sealed(self.host.steps, until - 1)
+        results = await asyncio.gather(*(each.run(until) for each in self.driven.values()))
+        await sealed((await self.transport()).steps, until - 1)
         return results
 
     async def say(self, verb, *given):
         """Do what the user does."""
+        *to, text, topic = given or (None, None)
+        payload = {"t": text}
         if verb == "broadcast":
-            await self.user.broadcast(None, "*", {"t": given[0]}, subtopic=given[1])
-        else:
-            await self.user.send(None, given[0], {"t": given[1]}, subtopic=given[2])
+            await self.user.broadcast(None, "*", payload, subtopic=topic)
+        elif verb == "send":
+            await self.user.send(None, *to, payload, subtopic=topic)
+        elif verb == "ask":
+            self.asked.append(await self.user.ask_columns(None, *to, payload, subtopic=topic, timeout=None))
+        elif verb == "survey":
+            survey = await ask_survey(surveys_of(self.user), Told, *to, payload, subtopic=topic, timeout=None)
+            self.surveys.append(survey)
+        elif self.surveys:
+            await self.surveys[-1].remind(None)
+
+    async def say_again(self, step):
+        """Send again what came to the parent from outside before a step."""
+        if rows := [row for row in self.outside if row.step_read == step]:
+            await self.again.send_again(self.user.engine, rows)
 
     async def run(self):
         results, end = None, self.made["steps"]
         for step in sorted({0, end, *(each[0] for each in self.made["outside"])}):
             if step >= self.first:
                 results = await self.advance(step) if step > self.first or step == end else None
+                if self.fork is not None:
+                    await self.say_again(step)
+                    continue
                 for said in (given for at, *given in self.made["outside"] if at == step):
                     await self.say(*said)
         return await self.played(results)
 
     async def played(self, results):
-        store, last = self.host.steps, self.made["steps"] - 1
+        store, last = (await self.transport()).steps, self.made["steps"] - 1
         counts = [
             {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
             for step in range(last + 1)
         ]
         history = await sealed_history(store, last)
         kept = series_table(await store.collected(last)).to_pylist() if self.made["collect"] else []
+        await asyncio.gather(*self.dying)
         await self.log_writer.close()
-        series = EventLog.open(self.folder).series().to_pylist()  # of a fork, what its parent has collected before
+        log = EventLog.open(self.folder)
+        series = log.series().to_pylist()  # of a fork, what its parent has collected before
         series += [row for row in kept if row["step"] not in {each["step"] for each in series}]
+        asked = surveys = None
+        if self.fork is None:
+            asked = [await self.answers(*each) for each in zip(self.asked, to_come(self.made), strict=True)]
+            surveys = [await self.counted(each) for each in self.surveys]
         return Played(
             states_of(results), [fates_of(each) for each in counts], [digest_of(each) for each in counts],
-            history, series, EventLog.open(self.folder), Folder(str(self.folder)),
+            history, series, log, Folder(str(self.folder)), asked, surveys,
         )  # fmt: skip
 
+    async def answers(self, asked, wanted):
+        """Return the answers to questions, by place, once so many are there."""
+        while len(asked.answered) < wanted:
+            await asked.change()
+        return answers_of(asked)
+
+    async def counted(self, survey):
+        await survey.update()
+        return count_of(survey.tally)
+
     async def __aexit__(self, *error):
-        for _, actor, _ in self.actors:
+        for actor in self.actors:
             await actor.close()
         await super().__aexit__(*error)
         if self.host is not None:
             await self.host.abandon()
+
+
+def to_come(made):
+    """Return how many answers the user waits for, to the questions of each time: none says that it is the last."""
+    from societies.oracle import Oracle
+
+    return [len(each.answers) for each in Oracle(made).run().asked]
+
+
+def answers_of(asked):
+    return {place: asked[place].payload for place in asked.answered.tolist()}
+
+
+def count_of(survey):
+    """Return what a survey, or its tally, has counted."""
+    return survey.counts(), {agent: answer.t for agent, answer in survey.answers.items()}, survey.late
 
 
 def in_force(made, step):
@@ -450,8 +688,8 @@ def fates_of(counts):
     return {fate: count for fate, count in found.items() if count}
 
 
-async def played(server, exp_id, folder, made, groups, fork=None):
+async def played(server, exp_id, folder, made, groups, fork=None, own=None):
     """Play a program on so many groups. Args: `fork` is a played parent, and the step at which this differs from it."""
-    async with Town(server, exp_id, folder, made, groups, fork) as town, asyncio.timeout(WAIT_S):
+    async with Town(server, exp_id, folder, made, groups, fork, own) as town, asyncio.timeout(WAIT_S):
         await town.begin()
         return await town.run()

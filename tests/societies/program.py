@@ -10,13 +10,16 @@ NOBODY = (999, "nobody")
 TEXTS = ("mild", "rude", "odd", "tag", "a long text of more than forty bytes in all")
 AUDIENCES = ("friends", "club", "near", "*")
 SUBTOPICS = ("agent-chat", "user-chat", "gossip")  # few agents listen to gossip
+FITTING = ("mild", "rude", "odd!")  # answers to a survey that fit
+RADIUS = 1.5
+VICTIMS = ("driver", "group", "interceptor", "log", "server")
 
 # What a program may have. Args of `program`: without one of them its acts, or rules, are left out.
 FEATURES = frozenset(
     {
         "broadcasts", "everybody", "positions", "gossip", "later", "asks", "moves", "stops", "names", "crowds",
         "rules", "rewrites", "rewritten_broadcasts", "slow", "steprules", "whole_broadcasts", "changes",
-        "outside", "outside_broadcasts", "collect", "forks",
+        "outside", "outside_broadcasts", "surveys", "collect", "forks", "deaths",
     }
 )  # fmt: skip
 
@@ -25,7 +28,8 @@ def program(seed, features=FEATURES):
     """Return a random program.
 
     `acts` are what agents do, each [step, agent, verb, ...], in the order in which an agent does them. `outside` is
-    what the user does before a step, `changes` are those of the rules.
+    what the user does before a step, `changes` are those of the rules. `deaths` are [step, agent, victim]: who dies
+    when the agent takes this step.
     """
     draw = random.Random(f"society {seed}")
     has = {name: name in features and draw.random() < 0.6 for name in sorted(features)}
@@ -44,6 +48,7 @@ def program(seed, features=FEATURES):
         "changes": [],
         "acts": [],
         "outside": [],
+        "deaths": [],
         "collect": draw.choice(["agents", "steps"]) if has.get("collect") else None,
         "fork": None,
     }
@@ -51,6 +56,9 @@ def program(seed, features=FEATURES):
     writer.write()
     if has.get("forks"):
         made["fork"] = writer.fork()
+    if has.get("deaths"):
+        victims = draw.sample(VICTIMS, draw.randint(1, 3))
+        made["deaths"] = [[draw.randrange(steps), draw.choice(agents), victim] for victim in victims]
     return made
 
 
@@ -59,7 +67,7 @@ def forked(made):
     at, more, less = (made["fork"][name] for name in ("at_step", "acts", "without"))
     kept = [act for act in made["acts"] if act[0] < at or act[1] != less]
     changes = [*made["changes"], *made["fork"]["changes"]]
-    return made | {"acts": [*kept, *more], "changes": changes, "fork": None}
+    return made | {"acts": [*kept, *more], "changes": changes, "fork": None, "deaths": []}
 
 
 def order(agent):
@@ -89,7 +97,8 @@ class Writer:
                     made["acts"].append([step, agent, *self.act(step)])
             while step and self.has.get("outside") and draw.random() < 0.3:
                 made["outside"].append([step, *self.from_outside()])
-
+            while step and self.has.get("surveys") and draw.random() < 0.4:
+                self.ask_from_outside(step)
         made["acts"] = made["acts"] or [[0, made["agents"][0], "send", made["agents"][-1], "mild", "agent-chat", 1]]
 
     def fork(self):
@@ -123,7 +132,7 @@ class Writer:
             return [verb, self.anybody(), text, topic, later]
         if verb == "broadcast":
             names = AUDIENCES if has.get("everybody") else AUDIENCES[:3]
-            return [verb, draw.choice(names), text, topic, later]
+            return [verb, draw.choice(names), text, self.of_broadcasts(topic), later]
         if verb == "ask":
             return [verb, self.anybody(), text, later]
         if verb == "walk":
@@ -133,11 +142,31 @@ class Writer:
     def from_outside(self):
         draw = self.draw
         if self.has.get("outside_broadcasts") and draw.random() < 0.4:
-            return ["broadcast", draw.choice(TEXTS), self.topic()]
+            return ["broadcast", draw.choice(TEXTS), self.of_broadcasts(self.topic())]
         return ["send", self.anybody(), draw.choice(TEXTS), self.topic()]
+
+    def ask_from_outside(self, step):
+        """Let the user ask agents, by questions, by a survey, or by a reminder of the last survey; most answer."""
+        draw, made = self.draw, self.made
+        asked = [self.anybody() for _ in range(draw.randint(1, len(made["agents"])))]
+        surveys = [act for act in made["outside"] if act[1] == "survey"]
+        verb = draw.choice(["ask", "survey", *(["remind", "remind"] if surveys else [])])
+        if verb == "survey":
+            asked = sorted(set(asked), key=order)
+        made["outside"].append([step, verb, *([asked, draw.choice(TEXTS), self.topic()] if verb != "remind" else [])])
+        for agent in surveys[-1][2] if verb == "remind" else dict.fromkeys(asked):
+            if agent in made["agents"] and draw.random() < 0.7:
+                made["acts"].append([step, agent, "answer", draw.choice(TEXTS)])
 
     def topic(self):
         return self.draw.choice(SUBTOPICS) if self.has.get("gossip") else SUBTOPICS[0]
+
+    def of_broadcasts(self, topic):
+        """Return the subtopic of a broadcast: no part of a group's agents listens to it if agents move.
+
+        A group to which such an agent has moved does not know for whom its former group's frames are, and fails.
+        """
+        return SUBTOPICS[0] if self.has.get("moves") and self.made["by"] == "agent" else topic
 
     def anybody(self):
         return self.draw.choice([*self.made["agents"]] * 4 + [*NOBODY])
@@ -150,6 +179,7 @@ class Writer:
         draw, has = self.draw, self.has
         word = draw.choice(TEXTS[:4])
         kinds = ["ban", "pairs", "words", "length", "rate", "said", "label", "sender_ban", "edge_ban", "fails", "graph"]
+        kinds += ["quota"] * 2
         kinds += ["shout", "mask"] if self.may_rewrite() else []
         kinds += ["slow"] if has.get("slow") and self.may_rewrite() else []
         kind = draw.choice(kinds)
@@ -160,6 +190,7 @@ class Writer:
             "length": [draw.randint(40, 80)],
             "rate": [draw.randint(1, 4)],
             "said": [draw.randint(1, 6)],
+            "quota": draw.choice([[1, None], [2, None], [None, 1], [None, 2], [2, 1]]),
             "shout": [],
             "slow": [],
             "sender_ban": [word, draw.randint(1, 3)],
@@ -215,12 +246,20 @@ def traits(words):
     return {"n": number % 100, "k": ("even", "odd")[number % 2]}
 
 
+def near(a, b):
+    return (a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 <= RADIUS**2
+
+
+def line(payload):
+    return json.dumps(payload, separators=(",", ":"))
+
+
 def acts_of(made, step, agent):
     """Return what an agent does in a step."""
     return [act[2:] for act in made["acts"] if act[:2] == [step, agent]]
 
 
-PARTS = ("fork", "acts", "outside", "changes", "rules", "friends", "club", "gossip", "agents")
+PARTS = ("fork", "deaths", "acts", "outside", "changes", "rules", "friends", "club", "gossip", "agents")
 
 
 def smaller(made, fails):

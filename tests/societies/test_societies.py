@@ -2,13 +2,16 @@
 
 import asyncio
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
+from difflib import SequenceMatcher
+from itertools import zip_longest
 
 import pytest
-from societies.oracle import Oracle, line
+from societies.oracle import Oracle
 from societies.play import played
-from societies.program import FEATURES, forked, program, shown, smaller
+from societies.program import FEATURES, FITTING, forked, line, order, program, shown, smaller
 from support.judged_steps import Kv
+from support.servers import RedisProcess
 
 from ray_messaging import compare
 
@@ -25,15 +28,37 @@ def check(made, many):
         same(where + "log", *both(rows_of(one.log), map(row_of, wanted.rows)))
         same(where + "edges", *both(edges_of(one.log), edges_in(wanted)))
         assert_balance(where, one, wanted)
-        for row in [row for row in wanted.rows if row.from_id in wanted.words][::20]:
+        for row in [row for row in wanted.rows if row.from_id in wanted.words and not unnamed(row)][::20]:
             same(f"{where}why {row.id}", as_tree(one.log.why(row.id, 2, most=4)), wanted.why(row, 2, 4))
         if one.log.history_digest(made["steps"] - 1) != one.history:
             logged = [one.log.digest(step).hex() for step in range(made["steps"])]
             same(where + "digests of the log", logged, [each.hex() for each in one.digests])
             raise AssertionError(f"{where}history")
+        if one.asked is not None:
+            same(where + "answers", one.asked, [first_answers(each) for each in wanted.asked])
+            same(where + "surveys", one.surveys, [counts_in(each) for each in wanted.surveys])
         same(where + "series", numbers(one.series), numbers(wanted.series))
         same(where + "digests, and those of another layout", one.digests, first.digests)
         same(where + "states, and those of another layout", one.states, first.states)
+        same(where + "the first difference from another layout", compare(one.log, first.log).first, None)
+
+
+def first_answers(asked):
+    return {place: found[0] for place, found in asked.answers.items() if found}
+
+
+def counts_in(survey):
+    """Return the agents by state, the answers that fit, and how many answers do not count."""
+    states = dict.fromkeys(["pending", "answered", "invalid", "blocked", "undeliverable"], 0)
+    fitting, late = {}, 0
+    for agent in survey.asked:
+        states[survey.state(agent)] += 1
+        texts = [each["t"] for each in survey.answers[agent]]
+        fits = next((n for n, text in enumerate(texts) if text in FITTING), None)
+        if fits is not None:
+            fitting[agent] = texts[fits]
+            late += len(texts) - fits - 1
+    return states, fitting, late
 
 
 def assert_balance(where, one, wanted):
@@ -65,16 +90,17 @@ def both(mine, wanted):
 
 
 def rows_of(log):
-    table = log.query(expand=True, text=True)
-    ids = [(row["from_id"], row["to_id"]) for row in table.to_pylist()]
+    rows = log.query(expand=True, text=True).to_pylist()
+    names = {row["message_id"]: row["message_id"] for row in rows}
+    names |= {row["message_id"]: f"None: {row['payload']}" for row in rows if row["from_id"] is None}
     return [
         (
             "outside" if row["from_id"] is None else "added" if row["from_id"] == "warden" else row["message_id"],
-            row["step"], row["step_read"], str(ends[0]), str(ends[1]), row["subtopic"], row["fate"], row["rule"],
-            tuple(sorted(row["labels"] or ())), row["payload"], row["payload_before"], row["audience"],
-            row["in_reply_to"], bool(row["expects_answer"]),
+            row["step"], row["step_read"], str(row["from_id"]), str(row["to_id"]), row["subtopic"], row["fate"],
+            row["rule"], tuple(sorted(row["labels"] or ())), row["payload"], row["payload_before"], row["audience"],
+            names.get(row["in_reply_to"], row["in_reply_to"] and "rewritten"), bool(row["expects_answer"]),
         )
-        for row, ends in zip(table.to_pylist(), ids, strict=True)
+        for row in rows
     ]  # fmt: skip
 
 
@@ -82,9 +108,15 @@ def row_of(row):
     before = None if row.before is None else line(row.before)
     name = "outside" if row.from_id is None else "added" if row.from_id == "warden" else row.id
     return (
-        name, row.step, row.read, str(row.from_id), str(row.to_id), row.topic, row.fate, row.rule,
-        tuple(sorted(row.labels)), line(row.payload), before, row.audience, row.reply, row.asks,
+        name, row.step, row.read, str(row.from_id), str(row.to_id), None if row.to_id is None else row.topic, row.fate,
+        row.rule, tuple(sorted(row.labels)), line(row.payload), before, row.audience,
+        "rewritten" if unnamed(row) else row.reply, row.asks,
     )  # fmt: skip
+
+
+def unnamed(row):
+    """Return whether a row answers a question from outside that a rule has rewritten: the log has it by another id."""
+    return row.question is not None and row.question.outside and row.question.before is not None
 
 
 def edges_of(log):
@@ -93,7 +125,7 @@ def edges_of(log):
 
 
 def edges_in(wanted):
-    rows = [row for row in wanted.rows if row.fate == "delivered" and row.from_id is not None]
+    rows = [row for row in wanted.rows if row.fate == "delivered" and None not in {row.from_id, row.to_id}]
     return [(str(row.from_id), str(row.to_id)) for row in rows]
 
 
@@ -108,11 +140,18 @@ def numbers(series):
 
 
 async def plays(server, folder, made, counts):
-    found = {}
-    for groups in counts:
-        name = uuid.uuid4().hex[:8]
-        (folder / name).mkdir()
-        found[groups] = await played(server, f"soc-{name}", folder / name, made, groups)
+    found, own = {}, None
+    if any(victim == "server" for *_, victim in made["deaths"]):
+        own = RedisProcess(folder / uuid.uuid4().hex[:8]).start()
+        server = own.config
+    try:
+        for groups in counts:
+            name = uuid.uuid4().hex[:8]
+            (folder / name).mkdir()
+            found[groups] = await played(server, f"soc-{name}", folder / name, made, groups, own=own)
+    finally:
+        if own is not None:
+            own.kill()
     return found
 
 
@@ -124,14 +163,47 @@ async def fork_of(server, folder, made, groups, parent):
 
 def check_fork(made, groups, parent, fork):
     """Compare a fork, which has its parent's messages up to its step, with the oracle, and with its parent."""
-    other = forked(made)
+    before = Oracle(made).run()
+    other = forked(made) | {"outside": before.said}  # it sends again what its parent has sent
     check(other, {groups: fork})
-    before, after = Oracle(made).run(), Oracle(other).run()
     found = compare(fork.log, parent.log).table.to_pylist()
-    for step in range(made["steps"]):
-        one, two = ([row_of(row) for row in each.rows if row.step == step] for each in (after, before))
-        row = next((row for row in found if row["step"] == step), None)
-        same(f"compare says that step {step} differs", bool(row and row["differ"]), Counter(one) != Counter(two))
+    differ = {row["step"]: (row["differ"], row["agents"]) for row in found if row["differ"]}
+    same("compare with the parent", differ, compared(Oracle(other).run(), before))
+
+
+def compared(mine, theirs):
+    """Return for each step in which two runs differ: how many messages do, and how many agents sent them."""
+    found = {}
+    for step in range(mine.made["steps"]):
+        one, other = said_in(mine, step), said_in(theirs, step)
+        agents = [agent for agent in {*one, *other} if one[agent] != other[agent]]
+        if agents:
+            found[step] = sum(changed(one[agent], other[agent]) for agent in agents), len(agents)
+    return found
+
+
+def said_in(run, step):
+    """Return what each agent has said in a step, in order; of a broadcast those who hear it unchanged are one."""
+    rows, found = {}, defaultdict(list)
+    for row in (row for row in run.rows if row.step == step and not row.outside):
+        whole = row.audience is not None and row.fate == "delivered" and row.before is None
+        rows[order(row.from_id), row.ordinal or 0, order(None if whole else row.to_id)] = row, whole
+    for _, (row, whole) in sorted(rows.items()):
+        rule, asked = row.rule if row.fate == "blocked" else None, row.question
+        said = row.read, row.topic, row.audience, row.fate, rule, sorted(row.labels), line(row.payload), row.asks
+        found[row.from_id].append((None if whole else row.to_id, str(said), asked and (asked.step, asked.from_id)))
+    return found
+
+
+def changed(one, other):
+    """Return how many messages differ, where of those that neither run has in common those to one agent are paired."""
+    count = 0
+    for kind, *ends in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        parts = one[slice(*ends[:2])], other[slice(*ends[2:])]
+        for to in {said[0] for part in parts for said in part} if kind != "equal" else ():
+            sides = ([said for said in part if said[0] == to] for part in parts)
+            count += sum(a != b for a, b in zip_longest(*sides))
+    return count
 
 
 @pytest.fixture
@@ -169,20 +241,34 @@ def holds(asks, made, counts):
             return f"{type(error).__name__}: {error}"
         return None
 
-    if error_of(made) is not None:
-        less = smaller(made, error_of)
+    if (first := error_of(made)) is not None:
+        alike = first.partition("\n")[0][:40]  # a smaller program may fail for another reason
+        less = smaller(made, lambda less: (error_of(less) or "").startswith(alike))
         pytest.fail(f"seed {made['seed']} differs, as this does:\n{shown(less)}\n{error_of(less)}", pytrace=False)
 
 
 @pytest.mark.parametrize("seed", range(100))
 def test_a_society_does_what_the_oracle_says(asks, seed):
-    without = set() if seed % 3 == 0 else {"forks"}  # a fork takes as long as its parent
+    without = set() if seed % 4 == 0 else {"forks"}  # a fork takes as long as its parent
+    without |= set() if seed % 2 else {"deaths"}
     counts = (1 + seed % 4,) if seed % 10 else (1, 2 + seed // 10 % 3)
     holds(asks, program(seed, FEATURES - without), counts)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", [100, *(pytest.param(n, marks=pytest.mark.soak) for n in range(150, 600, 50))])
-def test_fifty_societies_on_one_to_four_groups_do_what_the_oracle_says(asks, first):
-    for seed in range(first, first + 50):
+@pytest.mark.parametrize("first", [100, *(pytest.param(n, marks=pytest.mark.soak) for n in range(120, 600, 20))])
+def test_twenty_societies_on_one_to_four_groups_do_what_the_oracle_says(asks, first):
+    for seed in range(first, first + 20):
         holds(asks, program(seed, FEATURES), (1, 2 + seed % 3))
+
+
+@pytest.mark.xfail(reason="the log has what a rule rewrites of a question from outside by the asker's id", strict=True)
+def test_the_thread_of_an_answer_has_the_question_from_outside_that_a_rule_rewrote(
+    valkey_config, tmp_path, monkeypatch
+):
+    Kv(monkeypatch)
+    acts, outside = [[1, 0, "answer", "odd"]], [[1, "ask", [0], "rude", "agent-chat"]]
+    made = program(0) | {"agents": [0], "steps": 2, "by": "agent", "acts": acts, "outside": outside, "collect": None}
+    made |= {"rules": [["mask", "mask", "rude"]], "changes": [], "deaths": [], "fork": None}
+    (one,) = asyncio.run(plays(valkey_config, tmp_path, made, [1])).values()
+    assert one.log.thread("1-0-0")["payload"].to_pylist()[0] == '{"t":"***"}'

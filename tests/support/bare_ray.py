@@ -10,9 +10,9 @@ from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
 
-def only_bare_nodes() -> None:
-    """Leave those processes out of each node that this process starts."""
-    for start in ("start_monitor", "start_api_server", "start_log_monitor"):
+def only_bare_nodes(*, logs: bool = False) -> None:
+    """Leave those processes out of each node that this process starts; `logs` keeps what prints the actors' output."""
+    for start in ("start_monitor", "start_api_server", *(() if logs else ("start_log_monitor",))):
         setattr(Node, start, lambda *_, **__: None)
 
 

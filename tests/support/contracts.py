@@ -180,7 +180,7 @@ class RedisStore:
         await self.client.delete(self.keys.lease(mailbox))
 
     async def set_interceptor(self, epoch):
-        await self.client.hset(self.keys.meta, "interceptor", epoch)
+        await self.client.hset(self.keys.meta, "start:interceptor", epoch)
 
     async def waiting(self, mailbox):
         return int(await self.client.hget(self.keys.state(mailbox), "messages"))

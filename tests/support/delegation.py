@@ -67,7 +67,7 @@ class InterceptorEpoch:
 
     async def take(self):
         log = RedisLog(self.link, Keys(self.exp_id))
-        return (await log.take_epoch("advance_interceptor_epoch", "interceptor", [log.keys.meta], []))[1]
+        return (await log.take_epoch("advance_interceptor_epoch", "start:interceptor", [log.keys.meta], []))[1]
 
     async def advance_delegation(self, epoch, number):
         await self.gate.wait()

@@ -19,7 +19,6 @@ from ray_messaging.eventlog.log_schema import OF_BROADCASTS, SCHEMA
 from ray_messaging.eventlog.writing.entries import decode_entry, pieces
 from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.eventlog.writing.open_segment import OpenSegment
-from ray_messaging.eventlog.writing.placed_rows import placed_rows
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
@@ -59,10 +58,9 @@ def rows_of(*items, exp_id="exp", limit=2**30):
 def write_batches(where, *batches):
     """Write the only segment of a log: these batches, delivered to one mailbox; return the log."""
     segment = OpenSegment(1, 0)
-    segment.add(
-        placed_rows("exp", [LoggedPart(batch, None, f"{n}-0", "m", DELIVERED) for n, batch in enumerate(batches)])
-    )
-    Folder(where).write(1, segment.tables(), {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}})
+    parts = [LoggedPart(batch, None, f"{n}-0", "m", DELIVERED) for n, batch in enumerate(batches)]
+    segment.add(record_batch("exp", parts))
+    Folder(where).write(1, segment.table(), {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}})
     return EventLog.open(where)
 
 
@@ -260,7 +258,7 @@ def rows_in_memory(writer):
 def host_of(config, log_dir, run="one", on_existing="error", exp_id="exp", **settings):
     """Return the log's process of a run that has claimed the experiment."""
     with redis.Redis(host=config.server, port=config.port, password=config.password) as client:
-        client.hset(Keys(exp_id).meta, "run", run)
+        client.hset(Keys(exp_id).meta, "start:run", run)
     return LogHost(Experiment(exp_id, run, MessagingConfig(**settings), str(log_dir), redis=config), on_existing)
 
 

@@ -11,16 +11,18 @@ import pytest
 
 from support.cluster import alive, wait_for
 
+BARE = "from support.bare_ray import only_bare_nodes\nonly_bare_nodes(logs=True)\n"
+
 
 class Driver:
-    """A driver in a process group of its own, as a shell starts one."""
+    """A driver in a process group of its own, as a shell starts one; its Ray has no autoscaler and no dashboard."""
 
     def __init__(self, script, home):
         self.home = home
         path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", script],
+            [sys.executable, "-c", BARE + script],
             env=environment | {"TMPDIR": str(home), "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -14,6 +14,7 @@ from support.patience import AT_ONCE_S, WAIT_S
 
 PAUSES_S = (0.0, 0.0, 0.0005, 0.002, 0.01)
 CUTS_S = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.01, 0.03)
+TURNS = (*range(1, 16), 20, 30, 50)  # of the loop, after which a call is cut: so each await is reached
 
 
 class Refused(Exception):
@@ -51,8 +52,11 @@ class Program:
     async def _cut(self, call):
         """Await a call, which may be cut; return its result, or None if it was."""
         try:
-            if self.random.random() < 0.4:
+            kind = self.random.random()
+            if kind < 0.4:
                 return await call
+            if kind < 0.7:
+                return await _cut_after(call, self.random.choice(TURNS))
             async with asyncio.timeout(self.random.choice(CUTS_S)):
                 return await call
         except TimeoutError:
@@ -135,6 +139,22 @@ class Program:
             for pair in self.sent:
                 numbers = [n for of, n in handled if of == pair]
                 assert numbers == sorted(numbers), f"consumer {consumer} had {pair} out of order: {numbers}"
+
+
+async def _cut_after(call, turns):
+    """Cancel a call after so many turns of the loop; return its result, or raise TimeoutError if it was cut."""
+    task = asyncio.ensure_future(call)
+    for _ in range(turns):
+        if task.done():
+            break
+        await asyncio.sleep(0)
+    task.cancel()
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if asyncio.current_task().cancelling():
+            raise
+        raise TimeoutError from None
 
 
 async def _block(found, *, gives_back):

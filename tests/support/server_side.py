@@ -20,6 +20,12 @@ def keys_of(exp_id):
     return Keys(exp_id)
 
 
+def forget_owners(client, exp_id):
+    """Let a server forget who has an experiment's rules and log."""
+    fields = "interceptor", "standing", "kept", "log_epoch", "log"
+    client.hdel(Keys(exp_id).meta, *(f"start:{field}" for field in fields))
+
+
 def all_scripts(*, cluster):
     """Return the text of each script that the library runs on a server."""
     return [script_text(name, cluster=cluster) for name in script_names()]

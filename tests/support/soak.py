@@ -1,6 +1,7 @@
 """A pytest plugin: the long tests that CI leaves out, since others ask the same mechanism more cheaply.
 
-They are more kills, larger data, and further layouts; `soak.txt` beside this file has one name in each line.
+They are more kills, larger data, and further layouts; `soak.txt` beside this file has one name in each line. A line
+with `#` says why those below it need not run each time, and what proves the same.
 `pytest -m soak` runs them, `pytest -m long` all long tests.
 """
 
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-NAMES = frozenset(Path(__file__).with_suffix(".txt").read_text().splitlines())
+LINES = Path(__file__).with_suffix(".txt").read_text().splitlines()
+NAMES = frozenset(line for line in LINES if not line.startswith("#"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m

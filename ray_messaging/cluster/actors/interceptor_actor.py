@@ -119,8 +119,11 @@ class InterceptorActor:
 
     rules = of_host(lambda host: host.described_rules)
     rule_changes = of_host(lambda host: host.editor.changes)
-    new_round = of_host(lambda host: host.new_round)
     reset_rule_failures = of_host(lambda host: host.reset_failures)
+
+    async def new_round(self) -> None:
+        """Begin a new round for all rules that count by rounds; raise RuleError if a rule's `new_round` failed."""
+        await self._host.new_round(_call())
 
     async def insert_rule(self, rule: Rule, index: int | None = None, *, at_step: int | None = None) -> None:
         """Insert a rule before the one at `index` (None: at the end).
@@ -144,10 +147,9 @@ class InterceptorActor:
     ) -> dict[str, Any]:
         from ray_messaging.cluster.actors.rule_editor import RuleRequest  # noqa: PLC0415 - see above
 
-        call = str(ray.get_runtime_context().get_task_id())  # a call that Ray repeats keeps its name
         host = self._host
         given = None if change == "remove" else host.checked(rule)
-        return await host.editor.edit(RuleRequest(call, change, which, given, at_step))
+        return await host.editor.edit(RuleRequest(_call(), change, which, given, at_step))
 
     async def violation_counts(self) -> dict[AgentId | None, int]:
         """Return the number of blocked messages of each agent."""
@@ -192,7 +194,7 @@ class InterceptorActor:
     hosted = of_host(lambda host: host.hosted)
     moved = of_host(lambda host: host.moved)
     owner_of = of_host(lambda host: host.owner_of)
-    rehost = of_host(lambda host: host.rehost)
+    move = of_host(lambda host: host.move)
     remove = of_host(lambda host: host.remove)
     audiences = of_host(lambda host: host.audiences)
     set_audience = of_host(lambda host: host.transport.set_audience)
@@ -245,3 +247,8 @@ class InterceptorActor:
         await self._start.stop()
         if self._newest is not None:  # otherwise an embedded server was lost before a host could start
             await self._newest.close(erase=erase)
+
+
+def _call() -> str:
+    """Return the name of the running call: one that Ray repeats keeps its name."""
+    return str(ray.get_runtime_context().get_task_id())

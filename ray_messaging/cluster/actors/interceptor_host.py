@@ -33,7 +33,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.observability.metrics.experiment_metrics import of_interceptor, of_mailboxes
 from ray_messaging.observability.metrics.families import Family
 from ray_messaging.observability.tracing.settings import flush_spans, tracer_of
-from ray_messaging.receiving.rehosting import Rehoster
+from ray_messaging.receiving.agent_mover import AgentMover
 from ray_messaging.steps.call_limits import CallLimits
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.backend import backend_of
@@ -190,6 +190,7 @@ class InterceptorHost:
         interceptor.tracer = self._tracer
         interceptor.load(tables, answers, merge=kept is None)
         if not restarted:
+            interceptor.forget_calls()
             await self._store.forget_rules()
         if kept is None or len(rules) > len(kept):
             await self._store.save_rules(interceptor.rules.now)
@@ -257,9 +258,12 @@ class InterceptorHost:
                 f"{change} pairs", lambda: getattr(self.interceptor.black_list, change)(wanted), BlackList.name
             )
 
-    async def new_round(self) -> None:
-        """Begin a new round for all rules that count by rounds; raise RuleError if a rule's `new_round` failed."""
-        failures = await self.editor.change(self.interceptor.new_round)
+    async def new_round(self, call: str) -> None:
+        """Begin a new round for all rules that count by rounds; raise RuleError if a rule's `new_round` failed.
+
+        Args: `call` is the name of the call, which Ray may repeat.
+        """
+        failures = await self.editor.change(lambda: self.interceptor.new_round_once(call))
         if failures:
             names = ", ".join(map(repr, failures))
             raise RuleError(
@@ -285,9 +289,9 @@ class InterceptorHost:
         await self._reload()
         return {name: record.agents() for name, record in self._directory.records.items() if record.moved}
 
-    async def rehost(self, agents: AgentSet, source: str, target: str, timeout: float) -> None:
+    async def move(self, agents: AgentSet, source: str, target: str, timeout: float) -> None:
         """Move agents to another group, in an experiment with steps; raises as `Messaging.move_agents`."""
-        await Rehoster(self.transport, Directory(self._spec.exp_id)).move(agents, source, target, timeout)
+        await AgentMover(self.transport, Directory(self._spec.exp_id), agents, source, target).run(timeout)
 
     async def agents(self) -> dict[str, AgentSet]:
         """Return all agents that are hosted exclusively, by group."""

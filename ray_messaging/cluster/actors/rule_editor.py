@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
 import ray
 
 from ray_messaging.cluster.handles.connection import NAMESPACE
@@ -116,7 +117,8 @@ class RuleEditor(RuleVersions):
 
     def changes(self) -> list[RuleChange]:
         """Return the changes of the rules in this run, in the order of the calls."""
-        return list(self._store.changes)
+        found = sorted(self._interceptor().changes.items())
+        return [msgspec.convert(change, RuleChange) for _, (_, change) in found]
 
     async def edit(self, request: RuleRequest) -> dict[str, Any]:
         """Insert, replace or remove a rule; return its description, or raise RuleError or ConfigError."""
@@ -186,7 +188,7 @@ class RuleEditor(RuleVersions):
         """Send the changes to the event log; send all of them each time, so that none is lost with a process."""
         if self._experiment.log_dir is not None:
             log = ray.get_actor(self._experiment.log_name, namespace=NAMESPACE)
-            log.write_rule_changes.remote(self._store.changes)
+            log.write_rule_changes.remote(self.changes())
 
     # -- versions that wait for their step, and the record ----------------------------------------------------------
 
@@ -210,7 +212,7 @@ class RuleEditor(RuleVersions):
             return dict(known)
         described = description(request.make(self._interceptor().rules, self._store))
         self._store.calls.put(request.call, described)
-        self._note(request.change, described, step)
+        self._note(request.change, described, step, call=request.call)
         return described
 
     def _add(self, request: RuleRequest) -> dict[str, Any]:
@@ -230,7 +232,7 @@ class RuleEditor(RuleVersions):
         self._store.scheduled = scheduled
         interceptor.delegation.restart()  # no rule is delegated to senders until the step
         self._store.calls.put(request.call, described)
-        self._note(request.change, described, request.at_step, exact=True)
+        self._note(request.change, described, request.at_step, exact=True, call=request.call)
         return described
 
     async def apply(self, step: int) -> None:
@@ -257,12 +259,20 @@ class RuleEditor(RuleVersions):
         for task in list(self._unfinished):
             await end(task)
 
-    def _note(self, change: str, rule: dict[str, Any], step: int | None, *, exact: bool = False) -> None:
-        """Record a change that applies from a step on, or, unless it is exact, from the middle of an open step."""
+    def _note(
+        self, change: str, rule: dict[str, Any], step: int | None, *, exact: bool = False, call: str = ""
+    ) -> None:
+        """Record a change that applies from a step on, or, unless it is exact, from the middle of an open step.
+
+        Args: `call`: a call that is repeated, as an interceptor has died with its change, is recorded once.
+        """
         if step is not None and step < 0:
             step, exact = 0, True
-        self._store.changes.append(RuleChange(time.time(), change, rule, step, exact))
-        del self._store.changes[:-_CHANGES]
+        noted = msgspec.to_builtins(RuleChange(time.time(), change, rule, step, exact), enc_hook=str)
+        changes = self._interceptor().changes
+        number = next((at for at, (known, _) in changes.items() if call and known == call), max(changes, default=0) + 1)
+        changes[number] = [call, noted]
+        changes.pop(number - _CHANGES, None)
         if step is not None and not exact:
             logger.warning(
                 "the rules have changed in the middle of step %d, so its digest need not be that of another run: with "

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import INT64_MAX, INT64_MIN, AgentId, check_id
 from ray_messaging.errors import InvalidAddress, InvalidQuery
-from ray_messaging.eventlog.log_schema import POSITION, TEXT
+from ray_messaging.eventlog.log_schema import POSITION, TEXT, typed_names
 from ray_messaging.eventlog.reading.results import stored_column
 from ray_messaging.model.fates import FATES
 
@@ -233,7 +233,8 @@ class Filters:
         if self.after is not None:
             found.append(stored_column(POSITION.name, schema) > self.after)
         if self.contains is not None and TEXT in schema.names:  # last, as it takes longest
-            found.append(pc.match_substring(pc.field(TEXT), self.contains))
+            has_text = pc.match_substring(pc.field(TEXT), self.contains)
+            found.append(has_text | pc.field(TEXT).is_null() if typed_names(schema.names) else has_text)
         return reduce(and_, found) if found else None
 
     def texts(self, schema: pa.Schema) -> dict[str, list[str]]:

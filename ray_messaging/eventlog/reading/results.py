@@ -1,17 +1,33 @@
 """Columns of stored rows and of query results.
 
-Stored files and tables lack the columns that have no values. Query results have plain texts instead of dictionaries,
-one id column for senders and one for recipients, and one type for each column.
+Stored files and tables lack the columns that have no values, and may have several columns for the types of a typed
+column. Query results have plain texts instead of dictionaries, one id column for senders and one for recipients, and
+one type for each column.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import reduce
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import InvalidQuery
-from ray_messaging.eventlog.log_schema import POSITION, SCHEMA, TEXT, TYPED, channel_head, typed_names
+from ray_messaging.eventlog.log_schema import (
+    KINDS,
+    POSITION,
+    SCHEMA,
+    TEXT,
+    channel_head,
+    name_with_type,
+    plain_name,
+    sent_name,
+    typed_names,
+    with_types_in_names,
+)
 from ray_messaging.model.typed.input import columns as typed_columns
 
 _CHANNEL = "channel"
@@ -45,13 +61,32 @@ def field_of(name: str, kind: pa.DataType | None = None) -> pa.Field:
         return pa.field(name, kind or pa.null())
     field = SCHEMA.field(name)
     named = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    return pa.field(name, kind or named, field.nullable or name == TEXT)
+    return pa.field(name, kind or named, field.nullable)
 
 
 def texts_of(table: pa.Table) -> pa.Array:
-    """Return typed payloads as JSON text, as their recipients read it."""
-    found = {name.removeprefix(TYPED): table[name] for name in typed_names(table.column_names)}
-    return pa.array(typed_columns(found).list, pa.large_binary()).cast(SCHEMA.field(TEXT).type)
+    """Return all payloads as JSON text, as their recipients read it. The table has all columns of payloads."""
+    names = typed_names(table.column_names)
+    if KINDS not in table.column_names:
+        return _texts({sent_name(name): table[name] for name in names})
+    kinds = table[KINDS].combine_chunks().dictionary_encode()
+    kind_of_row, columns_of = kinds.indices.fill_null(-1).to_numpy(), kinds.dictionary.to_pylist()
+    found, rows_of = [], []
+    for kind in np.unique(kind_of_row).tolist():
+        rows = np.flatnonzero(kind_of_row == kind)
+        part = table.take(pa.array(rows))
+        if kind < 0:
+            found.append(part[TEXT].combine_chunks())
+        else:
+            types = msgspec.json.decode(columns_of[kind], type=dict[str, str])
+            own = ((name, name_with_type(name, of), plain_name(name_with_type(name, of))) for name, of in types.items())
+            found.append(_texts({name: part[typed if typed in names else plain] for name, typed, plain in own}))
+        rows_of.append(rows)
+    return pa.concat_arrays(found).take(pa.array(np.argsort(np.concatenate(rows_of))))
+
+
+def _texts(columns: dict[str, pa.ChunkedArray]) -> pa.Array:
+    return pa.array(typed_columns(columns).list, pa.large_binary()).cast(SCHEMA.field(TEXT).type)
 
 
 INTERNAL = ("hearing_agents", "kept_pairs", "noted", "entry", "row")
@@ -82,8 +117,14 @@ def plain(part: pa.Table) -> pa.Table:
 
 
 def joined(parts: Iterable[pa.Table], columns: Sequence[str]) -> pa.Table:
-    """Join the parts of a scan. If there are none, return an empty table of these columns and `position`."""
-    found = [*parts]
+    """Join the parts of a scan, without the typed columns that no row has.
+
+    If there are no parts, return an empty table of these columns and `position`.
+    """
+    found = [
+        part.drop_columns([name for name in typed_names(part.column_names) if part[name].null_count == len(part)])
+        for part in parts
+    ]
     return unified(found) if found else pa.schema([*map(field_of, columns), POSITION]).empty_table()
 
 
@@ -131,19 +172,31 @@ def unified(tables: Sequence[pa.Table]) -> pa.Table:
 
     The common type is a number type if all its types are numbers and one type holds all values exactly, else text.
     """
-    if all(table.schema == tables[0].schema for table in tables[1:]):
-        return pa.concat_tables(tables)
-    kinds: dict[str, list[pa.DataType]] = {}
-    for field in (field for table in tables for field in table.schema):
-        found = kinds.setdefault(field.name, [])
-        if field.type not in found:  # equal ones may have different hashes
-            found.append(field.type)
-    several = {name: found for name, found in kinds.items() if len(found) > 1}
-    unlike = {name for name, found in several.items() if not all(map(_is_number, found))}
-    try:
-        return pa.concat_tables([with_texts(table, unlike) for table in tables], promote_options="permissive")
-    except pa.ArrowInvalid:  # a number that the common type does not hold
-        return pa.concat_tables([with_texts(table, {*several}) for table in tables], promote_options="permissive")
+    whole = pa.concat_tables(map(with_types_in_names, tables), promote_options="default")
+    columns: dict[str, list[str]] = {}
+    for name in typed_names(whole.column_names):
+        columns.setdefault(plain_name(name), []).append(name)
+    for plain, names in columns.items():
+        whole = whole.set_column(whole.column_names.index(names[0]), plain, _merged([whole[name] for name in names]))
+        whole = whole.drop_columns(names[1:])
+    return whole
+
+
+def _merged(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Join columns, at most one of which has a value in each row, to one column, as `unified` says."""
+    if len(columns) == 1:
+        return columns[0]
+    if all(_is_number(column.type) for column in columns):
+        kinds = [pa.schema({"x": column.type}) for column in columns]
+        common = pa.unify_schemas(kinds, promote_options="permissive").field("x").type
+        with suppress(pa.ArrowInvalid):  # a number that the common type does not hold
+            return reduce(_filled, [column.cast(common) for column in columns])
+    return reduce(_filled, map(_as_text, columns))
+
+
+def _filled(column: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column with the values of another one in place of nulls. Arrow 17's `coalesce` of casts may give 0."""
+    return pc.if_else(column.is_valid(), column, other)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -153,7 +206,7 @@ def _is_number(kind: pa.DataType) -> bool:
 def with_texts(table: pa.Table, names: set[str]) -> pa.Table:
     """Return a table with the named columns as text."""
     for place, name in enumerate(table.column_names):
-        if name in names and not pa.types.is_large_string(table[name].type):
+        if name in names:
             table = table.set_column(place, name, _as_text(table[name]))
     return table
 

@@ -17,9 +17,17 @@ import pyarrow.dataset as ds
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder, Segment
-from ray_messaging.eventlog.log_schema import POSITION, ROW_GROUP_ROWS, TEXT, channel_head, placed, typed_names
+from ray_messaging.eventlog.log_schema import (
+    KINDS,
+    POSITION,
+    ROW_GROUP_ROWS,
+    TEXT,
+    channel_head,
+    typed_names,
+    with_positions,
+)
 from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters
-from ray_messaging.eventlog.reading.results import field_of, is_there, stored_column, texts_of, unified
+from ray_messaging.eventlog.reading.results import field_of, is_there, stored_column, texts_of
 
 T = TypeVar("T")
 _THREADS = min(8, os.cpu_count() or 1)
@@ -55,8 +63,8 @@ def scan(
 
     If `columns` include the payload, the columns of typed payloads are included, too.
 
-    Args: `text` returns typed payloads as JSON text instead. With `raw` and without a limit, rows may come in another
-    order, names stay dictionary-encoded, and there is no `position`.
+    Args: `text` returns typed payloads as JSON text instead. With `raw` and without a limit, names stay
+    dictionary-encoded, and there is no `position`.
 
     Raises: LogError with the path of a damaged segment.
     """
@@ -65,9 +73,8 @@ def scan(
         return
     raw = raw and left is None
     reader = _Reader(view.folder, filters, columns if raw else [*columns, POSITION.name], text=text, raw=raw)
-    for together in datasets(view, filters):
-        parts = (part for dataset in together for part in reader.parts(dataset))
-        for part in parts if raw or len(together) == 1 else _in_order([*parts], left):
+    for dataset in datasets(view, filters):
+        for part in reader.parts(dataset):
             yield part.slice(0, left)
             if left is not None and (left := left - len(part)) <= 0:
                 return
@@ -92,16 +99,18 @@ def has_names(view: View, filters: Filters) -> bool:
 
 def schemas(view: View, filters: Filters) -> Iterator[pa.Schema]:
     """Yield the schemas of the files and live tables that may have matching rows."""
-    return (dataset.schema for together in datasets(view, filters) for dataset in together)
+    return (dataset.schema for dataset in datasets(view, filters))
 
 
-def datasets(view: View, filters: Filters) -> Iterator[list[ds.Dataset]]:
-    """Yield the files of each segment that may match, then the live tables: pyarrow would read ahead through all."""
+def datasets(view: View, filters: Filters) -> Iterator[ds.Dataset]:
+    """Yield the file of each segment that may match, then the live tables: pyarrow would read ahead through all."""
     for segment in view.segments:
         if _may_hold(segment, filters):
-            yield [_file(view.folder, path) for path in segment.files]
-    if view.live:
-        yield [ds.dataset(table) for table in placed(view.live, view.closed)]
+            yield _file(view.folder, segment.path)
+    first_row = view.closed
+    for table in view.live:
+        yield ds.dataset(with_positions(table, first_row))
+        first_row += len(table)
 
 
 def _may_hold(segment: Segment, filters: Filters) -> bool:
@@ -174,7 +183,7 @@ class _Reader:
         if not some.num_row_groups:
             return None
         scanner = some.scanner(dataset.schema, columns=[POSITION.name], filter=condition, **_AHEAD)
-        whole = self._filters.contains is None or TEXT in dataset.schema.names  # else it does not search
+        whole = self._filters.contains is None or not typed_names(dataset.schema.names)  # else it does not search
         limit = self._filters.limit if whole else None
         hits = (scanner.to_table() if limit is None else scanner.head(limit))[POSITION.name].to_numpy()
         if not len(hits):
@@ -189,14 +198,16 @@ class _Reader:
         return ds.FileSystemDataset([fragment], dataset.schema, dataset.format, dataset.filesystem)
 
     def _needed(self, schema: pa.Schema) -> list[str]:
-        """Return the columns to read: all typed ones if the result has the payload, or its text is searched."""
-        searched = self._filters.contains is not None and TEXT not in schema.names
-        typed = typed_names(schema.names) if searched or TEXT in self._columns else []
+        """Return the columns to read: all of payloads if the result has them, or typed ones must be searched."""
+        typed, searched = typed_names(schema.names), self._filters.contains is not None
+        of_payloads = typed if searched or TEXT in self._columns else []
+        if typed and (searched or self._text):
+            of_payloads = [*typed, *(name for name in (TEXT, KINDS) if name in schema.names)]
         ends = [name for name in self._columns if name == POSITION.name]
-        return [*(name for name in self._columns if name not in ends), *typed, *ends]
+        return list(dict.fromkeys([*(name for name in self._columns if name not in ends), *of_payloads, *ends]))
 
     def _finished(self, part: pa.Table) -> pa.Table:
-        """Return the rows of a part that contain the searched text, with typed payloads as the result needs them."""
+        """Return the rows of a part that contain the searched text, with the columns of payloads that they need."""
         typed, contains = typed_names(part.column_names), self._filters.contains
         if typed and (self._text or contains is not None):
             texts = texts_of(part)
@@ -205,8 +216,8 @@ class _Reader:
                 part, texts = part.filter(hits), texts.filter(hits)
             if self._text and TEXT in self._columns:
                 part = part.set_column(part.column_names.index(TEXT), field_of(TEXT), texts)
-            if self._text or TEXT not in self._columns:
-                part = part.drop_columns(typed)
+            shown = typed if TEXT in self._columns and not self._text else []
+            part = part.select([name for name in part.column_names if name in self._columns or name in shown])
         return part
 
 
@@ -244,16 +255,3 @@ def damaged_file(folder: Folder, parts: Iterable[ds.Dataset]) -> LogError | None
         except (OSError, pa.ArrowInvalid) as error:
             return folder.damaged(file.path, error)
     return None
-
-
-def _in_order(parts: list[pa.Table], limit: int | None) -> list[pa.Table]:
-    """Return the first rows of some parts in log order. Parts whose positions overlap are joined and sorted."""
-    if limit is not None and sum(map(len, parts)) > limit:  # before they get the types of rows that are cut off
-        last = np.sort(np.concatenate([part[POSITION.name].to_numpy() for part in parts]))[limit - 1]
-        kept = [int(np.searchsorted(part[POSITION.name].to_numpy(), last, "right")) for part in parts]
-        parts = [part.slice(0, rows) for part, rows in zip(parts, kept, strict=True) if rows]
-    ends = [(part[POSITION.name][0].as_py(), part[POSITION.name][-1].as_py()) for part in parts]
-    if all(low > high for (low, _), (_, high) in zip(ends[1:], ends, strict=False)):
-        return parts
-    joined = unified(parts)
-    return [joined.take(pa.array(np.argsort(joined[POSITION.name].to_numpy())))]

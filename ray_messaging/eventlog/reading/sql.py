@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.call_rows import COLUMNS as CALL_COLUMNS
 from ray_messaging.eventlog.call_rows import calls_dataset
-from ray_messaging.eventlog.log_schema import POSITION, SCHEMA, channel_head
+from ray_messaging.eventlog.log_schema import POSITION, SCHEMA, channel_head, plain_name, typed_names
 from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters, check_text, invalid
 from ray_messaging.eventlog.reading.results import COLUMNS, typed_schema
 from ray_messaging.eventlog.reading.scan import View, damaged_file, datasets, has_names
@@ -103,9 +103,13 @@ def _natural(table: pa.Table) -> pa.Table:
 
 def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
     """Return the stored rows of the messages, and the SQL expressions that select the columns of `query` from them."""
-    parts = [part for together in datasets(view, Filters()) for part in together]
-    typed = _comparable([part.schema for part in parts])
+    parts = [*datasets(view, Filters())]
+    kinds = {field.name: field.type for field in _comparable([part.schema for part in parts])}
+    names: dict[str, dict[str, None]] = {name: {} for name in kinds}  # of the stored columns of each typed column
+    for name in (name for part in parts for name in typed_names(part.schema.names) if plain_name(name) in kinds):
+        names[plain_name(name)][name] = None
     stored = [SCHEMA.field(name).with_nullable(True) for name in SCHEMA.names]
+    typed = [pa.field(name, kinds[plain]) for plain, several in names.items() for name in several]
     schema = pa.schema([*stored, *typed, POSITION.with_nullable(True)])
     columns = {name: _quoted(name) for name in COLUMNS if name not in {"from_name", "to_name"}}
     if has_names(view, Filters()):
@@ -114,7 +118,8 @@ def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
     if heads:  # all the same: they are of one experiment
         head = heads[0].replace("'", "''")
         columns["channel"] = f"coalesce(channel, '{head}' || coalesce(to_name, to_id::varchar) || ':' || subtopic)"
-    columns |= {name: _quoted(name) for name in [*typed.names, POSITION.name]}
+    columns |= {plain: f"coalesce({', '.join(map(_quoted, several))})" for plain, several in names.items()}
+    columns[POSITION.name] = _quoted(POSITION.name)
     selected = [f"{made} as {_quoted(name)}" for name, made in columns.items()]
     return ds.UnionDataset(schema, [_as(part, schema) for part in parts]), selected
 
@@ -126,9 +131,10 @@ def _calls(view: View) -> tuple[ds.Dataset, list[str]]:
 
 
 def _comparable(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the columns of typed payloads, except those that are vectors in some files and not in others."""
+    """Return the columns of typed payloads, except those that are vectors in some rows and not in others."""
     found = typed_schema(schemas)
-    kinds = {field.name: field.type for schema in schemas for field in schema if pa.types.is_nested(field.type)}
+    fields = (schema.field(name) for schema in schemas for name in typed_names(schema.names))
+    kinds = {plain_name(field.name): field.type for field in fields if pa.types.is_nested(field.type)}
     return pa.schema([field for field in found if field.type == kinds.get(field.name, field.type)])
 
 

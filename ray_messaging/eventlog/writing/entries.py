@@ -1,10 +1,10 @@
-"""Decoding of a stream's entries into rows for the event log, in pieces of limited size.
+"""Decoding of a stream's entries into parts for the event log, in pieces and chunks of limited size.
 
 The pieces are needed because a payload to many recipients is short as a frame, but long as rows.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +12,21 @@ from numpy.typing import NDArray
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.writing.hearers import Hearers, HearersOf
 from ray_messaging.eventlog.writing.log_columns import LoggedPart
+from ray_messaging.eventlog.writing.payloads import Kind, kind_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.fates import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.transports.log_store import LogItem, mailbox_of
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.notes import Before, LogNote, RuleNote, decode_log_note
+
+# A batch of rows costs 0.4 ms plus its rows: with 8,192 rows a fifth of their time. Larger columns would not fit the
+# processor's cache.
+CHUNK_ROWS = 32_768
+PIECE_BYTES = 16 * 2**20  # payload of a batch: a segment cannot be closed within one
+CELLS = 2**23  # rows times typed columns: a row has a place in each column, also where it has no value
+
+T = TypeVar("T")
 
 
 class DecodedEntry(NamedTuple):
@@ -151,3 +160,25 @@ def _note_of_rows(note: LogNote, rows: NDArray[np.intp], count: int) -> LogNote:
 
 def _before(part: LoggedPart) -> tuple[Before, ...]:
     return () if part.note is None else part.note.before
+
+
+def chunks_of(parts: Iterable[tuple[LoggedPart | None, T]]) -> Iterator[tuple[list[LoggedPart], list[T]]]:
+    """Yield parts in groups that fit the processor's cache, with their marks; a mark may come without a part."""
+    chunk: list[LoggedPart] = []
+    marks: list[T] = []
+    kinds = set[Kind]()
+    rows = nbytes = columns = 0
+    for part, mark in parts:
+        if part is not None:
+            if chunk and (rows >= CHUNK_ROWS or nbytes + payload_bytes(part) > PIECE_BYTES or rows * columns > CELLS):
+                yield chunk, marks
+                chunk, marks, kinds, rows, nbytes, columns = [], [], set(), 0, 0, 0
+            chunk.append(part)
+            if (kind := kind_of(part.batch.lines)) not in kinds:
+                kinds.add(kind)
+                columns += len(kind)
+            rows += len(part.batch)
+            nbytes += payload_bytes(part)
+        marks.append(mark)
+    if marks:
+        yield chunk, marks

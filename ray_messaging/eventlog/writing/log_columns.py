@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ray_messaging.audiences.cache import audience_of
-from ray_messaging.eventlog.log_schema import OF_EXTENSIONS, SCHEMA, schema_with, typed_names
+from ray_messaging.eventlog.log_schema import OF_EXTENSIONS, SCHEMA, TEXT, head_of
 from ray_messaging.eventlog.writing.addresses import (
     are_of_agents,
     as_texts,
@@ -65,17 +65,16 @@ class _Run(NamedTuple):
 
 
 def record_batch(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch:
-    """Build the rows of some parts, in their order. All their payloads must be of one kind."""
+    """Build the rows of some parts, in their order. The names of typed columns have their types."""
     counts = [len(part.batch) for part in parts]
     run = _Run(parts, [0, *accumulate(counts[:-1])], counts, _fates(parts, counts))
     from_ids, to_ids = ends([part.batch.from_ids for part in parts]), ends([part.batch.to_ids for part in parts])
     rule, reason, before = _notes(run)
     batches = [part.batch for part in parts]
-    payloads = payload_columns([batch.lines for batch in batches])
-    schema = schema_with(tuple(pa.field(name, payloads[name].type) for name in typed_names([*payloads])), exp_id)
+    payloads = payload_columns([batch.lines for batch in batches], counts)
     folded = any(map(_is_folded, parts))
     topics, of = _topics(run)
-    if schema.metadata and not folded and are_of_agents(to_ids, topics):
+    if TEXT not in payloads and not folded and are_of_agents(to_ids, topics):
         channel, subtopic = nulls(run.rows, NAME), subtopics(run.rows, topics, of)
     else:
         channel, subtopic = channels(exp_id, to_ids, topics, of)
@@ -104,6 +103,11 @@ def record_batch(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch:
     columns |= extension_columns(batches) | hearer_columns([part.hearers for part in parts], counts) | payloads
     if folded:
         columns["channel"] = _channels_of_broadcasts(exp_id, run, channel)
+    if len(payloads) == 1:
+        return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    fields = [field for field in SCHEMA if field.name in columns]
+    fields += [pa.field(name, column.type) for name, column in payloads.items() if name != TEXT]
+    schema = pa.schema(fields, head_of(exp_id))
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 

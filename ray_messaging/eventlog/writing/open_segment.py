@@ -1,16 +1,13 @@
 """The open segment: rows in memory until the segment is full, or old enough."""
 
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from ray_messaging.eventlog.folder import Segment, StepPosition
-from ray_messaging.eventlog.log_schema import POSITION
-from ray_messaging.eventlog.writing.payloads import Kind
-from ray_messaging.eventlog.writing.placed_rows import PlacedRows, Places
+from ray_messaging.eventlog.log_schema import joined_rows, laid_out, typed_names
+from ray_messaging.eventlog.writing.entries import CELLS
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.transports.log_store import LogMark
 
@@ -28,45 +25,13 @@ SEGMENT_AGE_S = 30.0
 # frame of the bulk path.
 _MERGED = 64
 _LEVELS = (64, 4_096)
-_KINDS = 32  # a segment with so many kinds of payloads is full, as each kind has a file of its own
-
-
-class KindRows:
-    """The rows of one segment whose payloads have the same typed columns."""
-
-    def __init__(self) -> None:
-        self._batches: list[pa.RecordBatch] = []
-        self._places: list[Places] = []  # for each batch, the places of its rows in the segment
-
-    def add(self, batch: pa.RecordBatch, places: Places) -> None:
-        """Append rows."""
-        self._batches.append(batch)
-        self._places.append(places)
-        for limit in _LEVELS:
-            self._merge(limit)
-
-    def _merge(self, limit: int) -> None:
-        small = 0
-        for batch in reversed(self._batches):
-            if batch.num_rows >= limit:
-                break
-            small += 1
-        if small >= _MERGED:
-            merged = pa.Table.from_batches(self._batches[-small:]).combine_chunks().to_batches()
-            self._places[-small:] = [np.concatenate(self._places[-small:])]
-            self._batches[-small:] = merged
-
-    def table(self, first_row: int) -> pa.Table:
-        """Return the rows in order, with their positions in the log. The segment's first row has `first_row`."""
-        positions = pa.array(np.concatenate(self._places) + first_row)
-        return pa.Table.from_batches(self._batches).append_column(POSITION, positions)
 
 
 class Sealed(NamedTuple):
     """The content of a segment at one moment, with the stream cursors of that moment."""
 
     number: int
-    tables: list[pa.Table]  # one for each kind of payloads
+    table: pa.Table | None  # the rows, if there are some
     meta: dict[str, Any]  # as for `Folder.stage`
     steps: StepPosition | None
     marks: dict[str, LogMark]
@@ -83,21 +48,34 @@ class OpenSegment:
         self.rows = 0
         self.nbytes = 0
         self.stored: Segment | None = None  # its file, if any
-        self._kinds: dict[Kind, KindRows] = {}
+        self._batches: list[pa.RecordBatch] = []
+        self._typed = set[str]()  # the typed columns
         self._since: float | None = None
 
     def is_full(self, rows: int, nbytes: int) -> bool:
-        """Return whether the segment has so many rows, bytes or kinds of payloads that it must be closed."""
-        return self.rows >= rows or self.nbytes >= nbytes or len(self._kinds) >= _KINDS
+        """Return whether the segment has so many rows, bytes or typed columns that it must be closed."""
+        return self.rows >= rows or self.nbytes >= nbytes or self.rows * len(self._typed) >= CELLS
 
-    def add(self, found: Sequence[PlacedRows]) -> None:
+    def add(self, batch: pa.RecordBatch | None) -> None:
         """Append rows. Even without any, there are cursors then that are not stored yet."""
         self._since = self._since or time.monotonic()
-        first = self.rows
-        for kind, batch, places in found:
-            self._kinds.setdefault(kind, KindRows()).add(batch, places + first)
-            self.rows += batch.num_rows
-            self.nbytes += batch.nbytes
+        if batch is None:
+            return
+        self.rows += batch.num_rows
+        self.nbytes += batch.nbytes
+        self._typed.update(typed_names(batch.schema.names))
+        self._batches.append(batch)
+        for limit in _LEVELS:
+            self._merge(limit)
+
+    def _merge(self, limit: int) -> None:
+        small = 0
+        for batch in reversed(self._batches):
+            if batch.num_rows >= limit:
+                break
+            small += 1
+        if small >= _MERGED:
+            self._batches[-small:] = joined_rows(self._batches[-small:]).combine_chunks().to_batches()
 
     def age(self) -> float:
         """Return for how many seconds rows or cursors have waited to be stored; 0.0 if none wait."""
@@ -108,9 +86,9 @@ class OpenSegment:
         """Return whether there are rows or cursors that are not stored yet."""
         return self._since is not None
 
-    def tables(self) -> list[pa.Table]:
-        """Return the rows with their positions in the log, in one table for each set of typed columns."""
-        return [rows.table(self.first_row) for rows in self._kinds.values()]
+    def table(self) -> pa.Table:
+        """Return the rows, of which there must be some."""
+        return laid_out(joined_rows(self._batches))
 
     def seal(self, streams: StreamCursors, steps: StepPosition | None) -> Sealed:
         """Return the present content with the present cursors. More rows may be added later."""
@@ -118,4 +96,5 @@ class OpenSegment:
         meta = {"first_row": self.first_row, "cursors": dict(streams.cursors), "begun": dict(streams.begun)}
         meta |= {"taken": streams.taken(), "steps": steps}
         stored = self.stored if self.stored is not None and self.stored.rows == self.rows else None
-        return Sealed(self.number, self.tables(), meta, steps, streams.take_marks(), streams.finished(), stored)
+        table = self.table() if self.rows else None
+        return Sealed(self.number, table, meta, steps, streams.take_marks(), streams.finished(), stored)

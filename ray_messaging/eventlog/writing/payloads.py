@@ -1,39 +1,93 @@
 """Payload columns. JSON text is built in a few passes over the bytes, typed columns are stored as they are."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from ray_messaging.eventlog.log_schema import TEXT, TYPED
-from ray_messaging.eventlog.writing.repeated_columns import nulls, places
+from ray_messaging.eventlog.log_schema import KINDS, TEXT, name_with_type
+from ray_messaging.eventlog.writing.repeated_columns import coded, nulls, places, repeated
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.typed.column import ColumnType
 from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
-
-Kind = tuple[tuple[str, ColumnType], ...]  # the names and types of typed columns; empty: JSON text
 
 _TEXT = pa.large_string()
 _FIRST_NOT_ASCII, _LINE_END = 128, ord("\n")
 _MANY_BYTES = 2**16  # so many bytes stay in the processor's cache during four passes
 
+Kind = tuple[tuple[str, ColumnType], ...]  # the names and types of typed columns; empty: JSON text
+
 
 def kind_of(payloads: Payloads | None) -> Kind:
-    """Return the names and types of typed payload columns, () for JSON text. Rows of the same kind share a table."""
+    """Return the names and types of typed payload columns, () for JSON text."""
     return tuple(payloads.schema.items()) if isinstance(payloads, TypedColumns) else ()
 
 
-def payload_columns(payloads: Sequence[Payloads | None]) -> dict[str, pa.Array]:
-    """Build the columns of all payloads in order. They must all be of one kind."""
-    typed = [each for each in payloads if isinstance(each, TypedColumns)]
-    if not typed:
+@lru_cache(maxsize=256)
+def _text_of(kind: Kind) -> str:
+    """Return a kind as rows name it: a JSON object of names and types."""
+    return msgspec.json.encode({name: str(each) for name, each in kind}).decode()
+
+
+def payload_columns(payloads: Sequence[Payloads | None], counts: Sequence[int]) -> dict[str, pa.Array]:
+    """Build the columns of all payloads in order. `counts` are the numbers of their rows.
+
+    The names of typed columns have their types. If there are some, a column names those of each row.
+    """
+    groups: dict[Kind, list[int]] = {}
+    for number, each in enumerate(payloads):
+        groups.setdefault(kind_of(each), []).append(number)
+    made = [_columns_of(kind, [payloads[number] for number in numbers]) for kind, numbers in groups.items()]
+    names = [_text_of(kind) for kind in groups]
+    if len(groups) == 1:
+        return made[0] if () in groups else made[0] | {KINDS: repeated(names, [sum(counts)])}
+    kinds = np.empty(len(payloads), np.int32)
+    for kind, numbers in enumerate(groups.values()):
+        kinds[numbers] = kind
+    kind_of_row = np.repeat(kinds, counts)
+    rows = [np.flatnonzero(kind_of_row == kind) for kind in range(len(groups))]
+    found: dict[str, list[int]] = {}
+    for kind, columns in enumerate(made):
+        for name in columns:
+            found.setdefault(name, []).append(kind)
+    whole = {
+        name: _spread([made[kind][name] for kind in own], [rows[kind] for kind in own], sum(counts))
+        for name, own in found.items()
+    }
+    as_text = [kind == () for kind in groups]
+    return whole | {KINDS: coded(pa.array(kind_of_row, mask=np.array(as_text)[kind_of_row]), names)}
+
+
+def _spread(columns: Sequence[pa.Array], rows: Sequence[NDArray[np.intp]], count: int) -> pa.Array:
+    """Return a column of `count` rows that has the values of some columns in their rows, and null in the others."""
+    place_of = np.full(count, -1, np.int32)
+    found = np.concatenate(rows)
+    place_of[found] = places(len(found))
+    return pa.concat_arrays(columns).take(pa.array(place_of, mask=place_of < 0))
+
+
+def _columns_of(kind: Kind, payloads: Sequence[Payloads | None]) -> dict[str, pa.Array]:
+    """Build the columns of payloads of one kind, in order."""
+    if not kind:
         return {TEXT: _text_column([each for each in payloads if isinstance(each, PayloadColumn)])}
-    return {TYPED + name: _stored(column.to_arrow()) for name, column in TypedColumns.joined(typed).columns.items()}
+    joined = TypedColumns.joined([each for each in payloads if isinstance(each, TypedColumns)])
+    return {
+        name_with_type(name, str(column.type)): _stored(column.to_arrow()) for name, column in joined.columns.items()
+    }
 
 
 def _stored(column: pa.Array) -> pa.Array:
-    """Return a typed column with offsets of 64 bits for texts: 32 bits would limit the texts of a step."""
+    """Return a typed column with offsets of 64 bits for texts and vectors: 32 bits would limit those of a step.
+
+    Vectors become lists, which take no room in rows that have none.
+    """
+    if pa.types.is_fixed_size_list(column.type):
+        width = column.type.list_size
+        return pa.LargeListArray.from_arrays(np.arange(0, (len(column) + 1) * width, width), column.flatten())
     return column.cast(_TEXT) if pa.types.is_string(column.type) else column
 
 

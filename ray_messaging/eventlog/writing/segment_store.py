@@ -77,9 +77,7 @@ class SegmentStore:
 
     def _list(self) -> list[Segment]:
         claim(self._folder, self._writer, self._exp_id)
-        segments = self._folder.segments()
-        self._folder.drop_unused(segments)
-        return segments
+        return self._folder.segments()
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
         """Report which entries the segments have, if an earlier writer died before it did. Raises Fenced."""
@@ -169,11 +167,10 @@ class SegmentStore:
             )
 
     def _stage(self, sealed: Sealed) -> Staged:
-        times = [chunk.cast(pa.int64()) for table in sealed.tables for chunk in table["sent_at"].chunks]
-        span = pc.min_max(pa.chunked_array(times, pa.int64())).as_py()  # None for both if there are no rows
-        first_s, last_s = (None if span[end] is None else span[end] / 1e6 for end in ("min", "max"))
-        own = {"exp_id": self._exp_id, "epoch": self.epoch, "first_s": first_s, "last_s": last_s}
-        return self._folder.stage(sealed.number, sealed.tables, sealed.meta | own)
+        assert sealed.table is not None
+        span = pc.min_max(sealed.table["sent_at"].cast(pa.int64())).as_py()
+        own = {"exp_id": self._exp_id, "epoch": self.epoch, "first_s": span["min"] / 1e6, "last_s": span["max"] / 1e6}
+        return self._folder.stage(sealed.number, sealed.table, sealed.meta | own)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call until it succeeds. No rows are dropped meanwhile: senders wait once the streams are full."""

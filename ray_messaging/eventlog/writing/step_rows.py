@@ -8,15 +8,17 @@ from contextlib import suppress
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_messaging.common import task_health
 from ray_messaging.errors import BodyLost, FrameError, LogError
 from ray_messaging.eventlog.folder import StepPosition
-from ray_messaging.eventlog.writing.entries import delivered, noted, without
+from ray_messaging.eventlog.log_schema import joined_rows, stored_column
+from ray_messaging.eventlog.writing.entries import PIECE_BYTES, chunks_of, delivered, noted, pieces, without
 from ray_messaging.eventlog.writing.hearers import FrameHearers
-from ray_messaging.eventlog.writing.log_columns import LoggedPart
-from ray_messaging.eventlog.writing.placed_rows import PlacedRows, in_order, ordinals_of
+from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
+from ray_messaging.eventlog.writing.repeated_columns import each_its_own
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.batch import Batch
@@ -24,7 +26,7 @@ from ray_messaging.model.columns import NONE
 from ray_messaging.model.fates import FATES
 from ray_messaging.model.joining import joined_arrays
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE, amendments_of, amends, batch_of, message_keys
-from ray_messaging.steps.canonical_order import id_ranks
+from ray_messaging.steps.canonical_order import canonical_order, id_ranks
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.step_values import (
     ASKER,
@@ -51,6 +53,7 @@ _START = "0-0"
 _FRAMES = 16  # in one read of a box
 _STEPS = 8  # whose boxes are listed in one call
 _AHEAD = 3  # a group that joins may accept messages from outside for the step after the next
+_TEXT_BYTES = 2**30
 
 
 class StepFeed:
@@ -61,15 +64,16 @@ class StepFeed:
 
     `position` is the log's position in the steps. It has moved when `take` is called.
 
-    Args: `reader` reads the experiment's streams. `take` adds the rows of a step to the log; its second argument says
-    which messages the groups counted that the log does not have ("": none). `passed` is called after each round.
+    Args: `reader` reads the experiment's streams. `take` adds a step's rows (None: it has none) to the log; its second
+    argument says which messages the groups counted that the log does not have ("": none). `passed` is called after each
+    round.
     """
 
     def __init__(
         self,
         reader: StreamReader,
         settings: StepSettings,
-        take: Callable[[Sequence[PlacedRows], str], Awaitable[None]],
+        take: Callable[[pa.RecordBatch | None, str], Awaitable[None]],
         passed: Callable[[], None],
     ) -> None:
         self.position = StepPosition(-1, {})
@@ -185,7 +189,7 @@ class StepFeed:
                 parts += self._fresh(box, *await self._frames(box, covers, _START))
                 outside[box] = sum(cover.rows for cover in covers)
         if parts:
-            rows = await asyncio.to_thread(in_order, self._reader.exp_id, parts)
+            rows = await asyncio.to_thread(_in_order, self._reader.exp_id, parts)
             self.position = StepPosition(handled, outside)
             await self._take(rows, "")
 
@@ -359,10 +363,42 @@ class Earlier:
 
 def _rows_and_fates(
     exp_id: str, parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]
-) -> tuple[list[PlacedRows], Counter[str]]:
+) -> tuple[pa.RecordBatch | None, Counter[str]]:
     """Return a step's rows, those that rules on whole steps `changed` in place of the former ones, and fate counts."""
     left = _superseded(parts, changed) if changed else parts
-    return in_order(exp_id, left), _sent(left)
+    return _in_order(exp_id, left), _sent(left)
+
+
+def _in_order(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch | None:
+    """Build the rows of some parts in canonical order; return None if there are none."""
+    cut = [piece for part in parts for piece, _ in pieces(part, 0, PIECE_BYTES)]
+    if not cut:
+        return None
+    batches = [part.batch for part in cut]
+    sent = joined_arrays([np.broadcast_to(np.asarray(batch.step, np.int64), len(batch)) for batch in batches])
+    to_ids, from_ids = [batch.to_ids for batch in batches], [batch.from_ids for batch in batches]
+    order = pa.array(canonical_order(to_ids, sent, from_ids, _ordinals_of(cut)))
+    table = joined_rows(record_batch(exp_id, chunk) for chunk, _ in chunks_of((part, None) for part in cut))
+    columns, schema = table.columns, table.schema
+    del table
+    for at in range(len(columns)):  # so that the memory of each is free before the next one is sorted
+        columns[at] = _sorted(columns[at], order)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _sorted(column: pa.ChunkedArray, order: pa.Array) -> pa.Array:
+    # `take` wants one dictionary for all rows, and Arrow joins at most 2 GiB of texts.
+    whole = (stored_column(column) if column.nbytes < _TEXT_BYTES else column.unify_dictionaries()).combine_chunks()
+    one = pa.types.is_dictionary(whole.type) and len(whole.dictionary) == 1
+    if whole.null_count == len(whole) or (one and not whole.null_count):
+        return whole
+    found = whole.take(order)
+    return each_its_own(found) if whole.type != column.type else found
+
+
+def _ordinals_of(parts: Sequence[LoggedPart]) -> NDArray[np.int64]:
+    found = joined_arrays([part.batch.ordinal for part in parts if part.batch.ordinal is not None])
+    return np.asarray(found, np.int64)
 
 
 def _sent(parts: Sequence[LoggedPart]) -> Counter[str]:
@@ -391,7 +427,7 @@ def _pairs_sent(part: LoggedPart) -> Counter[str]:
 def _messages_sent(parts: Sequence[LoggedPart]) -> Counter[str]:
     if not parts:
         return Counter()
-    ordinals, ranks = ordinals_of(parts), id_ranks([part.batch.from_ids for part in parts])
+    ordinals, ranks = _ordinals_of(parts), id_ranks([part.batch.from_ids for part in parts])
     fates = joined_arrays([np.broadcast_to(np.asarray(part.fates, np.int64), len(part.batch)) for part in parts])
     ours = ordinals < FIRST_OUTSIDE
     order = np.lexsort((ordinals[ours], ranks[ours]))

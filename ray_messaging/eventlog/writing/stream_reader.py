@@ -8,15 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import pyarrow as pa
+
 from ray_messaging.addressing.channels import NAME_LENGTH
 from ray_messaging.common import task_health
 from ray_messaging.common.backoff import LOG_READ_RETRY, REDIS_REFUSED
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.entries import NOTHING, decode_entry, pieces
+from ray_messaging.eventlog.writing.entries import NOTHING, PIECE_BYTES, chunks_of, decode_entry, pieces
 from ray_messaging.eventlog.writing.hearers import BroadcastHearers, HearersOf, Retry
-from ray_messaging.eventlog.writing.log_columns import LoggedPart
-from ray_messaging.eventlog.writing.placed_rows import PIECE_BYTES, PlacedRows, chunks_of, placed_rows
+from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
 from ray_messaging.transports.log_store import LogItem, LogStreams, mailbox_of
 from ray_messaging.transports.transport import RedisTransport
@@ -40,8 +41,8 @@ class WrittenEntry(NamedTuple):
     rows: int | None = None
 
 
-Chunk = tuple[Sequence[WrittenEntry], Sequence[PlacedRows]]  # some entries, and their rows in the log
-_NONE: Chunk = (), ()
+Chunk = tuple[Sequence[WrittenEntry], pa.RecordBatch | None]  # some entries, and their rows in the log, if any
+_NONE: Chunk = (), None
 
 
 class StreamReader:
@@ -102,7 +103,7 @@ class StreamReader:
 
     def _chunks(self, items: list[LogItem], hearers_of: HearersOf) -> Iterator[Chunk]:
         for parts, done in chunks_of(taken for item in items for taken in self._take(item, hearers_of)):
-            yield done, placed_rows(self.exp_id, parts) if parts else ()
+            yield done, record_batch(self.exp_id, parts) if parts else None
 
     def _take(self, item: LogItem, hearers_of: HearersOf) -> Iterator[tuple[LoggedPart | None, WrittenEntry]]:
         """Yield an entry's rows piece by piece. The last piece marks the entry as done."""

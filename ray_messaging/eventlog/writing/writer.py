@@ -14,7 +14,6 @@ from ray_messaging.errors import Closed, Fenced, LogError, MessagingError
 from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder, Segment, StepPosition
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS, OpenSegment, Sealed
-from ray_messaging.eventlog.writing.placed_rows import PlacedRows
 from ray_messaging.eventlog.writing.segment_store import SegmentStore
 from ray_messaging.eventlog.writing.step_files import FILE_BYTES, CheckpointWriter, CollectedWriter
 from ray_messaging.eventlog.writing.step_rows import STEPS, StepFeed
@@ -174,7 +173,7 @@ class LogWriter:
 
     def snapshot(self) -> tuple[list[Segment], list[pa.Table], int]:
         """Return the closed segments, the later rows in order, and the number of rows in the segments."""
-        tables = [table for each in self._unstored for table in each.tables()]
+        tables = [each.table() for each in self._unstored if each.rows]
         return [*self._segments.closed], tables, self._unstored[0].first_row
 
     @property
@@ -272,14 +271,14 @@ class LogWriter:
         due = self._segment_age_s - self._open.age()
         return max(0.0, min(_BLOCK_S, max(due, _BUSY_S) if self._busy else due))
 
-    def _add(self, done: Sequence[WrittenEntry], placed: Sequence[PlacedRows]) -> None:
+    def _add(self, done: Sequence[WrittenEntry], rows: pa.RecordBatch | None) -> None:
         """Add rows, and advance the cursors over their entries. There must be no await between the two."""
-        self._open.add(placed)
-        for item, messages, rows in done:
-            if rows is None:
+        self._open.add(rows)
+        for item, messages, end in done:
+            if end is None:
                 self._streams.advance(item, messages)
             else:
-                self._streams.advance_within(item, rows)
+                self._streams.advance_within(item, end)
         self._waiters.notify()
 
     # -- steps ------------------------------------------------------------------------------------------------------
@@ -293,7 +292,7 @@ class LogWriter:
             if not self._segments.lost:  # else the reader of the streams saves what there is
                 raise
 
-    async def _take_step(self, rows: Sequence[PlacedRows], missing: str) -> None:
+    async def _take_step(self, rows: pa.RecordBatch | None, missing: str) -> None:
         """Add a step's rows. The feed has moved its position just before, without an await between the two."""
         self._open.add(rows)
         self._waiters.notify()
@@ -356,7 +355,7 @@ class LogWriter:
     async def _store(self, sealed: Sealed, *, closed: bool) -> None:
         # Entries without logged rows need no new file: reading them again gives no rows again.
         segment = sealed.stored
-        if segment is None and sealed.tables:
+        if segment is None and sealed.table is not None:
             segment = await self._segments.store(sealed)
         if closed and segment is not None:
             self._segments.append(segment)

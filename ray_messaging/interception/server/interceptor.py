@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
@@ -15,16 +15,16 @@ from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.interception.broadcasts import Intersections, pair_rows
 from ray_messaging.interception.rule_snapshot import decode_snapshot_request
 from ray_messaging.interception.rules.black_list import BlackList
-from ray_messaging.interception.rules.rule import Rule, Verdict, failure
-from ray_messaging.interception.server.attempts import Attempt, Judging, StepAttempts, StepBatches, attempt_at
+from ray_messaging.interception.rules.rule import Rule, failure
+from ray_messaging.interception.server.attempts import Attempt, StepAttempts, attempt_at
 from ray_messaging.interception.server.forward_call import forwarded
 from ray_messaging.interception.server.rule_delegation import PublishSnapshot, RuleDelegation
-from ray_messaging.interception.server.rule_pipeline import Asked, RulePipeline, parts_of
+from ray_messaging.interception.server.rule_pipeline import RulePipeline, parts_of
 from ray_messaging.interception.server.rule_set import RuleFailures, RuleSet
 from ray_messaging.interception.server.rule_tables import Table
 from ray_messaging.interception.server.rule_versions import RuleVersions, StepGate
 from ray_messaging.interception.server.saved_answers import SavedAnswers, key_of, record
-from ray_messaging.interception.server.slow_rule_runner import SlowRuleRunner
+from ray_messaging.interception.server.slow_rule_runner import Judging, Sections, SlowRuleRunner
 from ray_messaging.interception.server.state_writer import StateStore, StateWriter
 from ray_messaging.interception.server.watchdog import FAILURES, RuleCalls, RunningRule
 from ray_messaging.interception.verdicts import (
@@ -45,9 +45,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 VIOLATIONS = ":violations"  # the name of their table; no rule's name begins with a colon on the server
-ROUNDS, ATTEMPTS = ":rounds", ":attempts"
+ROUNDS, ATTEMPTS, CHANGES = ":rounds", ":attempts", ":changes"
+OWN_TABLES = (VIOLATIONS, ROUNDS, ATTEMPTS, CHANGES)
 ANSWERS = ":answers"
 _OVER = ("interceptor", "another driver has the group: this attempt at the step is over")
+_ROUND_CALLS = 100  # the most calls that are known to have begun a round
 _CLOSE_S = 3.0  # time limit for a rule's close()
 _KEEP_S = 120.0  # by default, senders ask again about a batch for no longer than this
 
@@ -89,7 +91,9 @@ class Interceptor:
         self.judged = 0
         self.blocked = 0
         self.violations: Table[int] = Table()
-        self.rounds: Table[int] = Table()  # under "step": the last step whose end has ended a round
+        # Under "step": the last step whose end has ended a round. Under "calls": the calls that did, and what failed.
+        self.rounds: Table[Any] = Table()
+        self.changes: Table[Any] = Table()  # the record of changes of the rules, which those who change them keep
         self._attempts = StepAttempts(lambda: self._counted, self._restore_rules, self._attempt_begun)
         self.failures = RuleFailures()
         self._intersections = Intersections()
@@ -102,8 +106,7 @@ class Interceptor:
         self._follow_rules()
         self._answers = SavedAnswers(self._writer, keep_s, self._attempts.keeps)
         self.calls = RuleCalls()
-        self._slow_rules = SlowRuleRunner(self, self._writer, self._answers, keep_s)
-        self._in_steps = StepBatches(self._attempts, self._slow_rules.ask)
+        self._slow_rules = SlowRuleRunner(self, self._writer, self._answers, self._attempts, keep_s)
         self._closing: set[asyncio.Task[None]] = set()
         self._forwarded = 0
 
@@ -166,21 +169,25 @@ class Interceptor:
         before = self.before_step(attempt.step)
         if before is not None:
             return self._answer_after(before, batch, attempt, patient=patient)
-        key = key_of(batch)
-        if key not in self._in_steps.running:
+        key, running = key_of(batch), self._slow_rules.running
+        if key not in running:
             answer = self._judge_once(self._as_wanted(batch))
-            if key not in self._in_steps.running:
+            if key not in running:
                 return answer
-        return self._answer_in_time(self._in_steps.running[key][1], batch.rows, PATIENCE_S if patient else 0.0)
+        return self._answer_in_time(running[key].done, batch.rows, PATIENCE_S if patient else 0.0)
 
     async def _answer_after(self, before: Awaitable[None], batch: Batch, attempt: Attempt, *, patient: bool) -> bytes:
         await before
         answer = self._answer_in_step(batch, attempt, patient=patient)
         return answer if isinstance(answer, bytes) else await answer
 
-    async def _answer_in_time(self, task: asyncio.Task[bytes], rows: int, limit_s: float) -> bytes:
-        if (await asyncio.wait((task,), timeout=limit_s))[0]:
-            return _over(rows) if task.cancelled() else task.result()
+    async def _answer_in_time(self, answer: asyncio.Future[bytes], rows: int, limit_s: float) -> bytes:
+        if (await asyncio.wait((answer,), timeout=limit_s))[0]:
+            return _over(rows) if answer.cancelled() else answer.result()
+        return self.deferral(rows)
+
+    def deferral(self, rows: int) -> bytes:
+        """Return the answer about rows that wait for slow rules."""
         return self.encode(BatchVerdict(deferred=set(range(rows))), rows)
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, message: object) -> bool:
@@ -240,41 +247,36 @@ class Interceptor:
         for rule in rules:
             if rule.counts_blocked:
                 rule.room(())  # what it records of the beginning of a round belongs to no attempt
-        judging = Judging(batch, attempt, verdict, rules, self._in_parts(batch, rules, verdict))
+        judging = Judging(key, batch, verdict, rules, self._in_parts(batch, rules, verdict), attempt)
         with self.tracer.judging(batch):
-            asked = self._in_steps.advance(judging)
-        if asked is not None:
-            return self._in_steps.start(key, judging, self._judge_slowly(judging, asked, key))
-        answer, data = self._answer_of(judging, key)
+            self._slow_rules.advance(judging)
+        if judging.asked is not None:
+            self._slow_rules.start(judging)
+            return judging.done
+        answer, data = self.answer_of(judging)
         if not self._writer.stores or version == self.state_version:
             self._answers.hold({key: data})
             return answer
         return self._answers.keep(key, answer, data, sender=batch.sender)
 
-    def _in_parts(
-        self, batch: Batch, rules: Sequence[Rule], verdict: BatchVerdict
-    ) -> Generator[Asked, Sequence[Verdict], None]:
-        """Apply rules to a batch, as `RulePipeline.in_order` does; count their verdict, and add it to `verdict`."""
+    def _in_parts(self, batch: Batch, rules: Sequence[Rule], verdict: BatchVerdict) -> Sections:
+        """Apply rules to a batch, as `RulePipeline.judge` does; count their verdict, and add it to `verdict`."""
         for rows in parts_of(batch, rules):
             whole = len(rows) == batch.rows
             part = batch if whole else batch.take(rows)
             pipeline = RulePipeline(part, self.exp_id, self.watch, self._intersections)
-            yield from pipeline.in_order(rules)
+            yield from pipeline.judge(rules)
             self.count(part, pipeline.verdict)
             verdict.add(pipeline.verdict if whole else pipeline.verdict.moved(dict(enumerate(rows.tolist()))))
 
-    async def _judge_slowly(self, judging: Judging, asked: Asked | None, key: str) -> bytes:
-        while asked is not None:
-            asked = self._in_steps.advance(judging, await self._in_steps.ask_all(asked))
-        return await self._answers.keep(key, *self._answer_of(judging, key))
-
-    def _answer_of(self, judging: Judging, key: str) -> tuple[bytes, bytes]:
+    def answer_of(self, judging: Judging) -> tuple[bytes, bytes]:
+        """Return the answer to a batch of a step, and its record. It is valid until a later attempt, or step."""
         answer = self.encode(judging.verdict, judging.batch.rows)
-        self._attempts.answers.setdefault(judging.attempt.group, set()).add(key)
+        self._attempts.answers.setdefault(judging.batch.sender, set()).add(judging.key)
         return answer, record(answer, ())
 
     def _attempt_begun(self, attempt: Attempt, answers: Collection[str]) -> None:
-        self._in_steps.begun(attempt)
+        self._slow_rules.begun(attempt)
         self._answers.forget(answers)
 
     def _run_rules(self, batch: Batch) -> RulePipeline:
@@ -344,7 +346,7 @@ class Interceptor:
     @property
     def deferred(self) -> int:
         """Return how many messages wait for a slow rule."""
-        return len(self._slow_rules) + len(self._in_steps)
+        return len(self._slow_rules)
 
     def kept(self) -> dict[str, int]:
         """Return the number of entries of each rule and of senders with violations, and the bytes of kept answers."""
@@ -381,7 +383,6 @@ class Interceptor:
         for name, table in self._tables.items():
             if table is not tables.get(name):  # it belongs to another rule, or the rule has a new table
                 table.rewrite()
-                self._attempts.forget(name)
         if self.rules.now is not before:
             self.failures.keep(self.rules)
             for rule in before:
@@ -405,6 +406,19 @@ class Interceptor:
                 self.failures.note(rule, error, at="a new round")
                 failures.append(rule.name)
         return failures
+
+    def new_round_once(self, call: str) -> list[str]:
+        """Begin a new round for all rules, unless this call has done so; return as `new_round`."""
+        calls: dict[str, list[str]] = self.rounds.get("calls", {})
+        if call not in calls:
+            calls = dict([*calls.items(), (call, self.new_round())][-_ROUND_CALLS:])
+            self.rounds["calls"] = calls
+        return calls[call]
+
+    def forget_calls(self) -> None:
+        """Forget the calls and changes of an earlier run: Ray may give its names of calls again."""
+        self.rounds.pop("calls", None)
+        self.changes.clear()
 
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
         """End the round of a closed step, once, and count what was blocked at the close. Step rules have done so."""
@@ -438,10 +452,10 @@ class Interceptor:
         """Save the tables of the current rules, and no others, from now on."""
         # The state of rules that judge a whole step is kept with the steps.
         tables = {rule.name: rule.state for rule in self.rules.each if rule.state is not None}
-        for name in set(self._tables) - set(tables) - {VIOLATIONS, ROUNDS, ATTEMPTS}:
+        for name in set(self._tables) - set(tables) - {*OWN_TABLES}:
             self._writer.drop(name)
         self._counted = {VIOLATIONS: self.violations} | tables
-        self._tables |= self._counted | {ROUNDS: self.rounds, ATTEMPTS: self._attempts.undo}
+        self._tables |= self._counted | {ROUNDS: self.rounds, ATTEMPTS: self._attempts.kept, CHANGES: self.changes}
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -456,7 +470,6 @@ class Interceptor:
 
     async def stop(self) -> None:
         """Stop judging and saving. Running work is awaited up to a time limit."""
-        await self._in_steps.close()
         await self._slow_rules.close()
         await self._writer.close()
         await self.delegation.close()
@@ -471,7 +484,6 @@ class Interceptor:
 
     async def _close_unused(self, rule: Rule) -> None:
         """Close a removed rule once no message needs it."""
-        await self._in_steps.done_with(rule)
         await self._slow_rules.done_with(rule)
         if not self._is_in(rule):  # it may have been inserted again
             await self._close(rule)

@@ -31,18 +31,13 @@ class Deferred(NamedTuple):
     """A message that waits for a slow rule.
 
     `message` is a batch of one, as the rules before have left it. These rules are `passed`, by name, and `so_far` is
-    their verdict. `rule` is the slow rule, and `then` are the rules after it.
+    their verdict. `rules` are the slow rule and those after it.
     """
 
     message: Batch
     so_far: BatchVerdict
-    rule: SlowRule
-    then: Sequence[Rule]
+    rules: Sequence[Rule]
     passed: tuple[str, ...]
-
-    def needs(self, rule: Rule) -> bool:
-        """Return whether a rule must still judge this message."""
-        return self.rule is rule or any(later is rule for later in self.then)
 
 
 class RulePipeline:
@@ -81,34 +76,36 @@ class RulePipeline:
         """Return whether the rows are hearers of broadcasts."""
         return self._pairs is not None
 
-    def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
-        """Apply rules in order, after those that the batch has passed, and defer messages that wait for a slow rule."""
+    def judge(
+        self, rules: Sequence[Rule], passed: tuple[str, ...] = ()
+    ) -> Generator[Asked, Sequence[Verdict] | None, None]:
+        """Apply rules in order, after those that the batch has passed.
+
+        It yields what a slow rule must be asked. All rows wait for the verdicts that it is sent. If it is sent None, as
+        by a `for` loop, the messages that the slow rule must be asked about are deferred, and the other rows go on.
+        """
         for place, rule in enumerate(rules):
             if not self.rest.rows:
                 return
             if isinstance(rule, SlowRule):
-                before = (*passed, *(other.name for other in rules[:place]))
-                found = self._defer(rule, before, rules[place + 1 :])
+                known, slow = self._ask_at_once(rule)
+                verdicts = (yield rule, [message for _, message in slow]) if slow else ()
+                if verdicts is None:
+                    before = (*passed, *(other.name for other in rules[:place]))
+                    known = self._defer(rules[place:], before, known, slow)
+                else:
+                    for (rows, _), verdict in zip(slow, verdicts, strict=True):
+                        known |= dict.fromkeys(rows, verdict)
+                found: Mapping[int, Verdict] = known
             else:
                 found = self._apply(rule)
             if found:
                 self.take(rule, found)
 
-    def in_order(self, rules: Sequence[Rule]) -> Generator[Asked, Sequence[Verdict], None]:
-        """Apply rules in order to all rows. It yields what a slow rule must be asked, and is sent the verdicts."""
-        for rule in rules:
-            if not self.rest.rows:
-                return
-            if isinstance(rule, SlowRule):
-                found, slow = self._ask_at_once(rule)
-                if slow:
-                    verdicts = yield rule, [message for _, message in slow]
-                    for (rows, _), verdict in zip(slow, verdicts, strict=True):
-                        found |= dict.fromkeys(rows, verdict)
-            else:
-                found = {**self._apply(rule)}
-            if found:
-                self.take(rule, found)
+    def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
+        """Apply rules in order, after those that the batch has passed, and defer messages that wait for a slow rule."""
+        for _ in self.judge(rules, passed):
+            pass
 
     def _apply(self, rule: Rule) -> Mapping[int, Verdict]:
         if self._pairs is None:
@@ -186,17 +183,21 @@ class RulePipeline:
                 found |= dict.fromkeys(rows, verdict)
         return found, slow
 
-    def _defer(self, rule: SlowRule, passed: tuple[str, ...], then: Sequence[Rule]) -> Mapping[int, Verdict]:
-        found, slow = self._ask_at_once(rule)
+    def _defer(
+        self,
+        rules: Sequence[Rule],
+        passed: tuple[str, ...],
+        found: dict[int, Verdict],
+        slow: Sequence[tuple[range, Batch]],
+    ) -> dict[int, Verdict]:
+        """Take the messages out that wait for a slow rule; return what it has found of the rows that stay."""
         for rows, message in slow:
             place = self._place(rows[0])
-            self.deferred[place] = Deferred(message, self._take_out(place), rule, then, passed)
+            self.deferred[place] = Deferred(message, self._take_out(place), rules, passed)
             self.verdict.deferred.update(map(self._place, rows))
-        if slow:
-            kept = self._drop([row for rows, _ in slow for row in rows])
-            places = {old: new for new, old in enumerate(kept.tolist())} if found else {}
-            found = {places[row]: verdict for row, verdict in found.items()}
-        return found
+        kept = self._drop([row for rows, _ in slow for row in rows])
+        places = {old: new for new, old in enumerate(kept.tolist())} if found else {}
+        return {places[row]: verdict for row, verdict in found.items()}
 
     def _take_out(self, place: int) -> BatchVerdict:
         """Remove one row's verdict so far, and return it as the verdict on a batch of one."""

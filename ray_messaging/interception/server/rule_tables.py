@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator, KeysView, Mapping, MutableMapping
+from functools import reduce
 from operator import is_
 from typing import Any, Generic, TypeVar, cast
 
@@ -17,7 +18,9 @@ logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 Key = Any  # an id, None, a str, or a tuple of these
-Journal = dict[Key, tuple[Any, ...]]  # changed keys, each with the value before, if there was one
+Change = int | list[Any]  # of an entry: what was added to a count; for any other, its value, if it has one
+Layer = str | tuple[str]  # of a group: its saved layer; in a tuple, that of its batch without an answer
+_BASE = ""  # the layer of what is no attempt's
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -29,51 +32,50 @@ class Table(MutableMapping[Key, V], Generic[V]):
     A table records its changes, so that only these are written to the server. Values are stored as a successor will
     read them: numpy's numbers become Python's, tuples and sets become lists. Setting a key or value that cannot be
     saved raises RuleError; in a rule, that is a failure of the rule.
+
+    What a batch of a step changes is in a layer on top of the entries, which is merged into them or dropped. All layers
+    are seen by all who read, and each adds to the counts of the others. A layer is saved beside the entries once its
+    batch has an answer, so that a successor can still drop it.
     """
 
-    __slots__ = ("_cleared", "_touched", "_values", "journal", "version")
+    __slots__ = ("_cleared", "_journal", "_laid", "_layers", "_touched", "_unsaved", "_values", "version")
 
     def __init__(self, values: Mapping[Key, V] | None = None) -> None:
         self._values: dict[Key, V] = {_checked(key): _kept(value) for key, value in (values or {}).items()}
         self._touched: set[Key] = set()
         self._cleared = False
         self.version = 0  # counts changes
-        self.journal: Journal | None = None  # if set, records the previous value of each key that is changed
+        # While a batch of a step is judged: the entries that it changes, each with its value before, if it had one.
+        self._journal: dict[Key, list[Any]] | None = None
+        self._layers: dict[Key, dict[Layer, Change]] = {}  # of each entry that has layers, with its own value first
+        self._laid: dict[Layer, set[Key]] = {}  # the entries of each layer
+        self._unsaved: set[tuple[str, Key]] = set()  # what has changed in saved layers
 
     def __getitem__(self, key: Key) -> V:
         value = self._values[key]
-        if self.journal is not None and isinstance(value, list | dict):
-            self._note(key)  # it may be changed in place
+        if self._journal is not None and isinstance(value, list | dict):
+            self._begin_change(key, [])  # it may be changed in place
         return value
 
     def __setitem__(self, key: Key, value: V) -> None:
         key, value = _checked(key), _kept(value)
-        if self.journal is not None:
-            self._note(key)
+        if self._journal is not None or key in self._layers:
+            self._begin_change(key, [value])
+        else:
+            self._touched.add(key)
         self._values[key] = value
-        self._touched.add(key)
         self.version += 1
 
     def __delitem__(self, key: Key) -> None:
-        if self.journal is not None and key in self._values:
-            self._note(_checked(key))
-        del self._values[key]
+        if key not in self._values:
+            raise KeyError(key)
         key = _checked(key)  # a numpy 7 finds the entry of 7, but cannot be encoded
-        self._touched.add(key)
-        self.version += 1
-
-    def _note(self, key: Key) -> None:
-        assert self.journal is not None
-        if key not in self.journal:
-            # A copy: rules may change a list in place.
-            self.journal[key] = (_kept(self._values[key]),) if key in self._values else ()
-
-    def put_back(self, key: Key, *value: V) -> None:
-        """Set an entry to the value that a journal recorded, or remove it if no value is given."""
-        if value:
-            self[key] = value[0]
+        if self._journal is not None or key in self._layers:
+            self._begin_change(key, [])
         else:
-            self.pop(key, None)
+            self._touched.add(key)
+        del self._values[key]
+        self.version += 1
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
@@ -90,53 +92,190 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
     def clear(self) -> None:
         """Remove all entries."""
-        for key in self._values if self.journal is not None else ():
-            self._note(key)
+        if self._journal is not None:
+            for key in self._values:
+                self._begin_change(key, [])
+        else:
+            for each in (self._touched, self._unsaved, self._layers, self._laid):
+                each.clear()
+            self._cleared = True
         self._values.clear()
-        self._touched.clear()
-        self._cleared = True
         self.version += 1
+
+    # -- layers ---------------------------------------------------------------------------------------------------
+
+    def begin_layer(self) -> None:
+        """Record what is changed from now on, for a layer."""
+        self._journal = {}
+
+    def end_layer(self, group: str, *, done: bool) -> bool:
+        """Put what was recorded into a layer of a group; return whether there is anything in it.
+
+        Args: `done`: the batch has its answer, so the layer is saved.
+        """
+        journal, self._journal = self._journal or {}, None
+        opened: Layer = (group,)
+        for key, before in journal.items():
+            try:
+                change = _change(before, self._copy(key))
+            except RuleError:  # changed in place after it was set
+                logger.exception("the value of a rule under %r cannot be kept, and is left out", key)
+                continue
+            if change is not None:
+                layers = self._layers.setdefault(key, {_BASE: before})
+                layers[opened] = _joined(layers.get(opened, 0), change)
+                self._laid.setdefault(opened, set()).add(key)
+        found = opened in self._laid
+        if done:
+            self._merge(opened, group)
+        return found
+
+    def settle(self, group: str | None = None) -> None:
+        """Merge the layer of a group (None: all layers) into the entries."""
+        for layer in [*self._laid] if group is None else [group]:
+            self._merge(layer, _BASE)
+
+    def drop(self, layer: Layer) -> bool:
+        """Take the changes of a layer back; return whether there were any."""
+        keys = self._laid.pop(layer, ())
+        for key in keys:
+            layers = self._layers[key]
+            self._take_off(key, layer)
+            self._show(key, layers)
+        self.version += bool(keys)
+        return bool(keys)
+
+    def _merge(self, layer: Layer, into: str) -> None:
+        for key in self._laid.pop(layer, ()):
+            layers = self._layers[key]
+            layers[into] = _joined(layers.get(into, 0), layers[layer])
+            if into == _BASE:
+                self._touched.add(key)
+            else:
+                self._laid.setdefault(into, set()).add(key)
+                self._unsaved.add((into, key))
+            self._take_off(key, layer)
+
+    def _take_off(self, key: Key, layer: Layer) -> None:
+        layers = self._layers[key]
+        del layers[layer]
+        if len(layers) == 1:
+            del self._layers[key]
+        if isinstance(layer, str):
+            self._unsaved.add((layer, key))
+
+    def _show(self, key: Key, layers: Mapping[Layer, Change]) -> None:
+        """Set an entry to what its layers make of it."""
+        value = reduce(_joined, layers.values())
+        if isinstance(value, list) and value:
+            self._values[key] = _kept(value[0])
+        else:
+            self._values.pop(key, None)
+
+    def _begin_change(self, key: Key, after: list[Any]) -> None:
+        """Note that an entry will change, in the layer that is recorded, or else below its layers."""
+        if self._journal is not None:
+            if key not in self._journal:
+                self._journal[key] = self._copy(key)
+            return
+        self._touched.add(key)
+        layers = self._layers[key]
+        change = _change(self._copy(key), after)
+        if isinstance(change, int):
+            layers[_BASE] = _joined(layers[_BASE], change)
+        else:  # it counts no more, so no attempt can take its part back
+            for layer in [*layers][1:]:
+                self._laid[layer].discard(key)
+                self._take_off(key, layer)
+
+    def _copy(self, key: Key) -> list[Any]:
+        """Return the value of an entry, if there is one, as a copy: rules may change a list in place."""
+        return [_kept(self._values[key])] if key in self._values else []
+
+    # -- saving ---------------------------------------------------------------------------------------------------
 
     def rewrite(self) -> None:
         """Mark all entries as changed: the next write replaces the table on the server."""
-        self._touched = set(self._values)
+        self._touched = {*self._values, *self._layers}
+        self._unsaved = {(layer, key) for layer, keys in self._laid.items() if isinstance(layer, str) for key in keys}
         self._cleared = True
         self.version += 1
 
     @property
     def changed(self) -> bool:
         """Return whether there are changes since the last call of `changes`."""
-        return self._cleared or bool(self._touched)
+        return self._cleared or bool(self._touched) or bool(self._unsaved)
 
     def changes(self) -> TableChanges | None:
-        """Return the changes since the last call, as fields of a Redis hash, or None if there are none."""
-        if not self._touched and not self._cleared:
+        """Return the changes since the last call, as fields of a Redis hash, or None if there are none.
+
+        A layer's change of an entry is in a field that is an object of the group and the key.
+        """
+        if not self.changed:
             return None
         put: Fields = {}
         gone: list[bytes] = []
         for key in self._touched:
-            if key in self._values:
+            layers = self._layers.get(key)
+            found = layers[_BASE] if layers else [self._values[key]] if key in self._values else []
+            if isinstance(found, list) and found:
                 try:
-                    put[_encode(key)] = _encode(self._values[key])
+                    put[_encode(key)] = _encode(found[0])
                 except Exception:  # changed in place after it was set: the others are saved nevertheless
                     logger.exception("the value of a rule under %r cannot be kept, and is left out", key)
             elif not self._cleared:
                 gone.append(_encode(key))
+        for group, key in self._unsaved:
+            change = self._layers.get(key, {}).get(group)
+            if change is not None:
+                put[_encode({group: key})] = _encode(change)
+            elif not self._cleared:
+                gone.append(_encode({group: key}))
         changes = TableChanges(put, gone, cleared=self._cleared)
         self._touched.clear()
+        self._unsaved.clear()
         self._cleared = False
         return changes
 
     def dump(self) -> Fields:
-        """Return all entries as fields of a Redis hash."""
+        """Return all entries, as their layers make them, as fields of a Redis hash."""
         return {_encode(key): _encode(value) for key, value in self._values.items()}
 
     def load(self, fields: Mapping[bytes, bytes], *, merge: bool = False) -> None:
-        """Load the fields of a `dump`. They replace the current entries, or with `merge` are added to them."""
-        found = {_key(_decode(field)): _decode(value) for field, value in fields.items()}
-        self._values = self._values | found if merge else found
-        self._touched.clear()
+        """Load the fields of `changes`. They replace the current entries, or with `merge` are added to them."""
+        for each in (self._touched, self._unsaved, self._layers, self._laid):
+            each.clear()
         self._cleared = False
+        entries: dict[Key, V] = {}
+        laid: list[tuple[str, Key, Change]] = []
+        for field, data in fields.items():
+            key, value = _decode(field), _decode(data)
+            if isinstance(key, dict):
+                laid += [(group, _key(each), value) for group, each in cast("dict[str, Any]", key).items()]
+            else:
+                entries[_key(key)] = value
+        self._values = self._values | entries if merge else entries
+        for group, key, change in laid:
+            self._layers.setdefault(key, {_BASE: self._copy(key)})[group] = change
+            self._laid.setdefault(group, set()).add(key)
+        for key, layers in self._layers.items():
+            self._show(key, layers)
+
+
+def _change(before: list[Any], after: list[Any]) -> Change | None:
+    """Return the change of an entry as a layer keeps it, None if there is none."""
+    if after == before:
+        return None
+    return after[0] - sum(before) if after and all(type(value) is int for value in (*before, *after)) else after
+
+
+def _joined(earlier: Change, later: Change) -> Change:
+    """Return two successive changes of one entry as one change."""
+    if isinstance(later, list):
+        return later
+    if isinstance(earlier, list):
+        return [later + sum(value for value in earlier if type(value) is int)]
+    return earlier + later
 
 
 def _checked(key: Any) -> Key:  # noqa: ANN401 - any key that a rule sets

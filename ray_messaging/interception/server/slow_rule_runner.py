@@ -1,9 +1,11 @@
-"""Deferred messages: those that wait for a slow rule."""
+"""Messages that wait for slow rules: a batch of a step as a whole, outside of steps each message by itself."""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Generator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +13,8 @@ import numpy as np
 from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.interception.broadcasts import once_each, pair_rows
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
-from ray_messaging.interception.server.rule_pipeline import Deferred, RulePipeline, failed
+from ray_messaging.interception.server.attempts import Attempt, StepAttempts
+from ray_messaging.interception.server.rule_pipeline import Asked, Deferred, RulePipeline, failed
 from ray_messaging.interception.server.saved_answers import SavedAnswers, record
 from ray_messaging.interception.server.state_writer import StateWriter
 from ray_messaging.interception.server.watchdog import FAILURES
@@ -30,31 +33,65 @@ _SLICE = 64  # messages that are started, or resumed, before other tasks get a t
 _GRACE_S = 1.0  # time for cancelled calls to clean up
 
 
+Sections = Generator[Asked, Sequence[Verdict] | None, None]
+
+
+@dataclass(slots=True, eq=False)
+class Judging:
+    """Messages on their way through the rules: a batch of a step, or one message that was deferred.
+
+    `rules` are those that they may still need, `passed` those before, by name. `sections` yields what a slow rule must
+    be asked, is sent its verdicts, and adds to `verdict`. `asked` is what it has yielded last, None at the end. `done`
+    gets the answer to a batch of a step, and is cancelled if a later attempt has begun.
+    """
+
+    key: str
+    batch: Batch
+    verdict: BatchVerdict
+    rules: Sequence[Rule] = ()
+    sections: Sections | None = None
+    attempt: Attempt | None = None
+    passed: tuple[str, ...] = ()
+    asked: Asked | None = None
+    task: asyncio.Task[bytes] | None = None
+    done: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
 class SlowRuleRunner:
-    """Deferred messages, each judged in a task of its own.
+    """Messages that wait for slow rules, in tasks of their own.
+
+    In steps a whole batch waits, so that the rules behind a slow one see its messages in order; a later attempt of the
+    group ends the wait. Outside of steps each message waits by itself, and its sender holds back later ones of its
+    pair.
 
     A message continues at the slow rule that it has reached, because the rules before have already counted it. Verdicts
     stay known for `keep_s` seconds, because senders ask again after a lost answer. A message that a predecessor of this
-    interceptor deferred continues from the progress that the predecessor saved.
+    interceptor deferred continues from the progress that the predecessor saved; of a batch of a step none is saved.
     """
 
-    def __init__(self, interceptor: "Interceptor", writer: StateWriter, answers: SavedAnswers, keep_s: float) -> None:
+    def __init__(
+        self,
+        interceptor: "Interceptor",
+        writer: StateWriter,
+        answers: SavedAnswers,
+        attempts: StepAttempts,
+        keep_s: float,
+    ) -> None:
         self._interceptor = interceptor
         self._writer = writer
         self._answers = answers
+        self._attempts = attempts
         self._known = OnceByCall[str, BatchVerdict](keep_s=keep_s)
-        self._running: dict[str, asyncio.Future[None]] = {}  # each done once the message is no longer judged
-        self._tasks: set[asyncio.Task[None]] = set()
-        answers.is_deferred = self._running.__contains__
-        self._deferred: dict[str, Deferred] = {}  # those of the running messages that wait for a slow rule
-        self._due: deque[tuple[Batch, Deferred | BatchVerdict]] = deque()
+        self.running: dict[str, Judging] = {}  # by key
+        answers.is_deferred = self.running.__contains__
+        self._due: deque[Judging] = deque()
 
     def __len__(self) -> int:
-        return len(self._running)
+        return sum(judging.batch.rows for judging in self.running.values())
 
     def knows(self, key: str) -> bool:
         """Return whether a message is judged, or being judged."""
-        return key in self._known or key in self._running
+        return key in self._known or key in self.running
 
     # -- starting -------------------------------------------------------------------------------------------------
 
@@ -70,61 +107,99 @@ class SlowRuleRunner:
             self._defer(deferred)
 
     def _defer(self, deferred: Deferred) -> None:
-        key = deferred.message.message_id(0)
+        message, so_far, rules, passed = deferred
+        key = message.message_id(0)
         if not self.knows(key):
-            self._deferred[key] = deferred
-            self._start(deferred.message, deferred)
+            sections = self._sections(deferred)
+            self.start(Judging(key, message, so_far, rules, sections, passed=passed, asked=next(sections)))
 
-    def _start(self, message: Batch, found: Deferred | BatchVerdict) -> None:
-        self._running[message.message_id(0)] = asyncio.get_running_loop().create_future()
-        self._due.append((message, found))
+    def _sections(self, deferred: Deferred) -> Sections:
+        """Apply the slow rule that a message has reached, and those after it."""
+        message, so_far, (rule, *then), _ = deferred
+        assert isinstance(rule, SlowRule)
+        verdicts = yield rule, [message]
+        assert verdicts is not None
+        pipeline = RulePipeline(message, self._interceptor.exp_id, self._interceptor.watch, so_far=so_far)
+        pipeline.take(rule, {0: verdicts[0]})
+        yield from pipeline.judge(then)
+
+    def start(self, judging: Judging) -> None:
+        """Judge messages in a task. They are in `running`, under their key, until they are judged."""
+        self.running[judging.key] = judging
+        self._due.append(judging)
         if len(self._due) == 1:
             asyncio.get_running_loop().call_soon(self._start_some)
 
     def _start_some(self) -> None:
         """Start some tasks, then yield to others: one deferred batch can need thousands of tasks."""
         for _ in range(min(_SLICE, len(self._due))):
-            message, found = self._due.popleft()
-            name = f"ray_messaging verdict on {message.message_id(0)}"
-            task = asyncio.create_task(self._run(message, found), name=name)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            judging = self._due.popleft()
+            if not judging.done.cancelled():
+                judging.task = asyncio.create_task(self._run(judging), name=f"ray_messaging verdict on {judging.key}")
+                judging.task.add_done_callback(partial(self._end, judging))
         if self._due:
             asyncio.get_running_loop().call_soon(self._start_some)
 
+    def _end(self, judging: Judging, task: "asyncio.Task[bytes] | None" = None) -> None:
+        del self.running[judging.key]
+        if task is None or task.cancelled():
+            judging.done.cancel()
+        else:
+            judging.done.set_result(task.result())
+
     # -- judging --------------------------------------------------------------------------------------------------
 
-    async def _run(self, message: Batch, found: Deferred | BatchVerdict) -> None:
-        key = message.message_id(0)
+    async def _run(self, judging: Judging) -> bytes:
+        """Judge messages to the end; return the answer to a batch of a step."""
         try:
-            verdict = found if isinstance(found, BatchVerdict) else await self._judge(found)
-            await self._finish(message, verdict)
+            while judging.asked is not None:
+                self.advance(judging, await self._ask_all(judging.asked))
+            if judging.attempt is not None:
+                return await self._answers.keep(judging.key, *self._interceptor.answer_of(judging))
+            await self._finish(judging.batch, judging.verdict)
         except Exception:  # its state could not be saved, so the verdict is unknown: senders ask again
-            logger.exception("the verdict on message %s is lost", key)
-        else:
-            self._remember(message, verdict)
-        finally:
-            self._running.pop(key).set_result(None)
-            self._deferred.pop(key, None)
+            logger.exception("the verdict on %s is lost", judging.key)
+            return self._interceptor.deferral(judging.batch.rows)
+        self._remember(judging.batch, judging.verdict)
+        return b""
 
-    async def _judge(self, deferred: Deferred) -> BatchVerdict:
-        while True:
-            verdict = await self.ask(deferred.rule, deferred.message)
-            pipeline = RulePipeline(
-                deferred.message, self._interceptor.exp_id, self._interceptor.watch, so_far=deferred.so_far
-            )
-            pipeline.take(deferred.rule, {0: verdict})
-            pipeline.run(deferred.then, (*deferred.passed, deferred.rule.name))
-            if not pipeline.deferred:
-                return pipeline.verdict
-            deferred = pipeline.deferred[0]  # the message has reached the next slow rule
-            self._deferred[deferred.message.message_id(0)] = deferred
+    def advance(self, judging: Judging, verdicts: Sequence[Verdict] | None = None) -> None:
+        """Apply the rules, from a slow rule's verdicts on, up to the next slow one, or to the end."""
+
+        def judge() -> bool:
+            assert judging.sections is not None
+            try:
+                judging.asked = judging.sections.send(verdicts)
+            except StopIteration:
+                judging.asked = None
+            return judging.asked is None
+
+        if judging.attempt is not None:
+            self._attempts.note(judging.attempt, judge)
+        elif not judge() and judging.asked is not None:
+            place = next(at for at, rule in enumerate(judging.rules) if rule is judging.asked[0])
+            judging.passed += tuple(rule.name for rule in judging.rules[:place])
+            judging.rules = judging.rules[place:]
             if self._writer.changed:  # rules between the two slow ones have counted the message
-                self._save_progress(deferred)
+                self._save_progress(Deferred(judging.batch, judging.verdict, judging.rules, judging.passed))
 
-    async def ask(self, rule: SlowRule, message: Batch) -> Verdict:
-        """Return a slow rule's verdict on a message."""
+    async def _ask_all(self, asked: Asked) -> list[Verdict]:
+        """Return a slow rule's verdicts on messages."""
+        rule, messages = asked
+        if len(messages) == 1:
+            return [await self._ask(rule, messages[0])]
+        calls: list[asyncio.Future[Verdict]] = []
+        try:
+            for number, message in enumerate(messages, 1):
+                calls.append(asyncio.ensure_future(self._ask(rule, message)))
+                if number % _SLICE == 0:
+                    await asyncio.sleep(0)
+            return await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
 
+    async def _ask(self, rule: SlowRule, message: Batch) -> Verdict:
         def judge() -> Awaitable[Verdict]:
             return rule.judge(Message(self._interceptor.exp_id, message, 0))
 
@@ -154,7 +229,7 @@ class SlowRuleRunner:
         self._known.put(message.message_id(0), _PASSED if passed else verdict)
 
     def _save_progress(self, deferred: Deferred) -> None:
-        answer = self._interceptor.encode(BatchVerdict(deferred={0}), 1)
+        answer = self._interceptor.deferral(1)
         self._answers.attach({deferred.message.message_id(0): record(answer, [deferred])})
 
     # -- resuming what a predecessor deferred -----------------------------------------------------------------------
@@ -169,7 +244,7 @@ class SlowRuleRunner:
                 continue
             unsafe = self._answers.unsafe.get(key)
             if unsafe is not None:  # it was counted, and could not be saved
-                self._start(_one(batch, row), decode_verdicts(unsafe[0]).batch_verdict(1))
+                self.start(Judging(key, _one(batch, row), decode_verdicts(unsafe[0]).batch_verdict(1)))
                 continue
             judged = self._answers.verdict_on(key)
             if judged is not None:
@@ -189,7 +264,10 @@ class SlowRuleRunner:
         lines = {row: line for row, (_, line) in so_far.rewritten.items()}
         batch = batch.with_payloads(lines) if lines else batch
         pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch, so_far=so_far)
-        pipeline.run([rule for rule in self._interceptor.rules.each if rule.name not in passed], passed)
+        left = [rule for rule in self._interceptor.rules.each if rule.name not in passed]
+        if pair_rows(batch) is not None:  # rules on pairs come before slow ones, and here are no pairs any more
+            left = [rule for rule in left if rule.judges_broadcasts == "message"]
+        pipeline.run(left, passed)
         deferred = [*pipeline.deferred.values()]
         settled = [
             (_one(batch, row), pipeline.verdict.moved({row: 0}))
@@ -207,7 +285,7 @@ class SlowRuleRunner:
         for each in deferred:
             self._defer(each)
         for message, verdict in settled:
-            self._start(message, verdict)
+            self.start(Judging(message.message_id(0), message, verdict))
 
     # -- answering ------------------------------------------------------------------------------------------------
 
@@ -223,7 +301,8 @@ class SlowRuleRunner:
             self._resume(batch.take(np.array(unknown[low : low + _SLICE], np.intp)))
             await asyncio.sleep(0)
         found = self._found(batch)
-        running = [self._running[key] for key in map(batch.message_id, range(len(batch))) if key in self._running]
+        keys = map(batch.message_id, range(len(batch)))
+        running = [self.running[key].done for key in keys if key in self.running]
         if len(found.deferred) < len(batch) or not running:
             return found
         if not (await asyncio.wait(running, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
@@ -244,21 +323,33 @@ class SlowRuleRunner:
     # -- removing rules -------------------------------------------------------------------------------------------
 
     async def done_with(self, rule: Rule) -> None:
-        """Return once a rule is no longer needed by any of the messages that are deferred now."""
-        running = [self._running[key] for key, deferred in self._deferred.items() if deferred.needs(rule)]
+        """Return once a rule is no longer needed by any of the messages that wait now."""
+        all_of = self.running.values()
+        running = [judging.done for judging in all_of if any(other is rule for other in judging.rules)]
         if running:
             await asyncio.wait(running)
+
+    # -- ending -----------------------------------------------------------------------------------------------------
+
+    def begun(self, attempt: Attempt) -> None:
+        """Cancel the batches of earlier attempts of a group, because a new attempt has begun."""
+        for judging in [*self.running.values()]:
+            if judging.attempt is not None and judging.attempt.group == attempt.group and judging.attempt != attempt:
+                self._cancel(judging)
+
+    def _cancel(self, judging: Judging) -> None:
+        if judging.task is None:
+            self._end(judging)
+        else:
+            judging.task.cancel()
 
     async def close(self) -> None:
         """Stop all tasks, and wait a moment for running calls to clean up."""
         self._due.clear()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for waits in self._running.values():  # for those that were stopped before they began
-            waits.set_result(None)
-        self._running.clear()
-        self._deferred.clear()
+        tasks = [judging.task for judging in self.running.values() if judging.task is not None]
+        for judging in [*self.running.values()]:
+            self._cancel(judging)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._interceptor.calls.close(_GRACE_S)
 
 

@@ -296,7 +296,7 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
         _, offsets, data = values.buffers()
         bounds = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1] if offsets else _NONE
         return TextColumn(bounds, np.frombuffer(data, np.uint8) if data else _NO_TEXT)
-    width = kind.list_size if pa.types.is_fixed_size_list(kind) else 0
+    width = _width(values)
     flat = values.flatten() if width else values
     if width and flat.null_count and not pa.types.is_floating(flat.type):
         row = flat.is_null().index(True).as_py() // width
@@ -305,6 +305,19 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
         raise InvalidColumns(f"{kind} cannot travel: use {_TYPES}")
     array = flat.to_numpy(zero_copy_only=False)
     return NumberColumn(array.reshape(-1, width) if width else array)
+
+
+def _width(values: Any) -> int:  # noqa: ANN401 - pyarrow.Array
+    """Return the length of an array's vectors; 0 if it has none, or vectors of several lengths."""
+    import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
+    import pyarrow.compute as pc  # noqa: PLC0415 - as well
+
+    if pa.types.is_fixed_size_list(values.type):
+        return int(values.type.list_size)
+    if not pa.types.is_list(values.type) and not pa.types.is_large_list(values.type):
+        return 0
+    lengths = pc.min_max(pc.list_value_length(values)).as_py()
+    return int(lengths["min"] or 0) if lengths["min"] == lengths["max"] else 0
 
 
 _NONE, _NO_TEXT = np.zeros(1, np.int64), np.zeros(0, np.uint8)

@@ -22,7 +22,7 @@ class TypedColumns:
     JSON.
     """
 
-    __slots__ = ("_list", "columns", "count")
+    __slots__ = ("_list", "_schema", "columns", "count")
 
     index = None  # each row has its own values
     raw = False
@@ -32,6 +32,7 @@ class TypedColumns:
         self.columns = columns
         self.count = count
         self._list: list[bytes] | None = None
+        self._schema: dict[str, ColumnType] | None = None
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{name}: {kind}" for name, kind in self.schema.items())
@@ -43,7 +44,9 @@ class TypedColumns:
     @property
     def schema(self) -> dict[str, ColumnType]:
         """Return the names and types of the columns, in their order."""
-        return {name: column.type for name, column in self.columns.items()}
+        if self._schema is None:
+            self._schema = {name: column.type for name, column in self.columns.items()}
+        return self._schema
 
     @property
     def nbytes(self) -> int:

@@ -13,13 +13,15 @@ _SECTION = re.compile(r"^-- (script|shared) (\w+) -+\n", re.MULTILINE)  # the he
 
 # The shared sections that a script needs before it, by the script's name.
 _MOVE = ("entry_order", "move_cursor")
+_SEND = ("mailbox_counts", *_MOVE, "step_box", "channel_here", "sequence_numbers")
 _LEASE = ("id_ceiling", "renew_lease")
+_BOXES = ("verdict_status", "sequence_numbers", "step_box")
 _STEPS = ("id_ceiling", "step_is_open", "channel_here", "step_barrier")
 _DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "keep_failed", "drop_letters")
 _SHARED: dict[str, tuple[str, ...]] = {
-    "send": ("mailbox_limit", "plain_frame", "send_one_frame", "mailbox_counts", *_MOVE, "step_box", "channel_here"),
-    "large_frames": ("mailbox_limit", "plain_frame"),
-    "conclude_transaction": ("mailbox_limit", "mailbox_counts", *_MOVE, "step_box", "channel_here", "send"),
+    "send": ("mailbox_limit", "verdict_status", "plain_frame", "send_one_frame", *_SEND),
+    "large_frames": ("mailbox_limit", "verdict_status", "plain_frame"),
+    "conclude_transaction": ("mailbox_limit", "verdict_status", *_SEND, "send"),
     "take_sender_epoch": ("raise_number",),
     "take_mailbox": ("raise_number", *_LEASE, "date_change"),
     "take_over_mailbox": ("raise_number", *_LEASE, "date_change", "take_mailbox"),
@@ -28,16 +30,23 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "raise_entry_ids": ("entry_order", "id_ceiling"),
     "note_written": ("entry_order",),
     **dict.fromkeys(_DEAD_LETTERS, ("entry_order", "dead_letter_retention")),
-    "release_agents": ("mailbox_limit", "mailbox_counts", *_MOVE, "dead_letter_retention", "departure"),
-    "give_up_release": ("departure",),
-    "rehost_agents": (*_STEPS, "date_change"),
+    "move_agents": (
+        "mailbox_limit",
+        "mailbox_counts",
+        *_MOVE,
+        "dead_letter_retention",
+        *_STEPS,
+        "date_change",
+        "move_attempts",
+    ),
+    "give_up_move": ("move_attempts",),
     "requeue": ("mailbox_limit", "mailbox_counts", "step_box", "entry_order", "dead_letter_retention"),
     **dict.fromkeys(("join_steps", "leave_steps", "open_step"), _STEPS),
     **dict.fromkeys(("close_step", "close_collecting_step"), (*_STEPS, "cover_step")),
-    "commit_step": ("step_box", *_STEPS, "write_to_boxes", "cover_step"),
+    "commit_step": (*_BOXES, *_STEPS, "write_to_boxes", "cover_step"),
     **dict.fromkeys(("target_steps", "hold_boxes", "read_progress", "declare_senders", "set_wait_for"), _STEPS),
     **dict.fromkeys(("take_group", "renew_driver"), ("raise_number", *_STEPS)),
-    "send_to_boxes": ("step_box", "step_is_open", "write_to_boxes"),
+    "send_to_boxes": (*_BOXES, "step_is_open", "write_to_boxes"),
     "remember_calls": ("step_is_open",),
     **dict.fromkeys(
         ("bus_write", "bus_drain", "bus_set_if", "bus_pop", "bus_lock", "bus_lock_number", "bus_unlock", "bus_beat"),

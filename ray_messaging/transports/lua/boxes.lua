@@ -5,14 +5,14 @@
 --
 -- box:<mailbox>@<step>    stream: f = frame, t = <step sent>:<attempt>:<rows>:<rows from outside before it>:<group>, n = note;
 --                         c and d, by turns: channels and data to publish
--- cover:<mailbox>@<step>  hash: rows and bytes = of all frames but those of dead attempts, c:<step sent>:<group> =
+-- box-cover:<mailbox>@<step>  hash: rows and bytes = of all frames but those of dead attempts, c:<step sent>:<group> =
 --                         <attempt>:<rows> that count; the group is "" for what comes from outside, its attempt 0
--- steps:<step>:boxes      set: names of the boxes for a step
+-- boxes@<step>      set: names of the boxes for a step
 local function box_at(prefix, mailbox, step)
   local name = string.format('%s@%.0f', mailbox, step)
-  local held = redis.call('HMGET', prefix .. 'cover:' .. name, 'rows', 'bytes')
+  local held = redis.call('HMGET', prefix .. 'box-cover:' .. name, 'rows', 'bytes')
   return {name = name, step = step, new = not held[1], rows = tonumber(held[1] or 0), bytes = tonumber(held[2] or 0),
-          cover = prefix .. 'cover:' .. name, stream = prefix .. 'box:' .. name}
+          cover = prefix .. 'box-cover:' .. name, stream = prefix .. 'box:' .. name}
 end
 
 -- Whether a frame fits; if so it is counted. Nothing empties a box before the end of its step: a full one takes no frame.
@@ -23,7 +23,7 @@ local function box_takes(box, limits, rows, size)
 end
 
 local function list_box(prefix, box)
-  if box.new then redis.call('SADD', string.format('%ssteps:%.0f:boxes', prefix, box.step), box.name) end
+  if box.new then redis.call('SADD', string.format('%sboxes@%.0f', prefix, box.step), box.name) end
   box.new = false
 end
 
@@ -47,7 +47,7 @@ end
 -- Write a frame from outside: it counts at once.
 local function put_from_outside(prefix, box, rows, frame)
   local sent = string.format('%.0f', box.step - 1)
-  local first = redis.call('HINCRBY', prefix .. 'steps:' .. sent, 'outside', rows) - rows
+  local first = redis.call('HINCRBY', prefix .. 'steps:' .. sent, 'start:outside', rows) - rows
   redis.call('XADD', box.stream, '*', 'f', frame, 't', string.format('%s:0:%d:%.0f:', sent, rows, first))
   local field = 'c:' .. sent .. ':'
   local before = tonumber((redis.call('HGET', box.cover, field) or '0:0'):match(':(%d+)'))
@@ -55,11 +55,6 @@ local function put_from_outside(prefix, box, rows, frame)
 end
 
 -- shared write_to_boxes -----------------------------------------------------------------------------------------------
--- Keep step:<group>:sent, in pieces, as Lua gives a call no more arguments than 8,000.
-local function keep_sent(key, fields)
-  for low = 1, #fields, 1000 do redis.call('HSET', key, unpack(fields, low, math.min(low + 999, #fields))) end
-end
-
 -- Write frames of an open step into boxes, which step_box describes.
 -- Keys and ARGV[1] to [6] are those of send_to_boxes; the writes begin at an argument. `closing` is that of cover_step, if
 -- the step is closed in the same call: then all is written, or nothing, and closing.sent and closing.sizes get what would
@@ -69,8 +64,8 @@ end
 local function write_to_boxes(keys, first, closing)
   local prefix, step = ARGV[1], tonumber(ARGV[4])
   local now, sent = closing and closing.now, {}  -- sent: fields in order, and the value of each
-  local group = now and {now[1], now[3], now[5]} or redis.call('HMGET', keys[3], 'attempt', 'open', 'ahead')
-  local limits = redis.call('HMGET', keys[2], 'box_rows', 'box_bytes', 'horizon', 'opened', 'answering')
+  local group = now and {now[1], now[3], now[5]} or redis.call('HMGET', keys[3], 'attempt', 'start:open', 'start:ahead')
+  local limits = redis.call('HMGET', keys[2], 'box_rows', 'box_bytes', 'horizon', 'opened', 'start:answering')
   if group[1] ~= ARGV[3] or not is_open(step, group[2], group[3], limits[4]) then return {9} end
 
   local function put(field, value)
@@ -78,7 +73,7 @@ local function write_to_boxes(keys, first, closing)
     sent[field] = value
   end
 
-  local writes, names, last = {}, {}, {}
+  local writes, names, last = {}, {}, nil
   local arg = first
   while arg <= #ARGV do
     local s = {name = ARGV[arg], seq = tonumber(ARGV[arg + 1]), rows = tonumber(ARGV[arg + 2]), at = arg,
@@ -93,21 +88,14 @@ local function write_to_boxes(keys, first, closing)
   if closing then
     local found = redis.call('HGETALL', keys[4])  -- mostly nothing
     for i = 1, #found, 2 do put(found[i], found[i + 1]) end
+    last = {}
     for i, name in ipairs(names) do last[i] = tonumber(sent[name] or 0) end
   else
-    for low = 1, #names, 1000 do
-      local found = redis.call('HMGET', keys[4], unpack(names, low, math.min(low + 999, #names)))
-      for i, number in ipairs(found) do last[low + i - 1] = tonumber(number or 0) end
-    end
+    last = numbers_of(keys[4], names)
   end
 
-  local reply = {0}
-  local meta = redis.call('HMGET', keys[1], 'interceptor', 'standing')
-  if ARGV[6] == '-2' then
-    if meta[1] then reply[1] = 4 end
-  elseif ARGV[6] ~= '-1' and meta[1] ~= ARGV[6] and meta[2] ~= ARGV[6] then
-    reply[1] = 2
-  end
+  local meta = redis.call('HMGET', keys[1], 'start:interceptor', 'start:standing')
+  local reply = {verdict_status(ARGV[6], meta[1], meta[2])}
 
   -- First it is decided what may be written, with all that earlier writes of this call will have taken.
 
@@ -210,7 +198,7 @@ local function write_to_boxes(keys, first, closing)
       end
       if box.name:sub(1, 1) == '+' and box.step > tonumber(limits[5] or -1) then
         limits[5] = box.step
-        redis.call('HSET', keys[2], 'answering', box.step)
+        redis.call('HSET', keys[2], 'start:answering', box.step)
       end
       local field = 'r:' .. box.name
       local had = closing and sent[field] or not closing and redis.call('HGET', keys[4], field)
@@ -220,7 +208,7 @@ local function write_to_boxes(keys, first, closing)
   end
   local fields = {}
   for i, field in ipairs(sent) do fields[2 * i - 1], fields[2 * i] = field, sent[field] end
-  if closing then closing.sent = fields else keep_sent(keys[4], fields) end
+  if closing then closing.sent = fields else keep_fields(keys[4], fields) end
   return reply
 end
 
@@ -228,7 +216,7 @@ end
 -- Write frames of an open step into boxes, which step_box describes.
 --
 -- KEYS[1] meta   hash: interceptor, standing: see send
--- KEYS[2] steps  hash, KEYS[3] step:<group>, KEYS[4] step:<group>:sent: see step_barrier
+-- KEYS[2] steps  hash, KEYS[3] step:<group>, KEYS[4] start:sent:<group>: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's attempt  [4] step  [5] sender
 -- ARGV[6] interceptor epoch, or as in send
 -- ARGV[...] per write as in send: a box in place of a mailbox, with a + before it where the mailbox is outside of the
@@ -246,8 +234,8 @@ return write_to_boxes(KEYS, 7, nil)
 -- Returns for each box {its name, field, value of its covers...}: see step_box
 local reply = {}
 for step = tonumber(ARGV[2]), tonumber(ARGV[3]) do
-  for _, name in ipairs(redis.call('SMEMBERS', string.format('%ssteps:%.0f:boxes', ARGV[1], step))) do
-    local found, box = redis.call('HGETALL', ARGV[1] .. 'cover:' .. name), {name}
+  for _, name in ipairs(redis.call('SMEMBERS', string.format('%sboxes@%.0f', ARGV[1], step))) do
+    local found, box = redis.call('HGETALL', ARGV[1] .. 'box-cover:' .. name), {name}
     for i = 1, #found, 2 do
       if found[i]:sub(1, 2) == 'c:' then box[#box + 1], box[#box + 2] = found[i], found[i + 1] end
     end
@@ -260,7 +248,7 @@ return reply
 #!lua flags=allow-oom
 -- Keep sealed boxes until a hold has handled them. Allowed when memory is full, because it frees some.
 --
--- KEYS[1] steps, KEYS[2] steps:holds: see step_barrier
+-- KEYS[1] steps, KEYS[2] start:holds: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] name of the hold  [3] last step that it has handled; "": it ends
 -- Returns 1; 0: the experiment has no steps
 if redis.call('HEXISTS', KEYS[1], 'settings') == 0 then return 0 end

@@ -7,7 +7,7 @@
 --              born = incarnations of mailboxes given out when its mailbox went, exclusive = 1 where that one alone
 --              listened for its agents (both missing: its reader could not decode it); at = ms, where the letter is what
 --              is left of an older one; acked = rows that were handled, too: <low>-<high>,... (no high: to the end)
--- state::dead  hash: letters and bytes = of all letters, dropped and dropped_bytes = of those that the limit took, call and
+-- start:state::dead  hash: letters and bytes = of all letters, dropped and dropped_bytes = of those that the limit took, call and
 --              answer = the last requeue or drop, which may be repeated. Whoever else writes letters, or this, makes no
 --              count wrong for long: where `letters` is not how many there are, all are counted anew, and what is no
 --              count is 0
@@ -52,7 +52,7 @@ end
 
 -- Count so many more letters with so many bytes, and drop the oldest ones that are too many.
 local function bound(dead, prefix, limit, letters, added)
-  local state = prefix .. 'state::dead'
+  local state = prefix .. 'start:state::dead'
   local held, dropped, dropped_bytes = held_bytes(dead, state, letters, added), 0, 0
   local count = 16
   while held > tonumber(limit) do
@@ -82,7 +82,7 @@ local function add(dead, prefix, limit, fields)
       if fields[i] == 'f' then nbytes, fields[i + 1] = #fields[i + 1], '' end
     end
     fields[reason] = fields[reason] .. ' (its frame of ' .. nbytes .. ' bytes is above the limit of dead letters, and lost)'
-    lose(prefix .. 'state::dead', 1, nbytes)
+    lose(prefix .. 'start:state::dead', 1, nbytes)
   end
   redis.call('XADD', dead, '*', unpack(fields))
   return weight(fields)
@@ -122,7 +122,7 @@ end
 
 -- Take a mailbox out; its unread frames become dead letters. While an event log is registered its stream stays until the
 -- log has read it to its end, under another key, as its reader must not go on reading what became dead letters:
--- ended:<mailbox>:<born>. The set `ended` names it, and an entry in the log stream (m = <mailbox>:<born>) wakes the
+-- start:ended:<mailbox>:<born>. The set `start:ended` names it, and an entry in the log stream (m = <mailbox>:<born>) wakes the
 -- log's writer. What its reader has rejected is a dead letter already: the stream rejected:<mailbox>:<born> has its ids.
 -- Its messager, where it lives, hears on its ear, and subscribes to nothing any more: it would count as a taker.
 local function bury(keys, prefix, name, reason, limit)
@@ -134,7 +134,7 @@ local function bury(keys, prefix, name, reason, limit)
     local born = redis.call('HGET', keys[1], 'born') or now[3]
     -- What the reader has handled may still be there, for the log: it is not dead.
     local first = now[2] == '0' and '(' .. now[1] or now[1]
-    local logged = redis.call('HEXISTS', keys[1], 'log') == 1
+    local logged = redis.call('HEXISTS', keys[1], 'start:log') == 1
     local some_rejected = redis.call('EXISTS', rejected) == 1
     local count = 16
     while first do
@@ -157,14 +157,14 @@ local function bury(keys, prefix, name, reason, limit)
       redis.call('DEL', stream)
     else
       if redis.call('EXISTS', stream) == 1 then
-        redis.call('RENAME', stream, prefix .. 'ended:' .. name .. ':' .. now[3])
+        redis.call('RENAME', stream, prefix .. 'start:ended:' .. name .. ':' .. now[3])
       end
-      redis.call('SADD', prefix .. 'ended', name .. ':' .. now[3])
-      redis.call('XADD', prefix .. 'mailbox::log:0', '*', 'm', name .. ':' .. now[3])
+      redis.call('SADD', prefix .. 'start:ended', name .. ':' .. now[3])
+      redis.call('XADD', prefix .. 'start:mailbox::log:0', '*', 'm', name .. ':' .. now[3])
     end
     redis.call('DEL', rejected)
   end
-  redis.call('DEL', state, prefix .. 'lease:' .. name)
+  redis.call('DEL', state, prefix .. 'start:lease:' .. name)
   redis.pcall('PUBLISH', prefix .. 'own@DB:ear:' .. name, 'gone')
   if redis.call('HDEL', keys[2], name) + redis.call('HDEL', keys[3], name) > 0 then
     redis.call('HINCRBY', keys[1], 'directory', 1)

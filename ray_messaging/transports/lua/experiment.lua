@@ -3,20 +3,20 @@
 -- script claim_experiment ---------------------------------------------------------------------------------------------
 -- Claim an experiment for a start (run) of it. A late attempt, after another start has it, changes nothing.
 --
--- KEYS[1] meta  hash: run = the start that has it, erasing = the run that has to erase what was there before it, beat: see
+-- KEYS[1] meta  hash: start:run = the start that has it, start:erasing = the run that has to erase what was there before it, beat: see
 --               heartbeat; format = the number of what lies on the server, shards = how many there are: with others a
 --               process is refused, see raise_entry_ids
 -- ARGV[1] the run that the caller found ("": none)  [2] its own  [3] 1: it erases what is there  [4] its format
 -- ARGV[5] number of shards
 -- Returns 1; 2: it is to erase what is there; 0: another start has it
-local now = redis.call('HMGET', KEYS[1], 'run', 'erasing')
+local now = redis.call('HMGET', KEYS[1], 'start:run', 'start:erasing')
 if now[1] ~= ARGV[2] then
   if (now[1] or '') ~= ARGV[1] then return 0 end
-  redis.call('HSET', KEYS[1], 'run', ARGV[2], 'format', ARGV[4], 'shards', ARGV[5])
-  redis.call('HDEL', KEYS[1], 'beat')
+  redis.call('HSET', KEYS[1], 'start:run', ARGV[2], 'format', ARGV[4], 'start:shards', ARGV[5])
+  redis.call('HDEL', KEYS[1], 'start:beat')
   -- An erasure that its run did not end is ours to end.
   if ARGV[3] == '1' or now[2] then
-    redis.call('HSET', KEYS[1], 'erasing', ARGV[2])
+    redis.call('HSET', KEYS[1], 'start:erasing', ARGV[2])
     return 2
   end
 end
@@ -27,7 +27,7 @@ return now[2] and 2 or 1
 -- Once per connection, before any write: the first caller after a restart of the server raises the entry ids of all
 -- streams above those that the former run gave out. Allowed when memory is full.
 --
--- KEYS[1] meta     hash: see id_ceiling; log = 1 while an event log is registered; format and
+-- KEYS[1] meta     hash: see id_ceiling; start:log = 1 while an event log is registered; format and
 --                  shards: see claim_experiment
 -- KEYS[2] changes  hash: its fields are the mailboxes
 -- ARGV[1] prefix of this experiment's keys: mailbox:<mailbox>:<born> is a stream, state:<mailbox> a hash (born)
@@ -36,7 +36,7 @@ return now[2] and 2 or 1
 -- Returns {life, ms, format (0: none), shards (0: none), keys of streams the end of which lay before what was
 -- read...}
 local now, life = milliseconds(), life_of_server()
-local meta = redis.call('HMGET', KEYS[1], 'life', 'ceiling', 'log', 'format', 'shards')
+local meta = redis.call('HMGET', KEYS[1], 'life', 'ceiling', 'start:log', 'format', 'start:shards')
 local reply = {life, now, tonumber(meta[4] or 0), tonumber(meta[5] or 0)}
 if not meta[2] then return reply end  -- nobody has listened yet
 
@@ -58,7 +58,7 @@ if meta[1] ~= life then
     local born = redis.call('HGET', ARGV[1] .. 'state:' .. name, 'born')
     if born then raise(ARGV[1] .. 'mailbox:' .. name .. ':' .. born, above) end
   end
-  if meta[3] then raise(ARGV[1] .. 'mailbox::log:0', above) end
+  if meta[3] then raise(ARGV[1] .. 'start:mailbox::log:0', above) end
   redis.call('HSET', KEYS[1], 'life', life, 'ceiling', string.format('%.0f', math.max(above + 1, tonumber(meta[2]))))
 end
 
@@ -79,16 +79,16 @@ return reply
 -- Set a new interceptor epoch: verdicts and delegations of others do not count any more. A late attempt, after another
 -- interceptor has the epoch, changes nothing.
 --
--- KEYS[1] meta  hash: run = the start of the experiment that has it, interceptor = the epoch, standing = the number under
---               which standing verdicts count, kept = number of the last write of write_rule_state under this epoch
+-- KEYS[1] meta  hash: start:run = the start of the experiment that has it, start:interceptor = the epoch, start:standing = the number under
+--               which standing verdicts count, start:kept = number of the last write of write_rule_state under this epoch
 -- ARGV[1] the caller's run ("": any)  [2] the epoch that the caller found ("": none)  [3] the epoch that it takes
 -- Returns 1; 0: there is another epoch than it found; -1: another run has the experiment
-local now = redis.call('HMGET', KEYS[1], 'run', 'interceptor')
+local now = redis.call('HMGET', KEYS[1], 'start:run', 'start:interceptor')
 if ARGV[1] ~= '' and now[1] ~= ARGV[1] then return -1 end
 if now[2] == ARGV[3] then return 1 end
 if (now[2] or '') ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[1], 'interceptor', ARGV[3])
-redis.call('HDEL', KEYS[1], 'standing', 'kept')
+redis.call('HSET', KEYS[1], 'start:interceptor', ARGV[3])
+redis.call('HDEL', KEYS[1], 'start:standing', 'start:kept')
 return 1
 
 -- script advance_delegation -------------------------------------------------------------------------------------------
@@ -96,15 +96,15 @@ return 1
 -- Set the number under which delegated rules count, unless a higher one is set: a late attempt must not bring back a
 -- revoked delegation. Allowed when memory is full, because delegations must end in time.
 --
--- KEYS[1] meta  hash: interceptor = epoch of the one that may write, standing = the number
+-- KEYS[1] meta  hash: start:interceptor = epoch of the one that may write, start:standing = the number
 -- ARGV[1] its epoch  [2] the number; each change of the rules takes a higher one
 -- Returns 1, or 0 where another interceptor has taken over
-local now = redis.call('HMGET', KEYS[1], 'interceptor', 'standing')
+local now = redis.call('HMGET', KEYS[1], 'start:interceptor', 'start:standing')
 if (now[1] or '0') ~= ARGV[1] then return 0 end
 -- As texts: doubles do not hold such numbers.
 local before = now[2] or ''
 if #before < #ARGV[2] or (#before == #ARGV[2] and before < ARGV[2]) then
-  redis.call('HSET', KEYS[1], 'standing', ARGV[2])
+  redis.call('HSET', KEYS[1], 'start:standing', ARGV[2])
 end
 return 1
 
@@ -112,13 +112,13 @@ return 1
 #!lua flags=allow-oom
 -- Raise the heartbeat of an interceptor, and return the server's data about it.
 --
--- KEYS[1] meta  hash: run = the start of the experiment that has it, interceptor = epoch of the one that may write, kept =
+-- KEYS[1] meta  hash: start:run = the start of the experiment that has it, start:interceptor = epoch of the one that may write, kept =
 --               number of its last write, beat = counts while it lives (none: it was closed)
 -- ARGV[1] the caller's run  [2] its epoch  [3] 1: it lives, 0: it ends
 -- Returns {run, interceptor, kept}
-local now = redis.call('HMGET', KEYS[1], 'run', 'interceptor', 'kept')
+local now = redis.call('HMGET', KEYS[1], 'start:run', 'start:interceptor', 'start:kept')
 if now[1] == ARGV[1] and now[2] == ARGV[2] then
-  if ARGV[3] == '1' then redis.call('HINCRBY', KEYS[1], 'beat', 1) else redis.call('HDEL', KEYS[1], 'beat') end
+  if ARGV[3] == '1' then redis.call('HINCRBY', KEYS[1], 'start:beat', 1) else redis.call('HDEL', KEYS[1], 'start:beat') end
 end
 return now
 
@@ -126,7 +126,7 @@ return now
 -- Write the tables of rules, and the answers that depend on them. Writes are numbered: a repeated or late one changes
 -- nothing, and a server that has lost a write reports it.
 --
--- KEYS[1] meta     hash: interceptor = epoch of the one that may write, kept = number of its last write
+-- KEYS[1] meta     hash: start:interceptor = epoch of the one that may write, start:kept = number of its last write
 -- KEYS[2] answers  hash: name of a batch or message -> its verdicts
 -- KEYS[3] rules    list: the name under which Ray keeps the rules in force, then their own names, in order
 -- KEYS[4...]       per table: the hash (JSON key -> JSON value), and the hash that takes its place
@@ -137,7 +137,7 @@ return now
 --         per table: 1 if it is replaced; number of fields, then field and value of each; number of fields to delete,
 --         then the fields
 -- Returns 1; 0 where another interceptor has taken over; -1 where the last write that the caller knows of is not here
-local now = redis.call('HMGET', KEYS[1], 'interceptor', 'kept')
+local now = redis.call('HMGET', KEYS[1], 'start:interceptor', 'start:kept')
 local kept = tonumber(now[2] or 0)
 if (now[1] or '0') ~= ARGV[1] then return 0 end
 if kept < tonumber(ARGV[3]) then return -1 end
@@ -176,18 +176,18 @@ for key = 4, #KEYS, 2 do
   chunk(tonumber(ARGV[at]), 2, 'HSET', KEYS[key])
   chunk(tonumber(ARGV[at]), 1, 'HDEL', KEYS[key])
 end
-redis.call('HSET', KEYS[1], 'kept', ARGV[2])
+redis.call('HSET', KEYS[1], 'start:kept', ARGV[2])
 return 1
 
 -- script read_health --------------------------------------------------------------------------------------------------
 #!lua flags=no-writes,allow-stale
 -- Return the state of an experiment and its mailboxes. Writes nothing.
 --
--- KEYS[1] meta     hash: interceptor = epoch, log = 1 while an event log is registered
+-- KEYS[1] meta     hash: start:interceptor = epoch, start:log = 1 while an event log is registered
 -- KEYS[2] changes  hash: its fields are the mailboxes
 -- KEYS[3] dead     stream of dead letters
--- ARGV[1] prefix of this experiment's keys: state:<mailbox> is a hash (see take_mailbox), lease:<mailbox> a string (see
---         renew_lease), step:<mailbox> a hash (see step_barrier), mailbox:<mailbox>:<born> a stream, state::log the log stream's state, state::dead the dead letters'
+-- ARGV[1] prefix of this experiment's keys: state:<mailbox> is a hash (see take_mailbox), start:lease:<mailbox> a string (see
+--         renew_lease), step:<mailbox> a hash (see step_barrier), mailbox:<mailbox>:<born> a stream, start:state::log the log stream's state, start:state::dead the dead letters'
 -- ARGV[2] mailboxes at most  [3] bytes of frames that may be looked at: an entry's age cannot be had without its frame
 -- Returns {interceptor's epoch, log, dead letters, those lost to their limit, unlogged, unlogged_bytes, max_messages, max_bytes of the log stream,
 -- mailboxes in all, then for each: name, messages, bytes, max_messages, max_bytes, entry of the oldest unread message or
@@ -195,10 +195,10 @@ return 1
 -- where it alone listens for agents, owner, messages that are acknowledged behind something that is not, the step in
 -- which its group has joined the steps or "", the note on its service or "" (see set_service),
 -- messages whose handlers failed}
-local meta = redis.call('HMGET', KEYS[1], 'interceptor', 'log')
-local log = redis.call('HMGET', ARGV[1] .. 'state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
+local meta = redis.call('HMGET', KEYS[1], 'start:interceptor', 'start:log')
+local log = redis.call('HMGET', ARGV[1] .. 'start:state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
 -- Whoever else writes there may write anything.
-local dropped = redis.call('HGET', ARGV[1] .. 'state::dead', 'dropped') or ''
+local dropped = redis.call('HGET', ARGV[1] .. 'start:state::dead', 'dropped') or ''
 local names = redis.call('HKEYS', KEYS[2])
 local reply = {meta[1] or 0, meta[2] or 0, redis.call('XLEN', KEYS[3]),
                #dropped < 20 and dropped:find('^%d+$') and dropped or 0, log[1] or 0,
@@ -221,7 +221,7 @@ for i = 1, math.min(#names, tonumber(ARGV[2])) do
     end
   end
   local left = -2
-  for lasts, renewed in (redis.call('GET', ARGV[1] .. 'lease:' .. name) or ''):gmatch(':(%d+):(%d+)$') do
+  for lasts, renewed in (redis.call('GET', ARGV[1] .. 'start:lease:' .. name) or ''):gmatch(':(%d+):(%d+)$') do
     left = renewed + lasts - clock[1] * 1000 - math.floor(clock[2] / 1000)
   end
   for _, value in ipairs({name, now[1] or 0, now[2] or 0, now[3] or 0, now[4] or 0, oldest, left, now[8] or 0,

@@ -1,5 +1,8 @@
 -- What several areas share. Each file here has sections: a `script` is sent to the server by its name, a `shared` one goes
 -- before the scripts that `transports/connection/scripts.py` lists.
+--
+-- Names say what a checkpoint has: a key, or a field of a hash, that begins with `start:` is of one start of the experiment,
+-- and in no checkpoint; a key box...@<step> is of the boxes for that step; all else is of the run. See checkpoints.py.
 
 -- shared refuse_while_moving ------------------------------------------------------------------------------------------
 -- The beginning of every script on a cluster: refuse while the experiment's slot is being moved key by key, before

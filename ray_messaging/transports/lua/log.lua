@@ -5,20 +5,20 @@
 -- Register the event log; earlier writers are fenced. A late attempt, after another writer has the epoch, changes
 -- nothing. Allowed when memory is full: a writer that comes back frees some.
 --
--- KEYS[1] meta       hash: run = the start of the experiment that has it, log = 1 while a log is registered,
---                    directory = version, log_epoch = the last writer's
+-- KEYS[1] meta       hash: start:run = the start of the experiment that has it, start:log = 1 while a log is registered,
+--                    directory = version, start:log_epoch = the last writer's
 -- KEYS[2] changes    hash: its fields are the mailboxes
 -- KEYS[3] log state  hash: epoch, born = 0, limits of the log stream (max_messages, max_bytes), and as a mailbox's:
 --                    unlogged, unlogged_bytes, taken, taken_bytes, base, base_bytes (see note_resumed), logged, last
 -- ARGV[1] max messages  [2] max bytes of the log stream  [3] prefix of this experiment's keys: state:<mailbox> is a hash
 -- ARGV[4] the caller's run ("": any)  [5] the epoch that the caller found ("": none)  [6] the epoch that it takes
 -- Returns 1; 0: there is another epoch than it found; -1: another run has the experiment
-local now, epoch = redis.call('HMGET', KEYS[1], 'run', 'log_epoch'), ARGV[6]
+local now, epoch = redis.call('HMGET', KEYS[1], 'start:run', 'start:log_epoch'), ARGV[6]
 if ARGV[4] ~= '' and now[1] ~= ARGV[4] then return -1 end
 if now[2] == epoch then return 1 end
 if (now[2] or '') ~= ARGV[5] then return 0 end
-redis.call('HSET', KEYS[1], 'log_epoch', epoch)
-local first = redis.call('HSETNX', KEYS[1], 'log', 1) == 1
+redis.call('HSET', KEYS[1], 'start:log_epoch', epoch)
+local first = redis.call('HSETNX', KEYS[1], 'start:log', 1) == 1
 -- What the last writer told goes to what all earlier ones told: totals begin anew with each.
 local function begin(state)
   local now = redis.call('HMGET', state, 'base', 'taken', 'base_bytes', 'taken_bytes')
@@ -53,14 +53,14 @@ return 1
 -- KEYS[1] meta       hash: log, directory = version
 -- KEYS[2] changes    hash: its fields are the mailboxes
 -- KEYS[3] log state  hash: epoch of the log's writer; it stays, so that the call can be repeated
--- KEYS[4] ended      set: <name>:<born> of streams whose mailbox is gone: ended:<name>:<born> is such a stream
+-- KEYS[4] ended      set: <name>:<born> of streams whose mailbox is gone: start:ended:<name>:<born> is such a stream
 -- KEYS[5] log        stream: emptied rather than deleted, so that no entry id comes again
 -- KEYS[6] hearers    hash: sets of agents that broadcasts name, by digest
 -- ARGV[1] the writer's epoch  [2] prefix of this experiment's keys: mailbox:<name>:<born> is a stream, state:<mailbox> a
 --         hash (born, keep = oldest entry that the reader needs, and what the log counted)
 -- Returns 1, or 0 where a newer writer has the log
 if redis.call('HGET', KEYS[3], 'epoch') ~= ARGV[1] then return 0 end
-if redis.call('HDEL', KEYS[1], 'log') == 0 then return 1 end
+if redis.call('HDEL', KEYS[1], 'start:log') == 0 then return 1 end
 redis.call('HINCRBY', KEYS[1], 'directory', 1)  -- senders reload, and note nothing from then on
 for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
   local state = ARGV[2] .. 'state:' .. name
@@ -70,7 +70,7 @@ for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
     redis.call('XTRIM', ARGV[2] .. 'mailbox:' .. name .. ':' .. now[1], 'MINID', now[2])
   end
 end
-for _, stream in ipairs(redis.call('SMEMBERS', KEYS[4])) do redis.call('DEL', ARGV[2] .. 'ended:' .. stream) end
+for _, stream in ipairs(redis.call('SMEMBERS', KEYS[4])) do redis.call('DEL', ARGV[2] .. 'start:ended:' .. stream) end
 redis.call('DEL', KEYS[4], KEYS[6])
 redis.call('XTRIM', KEYS[5], 'MAXLEN', 0)
 redis.call('HDEL', KEYS[3], 'logged', 'unlogged', 'unlogged_bytes', 'taken', 'taken_bytes', 'base', 'base_bytes', 'last')
@@ -109,10 +109,10 @@ return ends
 -- Record the event log's position in streams, and trim entries that neither the log nor the reader needs. Allowed when
 -- memory is full, because it frees some.
 --
--- KEYS[1] meta       hash: log = 1 while a log is registered
+-- KEYS[1] meta       hash: start:log = 1 while a log is registered
 -- KEYS[2] log state  hash: epoch of the log's writer, and what any state has
 -- KEYS[3] ended      set: <name>:<born> of streams whose mailbox is gone, and that the log has not read to their end:
---                    ended:<name>:<born> is such a stream
+--                    start:ended:<name>:<born> is such a stream
 -- ARGV[1] the writer's epoch  [2] prefix of this experiment's keys: mailbox:<name>:<born> is a stream, state:<name> a
 --         hash (born, keep = oldest entry that the reader needs, logged = oldest entry that the log needs, last = id of
 --         the last entry, unlogged and unlogged_bytes = what the log does not have, taken and taken_bytes = what it took
@@ -121,14 +121,15 @@ return ends
 --         under this epoch so far: totals, so that a repeated call counts nothing twice
 -- ARGV[...] streams that ended and were read to their end: they go
 -- Returns 1, or 0 where a newer writer has the log, or none is registered
-if redis.call('HGET', KEYS[2], 'epoch') ~= ARGV[1] or redis.call('HEXISTS', KEYS[1], 'log') == 0 then return 0 end
+if redis.call('HGET', KEYS[2], 'epoch') ~= ARGV[1] or redis.call('HEXISTS', KEYS[1], 'start:log') == 0 then return 0 end
 local arg = 4
 for _ = 1, tonumber(ARGV[3]) do
   local stream, keep, taken, taken_bytes = ARGV[arg], ARGV[arg + 1], tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
   local name, born = stream:match('^(.*):(%d+)$')
-  local state = ARGV[2] .. 'state:' .. name
+  local of = ARGV[2] .. (name:sub(1, 1) == ':' and 'start:' or '')  -- the log stream itself is of a start
+  local state = of .. 'state:' .. name
   local now = redis.call('HMGET', state, 'born', 'keep', 'last', 'unlogged', 'unlogged_bytes', 'taken', 'taken_bytes')
-  local oldest, kind = keep, 'ended:'
+  local oldest, key = keep, ARGV[2] .. 'start:ended:' .. stream
   if now[1] == born then
     local unlogged = tonumber(now[4] or 0) + tonumber(now[6] or 0) - taken
     local unlogged_bytes = tonumber(now[5] or 0) + tonumber(now[7] or 0) - taken_bytes
@@ -137,14 +138,14 @@ for _ = 1, tonumber(ARGV[3]) do
     if not now[3] or (now[3] ~= keep and lower(now[3], keep) == now[3]) then unlogged, unlogged_bytes = 0, 0 end
     redis.call('HSET', state, 'logged', keep, 'unlogged', math.max(unlogged, 0),
                'unlogged_bytes', math.max(unlogged_bytes, 0), 'taken', taken, 'taken_bytes', taken_bytes)
-    kind = 'mailbox:'
+    key = of .. 'mailbox:' .. stream
     if now[2] then oldest = lower(keep, now[2]) end
   end
-  redis.call('XTRIM', ARGV[2] .. kind .. stream, 'MINID', oldest)
+  redis.call('XTRIM', key, 'MINID', oldest)
   arg = arg + 4
 end
 for i = arg, #ARGV do
-  if redis.call('SREM', KEYS[3], ARGV[i]) == 1 then redis.call('DEL', ARGV[2] .. 'ended:' .. ARGV[i]) end
+  if redis.call('SREM', KEYS[3], ARGV[i]) == 1 then redis.call('DEL', ARGV[2] .. 'start:ended:' .. ARGV[i]) end
 end
 return 1
 
@@ -152,14 +153,14 @@ return 1
 #!lua flags=allow-oom
 -- Record the totals of earlier writers of the event log: one that died may have kept more than it reported.
 --
--- KEYS[1] meta       hash: log = 1 while a log is registered
+-- KEYS[1] meta       hash: start:log = 1 while a log is registered
 -- KEYS[2] log state  hash: epoch of the log's writer, and what any state has
 -- ARGV[1] the writer's epoch  [2] prefix of this experiment's keys: state:<name> is a hash (born, unlogged and
 --         unlogged_bytes = what the log does not have, base and base_bytes = what earlier writers told that they took;
 --         none: nothing, empty: not known)
 -- ARGV[3...] for each stream: <name>:<born>, messages and bytes that the log has of it
 -- Returns 1, or 0 where a newer writer has the log, or none is registered
-if redis.call('HGET', KEYS[2], 'epoch') ~= ARGV[1] or redis.call('HEXISTS', KEYS[1], 'log') == 0 then return 0 end
+if redis.call('HGET', KEYS[2], 'epoch') ~= ARGV[1] or redis.call('HEXISTS', KEYS[1], 'start:log') == 0 then return 0 end
 local function left(unlogged, base, taken)
   unlogged = tonumber(unlogged or 0)
   if base == '' then return unlogged end
@@ -167,7 +168,8 @@ local function left(unlogged, base, taken)
 end
 for i = 3, #ARGV, 3 do
   local name, born = ARGV[i]:match('^(.*):(%d+)$')
-  local state, taken, taken_bytes = ARGV[2] .. 'state:' .. name, tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+  local state = ARGV[2] .. (name:sub(1, 1) == ':' and 'start:' or '') .. 'state:' .. name
+  local taken, taken_bytes = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
   local now = redis.call('HMGET', state, 'born', 'unlogged', 'base', 'unlogged_bytes', 'base_bytes')
   if now[1] == born then
     redis.call('HSET', state, 'unlogged', left(now[2], now[3], taken), 'base', taken,

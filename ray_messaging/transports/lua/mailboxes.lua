@@ -39,7 +39,7 @@ if not state[1] then
   redis.call('HSET', KEYS[4], 'messages', 0, 'bytes', 0, 'entry', '0-0', 'row', 0, 'keep', '0-0', 'born', born,
              'since', string.format('%.0f', milliseconds()))
   if redis.call('EXISTS', KEYS[7]) == 1 then redis.call('HSET', KEYS[4], 'stepped', 1) end
-  if redis.call('HEXISTS', KEYS[1], 'log') == 1 then
+  if redis.call('HEXISTS', KEYS[1], 'start:log') == 1 then
     redis.call('HSET', KEYS[4], 'logged', '0-0', 'unlogged', 0, 'unlogged_bytes', 0, 'taken', 0, 'taken_bytes', 0)
     redis.call('XADD', KEYS[6], '*', 'm', ARGV[2] .. ':' .. born)
   end
@@ -58,7 +58,7 @@ end
 redis.call('HSET', KEYS[4], 'max_messages', ARGV[5], 'max_bytes', ARGV[6], 'leased', ARGV[8], 'owner', ARGV[9],
            'exclusive', ARGV[11])
 redis.call('HSETNX', KEYS[1], 'format', ARGV[15])
-redis.call('HSET', KEYS[1], 'shards', ARGV[16])
+redis.call('HSET', KEYS[1], 'start:shards', ARGV[16])
 renew_lease(KEYS[5], ARGV[7], lift_ceiling(KEYS[1], tonumber(ARGV[7])))
 if ARGV[13] == '1' then redis.call('HSET', KEYS[1], 'wide', 1) end
 local version = tonumber(ARGV[1])
@@ -98,7 +98,7 @@ return 1
 -- Return what changed in the directory since a version. First mailboxes leave it whose lease has expired, and among those
 -- that outlive their lease the ones whose state is gone: nobody can write to them.
 --
--- KEYS[1] meta     hash: directory = version, log = 1 while an event log is registered, schemas: see set_schema,
+-- KEYS[1] meta     hash: directory = version, start:log = 1 while an event log is registered, schemas: see set_schema,
 --                  audiences: see set_audience, hosts: see date_change
 -- KEYS[2] records  hash: mailbox -> record (msgpack)
 -- KEYS[3] changes  hash: mailbox -> version of its last change
@@ -111,14 +111,14 @@ for i = 1, #all, 2 do
   local name = all[i]
   local state = ARGV[2] .. 'state:' .. name
   local leased = redis.call('HGET', state, 'leased')
-  if leased ~= '0' and redis.call('EXISTS', ARGV[2] .. 'lease:' .. name) == 0 then
+  if leased ~= '0' and redis.call('EXISTS', ARGV[2] .. 'start:lease:' .. name) == 0 then
     bury(KEYS, ARGV[2], name, 'the lease of its messager has expired', ARGV[3])
   else
     names[#names + 1] = name
     if tonumber(all[i + 1]) > tonumber(ARGV[1]) then changed[#changed + 1] = redis.call('HGET', KEYS[2], name) end
   end
 end
-local meta = redis.call('HMGET', KEYS[1], 'directory', 'log', 'schemas', 'audiences', 'hosts')
+local meta = redis.call('HMGET', KEYS[1], 'directory', 'start:log', 'schemas', 'audiences', 'hosts')
 return {tonumber(meta[1] or 0), names, changed, meta[2] and 1 or 0, meta[3] or '{}', meta[4] or '{}', meta[5] or ''}
 
 -- script renew_leases -------------------------------------------------------------------------------------------------
@@ -145,13 +145,13 @@ return now
 -- Return the current leases of the given mailboxes, and of some others by chance.
 --
 -- KEYS[1] changes  hash: its fields are the mailboxes
--- ARGV[1] prefix of this experiment's keys: lease:<mailbox> is a string, see renew_lease  [2] how many others
+-- ARGV[1] prefix of this experiment's keys: start:lease:<mailbox> is a string, see renew_lease  [2] how many others
 -- ARGV[3...] mailboxes
 -- Returns {mailbox, lease...} of those that have one
 local names, leases = redis.call('HRANDFIELD', KEYS[1], ARGV[2]), {}
 for arg = 3, #ARGV do names[#names + 1] = ARGV[arg] end
 for _, name in ipairs(names) do
-  local lease = redis.call('GET', ARGV[1] .. 'lease:' .. name)
+  local lease = redis.call('GET', ARGV[1] .. 'start:lease:' .. name)
   if lease then leases[#leases + 1], leases[#leases + 2] = name, lease end
 end
 return leases
@@ -162,14 +162,14 @@ return leases
 -- unless its messager is still connected: then that process only stands still, and messages wait for it.
 --
 -- KEYS as in load_directory
--- ARGV[1] prefix of this experiment's keys: lease:<mailbox> is a string (see renew_lease), state:<mailbox> a hash (leased)
+-- ARGV[1] prefix of this experiment's keys: start:lease:<mailbox> is a string (see renew_lease), state:<mailbox> a hash (leased)
 -- ARGV[2] bytes of dead letters that are kept
 -- ARGV[3...] for each: mailbox, its lease as it was seen
 -- Returns how many ended
 local ended = 0
 for arg = 3, #ARGV, 2 do
   local name = ARGV[arg]
-  local lease = ARGV[1] .. 'lease:' .. name
+  local lease = ARGV[1] .. 'start:lease:' .. name
   if redis.call('GET', lease) == ARGV[arg + 1] then
     local leased = redis.call('HGET', ARGV[1] .. 'state:' .. name, 'leased') == '1'
     local connected = leased and redis.pcall('PUBLISH', ARGV[1] .. 'own@DB:ear:' .. name, '') or 0

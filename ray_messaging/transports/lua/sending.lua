@@ -1,5 +1,30 @@
 -- Frames into mailboxes: batches, transactions, and the short paths.
 
+-- shared verdict_status ----------------------------------------------------------------------------------------------
+-- Return the status of a call by its verdicts: 0 where they count, 2 where they are stale, 4 where nobody was asked though
+-- there is an interceptor. `given` is ARGV[3] of send; the others are fields of meta.
+local function verdict_status(given, interceptor, standing)
+  if given == '-2' then return interceptor and 4 or 0 end
+  return (given == '-1' or interceptor == given or standing == given) and 0 or 2
+end
+
+-- shared sequence_numbers --------------------------------------------------------------------------------------------
+-- Fields of a sender's hash, in pieces, as Lua gives a call no more arguments than 8,000.
+
+-- Return the last sequence numbers that these fields have.
+local function numbers_of(key, names)
+  local numbers = {}
+  for low = 1, #names, 1000 do
+    local found = redis.call('HMGET', key, unpack(names, low, math.min(low + 999, #names)))
+    for i, number in ipairs(found) do numbers[low + i - 1] = tonumber(number or 0) end
+  end
+  return numbers
+end
+
+local function keep_fields(key, fields)
+  for low = 1, #fields, 1000 do redis.call('HSET', key, unpack(fields, low, math.min(low + 999, #fields))) end
+end
+
 -- shared plain_frame --------------------------------------------------------------------------------------------------
 -- A frame for one mailbox, with nothing published or noted, outside of
 -- transactions. Keys and arguments are those of send.
@@ -7,12 +32,11 @@
 -- Return what the mailbox holds with the frame in it; nothing where anything speaks against it, which send decides.
 local function room_for(state, lease, mailbox, seq, rows, size)
   local sender = redis.call('HMGET', KEYS[2], 'epoch', 's:' .. mailbox)
-  local meta = redis.call('HMGET', KEYS[1], 'directory', 'interceptor', 'standing')
+  local meta = redis.call('HMGET', KEYS[1], 'directory', 'start:interceptor', 'start:standing')
   local box = redis.call('HMGET', state, 'max_messages', 'max_bytes', 'messages', 'bytes', 'leased', 'born', 'logged',
                          'unlogged', 'unlogged_bytes', 'stepped')
   if sender[1] ~= ARGV[1] or tonumber(seq) ~= tonumber(sender[2] or 0) + 1 or (meta[1] or '0') ~= ARGV[2]
-      or not (meta[2] == ARGV[3] or meta[3] == ARGV[3] or ARGV[3] == '-1' or (ARGV[3] == '-2' and not meta[2]))
-      or not box[1] or box[10] or (box[5] == '1' and redis.call('EXISTS', lease) == 0) then return end
+      or verdict_status(ARGV[3], meta[2], meta[3]) ~= 0 or not box[1] or box[10] or (box[5] == '1' and redis.call('EXISTS', lease) == 0) then return end
   local messages, bytes, unlogged, unlogged_bytes = box[3] + rows, box[4] + size, 0, 0
   if box[7] then unlogged, unlogged_bytes = (box[8] or 0) + rows, (box[9] or 0) + size end
   if limit_fate(size, tonumber(box[1]), tonumber(box[2]), messages, bytes, unlogged, unlogged_bytes) ~= 0 then return end
@@ -38,8 +62,8 @@ end
 -- Write a batch: frames into mailboxes, publications to bare channels, notes for the event log; and conclude a
 -- transaction, which is written whole or not at all. Atomic: one experiment, one primary. send_one_frame comes before it.
 --
--- KEYS[1] meta     hash: directory = version, interceptor = epoch of the one whose verdicts count, standing = number
---                  under which its standing verdicts do, log = 1 while an event log is registered, wide: see take_mailbox
+-- KEYS[1] meta     hash: directory = version, start:interceptor = epoch of the one whose verdicts count, start:standing = number
+--                  under which its standing verdicts do, start:log = 1 while an event log is registered, wide: see take_mailbox
 -- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = takers of the last publications,
 --                  transactions = how many were committed
 -- KEYS[3...]       in a transaction first: state of the reader's mailbox (hash: epoch, blob = what the last transaction
@@ -49,9 +73,9 @@ end
 -- ARGV[1] epoch  [2] directory version  [3] interceptor epoch, or number of standing verdicts, or -1 of a user's own, or
 --         -2: nobody was asked, which counts only where there is no interceptor  [4] channel of the brackets round what
 --         we publish
--- ARGV[5] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream (f = frame), mailbox::log:0 the
+-- ARGV[5] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream (f = frame), start:mailbox::log:0 the
 --         log stream (f = frame, n = note, t = takers as JSON, s = the step that messages from outside got),
---         state::log a hash (unlogged, unlogged_bytes, max_messages, max_bytes, last)
+--         start:state::log a hash (unlogged, unlogged_bytes, max_messages, max_bytes, last)
 -- ARGV[6] number of the transaction, from 1; 0: this is none, and the next eleven are left out
 -- ARGV[7] the reader's epoch  [8] key of its stream, but for :<born>  [9] entry ("" leaves the cursor)  [10] row  [11]
 --         oldest entry to keep  [12] messages and [13] bytes handled: totals  [14] what becomes of the blob: = it stays,
@@ -97,22 +121,17 @@ while arg <= #ARGV do
   end
   writes[#writes + 1] = s
 end
-for low = 1, #names, 1000 do
-  local found = redis.call('HMGET', KEYS[2], unpack(names, low, math.min(low + 999, #names)))
-  for i, last in ipairs(found) do
-    local s = writes[low + i]
-    s.last = tonumber(last or 0)
-    if s.seq > s.last then fresh = true end
-  end
+for i, last in ipairs(numbers_of(KEYS[2], names)) do
+  local s = writes[i + 1]
+  s.last = last
+  if s.seq > last then fresh = true end
 end
 if number > 0 then fresh = not over and #writes > 0 end
 
 local reply, takers, meta = {0}, {}, {}
 if fresh then
-  meta = redis.call('HMGET', KEYS[1], 'directory', 'interceptor', 'log', 'standing', 'wide')
-  if (meta[1] or '0') ~= ARGV[2] then reply[1] = 1
-  elseif ARGV[3] == '-2' then if meta[2] then reply[1] = 4 end
-  elseif ARGV[3] ~= '-1' and meta[2] ~= ARGV[3] and meta[4] ~= ARGV[3] then reply[1] = 2 end
+  meta = redis.call('HMGET', KEYS[1], 'directory', 'start:interceptor', 'start:log', 'start:standing', 'wide')
+  reply[1] = (meta[1] or '0') ~= ARGV[2] and 1 or verdict_status(ARGV[3], meta[2], meta[4])
 end
 
 -- Refused while memory is full, as all writes are, and before anything has happened: PUBLISH alone would go out.
@@ -123,7 +142,7 @@ if fresh and reply[1] == 0 then redis.call('HSET', KEYS[2], 'epoch', epoch) end
 -- What the log stream holds that the log does not have yet, and how much that may be.
 local log
 if noting and meta[3] and reply[1] == 0 then
-  local held = redis.call('HMGET', ARGV[5] .. 'state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
+  local held = redis.call('HMGET', ARGV[5] .. 'start:state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
   log = {rows = tonumber(held[1] or 0), bytes = tonumber(held[2] or 0), max_rows = tonumber(held[3] or 0),
          max_bytes = tonumber(held[4] or 0)}
 end
@@ -208,7 +227,7 @@ local function note(s, ...)
     fields[#fields + 1] = 's'
     fields[#fields + 1] = string.format('%.0f', box and box.limits and box.step or latest + 1)
   end
-  log.last = redis.call('XADD', ARGV[5] .. 'mailbox::log:0', '*', unpack(fields))
+  log.last = redis.call('XADD', ARGV[5] .. 'start:mailbox::log:0', '*', unpack(fields))
 end
 
 -- What is published goes out last: between brackets, so that our own subscriptions pass it by. A channel that the
@@ -238,9 +257,7 @@ for mailbox, seq in pairs(planned) do
   if box and box.written then store(box.state, box, box.last) end
   seqs[#seqs + 1], seqs[#seqs + 2] = 's:' .. mailbox, seq
 end
-if not (number > 0 and any_refused) then
-  for low = 1, #seqs, 1000 do redis.call('HSET', KEYS[2], unpack(seqs, low, math.min(low + 999, #seqs))) end
-end
+if not (number > 0 and any_refused) then keep_fields(KEYS[2], seqs) end
 
 if #outgoing > 0 then
   redis.pcall('PUBLISH', ARGV[4], '(')
@@ -266,7 +283,7 @@ if #bare > 0 then
   end
 end
 if log and log.last then
-  redis.call('HSET', ARGV[5] .. 'state::log', 'unlogged', log.rows, 'unlogged_bytes', log.bytes, 'last', log.last)
+  redis.call('HSET', ARGV[5] .. 'start:state::log', 'unlogged', log.rows, 'unlogged_bytes', log.bytes, 'last', log.last)
 end
 reply[#reply + 1] = -1
 for _, taken in ipairs(takers) do reply[#reply + 1] = taken end
@@ -282,9 +299,9 @@ return reply
 -- comes into a script, and copies it once more for XADD, which takes as long as everything else that is done for a large
 -- frame. So this script comes twice in a transaction, with an XADD for each frame between:
 --
--- MULTI, large_frames 'open', XADD <prefix>open:<mailbox> NOMKSTREAM * f <frame> ..., large_frames 'close', EXEC
+-- MULTI, large_frames 'open', XADD <prefix>start:open:<mailbox> NOMKSTREAM * f <frame> ..., large_frames 'close', EXEC
 --
--- Where all mailboxes take their frames, 'open' gives their streams the names open:<mailbox>, and 'close' takes these
+-- Where all mailboxes take their frames, 'open' gives their streams the names start:open:<mailbox>, and 'close' takes these
 -- back. To a stream that was not opened, XADD adds nothing. No client sees the names, as nothing comes between the
 -- commands of a transaction. It must be one script: the server may forget scripts, one by one.
 --
@@ -296,7 +313,7 @@ local frames = {}
 for at = 7, #ARGV, 6 do
   local key = 3 + 2 * #frames
   frames[#frames + 1] = {state = KEYS[key], lease = KEYS[key + 1], mailbox = ARGV[at], seq = ARGV[at + 1],
-                         rows = tonumber(ARGV[at + 2]), size = tonumber(ARGV[at + 3]), open = ARGV[5] .. 'open:' .. ARGV[at]}
+                         rows = tonumber(ARGV[at + 2]), size = tonumber(ARGV[at + 3]), open = ARGV[5] .. 'start:open:' .. ARGV[at]}
 end
 
 -- Without MULTI each command would come by itself, and the connection may be lost between two of them.

@@ -1,7 +1,7 @@
 -- Who may open a step, and what a seal does.
 
 -- shared step_is_open -------------------------------------------------------------------------------------------------
--- See open, ahead and opened in step_barrier.
+-- See start:open, start:ahead and opened in step_barrier.
 -- Whether a step that a group has asked for is open.
 local function is_open(step, asked, ahead, opened)
   return asked and tonumber(asked) == step and (step <= tonumber(opened) or (ahead and tonumber(ahead) == step))
@@ -12,33 +12,33 @@ end
 --
 -- steps         hash: settings (JSON), wait_for (all, senders: the mode that holds), groups, window, horizon, lag, lag_large,
 --               lag_bytes, box_rows, box_bytes: see StepSettings; series = the shape of the series,
---               collected_bytes = bytes in steps:collected, collected_born: see RedisSteps; kept:<step> = bytes of the boxes for a step, once they are
---               final and there are holds, kept = of all these; sealed = last step that all groups have closed, latest = last one that some group has opened,
---               target = last one that may be opened (none: no end), dropped = last one the boxes of which are deleted,
---               joined = how many groups have joined, news = last entry of steps:news, asked = last step that some group has
+--               collected_bytes = bytes in steps:collected, collected_born: see RedisSteps; start:kept@<step> = bytes of the boxes for a step, once they are
+--               final and there are holds, start:kept = of all these; sealed = last step that all groups have closed, latest = last one that some group has opened,
+--               start:target = last one that may be opened (none: no end), dropped = last one the boxes of which are deleted,
+--               joined = how many groups have joined, start:news = last entry of the stream start:news, asked = last step that some group has
 --               asked for, opened = last step that is open to all groups that ask for it, opened_ms = since when,
---               answering = last step with boxes of answers for mailboxes outside of the steps
+--               start:answering = last step with boxes of answers for mailboxes outside of the steps
 -- steps:hears   hash: group -> groups that may send to it: <first step read>:<names with commas, * for all>, with ; between,
 --               ascending by step (none: all)
 -- steps:closed  sorted set: group -> last step that it has closed, of the groups that count
--- steps:holds   hash: name -> last step the boxes of which it has handled; CHECKPOINT: last step before the next checkpoint
--- steps:news    stream: an entry wakes those who wait: e = what, o = opened, b = how many boxes there are for that step,
+-- start:holds   hash: name -> last step the boxes of which it has handled; CHECKPOINT: last step before the next checkpoint
+-- start:news    stream: an entry wakes those who wait: e = what, o = opened, b = how many boxes there are for that step,
 --               d = version of the directory, r = 1: rules have blocked messages of the step before
 -- steps:collected  stream: what groups have collected, until the event log has it, at most an entry of each kind for each step
 --               of a group: k = kind (series, calls), s = step, g = group, d = data
--- steps:<step>  hash: k:<group> = attempt that closed it, n:<group> = its counts, outside = rows from outside
+-- steps:<step>  hash: k:<group> = attempt that closed it, n:<group> = its counts, start:outside = rows from outside
 -- steps:<step>:blocked  hash: group -> its messages that rules blocked in the step; deleted when the next step is sealed
 -- step:<group>  hash: since = first step in which it counts, until = first one in which it does not (none: it stays), closed,
---               open = step that its driver has asked for (none: none), ahead = step that is open to it before it is to all,
---               attempt, task and start = its driver ("" and 0: none), lease_ms, beat = rises with each sign of life,
+--               start:open = step that its driver has asked for (none: none), start:ahead = step that is open to it before it is to all,
+--               attempt, start:task and start:starts = its driver ("" and 0, or none: nobody), lease_ms, beat = rises with each sign of life,
 --               changed = ms of the last change, state, parting = steps from which agents are elsewhere, with commas: see
 --               step:<group>:left,
 --               ending = 1: until is there because its driver leaves then
 --               The group :rules is the supervisor: it closes a step after all others, has no mailbox, and is in no list.
--- step:<group>:sent  hash of the open step: s:<sender>@<box> = last number, r:<box> = <rows>:<bytes>
+-- start:sent:<group>  hash of the open step: s:<sender>@<box> = last number, r:<box> = <rows>:<bytes>
 -- step:<group>:left  hash: for each such step, "+" and the state that the last step before it left, once a later one is
 --               closed; "": that one is the last
--- step:<group>:results  hash of the open step, for all its attempts: <step>:<name of a call> = its result
+-- start:results:<group>  hash of the open step, for all its attempts: <step>:<name of a call> = its result
 local SUPERVISOR, CHECKPOINT = ':rules', 'a checkpoint'
 
 -- Whether rules have blocked messages of a step: 1 or 0.
@@ -48,28 +48,28 @@ end
 
 local function tell(prefix, what)
   local opened = redis.call('HGET', prefix .. 'steps', 'opened')
-  local boxes = redis.call('SCARD', prefix .. 'steps:' .. opened .. ':boxes')
+  local boxes = redis.call('SCARD', prefix .. 'boxes@' .. opened)
   local directory = redis.call('HGET', prefix .. 'meta', 'directory') or 0
-  local news = redis.call('XADD', prefix .. 'steps:news', 'MAXLEN', '~', 100, '*', 'e', what, 'o', opened, 'b', boxes,
+  local news = redis.call('XADD', prefix .. 'start:news', 'MAXLEN', '~', 100, '*', 'e', what, 'o', opened, 'b', boxes,
                           'd', directory, 'r', has_blocked(prefix, opened - 1))
-  redis.call('HSET', prefix .. 'steps', 'news', news)
+  redis.call('HSET', prefix .. 'steps', 'start:news', news)
 end
 
 -- Delete the boxes of steps that are sealed, and handled by all holds.
 local function drop_boxes(prefix)
   local now = redis.call('HMGET', prefix .. 'steps', 'dropped', 'sealed')
   local last = tonumber(now[2])
-  for _, through in ipairs(redis.call('HVALS', prefix .. 'steps:holds')) do last = math.min(last, tonumber(through)) end
+  for _, through in ipairs(redis.call('HVALS', prefix .. 'start:holds')) do last = math.min(last, tonumber(through)) end
   for step = tonumber(now[1]) + 1, last do
-    local names = string.format('%ssteps:%.0f:boxes', prefix, step)
+    local names = string.format('%sboxes@%.0f', prefix, step)
     for _, name in ipairs(redis.call('SMEMBERS', names)) do
-      redis.call('UNLINK', prefix .. 'box:' .. name, prefix .. 'cover:' .. name)
+      redis.call('UNLINK', prefix .. 'box:' .. name, prefix .. 'box-cover:' .. name)
     end
     redis.call('UNLINK', names)
-    local kept = redis.call('HGET', prefix .. 'steps', string.format('kept:%.0f', step))
+    local kept = redis.call('HGET', prefix .. 'steps', string.format('start:kept@%.0f', step))
     if kept then
-      redis.call('HINCRBY', prefix .. 'steps', 'kept', 0 - tonumber(kept)) -- Redis refuses -0
-      redis.call('HDEL', prefix .. 'steps', string.format('kept:%.0f', step))
+      redis.call('HINCRBY', prefix .. 'steps', 'start:kept', 0 - tonumber(kept)) -- Redis refuses -0
+      redis.call('HDEL', prefix .. 'steps', string.format('start:kept@%.0f', step))
     end
     redis.call('HSET', prefix .. 'steps', 'dropped', step)
   end
@@ -77,18 +77,18 @@ end
 
 -- Count the bytes of the boxes for a step, which are final, while holds keep boxes.
 local function count_kept(prefix, step)
-  if redis.call('EXISTS', prefix .. 'steps:holds') == 0 then return end
+  if redis.call('EXISTS', prefix .. 'start:holds') == 0 then return end
   local bytes = 0
-  for _, name in ipairs(redis.call('SMEMBERS', string.format('%ssteps:%.0f:boxes', prefix, step))) do
-    bytes = bytes + tonumber(redis.call('HGET', prefix .. 'cover:' .. name, 'bytes') or 0)
+  for _, name in ipairs(redis.call('SMEMBERS', string.format('%sboxes@%.0f', prefix, step))) do
+    bytes = bytes + tonumber(redis.call('HGET', prefix .. 'box-cover:' .. name, 'bytes') or 0)
   end
-  redis.call('HSET', prefix .. 'steps', string.format('kept:%.0f', step), bytes)
-  redis.call('HINCRBY', prefix .. 'steps', 'kept', bytes)
+  redis.call('HSET', prefix .. 'steps', string.format('start:kept@%.0f', step), bytes)
+  redis.call('HINCRBY', prefix .. 'steps', 'start:kept', bytes)
 end
 
 -- Visit what counts of a box, in order: fields of each entry, and its rows.
 local function visit_counted(prefix, box, visit)
-  local cover, counts, from = redis.call('HGETALL', prefix .. 'cover:' .. box), {}, '-'
+  local cover, counts, from = redis.call('HGETALL', prefix .. 'box-cover:' .. box), {}, '-'
   for i = 1, #cover, 2 do
     local sent, group = cover[i]:match('^c:(%-?%d+):(.*)$')
     if group then counts[sent .. ':' .. cover[i + 1]:match('^%d+') .. ':' .. group] = true end
@@ -124,7 +124,7 @@ end
 local function deliver_answers(prefix, box, mailbox)
   local state = prefix .. 'state:' .. mailbox
   local now = redis.call('HMGET', state, 'born', 'leased', 'logged')
-  if not now[1] or (now[2] == '1' and redis.call('EXISTS', prefix .. 'lease:' .. mailbox) == 0) then return end
+  if not now[1] or (now[2] == '1' and redis.call('EXISTS', prefix .. 'start:lease:' .. mailbox) == 0) then return end
   local stream, last, messages, bytes = prefix .. 'mailbox:' .. mailbox .. ':' .. now[1], nil, 0, 0
   visit_counted(prefix, box, function(fields, rows)
     local frame
@@ -159,9 +159,9 @@ end
 
 -- The holds that are too far behind for a step: less far where the boxes that they keep are large.
 local function late_holds(prefix, step)
-  local holds, late = redis.call('HGETALL', prefix .. 'steps:holds'), {}
+  local holds, late = redis.call('HGETALL', prefix .. 'start:holds'), {}
   if #holds == 0 then return late end
-  local now = redis.call('HMGET', prefix .. 'steps', 'lag', 'lag_large', 'lag_bytes', 'kept', 'collected_bytes')
+  local now = redis.call('HMGET', prefix .. 'steps', 'lag', 'lag_large', 'lag_bytes', 'start:kept', 'collected_bytes')
   local lag = tonumber(now[1])
   if tonumber(now[4] or 0) + tonumber(now[5] or 0) > tonumber(now[3]) then lag = math.min(lag, tonumber(now[2])) end
   for i = 1, #holds, 2 do
@@ -172,7 +172,7 @@ end
 
 -- Open the step after the last sealed one to all groups that ask for it, once one does and nothing speaks against it.
 local function release(prefix)
-  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'opened', 'asked', 'latest', 'target', 'groups', 'joined')
+  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'opened', 'asked', 'latest', 'start:target', 'groups', 'joined')
   local step = tonumber(now[1]) + 1
   if tonumber(now[2]) >= step or tonumber(now[3]) < step or shut(step, nil, now[5], now[6], now[7]) then return end
   if #late_holds(prefix, step) > 0 then return end
@@ -183,14 +183,14 @@ end
 -- Seal the steps that all groups have closed by now.
 local function seal(prefix)
   local lowest = redis.call('ZRANGE', prefix .. 'steps:closed', 0, 1, 'WITHSCORES')
-  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'horizon', 'latest', 'wait_for', 'answering')
+  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'horizon', 'latest', 'wait_for', 'start:answering')
   local before, sealed = tonumber(now[1]), tonumber(lowest[2] or now[3])
   if sealed > before then
     redis.call('HSET', prefix .. 'steps', 'sealed', sealed)
     for step = before + 1, sealed do
       publish_step(prefix, step)
       if now[5] and step < tonumber(now[5]) then
-        for _, box in ipairs(redis.call('SMEMBERS', string.format('%ssteps:%.0f:boxes', prefix, step + 1))) do
+        for _, box in ipairs(redis.call('SMEMBERS', string.format('%sboxes@%.0f', prefix, step + 1))) do
           local mailbox = box:match('^%+(.*)@%d+$')
           if mailbox then deliver_answers(prefix, box, mailbox) end
         end
@@ -211,16 +211,16 @@ end
 -- Give up the open step of a group: what its attempt has sent counts nowhere, nor against a limit.
 local function abandon(prefix, group)
   local key = prefix .. 'step:' .. group
-  redis.call('HDEL', key, 'open', 'ahead')
-  local sent = redis.call('HGETALL', key .. ':sent')
+  redis.call('HDEL', key, 'start:open', 'start:ahead')
+  local sent = redis.call('HGETALL', prefix .. 'start:sent:' .. group)
   for i = 1, #sent, 2 do
     local box, rows, bytes = sent[i]:match('^r:(.*)$'), sent[i + 1]:match('^(%d+):(%d+)$')
-    if box and redis.call('EXISTS', prefix .. 'cover:' .. box) == 1 then
-      redis.call('HINCRBY', prefix .. 'cover:' .. box, 'rows', 0 - tonumber(rows))
-      redis.call('HINCRBY', prefix .. 'cover:' .. box, 'bytes', 0 - tonumber(bytes))
+    if box and redis.call('EXISTS', prefix .. 'box-cover:' .. box) == 1 then
+      redis.call('HINCRBY', prefix .. 'box-cover:' .. box, 'rows', 0 - tonumber(rows))
+      redis.call('HINCRBY', prefix .. 'box-cover:' .. box, 'bytes', 0 - tonumber(bytes))
     end
   end
-  redis.call('UNLINK', key .. ':sent')
+  redis.call('UNLINK', prefix .. 'start:sent:' .. group)
 end
 
 -- Whether a driver has a group: 1; 0: a later one has it; -1: the server knows neither.
@@ -237,7 +237,7 @@ end
 
 -- What speaks against the supervisor's step: it begins when all others have closed it.
 local function unfinished(prefix, step)
-  local now = redis.call('HMGET', prefix .. 'steps', 'news', 'latest')
+  local now = redis.call('HMGET', prefix .. 'steps', 'start:news', 'latest')
   local late = redis.call('ZRANGEBYSCORE', prefix .. 'steps:closed', '-inf', step - 1, 'LIMIT', 0, 17)
   local names = {}
   for _, name in ipairs(late) do
@@ -258,7 +258,7 @@ end
 
 -- What speaks against opening a step: an answer of open_step, or nil.
 local function obstacle(prefix, group, step)
-  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'target', 'news', 'wait_for', 'window', 'groups', 'joined')
+  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'start:target', 'start:news', 'wait_for', 'window', 'groups', 'joined')
   local sealed, news = tonumber(now[1]), now[3]
   local all = shut(step, news, now[2], now[6], now[7])
   if all then return all end
@@ -285,7 +285,7 @@ end
 -- group has left; {4, closed} it is beyond the next one
 local function open_step(prefix, group, attempt, step)
   local key = prefix .. 'step:' .. group
-  local now = redis.call('HMGET', key, 'attempt', 'closed', 'open', 'until', 'ahead', 'beat')
+  local now = redis.call('HMGET', key, 'attempt', 'closed', 'start:open', 'until', 'start:ahead', 'beat')
   local has = has_group(now[1], attempt)
   if has ~= 1 then return {has} end
   local closed = tonumber(now[2])
@@ -296,16 +296,16 @@ local function open_step(prefix, group, attempt, step)
   if group == SUPERVISOR then
     if now[3] ~= string.format('%.0f', step) then
       against = unfinished(prefix, step)
-      if not against then fields = {'beat', fields[2], 'open', step, 'ahead', step, 'changed', milliseconds()} end
+      if not against then fields = {'beat', fields[2], 'start:open', step, 'start:ahead', step, 'changed', milliseconds()} end
     end
   elseif not is_open(step, now[3], now[5], steps[1]) then
-    fields[3], fields[4] = 'open', step
+    fields[3], fields[4] = 'start:open', step
     if step > tonumber(steps[4]) then redis.call('HSET', prefix .. 'steps', 'asked', step) end
     against = step > tonumber(steps[1]) and obstacle(prefix, group, step)
     if not against then
       fields[5], fields[6] = 'changed', milliseconds()
       if step > tonumber(steps[2]) + 1 then
-        fields[7], fields[8] = 'ahead', step
+        fields[7], fields[8] = 'start:ahead', step
         redis.call('HSET', prefix .. 'steps', 'latest', math.max(step, tonumber(steps[3])))
       elseif step > tonumber(steps[1]) then
         release(prefix)
@@ -314,7 +314,7 @@ local function open_step(prefix, group, attempt, step)
   end
   redis.call('HSET', key, unpack(fields))
   if against then return against end
-  local cover, answer = redis.call('HGETALL', string.format('%scover:%s@%.0f', prefix, group, step)), {1}
+  local cover, answer = redis.call('HGETALL', string.format('%sbox-cover:%s@%.0f', prefix, group, step)), {1}
   answer[2] = tonumber(redis.call('HGET', prefix .. 'meta', 'directory') or 0)
   answer[3] = has_blocked(prefix, step - 1)
   for i = 1, #cover, 2 do
@@ -331,7 +331,7 @@ end
 -- Close a step, as close_step says.
 --
 -- closing: rows, counts, how, state, go_on, series, blocked, calls = ARGV[5] to [12] of close_step; where the frames were
---          written in the same call: now = what driver_of has returned, sent = fields and values of step:<group>:sent,
+--          written in the same call: now = what driver_of has returned, sent = fields and values of start:sent:<group>,
 --          which was not written, sizes = for each box what its cover is to get
 local function closing_of(at)
   return {rows = ARGV[at], counts = ARGV[at + 1], how = ARGV[at + 2], state = ARGV[at + 3], go_on = ARGV[at + 4],
@@ -339,7 +339,7 @@ local function closing_of(at)
 end
 
 local function driver_of(key)
-  return redis.call('HMGET', key, 'attempt', 'closed', 'open', 'until', 'ahead', 'beat', 'parting')
+  return redis.call('HMGET', key, 'attempt', 'closed', 'start:open', 'until', 'start:ahead', 'beat', 'parting')
 end
 
 -- Keep the state of before a step, which is being closed, where agents have left the group from this step on.
@@ -362,7 +362,7 @@ end
 local function cover_step(prefix, group, attempt, named, closing)
   local step, record, key = tonumber(named), prefix .. 'steps:' .. named, prefix .. 'step:' .. group
   local now = closing.now or driver_of(key)
-  local steps = redis.call('HMGET', prefix .. 'steps', 'opened', 'asked', 'wait_for', 'news')
+  local steps = redis.call('HMGET', prefix .. 'steps', 'opened', 'asked', 'wait_for', 'start:news')
   local go_on = closing.go_on == '1' and group ~= SUPERVISOR and not (now[4] and step + 1 >= tonumber(now[4]))
 
   local function following()
@@ -379,7 +379,7 @@ local function cover_step(prefix, group, attempt, named, closing)
   if not is_open(step, now[3], now[5], steps[1]) then return {3, tonumber(now[2]), now[4]} end
 
   -- First it is decided, then written.
-  local sent, boxes, rows = closing.sent or redis.call('HGETALL', key .. ':sent'), {}, 0
+  local sent, boxes, rows = closing.sent or redis.call('HGETALL', prefix .. 'start:sent:' .. group), {}, 0
   local checks, deaf, known = steps[3] == 'senders', {2, 0}, {[group] = true}
   for i = 1, #sent, 2 do
     local box = sent[i]:match('^r:(.*)$')
@@ -402,14 +402,14 @@ local function cover_step(prefix, group, attempt, named, closing)
   if known and known ~= shape then return {5, known} end
 
   for _, box in ipairs(boxes) do
-    redis.call('HSET', prefix .. 'cover:' .. box[1], 'c:' .. named .. ':' .. group,
+    redis.call('HSET', prefix .. 'box-cover:' .. box[1], 'c:' .. named .. ':' .. group,
                string.format('%s:%.0f', attempt, box[2]), unpack(closing.sizes and closing.sizes[box[1]] or {}))
   end
   if now[7] then keep_left_state(prefix, key, step, now[7]) end
   redis.call('HSET', record, 'k:' .. group, attempt, 'n:' .. group, closing.counts)
   if closing.blocked ~= '' then redis.call('HSET', record .. ':blocked', group, closing.blocked) end
   local fields = {'closed', named, 'changed', milliseconds(), 'beat', (now[6] or 0) + 1}
-  if go_on then fields[7], fields[8] = 'open', step + 1 else redis.call('HDEL', key, 'open') end
+  if go_on then fields[7], fields[8] = 'start:open', step + 1 else redis.call('HDEL', key, 'start:open') end
   if closing.how == '+' then fields[#fields + 1], fields[#fields + 2] = 'state', closing.state end
   if closing.how == '-' then redis.call('HDEL', key, 'state') end
   redis.call('HSET', key, unpack(fields))
@@ -420,7 +420,7 @@ local function cover_step(prefix, group, attempt, named, closing)
       redis.call('XADD', prefix .. 'steps:collected', '*', 'k', kind, 's', named, 'g', group, 'd', closing[kind])
     end
   end
-  redis.call('UNLINK', key .. ':sent', key .. ':results')
+  redis.call('UNLINK', prefix .. 'start:sent:' .. group, prefix .. 'start:results:' .. group)
   if go_on and tonumber(steps[2]) <= step then redis.call('HSET', prefix .. 'steps', 'asked', step + 1) end
   if now[4] and step + 1 >= tonumber(now[4]) then
     redis.call('ZREM', prefix .. 'steps:closed', group)

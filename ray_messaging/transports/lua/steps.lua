@@ -52,7 +52,7 @@ local ends = tonumber(group[2] or math.max(tonumber(now) + 2, tonumber(group[1])
 if ARGV[3] == '1' and closed + 1 < ends then
   ends = closed + 1
   abandon(ARGV[1], ARGV[2])
-  redis.call('UNLINK', KEYS[2] .. ':results')
+  redis.call('UNLINK', ARGV[1] .. 'start:results:' .. ARGV[2])
 end
 redis.call('HSET', KEYS[2], 'until', ends, 'changed', milliseconds())
 redis.call('HDEL', KEYS[2], 'ending')
@@ -116,7 +116,7 @@ return 1
 --         which the group does not count any more, or "": it stays
 -- Returns {1, attempt, closed, state or false, until or false}; {2, task, start, lease, ms that it lasts} of another driver
 -- that has it; {0, attempt} a later start of this driver has it; {-1} no such group has joined
-local now = redis.call('HMGET', KEYS[2], 'since', 'attempt', 'task', 'start', 'beat', 'lease_ms')
+local now = redis.call('HMGET', KEYS[2], 'since', 'attempt', 'start:task', 'start:starts', 'beat', 'lease_ms')
 if not now[1] then return {-1} end
 local task, start, again = now[3] or '', tonumber(now[4] or 0), false
 if task == ARGV[3] then
@@ -130,7 +130,7 @@ local attempt = now[2]
 if not again then
   attempt = raise_number(KEYS[2], 'attempt')
   abandon(ARGV[1], ARGV[2])
-  redis.call('HSET', KEYS[2], 'task', ARGV[3], 'start', ARGV[4], 'lease_ms', ARGV[5], 'changed', milliseconds())
+  redis.call('HSET', KEYS[2], 'start:task', ARGV[3], 'start:starts', ARGV[4], 'lease_ms', ARGV[5], 'changed', milliseconds())
 end
 redis.call('HINCRBY', KEYS[2], 'beat', 1)
 local was = redis.call('HMGET', KEYS[2], 'closed', 'until', 'ending')
@@ -158,7 +158,7 @@ if ARGV[4] == '1' then
 else
   abandon(ARGV[1], ARGV[2])
   raise_number(KEYS[2], 'attempt')  -- nobody's
-  redis.call('HSET', KEYS[2], 'task', '', 'start', 0, 'changed', milliseconds())
+  redis.call('HSET', KEYS[2], 'start:task', '', 'start:starts', 0, 'changed', milliseconds())
 end
 return 1
 
@@ -174,10 +174,10 @@ return open_step(ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]))
 -- script remember_calls -----------------------------------------------------------------------------------------------
 -- Keep results of calls that a group has made in its open step, until that is closed.
 --
--- KEYS[1] step:<group>  [2] step:<group>:results  [3] steps: see step_barrier
+-- KEYS[1] step:<group>  [2] start:results:<group>  [3] steps: see step_barrier
 -- ARGV[1] the driver's attempt  [2] step  [3] how many results there are, then for each its name and its bytes
 -- Returns 1; 0: the attempt does not have the step open
-local now, opened = redis.call('HMGET', KEYS[1], 'attempt', 'open', 'ahead'), redis.call('HGET', KEYS[3], 'opened')
+local now, opened = redis.call('HMGET', KEYS[1], 'attempt', 'start:open', 'start:ahead'), redis.call('HGET', KEYS[3], 'opened')
 if now[1] ~= ARGV[1] or not is_open(tonumber(ARGV[2]), now[2], now[3], opened) then return 0 end
 for i = 4, 3 + 2 * tonumber(ARGV[3]), 2 do redis.call('HSET', KEYS[2], ARGV[2] .. ':' .. ARGV[i], ARGV[i + 1]) end
 return 1
@@ -227,8 +227,8 @@ else
 end
 local answer = cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
 if answer[1] ~= 1 and closing.sent then  -- what was written is to count against no limit when the attempt is given up
-  keep_sent(KEYS[4], closing.sent)
-  for name, size in pairs(closing.sizes) do redis.call('HSET', ARGV[1] .. 'cover:' .. name, unpack(size)) end
+  keep_fields(KEYS[4], closing.sent)
+  for name, size in pairs(closing.sizes) do redis.call('HSET', ARGV[1] .. 'box-cover:' .. name, unpack(size)) end
 end
 return answer
 
@@ -257,14 +257,14 @@ return 1
 -- KEYS[1] steps: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] the step; "": no end; "now": the latest that some group has opened
 -- Returns it (-1 for no end, too); -2: the experiment has no steps
-local now = redis.call('HMGET', KEYS[1], 'latest', 'target')
+local now = redis.call('HMGET', KEYS[1], 'latest', 'start:target')
 if not now[1] then return -2 end
 local target = ARGV[2]
 if target == 'now' then
   target = tonumber(now[1])
   if now[2] then target = math.min(target, tonumber(now[2])) end
 end
-if target == '' then redis.call('HDEL', KEYS[1], 'target') else redis.call('HSET', KEYS[1], 'target', target) end
+if target == '' then redis.call('HDEL', KEYS[1], 'start:target') else redis.call('HSET', KEYS[1], 'start:target', target) end
 release(ARGV[1])
 tell(ARGV[1], 'target')
 return target == '' and -1 or tonumber(target)
@@ -273,17 +273,17 @@ return target == '' and -1 or tonumber(target)
 #!lua flags=no-writes
 -- Return the progress of all groups.
 --
--- KEYS[1] steps, KEYS[2] steps:closed, KEYS[3] steps:holds: see step_barrier
+-- KEYS[1] steps, KEYS[2] steps:closed, KEYS[3] start:holds: see step_barrier
 -- ARGV[1] prefix of this experiment's keys
 -- Returns {{sealed, latest, target or false, news, mode}, {hold, last step...}, then for each group {its name, closed, open or
 -- false, task, start, ms since its last change, since, until or false}}; nothing: the experiment has no steps
-local now = redis.call('HMGET', KEYS[1], 'sealed', 'latest', 'target', 'news', 'wait_for')
+local now = redis.call('HMGET', KEYS[1], 'sealed', 'latest', 'start:target', 'start:news', 'wait_for')
 local all = redis.call('HMGET', KEYS[1], 'opened', 'opened_ms')
 if not now[1] then return {} end
 local reply, clock = {now, redis.call('HGETALL', KEYS[3])}, milliseconds()
 for _, name in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-  local group = redis.call('HMGET', ARGV[1] .. 'step:' .. name, 'closed', 'open', 'task', 'start', 'changed', 'since', 'until',
-                           'ahead')
+  local group = redis.call('HMGET', ARGV[1] .. 'step:' .. name, 'closed', 'start:open', 'start:task', 'start:starts', 'changed', 'since', 'until',
+                           'start:ahead')
   if not is_open(tonumber(group[1]) + 1, group[2], group[8], all[1]) then
     group[2] = false
   elseif group[2] == all[1] then

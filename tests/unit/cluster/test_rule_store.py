@@ -10,7 +10,7 @@ async def test_rules_with_confusable_names_keep_separate_tables(valkey_config, e
     transport = RedisTransport(valkey_config, exp_id, patience_s=5)
     await transport.connect()
     try:
-        await transport.link.command("HSET", transport.keys.meta, "interceptor", 2)
+        await transport.link.command("HSET", transport.keys.meta, "start:interceptor", 2)
         store = RuleStore(RedisExperimentStore(transport), exp_id, "run")
         counts = {"quota": TableChanges({b"1": b"1"}, []), "quota:2": TableChanges({b"7": b"7"}, [])}
         await store.save(2, StateChanges(counts, {}, []))
@@ -18,6 +18,6 @@ async def test_rules_with_confusable_names_keep_separate_tables(valkey_config, e
         named = [rules.RateLimit(per_round=1, name=name) for name in counts]
         tables, _ = await store.load(named)
         assert {name: tables[name] for name in counts} == {"quota": {b"1": b"5"}, "quota:2": {b"7": b"7"}}
-        assert not await transport.link.command("EXISTS", transport.keys.table(":staged:2:quota"))
+        assert not await transport.link.command("EXISTS", transport.keys.staged("2:quota"))
     finally:
         await transport.close()

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 from support.log_writing import batch_of, read_segment
 
-from ray_messaging.errors import LogError
+from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.eventlog import checkpoint_files
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import KEY, Folder
 from ray_messaging.eventlog.folder_records import claim, read_account
@@ -28,6 +29,7 @@ from ray_messaging.eventlog.log_schema import OPTIONAL, POSITION, SCHEMA, VERSIO
 from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.fates import DELIVERED
+from ray_messaging.transports.checkpoints import CopiedKey
 
 
 def table_of(rows, first=0, **columns):
@@ -88,7 +90,7 @@ def test_segments_that_were_packed_in_another_way_are_read_beside_ours(folder, m
 
     with monkeypatch.context() as patched:
         patched.setattr("ray_messaging.eventlog.folder.parquet_options", of_before)
-        folder.write(1, table_of(5), meta())
+        folder.write(1, table_of(5), meta() | {"version": 5})  # in which a segment of one file was as it is now
     folder.write(2, table_of(5, first=5), meta(5))
     log = EventLog.open(folder.where)
     assert log.query()["message_id"].to_pylist() == [f"s-1-{number}" for number in range(10)]
@@ -314,3 +316,15 @@ def test_a_full_disk_does_not_change_existing_files(folder, monkeypatch):
     assert names(folder) == ["events-00000001.parquet"]
     assert [segment.rows for segment in folder.segments()] == [2]
     assert folder.write(1, table_of(5), meta()).rows == 5
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
+    folder, ours = Folder(str(tmp_path)), checkpoint_files.FORMAT
+    copied = [CopiedKey("meta", "hash", [(b"directory", b"1")])]
+    checkpoint_files.write_checkpoint(folder, 1, copied)
+    assert [*checkpoint_files.read_checkpoint(folder, 1)] == copied
+    monkeypatch.setattr(checkpoint_files, "FORMAT", ours + 1)
+    with pytest.raises(
+        ConfigError, match=rf"data of format {ours}, .* reads format {ours + 1} only: fork with the ver"
+    ):
+        next(checkpoint_files.read_checkpoint(folder, 1))

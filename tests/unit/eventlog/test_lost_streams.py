@@ -45,7 +45,7 @@ def hosts(local, tmp_path):
     def host(run, on_existing="error", *, takes=True, **settings):
         if takes:
             with client(local) as server:
-                server.hset(Keys("exp").meta, "run", run)
+                server.hset(Keys("exp").meta, "start:run", run)
         experiment = Experiment("exp", run, MessagingConfig(**settings), str(tmp_path / "log"), redis=local)
         return LogHost(experiment, on_existing)
 
@@ -207,17 +207,19 @@ async def test_a_new_run_continues_in_the_folder_and_only_a_reset_clears_missing
     assert missing_in(tmp_path / "log") == ()
 
 
-@pytest.mark.parametrize("other", [VERSION - 1, VERSION + 1])
-async def test_a_folder_of_another_schema_is_left_alone_but_by_a_reset(hosts, tmp_path, monkeypatch, other):
-    with monkeypatch.context() as patched:
-        patched.setattr("ray_messaging.eventlog.folder.VERSION", other)
-        facts = {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}}
-        Folder(tmp_path / "log").prepare("exp")
-        Folder(tmp_path / "log").write(1, SCHEMA.empty_table(), facts)
+OTHER_FILE = "events-00000001-9-1.parquet"  # of version 5, where segments could have several
+
+
+@pytest.mark.parametrize("other", [{"version": 4}, {"version": VERSION + 1}, {"version": 5, "others": [OTHER_FILE]}])
+async def test_a_folder_of_another_schema_is_left_alone_but_by_a_reset(hosts, tmp_path, other):
+    facts = {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}} | other
+    Folder(tmp_path / "log").prepare("exp")
+    Folder(tmp_path / "log").write(1, SCHEMA.empty_table(), facts | {"rows": 9 if "others" in other else 0})
+    (tmp_path / "log" / OTHER_FILE).write_bytes(b"rows")
     before = {path.name: path.read_bytes() for path in (tmp_path / "log").iterdir()}
     for number, on_existing in enumerate(("error", "resume")):
         host = hosts(f"run{number}", on_existing)
-        with pytest.raises(ConfigError, match=f"has schema {other}, .* reads schema {VERSION} only"):
+        with pytest.raises(ConfigError, match=rf"has schema {other['version']}, .*, which its _run\.json names"):
             await host.start()
         await host.abandon()
     assert {path.name: path.read_bytes() for path in (tmp_path / "log").iterdir() if path.name != "_lock"} == before

@@ -1,11 +1,13 @@
-"""Payloads in typed columns in the log: their types, a file for each set of columns, rows in their order."""
+"""Payloads in typed columns in the log: their types, several sets of columns in one file, rows in their order."""
 
 import csv
 import json
 from contextlib import suppress
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,15 +16,18 @@ from hypothesis import strategies as some
 from support.log_writing import Crash, batch_of, write_batches
 from support.typed_tables import tables, values_of
 
-from ray_messaging import LogError
 from ray_messaging.errors import MessagingError
-from ray_messaging.eventlog import folder as folders
+from ray_messaging.eventlog.checkpoint_files import write_checkpoint
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.folder_records import FORMAT, RunRecord, write_run
+from ray_messaging.eventlog.forking import copy_run
 from ray_messaging.eventlog.reading.questions import answer
 from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
 from ray_messaging.model.typed.input import columns
+from ray_messaging.transports.checkpoints import CopiedKey
 
 PAIRS = ["price", "n", "text", "ok", "at"]
 
@@ -98,7 +103,7 @@ async def test_columns_are_stored_with_their_types_and_without_json(traffic, log
         "n": pa.int32(),
         "text": pa.large_string(),
         "ok": pa.bool_(),
-        "at": pa.list_(pa.float32(), 2),
+        "at": pa.large_list(pa.float32()),
     }
     assert "rule" not in table.column_names  # no row has one
     assert len(log.query(rule="none", in_reply_to="s-1-1")) == 0
@@ -207,9 +212,21 @@ async def test_rows_keep_their_order_whatever_their_columns(traffic, writers, tm
 
 async def test_a_name_has_another_type_under_another_subtopic(traffic, logged, tmp_path):
     log = await logged(traffic.mixed(3))
-    files = {path.name: pq.read_schema(path) for path in (tmp_path / "log").glob("*.parquet")}
-    kinds = {str(schema.field("payload.price").type) for schema in files.values() if "payload.price" in schema.names}
-    assert kinds == {"double", "large_string"}
+    (file,) = (tmp_path / "log").glob("*.parquet")
+    frame = pd.read_parquet(file)
+    assert frame["payload.price"].dtype == np.float64
+    assert frame["payload.price"].tolist()[:3] == [0.0, 0.25, 0.5]
+    assert frame["payload[string].price"].tolist()[4:6] == ["0 francs", "none"]
+    assert frame["payload.n"].dtype == pd.Int32Dtype()
+    rows = {row: frame.loc[row].dropna().filter(like="payload") for row in (0, 3, 4)}
+    offers = "payload_columns payload.price payload.n payload.text payload.ok payload.at"
+    assert {row: " ".join(found.index) for row, found in rows.items()} == {
+        0: offers,
+        3: "payload",
+        4: "payload_columns payload[string].price",
+    }
+    assert json.loads(frame["payload_columns"][4]) == {"price": "string"}
+    assert json.loads(frame["payload_columns"][0])["at"] == "float32 vectors of 2"
     assert log.query(subtopic="offers")["payload.price"].type == pa.float64()
     assert log.query(subtopic="bids")["payload.price"].type == pa.large_string()
     both = log.query()
@@ -231,61 +248,70 @@ async def test_texts_are_searched_up_to_a_limit_and_behind_a_position(traffic, l
             assert positions == [place for place in found if place > after][:limit]
 
 
-async def test_very_many_sets_of_columns_make_several_segments(traffic, writers, tmp_path):
+async def test_very_many_sets_of_columns_make_several_segments(traffic, writers, tmp_path, monkeypatch):
+    for module in ("entries", "open_segment"):
+        monkeypatch.setattr(f"ray_messaging.eventlog.writing.{module}.CELLS", 100)
     writer = await writers()
-    for n in range(70):
+    for n in range(30):
         await traffic.send("offers", columns({f"x{n}": [n]}))
         await writer.caught_up()
     await writer.close()
-    assert [len(segment.files) for segment in Folder(tmp_path / "log").segments()] == [32, 32, 6]
+    assert [segment.rows for segment in Folder(tmp_path / "log").segments()] == [10, 10, 10]
     assert payloads_of(EventLog.open(tmp_path / "log").query(text=True)) == traffic.sent
+
+
+def test_a_large_vector_takes_no_room_in_the_rows_without_one(tmp_path):
+    weights = np.arange(2**18, dtype=np.float32).reshape(1, -1)  # in each row it would take 20 GB
+    log = write_batches(tmp_path, batch_of(20_000), batch_of(1, first=20_000, lines=columns(weights=weights)))
+    found = log.query()
+    assert found.nbytes < 32 * 2**20
+    assert found["payload.weights"].null_count == 20_000
+    assert np.array_equal(found["payload.weights"][-1].values.to_numpy(), weights[0])
 
 
 # -- crashes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by_age", [False, True])
-@pytest.mark.parametrize("point", ["staged", "named"])  # the others: test_writer.py
 @pytest.mark.parametrize("after", [0, pytest.param(1, marks=pytest.mark.long)])
-async def test_a_crash_neither_doubles_nor_drops_a_row(traffic, writers, tmp_path, monkeypatch, point, by_age, after):
-    crash = Crash(point, after)
-
-    def fsync(path, fsync=folders._fsync):
-        fsync(path)
-        if str(path) == str(tmp_path / "log"):
-            crash("named")  # some files of a segment have their names
-
+async def test_a_crash_neither_doubles_nor_drops_a_row(traffic, writers, tmp_path, by_age, after):
+    crash = Crash("staged", after)  # the others: test_writer.py
     facts = {"segment_age_s": 0.0} if by_age else {"segment_rows": 8}
     writer = await writers(crash=crash, **facts)
-    monkeypatch.setattr(folders, "_fsync", fsync)
     while not crash.over:
         await traffic.mixed(1)
         with suppress(MessagingError):
             await writer.caught_up()
         await crash.near()
-    monkeypatch.undo()
     writer = await writers(segment_rows=8)
     await traffic.mixed(1)
     await writer.close()
     log = EventLog.open(tmp_path / "log")
     assert payloads_of(log.query(text=True)) == traffic.sent
     assert log.query()["message_id"].to_pylist() == traffic.society.written
-    used = {path for segment in Folder(tmp_path / "log").segments() for path in segment.files}
-    assert {str(path) for path in (tmp_path / "log").glob("*.parquet")} == used
 
 
-async def test_all_files_of_a_segment_count_are_needed_and_are_erased(traffic, logged, tmp_path):
-    log = await logged(traffic.mixed(2))
-    sizes = [path.stat().st_size for path in (tmp_path / "log").glob("*.parquet")]
-    assert len(sizes) == 3
-    assert log.stats()["bytes"] == sum(sizes)
-    (segment,) = Folder(tmp_path / "log").segments()
-    (tmp_path / "log" / segment.others[0].rpartition("/")[2]).unlink()
-    with pytest.raises(LogError, match="is not there any more") as caught:
-        log.query()
-    assert caught.value.path == segment.others[0]
-    Folder(tmp_path / "log").erase()
-    assert not [*(tmp_path / "log").glob("*.parquet")]
+# -- forks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fork_has_what_was_sent_outside_of_steps_before_them_and_the_channels_of_its_own_experiment(tmp_path):
+    parent, fork = Folder(tmp_path / "log"), Folder(tmp_path / "fork")
+    parent.prepare("exp")
+    of_steps = [{"step": step, "extension": Extension(ordinal=np.zeros(2, np.int64), deliver=step)} for step in (1, 2)]
+    sent = [{"text": "before"}], offers(2), columns(ok=[True, False]), [{"text": "later"}]
+    facts = [{}, *of_steps, {}]
+    lines = [PayloadColumn.encode(each, 2**30) if isinstance(each, list) else each for each in sent]
+    made = zip(lines, facts, strict=True)
+    batches = [batch_of(each.count, first=10 * n, lines=each, **own) for n, (each, own) in enumerate(made)]
+    log = write_batches(parent.where, *batches)
+    write_run(parent, RunRecord(FORMAT, "exp"))
+    write_checkpoint(parent, 1, [CopiedKey("key", "hash", [(b"name", b"value")])])
+    copy_run(parent, fork, "fork", 1)
+    found, kept = EventLog.open(fork.where).query(text=True), log.query(text=True, limit=3)
+    assert payloads_of(found) == payloads_of(kept) == [*sent[0], *sent[1].payloads()]
+    channels = [channel.replace("exps:exp:", "exps:fork:") for channel in kept["channel"].to_pylist()]
+    assert found["channel"].to_pylist() == channels
+    assert found["position"].to_pylist() == [0, 1, 2]
 
 
 # -- exports ----------------------------------------------------------------------------------------------------------
@@ -320,20 +346,37 @@ async def test_exports_have_all_columns_on_every_page(traffic, logged, tmp_path,
 # -- rows of frames ---------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=25)
-@given(some.data())
-def test_any_columns_are_stored_and_read_as_they_were(data):
-    made = [data.draw(tables(rows)) for rows in data.draw(some.lists(some.integers(1, 4), min_size=1, max_size=4))]
-    made += made[: data.draw(some.integers(0, 2))]  # so that some have the same columns
-    batches = [batch_of(len(table), first=10 * n, lines=table) for n, table in enumerate(made)]
+NAMES = some.permutations(["a", "b"]).flatmap(lambda names: some.sampled_from([names, names[:1], None]))
+
+
+@some.composite
+def payloads(draw):
+    """Return some payloads, typed ones often with the names of others, in another order or of other types; or JSON."""
+    rows = draw(some.integers(1, 4))
+    if draw(some.integers(0, 3)):
+        return draw(tables(rows, names=draw(NAMES)))
+    return PayloadColumn.encode([{"a": draw(some.integers(0, 9))} for _ in range(rows)], 2**30)
+
+
+@settings(deadline=None, max_examples=40)
+@given(some.lists(payloads(), min_size=1, max_size=6), some.integers(0, 2))
+def test_any_payloads_are_stored_in_one_file_and_read_as_they_were(made, again):
+    made = made + made[:again]  # so that some have the same columns
+    batches = [batch_of(table.count, first=10 * n, lines=table) for n, table in enumerate(made)]
     with TemporaryDirectory() as where:
         log = write_batches(where, *batches)
+        (file,) = Path(where).glob("*.parquet")
         ids = [batch.message_id(row) for batch in batches for row in range(len(batch))]
+        assert pd.read_parquet(file)["message_id"].tolist() == ids
         assert log.query()["message_id"].to_pylist() == ids
         assert log.query(text=True)["payload"].to_pylist() == [line.decode() for table in made for line in table.list]
         low = -1
         for table in made:
-            found = log.query(after=low, limit=len(table))
-            stored = {name: found[f"payload.{name}"] for name in table.columns}
-            assert values_of(columns(stored)) == values_of(table)
-            low += len(table)
+            found = log.query(after=low, limit=table.count)
+            low += table.count
+            if isinstance(table, PayloadColumn):
+                assert [text.encode() for text in found["payload"].to_pylist()] == table.list
+                assert not any(name.startswith("payload.") for name in found.column_names)
+            else:
+                stored = {name: found[f"payload.{name}"] for name in table.columns}
+                assert values_of(columns(stored)) == values_of(table)

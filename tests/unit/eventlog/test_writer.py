@@ -179,7 +179,7 @@ async def test_markers_and_noted_rows_alone_make_no_file(society, writers, tmp_p
 
 
 async def test_a_payload_that_many_share_is_logged_in_pieces_and_never_twice(society, writers, tmp_path, monkeypatch):
-    for module in ("placed_rows", "stream_reader"):
+    for module in ("entries", "stream_reader"):
         monkeypatch.setattr(f"ray_messaging.eventlog.writing.{module}.PIECE_BYTES", 1_000)
     shared = PayloadColumn.of([b'"' + b"x" * 98 + b'"'], np.zeros(100, np.uint32))
     crash = Crash("written", after=2)

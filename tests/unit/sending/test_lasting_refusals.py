@@ -7,9 +7,9 @@ from support.contracts import WAIT_S, fetch_all
 
 from ray_messaging import ConnectionFailed, MoveFailed, TransitError
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.receiving.rehosting import Rehoster
+from ray_messaging.receiving.agent_mover import AgentMover
 from ray_messaging.sending import frame_sender
-from ray_messaging.transports.departures import Rehosted, Released
+from ray_messaging.transports.agent_moves import Attempted, MoveOutcome
 from ray_messaging.transports.transport_values import FrameFate, SendReply, SendStatus
 
 TIMEOUT_S = 0.5
@@ -93,21 +93,22 @@ async def test_an_epoch_whose_answer_was_lost_fences_nobody(server, opener, send
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [2, 1]
 
 
-@pytest.mark.parametrize("call", ["listen", "release", "rehost"])
+@pytest.mark.parametrize("call", ["listen", "move", "move in steps"])
 async def test_a_directory_that_changes_at_each_attempt_ends_what_changes_it(server, opener, call, monkeypatch):
     messager = await opener(server, name="group", host=[1, 2], send_timeout_s=TIMEOUT_S)
     transport, attempts = messager.engine.transport, []
 
     async def stale(*_args, **_options):
         attempts.append(call)
-        outcome = Released.STALE_DIRECTORY
-        return {"listen": None, "release": outcome, "rehost": Rehosted(outcome, 0)}[call]
+        return None if call == "listen" else Attempted(MoveOutcome.STALE_DIRECTORY)
 
-    monkeypatch.setattr(transport if call == "listen" else transport.departures, call, stale)
+    monkeypatch.setattr(*((transport, "listen") if call == "listen" else (transport.moves, "move")), stale)
     changes = {
         "listen": lambda: messager.host_agents([3], ["agent-chat"]),
-        "release": lambda: messager.remove_agents([2], timeout=TIMEOUT_S),
-        "rehost": lambda: Rehoster(transport, messager.directory).move(AgentSet.of([2]), "group", None, TIMEOUT_S),
+        "move": lambda: messager.remove_agents([2], timeout=TIMEOUT_S),
+        "move in steps": lambda: AgentMover(transport, messager.directory, AgentSet.of([2]), "group", None).run(
+            TIMEOUT_S
+        ),
     }
     async with asyncio.timeout(WAIT_S):
         with pytest.raises((TransitError, MoveFailed), match=r"changed at each attempt|nothing has changed"):

@@ -13,7 +13,10 @@ COUNTS = {"frames": 20_000, "requests": 2_500, "answers": 5_000, "records": 5_00
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "times",
+    [1, pytest.param(5, marks=pytest.mark.long), pytest.param(20, marks=[pytest.mark.long, pytest.mark.soak])],
+)
 async def test_nothing_but_a_refusal(name, times):
     target = TARGETS[name]()
     decoded, count = 0, COUNTS.get(name, 10_000) * times

@@ -33,6 +33,26 @@ async def test_a_rule_between_two_slow_rules_counts_once():
     await first.close()
 
 
+async def test_a_round_ends_once_although_its_call_comes_again_to_a_successor():
+    kept, limit = Store(), RateLimit(per_round=2)
+    first = Interceptor("x", [limit], epoch=1, store=kept)
+    await answered(first, batch([{"t": 1}] * 2))
+    for _ in range(2):
+        assert await first.change(lambda: first.new_round_once("call")) == []
+    await answered(first, batch([{"t": 1}], first=2))
+    second = kept.successor([RateLimit(per_round=2)])
+    await second.change(lambda: second.new_round_once("call"))
+    assert dict(second.rules.get(0).state) == {1: 1}
+    await second.change(lambda: second.new_round_once("another call"))
+    assert dict(second.rules.get(0).state) == {}
+    second.forget_calls()
+    await answered(second, batch([{"t": 1}], first=3))
+    await second.change(lambda: second.new_round_once("call"))  # of another run
+    assert dict(second.rules.get(0).state) == {}
+    for each in (first, second):
+        await each.close()
+
+
 async def test_rewrites_and_labels_pass_to_the_successor():
     def rules(last):
         more = Only(lambda message: rewrite({"text": message.payload["text"] + "+"}), "more", needs_payload=True)

@@ -45,6 +45,8 @@ TRAVEL = [
     (pa.array([], pa.string()), "string", []),
     (pa.array(["q", "q"]).dictionary_encode(), "string", ["q", "q"]),
     (pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int8(), 2))[1:], "int8 vectors of 2", [[3, 4], [5, 6]]),
+    (pa.array([[1, 2, 0], [3, 4], [5, 6]], pa.list_(pa.int8()))[1:], "int8 vectors of 2", [[3, 4], [5, 6]]),
+    (pa.chunked_array([[[1.0]], [[2.0]]], pa.large_list(pa.float32())), "float32 vectors of 1", [[1.0], [2.0]]),
 ]
 REFUSED = [
     ([1, "a"], r"has 'a' \(str\) and row 0 has 1: use one type", 1),
@@ -83,7 +85,9 @@ REFUSED = [
     (np.zeros((2, 1, 1)), "its shape", None),
     (np.array([["a"]]), "shape", None),
     (np.array(5), "its shape", None),
-    (pa.array([[1]]), "list.*cannot travel", None),
+    (pa.array([[1], [1, 2]]), "list.*cannot travel", None),
+    (pa.array([[1], None]), "no value", 1),
+    (pa.array([["a"]]), "list.*cannot travel", None),
     (pa.array([1], pa.timestamp("s")), "timestamp.*cannot travel", None),
     (5, "value for each row", None),
     ("text", "value for each row", None),

@@ -1,8 +1,8 @@
 """Epochs of logs and interceptors on the server: they rise, and none is given twice."""
 
 import pytest
+from support.server_side import forget_owners
 
-from ray_messaging.addressing.channels import Keys
 from ray_messaging.errors import Fenced
 from ray_messaging.transports.log_store import LogMark
 from ray_messaging.transports.transport import RedisTransport
@@ -20,7 +20,7 @@ def forget(request, clocked_server, server_clock, exp_id):
             if request.param == "all":
                 client.flushall()
             else:
-                client.hdel(Keys(exp_id).meta, "interceptor", "standing", "kept", "log_epoch", "log")
+                forget_owners(client, exp_id)
             server_clock.step(client, -60)
 
     return forget
@@ -50,14 +50,14 @@ async def test_a_server_that_forgot_a_log_writer_rejects_its_calls(clocked_serve
 
 @pytest.mark.parametrize(
     ("script", "field"),
-    [("advance_interceptor_epoch", "interceptor"), ("open_log", "log_epoch")],
+    [("advance_interceptor_epoch", "start:interceptor"), ("open_log", "start:log_epoch")],
     ids=["interceptor", "log"],
 )
 async def test_a_late_attempt_does_not_take_the_successors_epoch(valkey_config, exp_id, script, field):
     transport = RedisTransport(valkey_config, exp_id, patience_s=5)
     meta = transport.keys.meta
-    keys = [meta] if field == "interceptor" else [meta, transport.keys.changes, transport.keys.state(":log")]
-    args = [] if field == "interceptor" else [1, 1, transport.keys.prefix]
+    keys = [meta] if field == "start:interceptor" else [meta, transport.keys.changes, transport.keys.state(":log")]
+    args = [] if field == "start:interceptor" else [1, 1, transport.keys.prefix]
     try:
         before, first = await transport.log.take_epoch(script, field, keys, args)
         assert before == b""

@@ -42,7 +42,7 @@ async def test_a_start_upon_another_format_is_refused_unless_it_deletes_the_data
     await store.client.set(f"{store.keys.prefix}of-the-other-format", "something")
     with refused(other):
         await (await experiments("two")).claim(b"one", reset=False)
-    assert await store.client.hget(store.keys.meta, "run") == b"one"
+    assert await store.client.hget(store.keys.meta, "start:run") == b"one"
     third = await experiments("three", reset=True)
     assert await third.claim(b"one", reset=True) is ExperimentClaim.ERASE
     await third.erase_earlier()

@@ -720,7 +720,7 @@ async def test_a_copy_lists_a_box_whose_list_was_read_before_its_first_message_c
     await a.open(0)
     await a.close()
     assert await user.send("a", b"to the parent") is FrameFate.WRITTEN
-    copied = [each for each in await transport.checkpoints.read(0) if each.key != "steps:1:boxes"]
+    copied = [each for each in await transport.checkpoints.read(0) if each.key != "boxes@1"]
     fork = open_transport(server, f"{exp_id}-fork", MessagingConfig())
     await fork.connect()
     try:
@@ -732,6 +732,20 @@ async def test_a_copy_lists_a_box_whose_list_was_read_before_its_first_message_c
         assert [each.frame for each in await fork.steps.read_box("a@1")] == [b"to the fork"]
     finally:
         await fork.close()
+
+
+async def test_names_of_keys_and_fields_say_whether_a_checkpoint_has_them(steps, transport):
+    await steps.begin(StepSettings())
+    a = await member(steps, "a")
+    await a.open(0)
+    await a.close()
+    link, prefix = transport.link, transport.keys.prefix
+    names = ["of:the:run", "of@0", "box-of:x@1"]
+    for name in (*names, "start:of", "box-of:x@0"):
+        await link.command("HSET", prefix + name, "field", 1, "start:field", 2)
+    copied = {each.key: each.content for each in await transport.checkpoints.read(0)}
+    assert {name: copied[name] for name in copied if "of" in name} == {name: [(b"field", b"1")] for name in names}
+    assert not [name for name in copied if name.startswith("start:")]
 
 
 async def test_a_mailbox_that_is_made_anew_is_stepped_as_before(steps, transport):

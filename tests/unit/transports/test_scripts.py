@@ -24,7 +24,7 @@ class World:
         self.client, self.keys, self.sha = client, Keys(exp_id), client.script_load(script)
         self.large = client.script_load(script_text("large_frames", cluster=False))
         self.state, self.lease = self.keys.state("box"), self.keys.lease("box")
-        client.hset(self.keys.meta, mapping={"directory": 3, "interceptor": 2, "standing": 77})
+        client.hset(self.keys.meta, mapping={"directory": 3, "start:interceptor": 2, "start:standing": 77})
         client.hset(self.keys.sender("me"), mapping={"epoch": 9, "s:box": 1})
         client.hset(self.state, mapping=STATE)
 
@@ -69,7 +69,7 @@ def whole():
 
 def without_direct():
     direct = script_text("send_one_frame", cluster=False)
-    shared = "\n".join(script_text(name, cluster=False) for name in ("mailbox_limit", "plain_frame"))
+    shared = "\n".join(script_text(name, cluster=False) for name in ("mailbox_limit", "verdict_status", "plain_frame"))
     assert whole().startswith(f"{shared}\n{direct}")
     return shared + whole().removeprefix(f"{shared}\n{direct}")
 
@@ -87,9 +87,9 @@ def change(chance, world):
     elif kind == "gone":
         world.client.delete(world.state)
     elif kind == "no standing":
-        world.client.hdel(world.keys.meta, "standing")
+        world.client.hdel(world.keys.meta, "start:standing")
     elif kind == "no interceptor":
-        world.client.hdel(world.keys.meta, "interceptor")
+        world.client.hdel(world.keys.meta, "start:interceptor")
 
 
 @pytest.mark.parametrize("seed", range(40))

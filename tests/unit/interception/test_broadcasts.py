@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import batch_to
+from support.interceptors import Held, Store, answered, waited
 from support.rules import Only
 
 from ray_messaging.errors import RuleError
@@ -218,6 +219,23 @@ async def test_a_slow_rule_is_asked_once_about_a_broadcast():
     assert sorted(verdict.rewritten) == [2, 3]
     assert rule.asked == 2
     await interceptor.close()
+
+
+async def test_a_successor_asks_rules_on_pairs_about_pairs_alone():
+    """A broadcast waits for a slow rule when its interceptor dies."""
+
+    def rules(slow):
+        pairs = Only(lambda message: block("far") if abs(message.from_id - message.to_id) > 1 else ALLOW, "pairs")
+        return [slow, pairs]
+
+    kept, asked = Store(), broadcasts([(1, [2, 0]), (2, [3])])
+    first = Interceptor("town", rules(Held("slow")), epoch=1, store=kept)
+    found = await answered(first, asked)
+    assert (found.blocked, found.deferred) == ({}, {0, 1, 2})
+    slow = Held("slow", is_open=True)
+    found = await waited(kept.successor(rules(slow)), asked, [0, 1, 2])
+    assert (found.blocked, slow.calls) == ({}, 2)
+    await first.close()
 
 
 def test_a_slow_rule_cannot_judge_pairs():

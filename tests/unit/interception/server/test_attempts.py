@@ -11,14 +11,18 @@ from ray_messaging.interception.server.rule_tables import Table
 
 
 class World:
-    """A rule's table, and the attempts that change it."""
+    """A rule's table, the attempts that change it, and what is saved of both."""
 
-    def __init__(self, entries=None, undo=None):
+    def __init__(self, entries=None, saved=None):
         self.table, self.restored, self.dropped = Table(entries), [], []
         self.attempts = StepAttempts(
             lambda: {"rule": self.table}, self.restored.append, lambda _, keys: self.dropped.extend(keys)
         )
-        self.attempts.undo.load(undo or {})
+        if saved is None:
+            self.table.rewrite()
+        self.saved = saved or ({}, {})
+        for table, fields in zip((self.table, self.attempts.kept), self.saved, strict=True):
+            table.load(fields) if saved else None
         self.attempts.load([])
 
     def count(self, group, step, attempt, *, done=True, **entries):
@@ -34,9 +38,19 @@ class World:
             self.attempts.note(Attempt(group, step, attempt), judge)
         return found
 
+    def save(self):
+        for table, fields in zip((self.table, self.attempts.kept), self.saved, strict=True):
+            changes = table.changes()
+            if changes is not None:
+                fields.clear() if changes.cleared else None
+                fields.update(changes.put)
+                for field in changes.gone:
+                    fields.pop(field, None)
+
     def successor(self):
         """Return the world of an interceptor that loads what this one has saved."""
-        return World(dict(self.table), self.attempts.undo.dump())
+        self.save()
+        return World(saved=self.saved)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -47,7 +61,7 @@ def test_a_later_attempt_begins_where_the_first_one_did(restarted):
     assert world.count("west", 3, 1, other=9)
     world = world.successor() if restarted else world
     assert world.count("east", 3, 6, more=1)
-    assert world.restored == [{"rule"}]
+    assert world.restored == [["rule"]]
     world = world.successor() if restarted else world
     assert not world.count("east", 3, 5, late=1)  # the attempt before is over, and so are earlier steps
     assert not world.count("east", 2, 9, late=1)
@@ -63,12 +77,46 @@ def test_a_batch_takes_no_longer_after_many_others_of_its_attempt():
     assert time.process_time() - began < 0.25
 
 
-def test_a_table_that_was_replaced_keeps_its_entries():
-    world = World()
-    world.count("east", 3, 5, first=1)
-    world.attempts.forget("rule")
+def test_what_no_attempt_has_changed_outlasts_each():
+    world = World({"count": 5, "word": "a"})
+    world.count("east", 3, 5, count=7, word="b", new=[1])
+    world.table["count"] += 10
+    world.table["word"] = "mine"
+    world.table.rewrite()
+    world = world.successor()
+    assert dict(world.table) == {"count": 17, "word": "mine", "new": [1]}
     world.count("east", 3, 6)
-    assert dict(world.table) == {"first": 1}
+    assert dict(world.table) == {"count": 15, "word": "mine"}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_reset_or_has_passed_stays_so_whatever_ends(restarted):
+    world = World()
+    world.count("east", 3, 5, a=3)
+    world.table.clear()
+    world.count("east", 3, 5, a=2)
+    world.count("west", 2, 1, b=4)
+    world.count("west", 3, 1, b=5)
+    world = world.successor() if restarted else world
+    world.count("east", 3, 6)
+    world.count("west", 3, 2)
+    world = world.successor() if restarted else world
+    assert dict(world.table) == {"b": 4}
+    assert world.count("west", 4, 2)
+    world.attempts.end_step()
+    assert world.count("west", 4, 3)
+    assert dict(world.table) == {"b": 4}
+
+
+def test_a_step_that_all_have_closed_cannot_be_dropped():
+    world = World()
+    world.count("east", 3, 5, a=3)
+    world.count("west", 3, 1, a=4)
+    world.attempts.end_step()
+    world = world.successor()
+    assert world.saved[0] == {b'"a"': b"4"}
+    world.count("east", 3, 6)
+    assert dict(world.table) == {"a": 4}
 
 
 batches = st.lists(
@@ -103,5 +151,6 @@ def test_counts_are_those_of_the_living_attempts(batches):
             world = world.successor()
         else:
             living[group] += keys
+        world.save()
     wanted = {key: 5 * (key == "a") + sum(found.count(key) for found in living.values()) for key in "abc"}
     assert {key: world.table.get(key, 0) for key in "abc"} == wanted

@@ -1,0 +1,426 @@
+"""Moves of agents from a mailbox to another one, or to none, together with the messages that wait for them.
+
+One call to the server changes the records of both mailboxes in the directory, or nothing. What waits for the agents:
+
+- A mailbox that is read freely: only its reader can move agents, because it alone knows what was fetched. When the
+  fetched messages for them are committed, the call writes what waits into the other mailbox, and counts at once.
+- In steps: any process can move agents. The call counts from the first step that no group has opened. Messages stay in
+  the boxes where they are, and the new group reads them there (see `steps/group_boxes.py`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.directory import NO_DATES, Directory, HostDates, MailboxRecord, claims_of
+from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, LEASE_RETRY, STALE_DIRECTORY_RETRY, Backoff
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import AlreadyExists, ConfigError, FrameError, MoveFailed, UnknownName
+from ray_messaging.messages import Slice
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.batch import Batch, Origin
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.receiving.ack_ranges import runs_of
+from ray_messaging.receiving.commits import InFlight
+from ray_messaging.receiving.fetcher import Fetcher
+from ray_messaging.receiving.inbox import Piece
+from ray_messaging.receiving.reader import persist
+from ray_messaging.receiving.unfolder import Unfolder
+from ray_messaging.transports.agent_moves import ARRIVAL, Attempted, MoveAttempt, MoveOutcome, UnreadFrames
+from ray_messaging.transports.cursors import following, order
+from ray_messaging.transports.dead_letter_store import Returned
+from ray_messaging.transports.requeueing import frames_of
+from ray_messaging.wire.frames import decode, encode
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.transport import RedisTransport
+
+Mask = NDArray[np.bool_]
+_NEWS_S = 1.0  # the longest wait for news in one call
+
+
+def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -> None:
+    """Raise an error if, by the records of the mailboxes, agents cannot move from one to the other (None: to none).
+
+    Raises: AlreadyExists if both are the same mailbox; UnknownName if an agent is not hosted there.
+    """
+    if target == record.mailbox and agents:
+        agent = next(iter(agents))
+        raise AlreadyExists(
+            f"agent {agent!r} is in group {target!r} already: leave it out", kind="agent", value=agent, owner=target
+        )
+    missing = agents - record.agents()
+    if missing:
+        agent = next(iter(missing))
+        raise UnknownName(f"group {record.mailbox!r} hosts no agent {agent!r}", kind="agent", value=agent)
+
+
+def moved_records(
+    source: MailboxRecord, target: MailboxRecord | None, agents: AgentSet, version: int = 0, dates: HostDates = NO_DATES
+) -> tuple[MailboxRecord, MailboxRecord | None]:
+    """Return the new records of mailboxes after agents move from `source` to `target` (None: they are removed).
+
+    With steps, `version` is the directory's version with the move.
+    """
+    claimed = source.by_subtopic()
+    left = {subtopic: hosted - agents for subtopic, hosted in claimed.items()}
+    here = msgspec.structs.replace(source, claims=claims_of(left), moved=True).succeeds(source, version, dates)
+    if target is None:
+        return here, None
+    joined = target.by_subtopic()
+    for subtopic, hosted in claimed.items():
+        came = hosted & agents
+        if came:
+            joined[subtopic] = joined[subtopic] | came if subtopic in joined else came
+    there = msgspec.structs.replace(target, claims=claims_of(joined), moved=True)
+    came_from = source if version else None
+    return here, there.succeeds(target, version, dates, came_from)
+
+
+class AgentMover:
+    """One move of agents from mailbox `source` to mailbox `target`; None: to none.
+
+    Args: `unread` has what waits in `source`; None in steps. Then `directory` must have all mailboxes.
+    """
+
+    def __init__(
+        self,
+        transport: "RedisTransport",
+        directory: Directory,
+        agents: AgentSet,
+        source: str,
+        target: str | None,
+        unread: "UnreadMessages | None" = None,
+    ) -> None:
+        self._transport = transport
+        self._directory = directory
+        self._agents = agents
+        self._source = source
+        self._target = target
+        self._unread = unread
+
+    async def run(self, timeout: float) -> None:
+        """Move the agents.
+
+        In steps, if the target becomes a member only after the next step, this waits until then.
+
+        Raises: UnknownName if an agent or the target does not exist; AlreadyExists if an agent is there already;
+        MoveFailed if the agents could not leave within `timeout` seconds; Fenced if the mailbox has a newer reader.
+        """
+        if self._unread is None:
+            await self._move(timeout, asyncio.get_running_loop().time() + timeout)
+        else:
+            async with self._unread.held_back(self._agents, timeout) as deadline:
+                await self._move(timeout, deadline)
+
+    async def _move(self, timeout: float, deadline: float) -> None:
+        """Make attempts until one is done, or is refused for good; raises as `run`."""
+        tried: list[int] = []  # the directory's versions for which an attempt may have succeeded
+        refused: MoveOutcome | None = None  # why the last attempt has changed nothing
+        backoff = Backoff(STALE_DIRECTORY_RETRY, deadline=deadline)
+        while True:
+            if self._unread is not None:
+                await self._unread.read_to_end()
+            self._directory.update(*await self._transport.load_directory(self._directory.version))
+            if any(self._is_done(version) for version in tried):
+                return
+            if refused is not None and backoff.exhausted:
+                raise self._late(refused, timeout)
+            tried.append(self._directory.version + 1)
+            if self._unread is None:
+                found = await self._transport.moves.move(self._attempt())
+            else:
+                found = await self._unread.move(self._attempt, self._agents)
+            if found.outcome is MoveOutcome.DONE:
+                return
+            if found.outcome is MoveOutcome.NOT_YET:
+                await self._await_target(found, deadline)
+                continue
+            if found.outcome in (MoveOutcome.GONE, MoveOutcome.TOO_LARGE):
+                self._refuse(found.outcome)
+            refused = found.outcome
+            await backoff.sleep()
+
+    def _is_done(self, version: int) -> bool:
+        """Return whether in steps an attempt has made a version of the directory, although its answer was lost.
+
+        Another process may have made it, by a move of the same agents to another mailbox.
+        """
+        changes = {
+            record.mailbox: change
+            for record in self._directory.records.values()
+            for change in record.changes
+            if change.version == version
+        }
+        left = changes.pop(self._source, None)
+        return (
+            left is not None
+            and left.agents_gone() == self._agents
+            and [*changes] == ([] if self._target is None else [self._target])
+        )
+
+    def _attempt(self) -> MoveAttempt:
+        """Return the next attempt by the directory as it is known here; raises as `run`."""
+        records, target, version = self._directory.records, self._target, self._directory.version
+        here, there = records.get(self._source), None if target is None else records.get(target)
+        if here is None or not here.exclusive:
+            raise UnknownName(f"there is no group {self._source!r} with agents", kind="group", value=self._source)
+        if target is not None and (there is None or not there.exclusive):
+            self._refuse(MoveOutcome.GONE)
+        check_leaving(self._agents, here, target)
+        if self._unread is not None:
+            return MoveAttempt(*moved_records(here, there, self._agents), version)
+        if here.globs:
+            raise ConfigError(
+                f"group {self._source!r} listens to patterns ({here.globs[0]!r}), so its agents cannot leave it in "
+                "steps: a pattern may be for some of them"
+            )
+        return MoveAttempt(*moved_records(here, there, self._agents, version + 1, self._directory.dates), version)
+
+    async def _await_target(self, found: Attempted, deadline: float) -> None:
+        """Wait until the next step is the first one in which the target is a member; raise MoveFailed if it is late."""
+        store = self._transport.steps
+        while (progress := await store.progress()).latest + 1 < found.since:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise self._failed(
+                    f"agents cannot go from group {self._source!r} to {self._target!r} yet, which counts from step "
+                    f"{found.since} on, and step {progress.latest} is the last that was opened: drive the groups on, "
+                    "then try again"
+                )
+            await store.wait(progress.news, min(_NEWS_S, left))
+
+    def _refuse(self, outcome: MoveOutcome) -> NoReturn:
+        """Raise the error of an attempt after which no other one can succeed."""
+        record = None if self._target is None else self._directory.records.get(self._target)
+        if outcome is MoveOutcome.TOO_LARGE:
+            raise self._failed(
+                f"group {self._target!r} takes no frame as large as one that waits in {self._source!r}: let "
+                f"{self._source!r} fetch it first, or raise the mailbox_bytes of {self._target!r}"
+            )
+        if self._unread is None and record is not None and record.exclusive:
+            raise self._failed(
+                f"agents cannot go from group {self._source!r} to {self._target!r}, which leaves the steps, or has "
+                "left them: drive it on, or choose another group"
+            )
+        raise UnknownName(f"there is no group {self._target!r} to move to", kind="group", value=self._target)
+
+    def _late(self, outcome: MoveOutcome, timeout: float) -> MoveFailed:
+        why = {
+            MoveOutcome.FULL: f"the mailbox of {self._target!r} has no room for what waits: let it fetch",
+            MoveOutcome.LOG_FULL: "the event log is behind: wait for it",
+        }.get(outcome, "mailboxes come and go, or fill faster than they are read: wait for that to end")
+        return self._failed(
+            f"agents could not leave group {self._source!r} within {timeout:g} s, and nothing has changed: {why}, then "
+            "try again"
+        )
+
+    def _failed(self, text: str) -> MoveFailed:
+        return MoveFailed(text, group=self._source, messages=0)
+
+
+class UnreadMessages:
+    """What waits in a mailbox that is read freely, and is to move with the agents that leave it.
+
+    From the first waiting message for these agents on, fetches return nothing. When the fetched messages for them are
+    committed, all that waits is read: an attempt writes it into the mailbox to which the agents go, and what waits for
+    other agents into this one again.
+    """
+
+    def __init__(
+        self,
+        transport: "RedisTransport",
+        fetcher: Fetcher,
+        unfolder: Unfolder,
+        epoch: int,
+        settings: MessagingConfig,
+    ) -> None:
+        self._transport = transport
+        self._fetcher = fetcher
+        self._inbox = fetcher.inbox
+        self._name = fetcher.name
+        self._epoch = epoch
+        self._unfolder = unfolder
+        self._most_messages, self._most_bytes = settings.complete_messages, settings.complete_bytes
+        self._number = 0  # the number of attempts
+        self._end = ""  # the mailbox's last entry when it was last read
+        self._moving = asyncio.Lock()
+
+    @asynccontextmanager
+    async def held_back(self, agents: AgentSet, timeout: float) -> AsyncIterator[float]:
+        """Hold back what waits for agents when all that was fetched for them is committed; yield the move's deadline.
+
+        There is one move at a time. If it fails, a late attempt has no effect any more.
+
+        Raises: MoveFailed if messages that were fetched for the agents are not committed within `timeout` seconds.
+        """
+        async with self._moving:
+            deadline, before = asyncio.get_running_loop().time() + timeout, self._number
+            self._inbox.withhold(agents)
+            try:
+                await self._await_commits(agents, timeout, deadline)
+                yield deadline
+            except BaseException:
+                if self._number > before:  # the last attempt may still be on its way; and the mailbox may take nothing
+                    give_up = partial(self._transport.moves.give_up, self._name, self._epoch, self._number)
+                    await persist(give_up, LEASE_RETRY, f"agents do not leave {self._name} after all")
+                raise
+            finally:
+                self._inbox.withhold(None)
+
+    # -- what was fetched -----------------------------------------------------------------------------------------
+
+    async def _await_commits(self, agents: AgentSet, timeout: float, deadline: float) -> None:
+        """Wait until all messages that were fetched for agents are committed; raise MoveFailed after the deadline."""
+        commits, left = self._fetcher.commits, 0
+        try:
+            async with asyncio.timeout_at(deadline):
+                held = await self._in_hand(agents, commits.in_flight)
+                while True:
+                    await self._fetcher.gate.wait_ended()
+                    commits.progress.clear()
+                    left = sum(part.high - part.low for part in commits.in_flight.unacked(held))
+                    if not left:
+                        return
+                    await commits.progress.wait()
+        except TimeoutError as error:
+            raise MoveFailed(
+                f"agents cannot leave group {self._name!r}: after {timeout:g} s, {left:,} messages that were fetched "
+                "for them are not committed. Nothing has changed: let their handlers end, or ack() what was fetched, "
+                "then try again, with a longer timeout if handling takes longer",
+                group=self._name,
+                messages=left,
+            ) from error
+
+    async def _in_hand(self, agents: AgentSet, flight: InFlight) -> list[Slice]:
+        """Return the messages for agents in entries that were fetched and are after the cursor."""
+        cursor, end, found = flight.cursor, flight.at.entry, list[Slice]()
+        first = cursor.entry if cursor.row else following(cursor.entry)
+        while order(first) <= order(end):
+            entries = await self._transport.moves.entries(self._name, first, end)
+            for entry, frame in entries:
+                found += await self._slices_in(agents, entry, frame)
+            first = following(entries[-1][0] if entries else end)
+        return found
+
+    async def _slices_in(self, agents: AgentSet, entry: str, frame: bytes) -> list[Slice]:
+        try:
+            batch = decode(frame)
+            batch = batch if batch.fold is None else await self._unfolder.unfold(batch)
+        except (FrameError, UnknownName):  # such a frame was not delivered
+            return []
+        batch.origin = Origin(self._name, entry)
+        rows = np.flatnonzero(agents.find(batch.to_ids))
+        return [Slice(batch, low, high) for low, high in runs_of(rows)]
+
+    # -- what waits -----------------------------------------------------------------------------------------------
+
+    async def read_to_end(self) -> None:
+        """Wait until the inbox has all messages of the mailbox; raise MoveFailed if there are too many."""
+        end = await self._transport.end_of(self._name)
+        self._end = end.entry
+        flight = self._fetcher.commits.in_flight
+        messages, nbytes = end.messages - flight.waiting, end.nbytes - flight.waiting_bytes
+        fits = messages <= self._most_messages and nbytes <= self._most_bytes
+        if not fits or not await self._inbox.reach(end.entry, self._most_messages, lambda: self._fetcher.commits):
+            raise MoveFailed(
+                f"agents cannot leave group {self._name!r} while {messages:,} messages of {nbytes:,} bytes wait in its "
+                f"mailbox, as they are all read for that: fetch until there are at most {self._most_messages:,} of "
+                f"{self._most_bytes:,} bytes, or raise MessagingConfig.complete_messages or complete_bytes",
+                group=self._name,
+                messages=messages,
+            )
+
+    async def move(self, attempt_of: Callable[[], MoveAttempt], agents: AgentSet) -> Attempted:
+        """Make an attempt with all messages that wait. Meanwhile nothing is fetched or committed."""
+        commits, gate = self._fetcher.commits, self._fetcher.gate
+        while True:
+            await gate.wait_ended()
+            async with commits.writing:
+                if not gate.free:
+                    continue
+                aside = self._inbox.set_aside()
+                try:
+                    attempt = attempt_of()
+                    for staying in attempt.record.by_subtopic().values():
+                        self._unfolder.add(staying)  # a broadcast to them may be read before we have the answer
+                    unread = self._frames(attempt, agents, commits.in_flight.copy(), aside)
+                    move = partial(self._transport.moves.move, attempt._replace(unread=unread))
+                    # Until the server answers nobody knows where the agents are.
+                    found = await persist(move, FULL_MAILBOX_RETRY, f"agents are leaving {self._name}")
+                    if found.outcome is MoveOutcome.DONE:
+                        pass_over(commits.in_flight, aside)
+                        commits.note_stored(unread.acks)
+                        aside = []
+                finally:
+                    self._inbox.resume(aside)
+            return found
+
+    def _frames(self, attempt: MoveAttempt, agents: AgentSet, flight: InFlight, aside: list[Piece]) -> UnreadFrames:
+        """Return what an attempt does with all that waits; `flight` is a copy of what is in flight."""
+        slices, record, target = pass_over(flight, aside), attempt.record, attempt.target
+        subtopics = set(record.by_subtopic())
+        stay: list[Returned] = []
+        go = [] if target is None else [Returned(target.mailbox, 0, _arrival(self._name))]
+        for batch, low, high, _ in slices:
+            leaving = _leaving(batch, agents, subtopics)[low:high]
+            # The event log has these messages from their first mailbox.
+            stay += frames_of(record, batch, low + np.flatnonzero(~leaving), logged=True)
+            go += frames_of(target or record, batch, low + np.flatnonzero(leaving), logged=True)
+        self._number += 1
+        return UnreadFrames(
+            self._epoch,
+            self._number,
+            max(self._end, self._inbox.read_to, key=order),
+            flight.cursor,
+            flight.front,
+            flight.nbytes,
+            flight.acks(),
+            stay,
+            go,
+            f"its agent was removed from group {self._name!r}",
+        )
+
+
+def _leaving(batch: Batch, agents: AgentSet, subtopics: set[str]) -> Mask:
+    """Return which rows of a batch are for agents that leave; rows on other channels than the agents' stay."""
+    claimed = np.array([topic in subtopics for topic in batch.topics], np.bool_)
+    return agents.find(batch.to_ids) & (claimed[0] if batch.topic is None else claimed[batch.topic])
+
+
+def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
+    """Take and acknowledge the rows of pieces; return the rows that were not acknowledged before."""
+    found: list[Slice] = []
+    for piece in pieces:
+        assert piece.entry is not None
+        low, whole = piece.low, False
+        while not whole:
+            known, stop = False, piece.high
+            if flight.ahead and piece.batch is not None:
+                known, stop = flight.acked_before(piece.entry, low, piece.high)
+            whole = stop == piece.high
+            if known:
+                flight.skip(piece.entry, low, stop, whole, piece.nbytes)
+            else:
+                number = flight.taken
+                flight.take(piece.entry, low, stop, whole, piece.nbytes)
+                flight.ack(number, flight.taken)
+                if piece.batch is not None:
+                    found.append(Slice(piece.batch, low, stop))
+            low = stop
+    return found
+
+
+def _arrival(source: str) -> bytes:
+    """Encode the frame that tells a mailbox's reader that agents have come from mailbox `source`."""
+    nobody = IdColumn.of([])
+    lines = PayloadColumn.of([], raw=True)
+    return encode(
+        Batch(sender=ARRIVAL, epoch=0, first=0, from_ids=nobody, rows=0, to_ids=nobody, topics=(source,), lines=lines)
+    )

@@ -1,0 +1,133 @@
+"""Moves of agents: one call changes the directory, and takes along what waits for the agents."""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.directory import MailboxRecord, encode_record
+from ray_messaging.transports.cursors import Cursor, SelectiveAcks, keep_of
+from ray_messaging.transports.dead_letter_store import Returned
+from ray_messaging.transports.transport_values import fenced, lost
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.connection.link import RedisLink
+
+# The sender of a frame without messages, which says that agents have come to the mailbox. The frame's only topic is the
+# mailbox that they left.
+ARRIVAL = ":agents"
+
+
+class UnreadFrames(NamedTuple):
+    """What an attempt does with the messages that wait in a mailbox that is read freely.
+
+    All entries from the first one that was not fetched up to `last` are acknowledged. Their messages for other agents,
+    `stay`, are written into the mailbox again. Those for the agents that leave, `go`, are written into the mailbox to
+    which the agents go, or if there is none into the dead letters, with `reason`. `cursor`, `messages`, `nbytes` and
+    `acks` are as in a transport's `commit`. Attempts are numbered from 1 under the `epoch` of the mailbox's reader.
+    """
+
+    epoch: int
+    number: int
+    last: str
+    cursor: Cursor
+    messages: int
+    nbytes: int
+    acks: SelectiveAcks
+    stay: Sequence[Returned]
+    go: Sequence[Returned]
+    reason: str
+
+
+class MoveAttempt(NamedTuple):
+    """One attempt to move agents: the new records of the mailbox that they leave, and of the target (None: none).
+
+    The attempt is refused if the directory is no longer at `version`, from which the records were made. `unread` is
+    None in steps: the messages stay in the boxes where they are, and the new group reads them there.
+    """
+
+    record: MailboxRecord
+    target: MailboxRecord | None
+    version: int
+    unread: UnreadFrames | None = None
+
+
+class MoveOutcome(IntEnum):
+    """Outcome of an attempt. Unless it is DONE, nothing has changed, except as said at BEHIND."""
+
+    DONE = 0
+    STALE_DIRECTORY = 1
+    BEHIND = 2  # the mailbox has later entries; it accepts no more until further attempts have ended or are given up
+    FULL = 3  # the target is full
+    TOO_LARGE = 4  # a frame would exceed the target's limit even if the target were empty
+    LOG_FULL = 5
+    GONE = 6  # the target's mailbox does not exist, or in steps it leaves them
+    OVER = 7  # the attempt was given up
+    NOT_YET = 8  # in steps: the target is a member only from a later step than the next one
+
+
+class Attempted(NamedTuple):
+    """Outcome of an attempt, and in steps the step from which it counts; NOT_YET: from which the target is a member."""
+
+    outcome: MoveOutcome
+    since: int = 0
+
+
+_ENTRIES = 64  # the most entries in one reply
+
+
+class RedisMoves:
+    """Moves of agents between the mailboxes of one experiment.
+
+    Any call may be repeated; its effect happens once. In steps a repeated `move` may find that its own first attempt
+    has changed the directory.
+
+    Args: `born` maps each mailbox that is read here to its incarnation: a new mailbox of the same name has another.
+    """
+
+    def __init__(self, link: "RedisLink", keys: Keys, born: Mapping[str, str], dead_bytes: int) -> None:
+        self._link = link
+        self._keys = keys
+        self._born = born
+        self._dead_bytes = dead_bytes
+
+    async def entries(self, mailbox: str, first: str, last: str) -> list[tuple[str, bytes]]:
+        """Return the first entries, at most 64, from entry `first` to entry `last`."""
+        stream = self._keys.stream(f"{mailbox}:{self._born[mailbox]}")
+        found = await self._link.command("XRANGE", stream, first, last, "COUNT", _ENTRIES)
+        return [(entry.decode(), fields[1] if len(fields) > 1 else b"") for entry, fields in found]
+
+    async def move(self, attempt: MoveAttempt) -> Attempted:
+        """Move agents, in one script call: at once, or in steps from the first step that no group has opened.
+
+        Raises: Fenced if the mailbox has a newer reader than that of the attempt's unread frames.
+        """
+        keys, target, unread, name = self._keys, attempt.target, attempt.unread, attempt.record.mailbox
+        asked = [keys.meta, keys.records, keys.changes, keys.dead, keys.state(name), keys.steps(), keys.step(name)]
+        args: list[Any] = [keys.prefix, attempt.version, name, encode_record(attempt.record)]
+        if target is None:
+            args += ["", ""]
+        else:
+            asked += [keys.state(target.mailbox), keys.lease(target.mailbox), keys.step(target.mailbox)]
+            args += [target.mailbox, encode_record(target)]
+        if unread is not None:
+            args += [unread.epoch, unread.number, unread.last, *unread.cursor, keep_of(unread.cursor)]
+            args += [unread.messages, unread.nbytes, *unread.acks, unread.reason, self._dead_bytes, len(unread.stay)]
+            for frame in (*unread.stay, *unread.go):
+                args += frame.rows, frame.frame
+        outcome, since = await self._link.script("move_agents", asked, args)
+        return Attempted(_outcome(outcome, name, 0 if unread is None else unread.epoch), since)
+
+    async def give_up(self, mailbox: str, epoch: int, number: int) -> bool:
+        """Refuse an attempt and earlier ones from now on; return whether it was done before.
+
+        Raises: Fenced if the mailbox has a newer reader.
+        """
+        reply = await self._link.script("give_up_move", [self._keys.state(mailbox)], [epoch, number])
+        return _outcome(reply, mailbox, epoch) is MoveOutcome.DONE
+
+
+def _outcome(reply: int, mailbox: str, epoch: int) -> MoveOutcome:
+    if reply < 0:
+        raise (fenced if reply == -1 else lost)(mailbox, epoch)
+    return MoveOutcome(reply)
