@@ -10,7 +10,7 @@ CommitMode = Literal["next", "acked"]  # a message is committed by the next fetc
 
 
 def check_fetch(limit: int | None, commit: str = "next", *, complete: bool = False) -> None:
-    """Raise ConfigError for an unknown `commit`, and a `limit` below 1, or of another type, or given with `complete`."""
+    """Raise ConfigError for an unknown `commit`, and a `limit` below 1, of another type, or given with `complete`."""
     if limit is not None and (isinstance(limit, bool) or not hasattr(limit, "__index__")):
         raise ConfigError(f"limit must be an int, not {limit!r}: leave it out to fetch all that is there")
     if limit is not None and limit < 1:
