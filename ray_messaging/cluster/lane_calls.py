@@ -112,7 +112,7 @@ class Late(msgspec.Struct, array_like=True, frozen=True):
     loan_s: float | None
 
 
-class Committed(msgspec.Struct, array_like=True, frozen=True):
+class AckAnswer(msgspec.Struct, array_like=True, frozen=True):
     """The answer to an AckCall: the leases that have ended, and why some rows could not be committed."""
 
     over: tuple[Token, ...]
@@ -130,7 +130,7 @@ _read_call = msgspec.msgpack.Decoder(Call).decode
 _sent, _lent, _committed = (
     msgspec.msgpack.Decoder(Sent),
     msgspec.msgpack.Decoder(Lent),
-    msgspec.msgpack.Decoder(Committed),
+    msgspec.msgpack.Decoder(AckAnswer),
 )
 
 
@@ -141,7 +141,7 @@ class Parts(NamedTuple):
     frames: Sequence[bytes]
 
 
-def body_of(header: Call | Sent | Lent | Committed, frames: Sequence[bytes] = ()) -> Parts:
+def body_of(header: Call | Sent | Lent | AckAnswer, frames: Sequence[bytes] = ()) -> Parts:
     """Encode a call, or an answer from its header."""
     first = _encode(header)
     sizes = [len(first), *map(len, frames)]
@@ -194,7 +194,7 @@ def answer_of(answer: Answer) -> Parts:
         return body_of(Lent(token, tuple(slices), messages.more), frames)
     over, late = answer
     why = None if late is None else Late(str(late), late.group, late.messages, late.held_s, late.loan_s)
-    return body_of(Committed(tuple(over), why))
+    return body_of(AckAnswer(tuple(over), why))
 
 
 def _read(decoder: msgspec.msgpack.Decoder[Header], header: bytes) -> Header:
