@@ -6,13 +6,13 @@ by Ray, which also raises the error, if there is one. Nothing on the lane is pic
 """
 
 from collections.abc import Sequence
+from itertools import repeat
 from struct import Struct as Packer
 from struct import pack
 from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ray_messaging.errors import CommitFailed, FrameError
 from ray_messaging.messages import Messages, Slice
@@ -112,7 +112,7 @@ class Late(msgspec.Struct, array_like=True, frozen=True):
     loan_s: float | None
 
 
-class Committed(msgspec.Struct, array_like=True, frozen=True):
+class AckAnswer(msgspec.Struct, array_like=True, frozen=True):
     """The answer to an AckCall: the leases that have ended, and why some rows could not be committed."""
 
     over: tuple[Token, ...]
@@ -130,7 +130,7 @@ _read_call = msgspec.msgpack.Decoder(Call).decode
 _sent, _lent, _committed = (
     msgspec.msgpack.Decoder(Sent),
     msgspec.msgpack.Decoder(Lent),
-    msgspec.msgpack.Decoder(Committed),
+    msgspec.msgpack.Decoder(AckAnswer),
 )
 
 
@@ -141,7 +141,7 @@ class Parts(NamedTuple):
     frames: Sequence[bytes]
 
 
-def body_of(header: Call | Sent | Lent | Committed, frames: Sequence[bytes] = ()) -> Parts:
+def body_of(header: Call | Sent | Lent | AckAnswer, frames: Sequence[bytes] = ()) -> Parts:
     """Encode a call, or an answer from its header."""
     first = _encode(header)
     sizes = [len(first), *map(len, frames)]
@@ -179,16 +179,22 @@ _ALIVE = Parts(b"alive", ())
 
 
 def answer_of(answer: Answer) -> Parts:
-    """Encode an answer."""
-    if isinstance(answer, Receipts):
-        return body_of(fates_of(answer))
+    """Encode an answer. Leased messages are encoded as the frames that were read from the mailbox."""
     if answer is None:
         return _ALIVE
+    if isinstance(answer, Receipts):
+        return body_of(tuple(_fates_of(outcome) for outcome, _, _ in answer.parts))
     if isinstance(answer[1], Messages):
-        return lent_of(*answer)
+        (token, messages), slices, frames = answer, [], []
+        for batch, low, high, pattern in messages.slices:
+            origin = batch.origin or Origin("", "")
+            fetched = b"" if batch.trace is None else batch.trace.fetched
+            slices.append(LentSlice(low, high, origin.mailbox, origin.entry, pattern, fetched))
+            frames.append(batch.frame or encode(batch))
+        return body_of(Lent(token, tuple(slices), messages.more), frames)
     over, late = answer
     why = None if late is None else Late(str(late), late.group, late.messages, late.held_s, late.loan_s)
-    return body_of(Committed(tuple(over), why))
+    return body_of(AckAnswer(tuple(over), why))
 
 
 def _read(decoder: msgspec.msgpack.Decoder[Header], header: bytes) -> Header:
@@ -202,93 +208,66 @@ def _read(decoder: msgspec.msgpack.Decoder[Header], header: bytes) -> Header:
 # -- receipts -----------------------------------------------------------------------------------------------------
 
 
-def fates_of(receipts: Receipts) -> Sent:
-    """Return the fates of a send, without the times and addresses that the handle knows itself."""
-    return tuple(
-        BatchFates(
-            outcome.sender,
-            outcome.epoch,
-            outcome.first,
-            bytes(outcome.codes),
-            tuple((row, rule, reason) for row, (rule, reason) in outcome.blocks.items()),
-            outcome.done_at,
-            None if outcome.numbers is None else _facts_of_pairs(outcome, outcome.numbers),
-        )
-        for outcome, _, _ in receipts.parts
+def _fates_of(outcome: Outcome) -> BatchFates:
+    """Return the fates of a batch, without the times and addresses that the handle knows itself."""
+    pairs, numbers, sent_at, addresses = None, outcome.numbers, outcome.sent_at, outcome.addresses
+    if numbers is not None:
+        hearers = None
+        if addresses is not None:
+            ids = addresses.to_ids
+            hearers = bytes(ids.packed), None if ids.kinds is None else ids.kinds.tobytes(), ids.strings
+        pairs = FactsOfPairs(numbers.tobytes(), sent_at if isinstance(sent_at, float) else sent_at.tobytes(), hearers)
+    return BatchFates(
+        outcome.sender,
+        outcome.epoch,
+        outcome.first,
+        bytes(outcome.codes),
+        tuple((row, rule, reason) for row, (rule, reason) in outcome.blocks.items()),
+        outcome.done_at,
+        pairs,
     )
-
-
-def _facts_of_pairs(outcome: Outcome, numbers: NDArray[np.uint32]) -> FactsOfPairs:
-    sent_at, addresses = outcome.sent_at, outcome.addresses
-    hearers = None
-    if addresses is not None:
-        ids = addresses.to_ids
-        kinds = None if ids.kinds is None else ids.kinds.tobytes()
-        hearers = bytes(ids.packed), kinds, ids.strings
-    return FactsOfPairs(numbers.tobytes(), sent_at if isinstance(sent_at, float) else sent_at.tobytes(), hearers)
 
 
 def receipts_of(header: bytes, batches: Sequence[Batch]) -> Receipts:
     """Return the receipts of batches that a handle has sent; raise FrameError if the fates do not fit the batches."""
     sent = _read(_sent, header)
-    if any(fates.pairs is not None for fates in sent):
-        return Receipts([(_of_pairs(fates, batches[0]), 0, len(fates.codes)) for fates in sent])
-    if len(sent) != len(batches):
+    broadcast = bool(batches) and any(
+        fates.pairs is not None for fates in sent
+    )  # then its batches were cut by their pairs
+    if not broadcast and len(sent) != len(batches):
         raise FrameError(f"a group's actor gave fates of {len(sent)} batches for {len(batches)} batches")
     parts = []
-    for fates, batch in zip(sent, batches, strict=True):
-        if len(fates.codes) != batch.rows:
-            raise FrameError(f"a group's actor gave {len(fates.codes)} fates for {batch.rows} messages")
-        outcome = _outcome(fates, batch)
-        if UNDELIVERABLE in outcome.codes:
+    for fates, batch in zip(sent, repeat(batches[0]) if broadcast else batches, strict=False):
+        outcome = Outcome(batch)
+        outcome.sender, outcome.epoch, outcome.first = fates.sender, fates.epoch, fates.first
+        outcome.codes, outcome.done_at = bytearray(fates.codes), fates.done_at
+        outcome.blocks = {row: (rule, reason) for row, rule, reason in fates.blocks}
+        if fates.pairs is not None:
+            _add_pairs(outcome, fates.pairs, batch.topics)
+        elif len(outcome) != batch.rows:
+            raise FrameError(f"a group's actor gave {len(outcome)} fates for {batch.rows} messages")
+        elif UNDELIVERABLE in outcome.codes:
             outcome.keep_addresses(batch)
-        parts.append((outcome, 0, batch.rows))
+        parts.append((outcome, 0, len(outcome)))
     return Receipts(parts)
 
 
-def _outcome(fates: BatchFates, batch: Batch) -> Outcome:
-    outcome = Outcome(batch)
-    outcome.sender, outcome.epoch, outcome.first = fates.sender, fates.epoch, fates.first
-    outcome.codes, outcome.done_at = bytearray(fates.codes), fates.done_at
-    outcome.blocks = {row: (rule, reason) for row, rule, reason in fates.blocks}
-    return outcome
-
-
-def _of_pairs(fates: BatchFates, broadcasts: Batch) -> Outcome:
-    """Return the fates of the pairs of broadcasts, which have one topic."""
-    facts, rows = fates.pairs, len(fates.codes)
-    outcome = _outcome(fates, broadcasts)
+def _add_pairs(outcome: Outcome, facts: FactsOfPairs, topics: tuple[str, ...]) -> None:
+    rows = len(outcome)
     try:
-        assert facts is not None
         outcome.numbers = np.frombuffer(facts.numbers, "<u4", rows)
-        outcome.sent_at = (
-            np.frombuffer(facts.sent_at, "<f8", rows) if isinstance(facts.sent_at, bytes) else facts.sent_at
-        )
+        times = facts.sent_at
+        outcome.sent_at = np.frombuffer(times, "<f8", rows) if isinstance(times, bytes) else times
         if facts.hearers is not None:
             values, kinds, strings = facts.hearers
-            ids = IdColumn(
-                np.frombuffer(values, "<i8", rows),
-                None if kinds is None else np.frombuffer(kinds, np.uint8, rows),
-                strings,
-            )
-            outcome.addresses = Addresses(ids, broadcasts.topics, None)
-    except (AssertionError, ValueError) as error:
+            found = None if kinds is None else np.frombuffer(kinds, np.uint8, rows)
+            ids = IdColumn(np.frombuffer(values, "<i8", rows), found, strings)
+            outcome.addresses = Addresses(ids, topics, None)  # all broadcasts of a call have one topic
+    except ValueError as error:
         raise FrameError(f"a group's actor gave fates of pairs that do not fit each other: {error}") from error
-    return outcome
 
 
-# -- fetched messages ---------------------------------------------------------------------------------------------
-
-
-def lent_of(token: Token | None, messages: Messages) -> Parts:
-    """Encode leased messages as the frames that were read from the mailbox."""
-    slices, frames = [], []
-    for batch, low, high, pattern in messages.slices:
-        origin = batch.origin or Origin("", "")
-        fetched = b"" if batch.trace is None else batch.trace.fetched
-        slices.append(LentSlice(low, high, origin.mailbox, origin.entry, pattern, fetched))
-        frames.append(batch.frame or encode(batch))
-    return body_of(Lent(token, tuple(slices), messages.more), frames)
+# -- fetched and committed messages -------------------------------------------------------------------------------
 
 
 def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[Token | None, Messages]:

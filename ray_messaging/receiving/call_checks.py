@@ -9,18 +9,14 @@ from ray_messaging.errors import ConfigError
 CommitMode = Literal["next", "acked"]  # a message is committed by the next fetch, or only by `ack`
 
 
-def check_limit(limit: int | None, *, complete: bool = False) -> None:
-    """Raise ConfigError unless `limit` is None or an int of at least 1, or if it is given with `complete`."""
+def check_fetch(limit: int | None, commit: str = "next", *, complete: bool = False) -> None:
+    """Raise ConfigError for an unknown `commit`, and a `limit` below 1, of another type, or given with `complete`."""
     if limit is not None and (isinstance(limit, bool) or not hasattr(limit, "__index__")):
         raise ConfigError(f"limit must be an int, not {limit!r}: leave it out to fetch all that is there")
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")
     if limit is not None and complete:
         raise ConfigError("complete=True fetches all that the server has: leave out the limit, or complete")
-
-
-def check_commit(commit: str) -> None:
-    """Raise ConfigError for an unknown commit mode."""
     if commit not in {"next", "acked"}:
         raise ConfigError(f"commit must be 'next' (by the next fetch) or 'acked' (by ack alone), not {commit!r}")
 

@@ -14,7 +14,7 @@ from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.observability.observer import Observer
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.receiving.ack_ranges import Acked, spans_of
-from ray_messaging.receiving.call_checks import CommitMode, check_commit, check_limit, check_timeout
+from ray_messaging.receiving.call_checks import CommitMode, check_fetch, check_timeout
 from ray_messaging.receiving.commits import Commits, InFlight
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.mailbox_lease import MailboxLease
@@ -221,8 +221,7 @@ class Fetcher:
         if self.unavailable is not None:
             raise self.unavailable()
         if limit is not None or commit != "next":
-            check_limit(limit, complete=complete)
-            check_commit(commit)
+            check_fetch(limit, commit, complete=complete)
         if not (type(timeout) is float and 0.0 <= timeout < math.inf):  # this saves a call in most cases
             check_timeout(timeout)
         if self._commits is None and timeout == 0:
@@ -419,7 +418,7 @@ class Fetcher:
         `check` raises an error if the transaction has ended meanwhile.
         """
         self.check_open()
-        check_limit(limit, complete=complete)
+        check_fetch(limit, complete=complete)
         check_timeout(timeout)
         due = monotonic() + timeout if timeout else None
         taken = await self.take(limit, timeout, check, complete=complete)

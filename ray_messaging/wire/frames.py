@@ -15,17 +15,20 @@ A frame, in order; all numbers are little endian:
                                    no ends)
     payloads                       one JSON text per line
 
-An absent column takes no bytes. A frame with payloads in typed columns has the flag `_TYPED`, and instead of the lines
-what `typed_columns` writes. For invalid bytes `decode` raises FrameError before it allocates memory of a size that the
-bytes claim.
+An absent column takes no bytes. A frame with payloads in typed columns has the flag `_TYPED`. Its header describes
+each column by a name, a type and a width, and instead of the lines it has the columns' buffers, each at a multiple of 8
+bytes from the frame's start, so that numpy and Arrow can read them in place. A column of numbers has one buffer, the
+values, little endian. A column of strings has two: offsets, int32, one more than there are rows, and the UTF-8 text.
+
+For invalid bytes `decode` raises FrameError before it allocates memory of a size that the bytes claim.
 """
 
 import copyreg
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import is_
 from struct import Struct as Packer
 from time import time
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -37,9 +40,8 @@ from ray_messaging.model.batch import CONTEXT_BYTES, Batch, Origin, TracePoint
 from ray_messaging.model.columns import NONE, STR, IdColumn, PayloadColumn, nobody
 from ray_messaging.model.extension import AudiencePairs, Extension, Fold, InHand, OutsideQuestion
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
+from ray_messaging.model.typed.column import NUMBERS, STRING, NumberColumn, TextColumn, TypedColumn
 from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
-from ray_messaging.wire.frame_reader import FrameReader, invalid
-from ray_messaging.wire.typed_columns import ColumnField, buffers_of, fields_of, read_columns
 
 try:  # this computes CRC-32 with the processor's own instructions, in a tenth of the time
     from isal.isal_zlib import crc32
@@ -49,6 +51,7 @@ except ImportError:  # not available for this machine
 FOREIGN_SENDER = "foreign-"  # with a mailbox's name after it, the sender of foreign clients' messages
 MAGIC, VERSION = b"RM", 4
 _PREFIX = Packer("<2sBxII")
+_ALIGNMENT = 8  # of typed columns, from the start of the frame
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
 _I8, _I4, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<i4", "<f8", "<u4", "<u2", "u1"))
@@ -85,6 +88,14 @@ def checksum_of(frame: bytes) -> int:
     """Return the checksum at the beginning of a frame, without checking it."""
     checksum: int = _PREFIX.unpack_from(frame)[2]
     return checksum
+
+
+class ColumnField(NamedTuple):
+    """Description of a column; the width is the length of its vectors, or 0 if a row is a single value."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    type: str
+    width: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
@@ -154,7 +165,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     header = _encode_header(_header(batch, flags, lines, step, sent_at))
     parts: list[bytes | memoryview] = [header, *ids, *columns]
     if typed is not None:
-        parts += buffers_of(typed, _PREFIX.size + sum([memoryview(part).nbytes for part in parts]))
+        parts += _buffers_of(typed, _PREFIX.size + sum([memoryview(part).nbytes for part in parts]))
     elif lines is not None:
         parts.append(lines.json.view)
     checksum = 0
@@ -216,7 +227,7 @@ def _header(batch: Batch, flags: int, lines: Payloads | None, step: int | None, 
             extension.reply_mailbox,
             () if replies is None else replies.texts,
             extension.audience,
-            fields_of(lines) if isinstance(lines, TypedColumns) else (),
+            _fields_of(lines) if isinstance(lines, TypedColumns) else (),
             tuple((row, *question) for row, question in asked.items()) if asked else (),
             extension.fold,
             b"" if batch.trace is None else batch.trace.sent,
@@ -247,9 +258,45 @@ def _extension_columns(extension: Extension) -> tuple[int, list[memoryview]]:
     return flags, columns
 
 
+class _FrameReader(msgspec.Struct):
+    """Reader that returns the columns of a frame one after the other, and never reads past the end.
+
+    `checked` says that another process has decoded the frame, so that its values are not checked again.
+    """
+
+    frame: bytes
+    view: memoryview
+    at: int
+    rows: int
+    checked: bool
+
+    def column(self, dtype: Any, rows: int | None = None) -> Any:  # noqa: ANN401 - numpy's dtype and array
+        """Return the next column, of a value for each of the frame's rows, or of `rows` values."""
+        count = self.rows if rows is None else rows
+        return np.frombuffer(self.cut(count * dtype.itemsize), dtype)
+
+    def aligned_column(self, dtype: Any, rows: int) -> Any:  # noqa: ANN401 - as above
+        """Return the next column that begins at a multiple of 8 bytes."""
+        self.at += -self.at % _ALIGNMENT
+        return self.column(dtype, rows)
+
+    def cut(self, nbytes: int) -> memoryview:
+        """Return the next `nbytes` bytes."""
+        at, end = self.at, self.at + nbytes
+        if end > len(self.view):
+            raise _invalid("it ends within a column")
+        self.at = end
+        return self.view[at:end]
+
+
+def _invalid(reason: str) -> FrameError:
+    """Build the error for a frame."""
+    return FrameError(f"invalid frame: {reason}; drop it, and find the client that wrote it")
+
+
 def _check(ok: object, reason: str) -> None:
     if not ok:
-        raise invalid(reason)
+        raise _invalid(reason)
 
 
 def decode(frame: bytes, *, checked: bool = False) -> Batch:
@@ -260,20 +307,26 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
     """
     size = len(frame)
     if not _PREFIX.size <= size <= FRAME_LIMIT:
-        raise invalid(f"{size} bytes is no size of a frame")
+        raise _invalid(f"{size} bytes is no size of a frame")
     magic, version, checksum, header_length = _PREFIX.unpack_from(frame)
     at = _PREFIX.size + header_length
     view = memoryview(frame)
-    why = _prefix_trouble(magic, version, at, size)
-    if why is None and not checked and crc32(view[_PREFIX.size :]) != checksum:
-        why = "its checksum does not match"
-    if why is not None:
-        raise invalid(why)
+    if magic != MAGIC:
+        raise _invalid("it does not begin with RM")
+    if version != VERSION:
+        raise _invalid(
+            f"it has frame version {version}, and this ray_messaging reads {VERSION} only: all processes of an "
+            "experiment need one version of ray_messaging"
+        )
+    if at > size:
+        raise _invalid("its header is longer than itself")
+    if not checked and crc32(view[_PREFIX.size :]) != checksum:
+        raise _invalid("its checksum does not match")
     header = _header_of(view[_PREFIX.size : at])
     why = _header_trouble(header, size)
     if why is not None:
-        raise invalid(why)
-    batch = _decode_columns(header, FrameReader(frame, view, at, header.rows, checked))
+        raise _invalid(why)
+    batch = _decode_columns(header, _FrameReader(frame, view, at, header.rows, checked))
     batch.frame = frame
     return batch
 
@@ -293,18 +346,7 @@ def _header_of(data: memoryview) -> Header:
     try:
         return _read_header(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(f"its header cannot be read ({error})") from error
-
-
-def _prefix_trouble(magic: bytes, version: int, at: int, size: int) -> str | None:
-    if magic != MAGIC:
-        return "it does not begin with RM"
-    if version != VERSION:
-        return (
-            f"it has frame version {version}, and this ray_messaging reads {VERSION} only: all processes of an "
-            "experiment need one version of ray_messaging"
-        )
-    return "its header is longer than itself" if at > size else None
+        raise _invalid(f"its header cannot be read ({error})") from error
 
 
 def _header_trouble(header: Header, size: int) -> str | None:
@@ -328,7 +370,7 @@ def _header_trouble(header: Header, size: int) -> str | None:
     return None
 
 
-def _decode_columns(header: Header, reader: FrameReader) -> Batch:
+def _decode_columns(header: Header, reader: _FrameReader) -> Batch:
     folded, small = bool(header.flags & _FOLD), bool(header.flags & _SMALL_IDS)
     size = header.rows * (_I4 if small else _I8).itemsize
     from_values, to_values = reader.cut(size), b"" if folded else reader.cut(size)
@@ -345,7 +387,7 @@ def _decode_columns(header: Header, reader: FrameReader) -> Batch:
     if topic is not None and len(topic):
         _check(int(topic.max()) < len(header.topics), "it uses a topic it does not name")
     if header.flags & _TYPED:
-        lines: Payloads | None = read_columns(header.payload_columns, reader)
+        lines: Payloads | None = _read_columns(header.payload_columns, reader)
     else:
         lines = _lines(header, reader, index)
     return Batch(
@@ -368,12 +410,12 @@ def _decode_columns(header: Header, reader: FrameReader) -> Batch:
     )
 
 
-def _columns(header: Header, reader: FrameReader, known: tuple[tuple[int, Any], ...]) -> list[Any]:
+def _columns(header: Header, reader: _FrameReader, known: tuple[tuple[int, Any], ...]) -> list[Any]:
     """Return the next columns, with None for each that is missing."""
     return [reader.column(dtype) if header.flags & flag else None for flag, dtype in known]
 
 
-def _extension(header: Header, reader: FrameReader) -> Extension:
+def _extension(header: Header, reader: _FrameReader) -> Extension:
     delivers, ordinal, numbers, places, expects, causes, cause_places = _columns(header, reader, _EXTENSION_COLUMNS)
     if expects is not None:
         _check(_largest(expects) <= 1, "it expects an answer in another way than yes or no")
@@ -421,7 +463,7 @@ def _rows(data: bytes, count: int) -> NDArray[np.uint32]:
     return rows
 
 
-def _lines(header: Header, reader: FrameReader, index: NDArray[np.uint32] | None) -> PayloadColumn | None:
+def _lines(header: Header, reader: _FrameReader, index: NDArray[np.uint32] | None) -> PayloadColumn | None:
     if header.lines < 0:
         _check(index is None and reader.at == len(reader.frame), "it holds payloads it does not announce")
         return None
@@ -432,7 +474,7 @@ def _lines(header: Header, reader: FrameReader, index: NDArray[np.uint32] | None
     else:
         lines = PayloadColumn(reader.frame, header.lines, index, reader.at)
     if not reader.checked and not lines.whole(header.rows):
-        raise invalid("its payloads do not match its rows")
+        raise _invalid("its payloads do not match its rows")
     return lines
 
 
@@ -443,3 +485,49 @@ def _check_ids(ids: IdColumn) -> None:
     indices = ids.values[ids.kinds == STR]
     if len(indices):
         _check(int(indices.min()) >= 0 and int(indices.max()) < len(ids.strings), "it uses an id it does not name")
+
+
+# -- typed columns --------------------------------------------------------------------------------------------------
+
+
+def _fields_of(table: TypedColumns) -> tuple[ColumnField, ...]:
+    """Return the descriptions of a table's columns."""
+    return tuple(ColumnField(name, *kind) for name, kind in table.schema.items())
+
+
+def _buffers_of(table: TypedColumns, at: int) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a table, which begin at position `at` of the frame."""
+    for column in table.columns.values():
+        for buffer in column.buffers:
+            padding = -at % _ALIGNMENT
+            if padding:
+                yield bytes(padding)
+            yield np.ascontiguousarray(buffer).data
+            at += padding + buffer.nbytes
+
+
+def _read_columns(fields: tuple[ColumnField, ...], reader: _FrameReader) -> TypedColumns:
+    """Read a table at the end of a frame; its columns are views of the frame. Raises FrameError if it is invalid."""
+    columns = {field.name: _column(field, reader) for field in fields}
+    if len(columns) < len(fields) or not columns:
+        raise _invalid("it has no column, or two of one name")
+    if reader.at != len(reader.frame):
+        raise _invalid("its payloads have another length")
+    return TypedColumns(columns, reader.rows)
+
+
+def _column(field: ColumnField, reader: _FrameReader) -> TypedColumn:
+    rows, dtype = reader.rows, NUMBERS.get(field.type)
+    if dtype is not None:
+        values = reader.aligned_column(dtype, rows * max(1, field.width))
+        if field.type == "bool" and not reader.checked and len(values) and int(values.view(np.uint8).max()) > 1:
+            raise _invalid(f"its column {field.name!r} has a bool that is neither 0 nor 1")
+        return NumberColumn(values.reshape(rows, field.width) if field.width else values)
+    if field.type != STRING or field.width:
+        raise _invalid(f"its column {field.name!r} has the type {field.type!r}, which this library does not know")
+    offsets = reader.aligned_column(_I4, rows + 1)
+    column = TextColumn(offsets, reader.aligned_column(_U1, max(0, int(offsets[-1]))))
+    why = None if reader.checked else column.trouble()
+    if why is not None:
+        raise _invalid(f"in its column {field.name!r} {why}")
+    return column

@@ -45,7 +45,7 @@ from ray_messaging.observability.tracing.settings import tracer_of
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import Acked, by_loan, slices_of, spans_of
-from ray_messaging.receiving.call_checks import CommitMode, check_commit, check_limit, check_timeout
+from ray_messaging.receiving.call_checks import CommitMode, check_fetch, check_timeout
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
 from ray_messaging.sending.bulk_input import (
     batches_of_columns,
@@ -358,8 +358,7 @@ class AsyncGroup(StampedHandle):
         Raises: CommitFailed if the messages of the last fetch were redelivered to another handle; FetchTooLarge above
         the limits of `complete`.
         """
-        check_limit(limit, complete=complete)
-        check_commit(commit)
+        check_fetch(limit, commit, complete=complete)
         check_timeout(timeout)
         async with self._fetching.held():
             self._tracer.committed()
