@@ -58,25 +58,28 @@ class Claim(msgspec.Struct, array_like=True):
     ints: bytes
     strings: tuple[str, ...]
 
+    def agents(self) -> AgentSet:
+        """Return its agents."""
+        return AgentSet(np.frombuffer(self.ints, "<i8"), self.strings)
+
+    def __len__(self) -> int:
+        return len(self.ints) // 8 + len(self.strings)
+
 
 class Change(msgspec.Struct, array_like=True):
-    """Agents that came to a mailbox, and agents that left it, at one time, as claims without subtopics.
+    """Agents that came to a mailbox, and agents that left it, at one time, each on the subtopics of its claim.
 
     With steps, `version` is the directory's version with the change, by which the first step to which it applies is
     known, and `origin` is the mailbox from which the agents came ("": none).
     """
 
-    came: Claim
-    went: Claim
+    came: list[Claim]
+    went: list[Claim]
     version: int = 0
     origin: str = ""
 
-    def agents_gone(self) -> AgentSet:
-        """Return the agents that left."""
-        return agents_of(self.went)
-
     def __len__(self) -> int:
-        return sum(len(claim.ints) // 8 + len(claim.strings) for claim in (self.came, self.went))
+        return sum(map(len, (*self.came, *self.went)))
 
 
 class FormerMailbox(msgspec.Struct, array_like=True):
@@ -105,20 +108,11 @@ class MailboxRecord(msgspec.Struct, array_like=True):
 
     def agents(self, subtopic: str | None = None) -> AgentSet:
         """Return the agents of its claims, on a subtopic (None: any)."""
-        found = NO_AGENTS
-        for claim in self.claims:
-            if subtopic is None or subtopic in claim.subtopics:
-                found |= AgentSet(np.frombuffer(claim.ints, "<i8"), claim.strings)
-        return found
+        return agents_of(claim for claim in self.claims if subtopic is None or subtopic in claim.subtopics)
 
     def by_subtopic(self) -> dict[str, AgentSet]:
         """Return the agents of each subtopic."""
-        found: dict[str, AgentSet] = {}
-        for claim in self.claims:
-            agents = AgentSet(np.frombuffer(claim.ints, "<i8"), claim.strings)
-            for subtopic in claim.subtopics:
-                found[subtopic] = found.get(subtopic, NO_AGENTS) | agents
-        return found
+        return _by_subtopic(self.claims)
 
     def former(self) -> Iterator[AgentSet]:
         """Yield the agents of each subtopic before each of the last changes, beginning with the newest change."""
@@ -147,11 +141,11 @@ class MailboxRecord(msgspec.Struct, array_like=True):
         Args: with steps, `version` is the directory's version with the change (0: it has no step), and `came_from` is
         the record of the mailbox that had the new agents.
         """
-        here, there = self.agents(), before.agents()
-        came, went, changes = here - there, there - here, before.changes
+        here, there, changes = self.by_subtopic(), before.by_subtopic(), before.changes
+        came, went = _beyond(here, there), _beyond(there, here)
         if came or went:
             origin = "" if came_from is None else came_from.mailbox
-            changes = [*changes, Change(_claim((), came), _claim((), went), version, origin)]
+            changes = [*changes, Change(came, went, version, origin)]
             while len(changes) > _MOST_CHANGES or sum(map(len, changes)) > _KEPT_CHANGES:
                 if version and (dates.since(changes[0].version) != ALWAYS or changes[0].version == version):
                     break  # coming steps still need it
@@ -161,7 +155,7 @@ class MailboxRecord(msgspec.Struct, array_like=True):
     @property
     def agent_channels(self) -> int:
         """Return the number of agents' channels."""
-        return sum(len(claim.subtopics) * (len(claim.ints) // 8 + len(claim.strings)) for claim in self.claims)
+        return sum(len(claim.subtopics) * len(claim) for claim in self.claims)
 
 
 def claims_of(by_subtopic: Mapping[str, AgentSet]) -> list[Claim]:
@@ -176,9 +170,28 @@ def _claim(subtopics: tuple[str, ...], agents: AgentSet) -> Claim:
     return Claim(subtopics, agents.ints.astype("<i8").tobytes(), tuple(sorted(agents.strings)))
 
 
-def agents_of(claim: Claim) -> AgentSet:
-    """Return the agents of a claim."""
-    return AgentSet(np.frombuffer(claim.ints, "<i8"), claim.strings)
+def agents_of(claims: Iterable[Claim]) -> AgentSet:
+    """Return the agents of claims."""
+    found = NO_AGENTS
+    for claim in claims:
+        found |= claim.agents()
+    return found
+
+
+def _by_subtopic(claims: Iterable[Claim]) -> dict[str, AgentSet]:
+    """Return the agents of each subtopic of claims."""
+    found: dict[str, AgentSet] = {}
+    for claim in claims:
+        agents = claim.agents()
+        for subtopic in claim.subtopics:
+            found[subtopic] = found.get(subtopic, NO_AGENTS) | agents
+    return found
+
+
+def _beyond(more: Mapping[str, AgentSet], less: Mapping[str, AgentSet]) -> list[Claim]:
+    """Return the claims of agents, by subtopic, that are in `more` and not in `less`."""
+    found = {subtopic: agents - less.get(subtopic, NO_AGENTS) for subtopic, agents in more.items()}
+    return claims_of({subtopic: agents for subtopic, agents in found.items() if agents})
 
 
 def encode_agents(agents: AgentSet) -> bytes:
@@ -189,15 +202,18 @@ def encode_agents(agents: AgentSet) -> bytes:
 def decode_agents(data: bytes) -> AgentSet:
     """Decode a set of agents from the server; raise FrameError if it is invalid."""
     try:
-        return agents_of(msgspec.msgpack.decode(data, type=Claim))
+        return msgspec.msgpack.decode(data, type=Claim).agents()
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a set of agents on the server cannot be read: {error}") from error
 
 
 def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
     """Return the agents of each subtopic before a change."""
-    came, went = agents_of(change.came), agents_of(change.went)
-    return {subtopic: (agents - came) | went for subtopic, agents in now.items()}
+    came, went = _by_subtopic(change.came), _by_subtopic(change.went)
+    return {
+        subtopic: (now.get(subtopic, NO_AGENTS) - came.get(subtopic, NO_AGENTS)) | went.get(subtopic, NO_AGENTS)
+        for subtopic in {**now, **went}
+    }
 
 
 def _origins(
@@ -222,8 +238,9 @@ def decode_record(data: bytes) -> MailboxRecord:
     """Decode a record from the store; raise FrameError if it is invalid."""
     try:
         record = _decode(data)
-        for claim in (*record.claims, *(part for change in record.changes for part in (change.came, change.went))):
-            np.frombuffer(claim.ints, "<i8")
+        for claims in (record.claims, *(part for change in record.changes for part in (change.came, change.went))):
+            for claim in claims:
+                np.frombuffer(claim.ints, "<i8")
         check_name("mailbox", record.mailbox)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a mailbox's record in the directory cannot be read: {error}") from error

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.directory import NO_DATES, Directory, HostDates, MailboxRecord, claims_of
+from ray_messaging.addressing.directory import NO_DATES, Directory, HostDates, MailboxRecord, agents_of, claims_of
 from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, LEASE_RETRY, STALE_DIRECTORY_RETRY, Backoff
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import AlreadyExists, ConfigError, FrameError, MoveFailed, UnknownName
@@ -161,7 +161,7 @@ class AgentMover:
         left = changes.pop(self._source, None)
         return (
             left is not None
-            and left.agents_gone() == self._agents
+            and agents_of(left.went) == self._agents
             and [*changes] == ([] if self._target is None else [self._target])
         )
 

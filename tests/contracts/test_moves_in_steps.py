@@ -8,9 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, agree, hears, live, run_step
-from support.stepped import befriend, begin_steps, declare, leave_steps
+from support.stepped import befriend, begin_steps, declare, fates_in, leave_steps, steps_of
 
 from ray_messaging import AlreadyExists, MoveFailed, UnknownName, rules
+from ray_messaging.addressing.channels import agent_channel
 
 GROUPS = 3
 
@@ -207,3 +208,42 @@ async def hears_its_friends(first, second, third, pairs, barred):
         assert count == len(friends) * times
         assert read[step, agent] == sorted(friends * int(step >= 3)) + friends * int(step >= 1)
     assert len(heard) == AGENTS * STEPS
+
+
+async def test_a_broadcast_on_a_subtopic_of_few_reaches_its_hearer_after_two_moves(opened, exp_id):
+    first, second, third = await opened()
+    await first.subscribe_and_start_listening([agent_channel(exp_id, 0, "gossip")])
+    heard = []
+
+    async def run(messager):
+        async with aclosing(messager.steps(until=4)) as steps:
+            async for step in steps:
+                heard.extend((step.number, m.to_id, m.payload["n"]) for m in step.messages)
+                if step.number == 0 and messager is second:
+                    step.broadcast(1, "*", {"n": 5}, subtopic="gossip", deliver_at=3)
+                if step.number == 1 and messager is first:
+                    await first.move_agents([0], to="group1")
+                if step.number == 2 and messager is first:
+                    await first.move_agents([3], to="group2")  # it looks into the box of group0, and does not hear this
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*map(run, (first, second, third)))
+    assert heard == [(3, 0, 5)]
+
+
+async def test_until_a_move_counts_an_agent_listens_as_before(opened, exp_id):
+    first, second, third = await opened(wait_for="senders")
+    await declare(first, {"group0": ["group1"], "group1": [], "group2": []})
+    await first.subscribe_and_start_listening([agent_channel(exp_id, 0, "gossip")])
+    loops = [aclosing(group.steps(until=STEPS)) for group in (first, second, third)]
+    async with asyncio.timeout(60), loops[0] as mine, loops[1] as theirs, loops[2] as ahead:
+        while (await anext(ahead)).number < 3:
+            pass
+        await anext(mine)
+        await first.move_agents([3], to="group1")  # from step 4 on
+        step = await anext(theirs)
+        for agent in (0, 3):
+            step.send(1, agent, {"n": agent}, subtopic="gossip")
+        await anext(theirs)
+        assert [message.to_id for message in (await anext(mine)).messages] == [0]
+    assert (await fates_in(await steps_of(first), 0))["group1"] == {"delivered": 1, "undeliverable": 1}

@@ -132,7 +132,7 @@ class Writer:
             return [verb, self.anybody(), text, topic, later]
         if verb == "broadcast":
             names = AUDIENCES if has.get("everybody") else AUDIENCES[:3]
-            return [verb, draw.choice(names), text, self.of_broadcasts(topic), later]
+            return [verb, draw.choice(names), text, topic, later]
         if verb == "ask":
             return [verb, self.anybody(), text, later]
         if verb == "walk":
@@ -142,7 +142,7 @@ class Writer:
     def from_outside(self):
         draw = self.draw
         if self.has.get("outside_broadcasts") and draw.random() < 0.4:
-            return ["broadcast", draw.choice(TEXTS), self.of_broadcasts(self.topic())]
+            return ["broadcast", draw.choice(TEXTS), self.topic()]
         return ["send", self.anybody(), draw.choice(TEXTS), self.topic()]
 
     def ask_from_outside(self, step):
@@ -160,13 +160,6 @@ class Writer:
 
     def topic(self):
         return self.draw.choice(SUBTOPICS) if self.has.get("gossip") else SUBTOPICS[0]
-
-    def of_broadcasts(self, topic):
-        """Return the subtopic of a broadcast: no part of a group's agents listens to it if agents move.
-
-        A group to which such an agent has moved does not know for whom its former group's frames are, and fails.
-        """
-        return SUBTOPICS[0] if self.has.get("moves") and self.made["by"] == "agent" else topic
 
     def anybody(self):
         return self.draw.choice([*self.made["agents"]] * 4 + [*NOBODY])

@@ -308,7 +308,8 @@ class Records(MsgpackTarget):
     def __init__(self):
         ints = np.array([1, 2, 2**63 - 1], "<i8").tobytes()
         record = MailboxRecord("m", [Claim(("agent-chat", "user-chat"), ints, ("Ann",))], ["plain"], ["exps:exp:*"])
-        super().__init__([encode_record(record), encode_record(MailboxRecord("n", [], [], []))])
+        none = MailboxRecord("n", [], [], [])
+        super().__init__([encode_record(record), encode_record(none), encode_record(none.succeeds(record))])
         self.batches = some_batches()
 
     def check(self, data):
@@ -324,6 +325,7 @@ class Records(MsgpackTarget):
         for batch in (self.batches[0], self.batches[6]):
             assert len(directory.route(batch)) == len(batch)
         record.agents()
+        [*record.former()]
         return True
 
 

@@ -159,7 +159,8 @@ class _Reader:
             kinds = scanner.projected_schema
             fields = pa.schema([field_of(name, kinds.field(name).type if name in columns else None) for name in needed])
             for batch in scanner.to_batches():
-                rows = batch.num_rows
+                if not (rows := batch.num_rows):
+                    continue
                 found = [batch[each.name] if each.name in columns else pa.nulls(rows, each.type) for each in fields]
                 part = self._finished(pa.Table.from_arrays(found, schema=fields))
                 if len(part):

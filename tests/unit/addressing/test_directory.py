@@ -153,13 +153,21 @@ def test_a_record_with_half_an_id():
         decode_record(encode_record(MailboxRecord("m", [Claim(("chat",), b"123", ())], [], [])))
 
 
-@given(st.lists(st.tuples(st.sets(st.integers(0, 20)), st.booleans()), max_size=6))
-def test_a_record_knows_the_agents_of_before(changes):
-    agents = [{0}]
-    record = MailboxRecord("east", claims_of({"agent-chat": AgentSet.of([0])}), [], [], exclusive=True)
-    for some, come in changes:
-        agents.append(agents[-1] | some if come else agents[-1] - some)
-        claims = claims_of({"agent-chat": AgentSet.of(sorted(agents[-1]))})
-        record = decode_record(encode_record(MailboxRecord("east", claims, [], [], exclusive=True).succeeds(record)))
-    before = [set(each) for each in record.former()]
-    assert before == [each for each, after in pairwise(agents) if each != after][::-1]
+SUBTOPICS = ("agent-chat", "gossip")
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 20)), st.sets(st.sampled_from(SUBTOPICS)), st.booleans()), max_size=6))
+def test_a_record_knows_the_agents_of_before_on_each_subtopic(changes):
+    agents = [{"agent-chat": {0}, "gossip": set()}]
+
+    def record_of(hosted):
+        claims = claims_of({subtopic: AgentSet.of(sorted(here)) for subtopic, here in hosted.items()})
+        return MailboxRecord("east", claims, [], [], exclusive=True)
+
+    record = record_of(agents[0])
+    for some, where, come in changes:
+        now = agents[-1] | {name: agents[-1][name] | some if come else agents[-1][name] - some for name in where}
+        agents.append(now)
+        record = decode_record(encode_record(record_of(now).succeeds(record)))
+    before = [{*each} for each in record.former()]
+    assert before == [{*here} for each, after in [*pairwise(agents)][::-1] if each != after for here in each.values()]

@@ -137,6 +137,7 @@ async def test_running_writers_answer_as_their_files_do(traffic, writers, tmp_pa
     running = answer(View(writer.folder, segments, live), "query", {"text": True})
     assert payloads_of(running) == traffic.sent
     typed = answer(View(writer.folder, segments, live), "query", {})
+    assert not len(answer(View(writer.folder, segments, live), "query", {"text": True, "to_id": 10**6}))
     await writer.close()
     assert EventLog.open(tmp_path / "log").query(text=True).equals(running)
     assert EventLog.open(tmp_path / "log").query().equals(typed)
