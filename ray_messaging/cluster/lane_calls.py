@@ -112,7 +112,7 @@ class Late(msgspec.Struct, array_like=True, frozen=True):
     loan_s: float | None
 
 
-class Acked(msgspec.Struct, array_like=True, frozen=True):
+class AckAnswer(msgspec.Struct, array_like=True, frozen=True):
     """The answer to an AckCall: the leases that have ended, and why some rows could not be committed."""
 
     over: tuple[Token, ...]
@@ -127,10 +127,10 @@ Sent = tuple[BatchFates, ...]  # the answer to a RelayCall: the fates of each fr
 
 _encode = msgspec.msgpack.Encoder().encode
 _read_call = msgspec.msgpack.Decoder(Call).decode
-_sent, _lent, _acked = (
+_sent, _lent, _committed = (
     msgspec.msgpack.Decoder(Sent),
     msgspec.msgpack.Decoder(Lent),
-    msgspec.msgpack.Decoder(Acked),
+    msgspec.msgpack.Decoder(AckAnswer),
 )
 
 
@@ -141,7 +141,7 @@ class Parts(NamedTuple):
     frames: Sequence[bytes]
 
 
-def body_of(header: Call | Sent | Lent | Acked, frames: Sequence[bytes] = ()) -> Parts:
+def body_of(header: Call | Sent | Lent | AckAnswer, frames: Sequence[bytes] = ()) -> Parts:
     """Encode a call, or an answer from its header."""
     first = _encode(header)
     sizes = [len(first), *map(len, frames)]
@@ -194,7 +194,7 @@ def answer_of(answer: Answer) -> Parts:
         return body_of(Lent(token, tuple(slices), messages.more), frames)
     over, late = answer
     why = None if late is None else Late(str(late), late.group, late.messages, late.held_s, late.loan_s)
-    return body_of(Acked(tuple(over), why))
+    return body_of(AckAnswer(tuple(over), why))
 
 
 def _read(decoder: msgspec.msgpack.Decoder[Header], header: bytes) -> Header:
@@ -285,7 +285,7 @@ def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[To
 
 def committed_of(header: bytes) -> tuple[list[Token], CommitFailed | None]:
     """Return the leases that have ended, and why some rows could not be committed; raise FrameError."""
-    committed = _read(_acked, header)
+    committed = _read(_committed, header)
     late = committed.late
     if late is None:
         return list(committed.over), None
