@@ -11,7 +11,6 @@ from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, agree, hears
 from support.stepped import befriend, begin_steps, declare, fates_in, leave_steps, steps_of
 
 from ray_messaging import AlreadyExists, MoveFailed, UnknownName, rules
-from ray_messaging.addressing.channels import agent_channel
 
 GROUPS = 3
 
@@ -212,7 +211,7 @@ async def hears_its_friends(first, second, third, pairs, barred):
 
 async def test_a_broadcast_on_a_subtopic_of_few_reaches_its_hearer_after_two_moves(opened, exp_id):
     first, second, third = await opened()
-    await first.subscribe_and_start_listening([agent_channel(exp_id, 0, "gossip")])
+    await first.subscribe_and_start_listening([f"exps:{exp_id}:agents:0:gossip"])
     heard = []
 
     async def run(messager):
@@ -234,7 +233,7 @@ async def test_a_broadcast_on_a_subtopic_of_few_reaches_its_hearer_after_two_mov
 async def test_until_a_move_counts_an_agent_listens_as_before(opened, exp_id):
     first, second, third = await opened(wait_for="senders")
     await declare(first, {"group0": ["group1"], "group1": [], "group2": []})
-    await first.subscribe_and_start_listening([agent_channel(exp_id, 0, "gossip")])
+    await first.subscribe_and_start_listening([f"exps:{exp_id}:agents:0:gossip"])
     loops = [aclosing(group.steps(until=STEPS)) for group in (first, second, third)]
     async with asyncio.timeout(60), loops[0] as mine, loops[1] as theirs, loops[2] as ahead:
         while (await anext(ahead)).number < 3:
