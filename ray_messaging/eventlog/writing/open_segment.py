@@ -60,7 +60,8 @@ class OpenSegment:
         """Return whether the segment must be closed before these rows, whose typed columns all its rows would get."""
         if batch is None or not self.rows:
             return False
-        return (self.rows + batch.num_rows) * len(self._typed.union(typed_names(batch.schema.names))) > 2 * CELLS
+        rows: int = self.rows + batch.num_rows
+        return rows * len(self._typed.union(typed_names(batch.schema.names))) > 2 * CELLS
 
     def add(self, batch: pa.RecordBatch | None) -> None:
         """Append rows. Even without any, there are cursors then that are not stored yet."""
