@@ -111,7 +111,7 @@ class Msg:
 
     @classmethod
     def from_dict(cls, serialized_dict: dict[str, Any]) -> Self:
-        """Build from the dict of `to_dict`, ours or AgentScope's. The dict is not changed.
+        """Build a Msg from the dict of `to_dict`, ours or AgentScope's. The dict is not changed.
 
         Nothing that the dict names is imported: Msg reads dicts of a Msg, a subclass its own dicts. Raises: InvalidMsg
         for missing or extra keys, a dict of another class, or an invalid role.

@@ -73,7 +73,7 @@ def ascending(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def int_places(ints: NDArray[np.int64], ids: IdColumn) -> NDArray[np.intp]:
-    """Return the index of each id in ascending ints, or -1 if it is not there."""
+    """Return the index of each id in an array of ascending ints, or -1 if the array does not contain the id."""
     if not len(ints):
         return np.full(len(ids), -1, np.intp)
     values, low, high = ids.values, int(ints[0]), int(ints[-1])
@@ -101,7 +101,7 @@ class AgentSet(Collection[AgentId]):
 
     @classmethod
     def of(cls, agents: Iterable[AgentId] | IdColumn) -> "AgentSet":
-        """Build from ids; raise InvalidAddress for the first invalid one."""
+        """Build a set from ids; raise InvalidAddress for the first invalid id."""
         if isinstance(agents, AgentSet):
             return agents
         ids = column_of(agents)

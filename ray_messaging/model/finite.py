@@ -30,7 +30,7 @@ def may_have_null(lines: bytes) -> bool:
 def all_finite(payloads: object) -> bool:
     """Return whether all numbers in payloads are finite, which JSON requires.
 
-    Return False also if a finite value looks like an infinite one, or if msgpack cannot encode the payloads.
+    Return False also if that is not certain, as for payloads that msgpack cannot encode.
     """
     try:
         return _NOT_FINITE.search(_packed(payloads)) is None

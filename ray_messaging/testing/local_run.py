@@ -171,7 +171,7 @@ def _known(value: T) -> "asyncio.Future[T]":
 
 
 async def _sealed(store: "RedisSteps", step: int) -> None:
-    """Return once a step is closed, also by the rules that judge it after the groups."""
+    """Return once a step is closed by all groups, and by the rules that judge the step after the groups."""
     while (progress := await store.progress()).sealed < step:
         await store.wait(progress.news, STEP_NEWS_TIMEOUT_S)
 
