@@ -212,7 +212,7 @@ class AudienceTooLarge(MessagingError, ValueError):
 
 
 class StepTooLarge(MessagingError, ValueError):
-    """A group would read more in one step than its limit.
+    """A group would read more messages or bytes in one step than its limits allow.
 
     `rows` and `nbytes` are the messages and bytes of the step, `limit_rows` and `limit_bytes` the limits.
     """

@@ -30,7 +30,7 @@ class PairFates(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """The recipients of messages, and their topics as in `Batch`."""
+    """The recipients of messages, and the messages' topics in the form of `Batch.topics` and `Batch.topic`."""
 
     to_ids: IdColumn
     topics: tuple[str, ...]

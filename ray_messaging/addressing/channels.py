@@ -231,7 +231,7 @@ def survey_mailbox(survey_id: str) -> str:
 
 
 def is_survey_mailbox(name: str) -> bool:
-    """Return whether a mailbox keeps the answers to a survey, by its name."""
+    """Return whether a mailbox's name says that it keeps the answers to a survey."""
     return _SURVEY.fullmatch(name) is not None
 
 

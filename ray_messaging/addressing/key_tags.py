@@ -9,7 +9,7 @@ from ray_messaging.addressing.channels import Keys
 
 
 def shard_keys(exp_id: str, shard: int, in_cluster: int) -> Keys:
-    """Return the keys of a shard; `in_cluster` is the number of shards in one cluster (1: it has its own server)."""
+    """Return the keys of a shard; `in_cluster` is the number of shards in one cluster (1: each has its own server)."""
     return Keys(exp_id, key_tags(exp_id, in_cluster)[shard] if in_cluster > 1 else "")
 
 

@@ -76,7 +76,7 @@ class OnceByCall(Generic[K, V]):
         self.nbytes += nbytes if before is None else nbytes - before[2]
 
     def pop(self, key: K) -> V | None:
-        """Forget a call, and return its value; the value of a call that runs is not remembered."""
+        """Forget a call, and return its value. A call that still runs goes on, but its value is not remembered."""
         self._running.pop(key, None)
         found = self._outcomes.pop(key, None)
         if found is None:

@@ -255,7 +255,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     # -- items as messages of an experiment -----------------------------------------------------------------------
 
     async def _send(self, batch: "list[_Write]") -> list[bytes | Exception]:
-        """Send payloads to the mailbox, and move them on; return their ids, or errors for those that are not sent."""
+        """Send payloads to the mailbox, and move them on; return for each its id, or an error if it was not sent."""
         messager = cast("Messager", self._messager)
         outgoing = []
         try:
@@ -421,7 +421,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
     @asynccontextmanager
     async def acquire_lock(self, key: str, *, ttl_secs: int = 600) -> AsyncGenerator[int, None]:
-        """Wait for a lock, and yield its fencing number, which is higher for each owner than for those before.
+        """Wait for a lock, and yield its fencing number, which is higher than the numbers of all earlier owners.
 
         The lock ends when its owner dies. If the server cannot notice that the owner's machine is gone, the lock ends
         after `ttl_secs`.

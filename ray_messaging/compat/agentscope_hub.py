@@ -144,7 +144,7 @@ class MsgHub:
         return self._change
 
     async def _settled(self) -> None:
-        """Wait until the other processes know the participants. An error of this is raised once."""
+        """Wait until the other processes know the participants. An error in telling them is raised once."""
         change = self._change
         if change is not None:
             await asyncio.wait([change])

@@ -1,4 +1,4 @@
-"""agentsociety2's social space with an order that repeats: messages of one step are read in the next.
+"""agentsociety2's social space in a repeatable order: messages of one step are read in the next step.
 
 AgentSociety 2 runs its agents at once, so that they call its `SimpleSocialSpace` in any order, and each run differs.
 Here an agent sees what was there at the end of the last step, and what it has done itself since. At the end of a
@@ -229,7 +229,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         self._turn(sender).sent.append((recipients, message))
 
     def _members(self, group_id: int, agent_id: int) -> list[int]:
-        """Return a group's members as an agent sees them, none if there is no such group."""
+        """Return a group's members as an agent sees them, or [] if there is no such group."""
         turn = self._turn(agent_id)
         group = {each.group_id: each for each in turn.created}.get(group_id, self._groups.get(group_id))
         return [] if group is None else _changed(group.members, agent_id, turn.joined.get(group_id))

@@ -217,7 +217,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return {"agents": agents, "messages": [each for _, messages, _ in found for each in messages]}
 
     async def _hold(self, hold: bool) -> None:
-        """Begin no event from now on, here and in all actors, or (False) begin events again."""
+        """Begin no event from now on, in this process and in all actors; with False, begin events again."""
         (self._resumed.clear if hold else self._resumed.set)()
         await self._on_actors("_hold", hold)
 

@@ -27,7 +27,7 @@ _FIRST_COLOR, _COLORS, _PLAIN = 90, 8, "\x1b[0m"
 
 
 def _field(name: str, doc: str) -> Any:  # noqa: ANN401 - a property
-    """Return a property that keeps its value as `_name`, as AgentScope's do: a subclass may override its setter."""
+    """Return a property that keeps its value as `_name`, like AgentScope's: a subclass may override the setter."""
     key = f"_{name}"
     return property(attrgetter(key), lambda msg, value: setattr(msg, key, value), doc=doc)
 

@@ -16,7 +16,7 @@ _PIECE = 65_536  # the number of ids that become Python objects at a time
 
 
 def column_of(agents: Iterable[AgentId] | IdColumn, *, once: bool = False) -> IdColumn:
-    """Return ids as a column without repetitions, in their order; raise InvalidAddress for the first invalid one.
+    """Return ids as a column without repetitions, in their order; raise InvalidAddress for the first invalid id.
 
     Args: with `once` a repetition is invalid as well.
     """
@@ -112,7 +112,7 @@ class AgentSet(Collection[AgentId]):
 
     @property
     def column(self) -> IdColumn:
-        """Return the agents as a column, in order."""
+        """Return the agents as a column, in the order of iteration."""
         return IdColumn(self.ints) if not self.strings else IdColumn.of([*self])
 
     def __repr__(self) -> str:

@@ -77,7 +77,7 @@ def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], k
 
 
 def arguments_text(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return the arguments of a call as JSON, for people: values that JSON cannot represent become their repr."""
+    """Return the arguments of a call as JSON, for people: a value that JSON cannot represent becomes its repr."""
     return json_text({"args": args, "kwargs": kwargs})
 
 

@@ -130,7 +130,7 @@ def _is_bound(types: JsonTypes, node: Node) -> bool:
 
 
 class Schemas:
-    """The schemas of an experiment's subtopics in a directory; `version` counts their changes, so 0 means none."""
+    """The schemas of an experiment's subtopics in a directory; `version` counts their changes (0: none yet)."""
 
     def __init__(self) -> None:
         self.version = 0

@@ -144,7 +144,7 @@ def check_collect(collect: object, every: object) -> None:
 
 
 def column_of(name: str, values: Values) -> tuple[str, NDArray[Any] | list[str]]:
-    """Return the kind of a column, and its values; raise UnfitValue for the first that cannot be collected."""
+    """Return the kind of a column, and its values; raise UnfitValue for the first value that does not fit."""
     if isinstance(values, np.ndarray):
         return _array_column(name, values)
     if floats := float_columns(values, lambda number: number):
@@ -256,7 +256,7 @@ def _shape(what: str, kinds: Mapping[str, str]) -> bytes:
 
 
 def shape_in_words(data: bytes) -> str:
-    """Return the shape with which an encoded series begins as a text, for an error's message."""
+    """Return, as a text for an error, the shape with which an encoded series begins."""
     what, kinds = msgspec.json.decode(data.partition(b"\n")[0])
     listed = ", ".join(f"{name} ({kind})" for name, kind in kinds)
     return f"{listed}, {'a row per agent' if what == ROWS else 'one row per step'}"

@@ -177,7 +177,7 @@ async def _sealed(store: "RedisSteps", step: int) -> None:
 
 
 async def _all_done(calls: Sequence[asyncio.Task[Any]], beside: Iterable[asyncio.Task[None]]) -> None:
-    """Wait for all calls; raise the first error of a call, or of a task beside them."""
+    """Wait for all calls; raise the first error of a call, or of a task in `beside`."""
     left: set[asyncio.Task[Any]] = {*calls, *beside}
     while not left.isdisjoint(calls):
         done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)

@@ -101,7 +101,7 @@ def _elsewhere(trial: Trial, packed: bytes, answers: TrialCalls) -> list[Attempt
 
 
 def _packed(objects: tuple[Any, ...]) -> bytes:
-    """Pickle a model with the globals that it uses, so that each copy has its own; if that fails, without them."""
+    """Pickle a model with the globals that it uses, so that each copy has its own globals; else without them."""
     module = sys.modules.get(getattr(objects[0], "__module__", None) or "")
     if module is not None and module.__name__ != "__main__":
         cloudpickle.register_pickle_by_value(module)

@@ -358,9 +358,10 @@ class Messager(metaclass=_ActorClass):
     # -- receiving ------------------------------------------------------------------------------------------------
 
     async def subscribe(self, topics: Wanted | Sequence[Wanted], agents: object) -> None:  # noqa: ARG002 - see below
-        """Subscribe to a topic or a filter (with + or #), to a pair of such and its QoS, or to a sequence of these.
+        """Subscribe to topics or filters (with + or #). More of them can be added later.
 
-        More topics can be added later. Args: `agents` is not used, because the topics name their agents.
+        Args: `topics` is a topic or filter, a pair of a topic or filter and its QoS, or a sequence of these. `agents`
+        is not used, because the topics name their agents.
         Raises: NotListening if this is not connected; InvalidAddress for an invalid topic or filter; ServerRefused for
         a filter that the broker does not allow.
         """

@@ -145,7 +145,7 @@ def _check_gaps(given: Any, array: NDArray[Any]) -> None:  # noqa: ANN401 - what
 
 
 def array_of(values: list[Any]) -> NDArray[Any]:
-    """Return a list as an array: of its type if it has numbers of one kind or vectors of such, otherwise of objects."""
+    """Return a list as an array: of numbers or bools of one kind, of vectors of these, or otherwise of objects."""
     kinds = {*map(type, values)}
     if kinds and all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
         kinds = {kind for vector in values for kind in _kinds(vector)}
