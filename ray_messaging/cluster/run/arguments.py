@@ -24,7 +24,7 @@ AnyId = AgentId | UUID | SupportsIndex  # such as an integer of numpy's; `check_
 
 
 class Ids(Protocol):
-    """Ids of agents, such as a list, a range or an array. A text is none, although it is a sequence of texts."""
+    """Ids of agents, such as a list, a range or an array. A str is not one, although it is a sequence of strs."""
 
     def __iter__(self) -> Iterator[AnyId]: ...
     def __len__(self) -> int: ...

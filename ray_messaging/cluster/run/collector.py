@@ -48,7 +48,7 @@ class Collector:
         return step % self._every == 0
 
     def of_agents(self, agents: Sequence["Agent"], places: AgentPlaces, failed: Failed) -> bytes:
-        """Return what is collected of agents; raise the error that `failed` builds for the first one that is wrong."""
+        """Return what is collected of agents; raise the error that `failed` builds for the first bad value."""
         if not agents:
             return b""
         try:
