@@ -177,7 +177,7 @@ class CallerAdmission:
                 if caller.next < oldest:  # a caller that gave up on older numbers must not block its newer calls
                     caller.next = oldest
                     caller.turn.notify_all()
-                while (caller_id, caller.next) in self._calls:  # these calls began before this caller was forgotten
+                while (caller_id, caller.next) in self._calls:  # calls that began before this caller was forgotten
                     caller.next += 1
                 await caller.turn.wait_for(lambda: caller.next >= number)
                 if caller.next == number:

@@ -48,7 +48,7 @@ async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: Inter
 
 
 async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: bytes | None) -> None:
-    """Raise AlreadyExists if another start keeps its claim."""
+    """Raise AlreadyExists if `on_existing` does not let this start take the place of another start."""
     if spec.on_existing == "reset":
         return
     deadline = asyncio.get_running_loop().time() + (_ENDING_S if spec.on_existing == "resume" else 0.0)
