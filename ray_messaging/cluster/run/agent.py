@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 _encode = msgspec.msgpack.Encoder().encode
 _parts_of = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
-_STATE = "me.state"  # names a value that cannot be kept in errors
+_STATE = "me.state"  # the name, in errors, of a value that cannot be kept
 _OURS = f"{Path(__file__).parents[2]}/"
 _LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # the last: compiled modules, as numpy's
 _NO_ROW: tuple[Mapping[str, Any], Sequence[AgentId]] = ReadOnlyDict(), ()

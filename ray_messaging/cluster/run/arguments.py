@@ -32,7 +32,7 @@ class Ids(Protocol):
 
 
 class DataFrameLike(Protocol):
-    """A DataFrame."""
+    """The part of a DataFrame that a run uses."""
 
     @property
     def index(self) -> Any:  # noqa: ANN401 - pandas is an extra
@@ -43,7 +43,7 @@ class DataFrameLike(Protocol):
 
 
 class NetworkxGraph(Protocol):
-    """A graph of networkx."""
+    """The part of a networkx graph that a run uses."""
 
     @property
     def edges(self) -> Any:  # noqa: ANN401 - networkx is an extra

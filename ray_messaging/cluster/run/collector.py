@@ -60,7 +60,7 @@ class Collector:
             raise failed(agents[error.place or 0], error, "collect") from error
 
     def of_group(self, crowd: "Crowd") -> bytes:
-        """Return what is collected of a group's arrays; raise UnfitValue if that is wrong."""
+        """Return what is collected of a group's arrays; raise UnfitValue if a value does not fit."""
         if not len(crowd.ids):
             return b""
         if self._function is None:

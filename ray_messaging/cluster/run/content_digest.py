@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 _LONGEST_S: Final = 1.0
-_WALL: Final = 5  # a thread that waits, for a disk or the processor, ends after so many times its time
+_WALL: Final = 5  # if the thread waits, for a disk or the processor, a digest ends after so many times its time
 _CHUNK: Final = 1 << 20  # bytes between two looks at the clock
 _BYTES_PER_S: Final = 1e9  # blake2b hashes about so many; what would take too long is not begun
 _OBJECTS_PER_S: Final = 5e6  # pickle writes about so many
@@ -45,7 +45,7 @@ def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _
     With `anywhere` the digest is the same in all processes. Without it, the digest only tells whether one object has
     changed in this process; this is faster, and the object may contain itself. An object has no digest if its class has
     Python code that pickles it or reads its attributes, because that code may be slow, or change the object.
-    `longest_s` is a time of the processor.
+    `longest_s` is time of the processor.
     """
     with suppress(Exception):  # of any kind: not all can be pickled
         return _digest(value, _Time(longest_s), anywhere).hex()

@@ -1,4 +1,4 @@
-"""Name and source of a model, and digests of its inputs, by which a later call of `run` sees that they differ."""
+"""Name and source of a model, and digests of its inputs, by which a later call of `run` sees a difference."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence

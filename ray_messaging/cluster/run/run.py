@@ -119,7 +119,7 @@ class EarlyEnd:
     From the first Ctrl-C to the end of the context no step begins. A pause of the steps is not changed. Python handles
     signals only in the main thread, so in other threads this does nothing.
 
-    Args: `turn` is the number of the calls of the actors' `run`.
+    Args: `turn` is the number of these actors' current calls of `run`.
     """
 
     def __init__(self, interceptor: Any, actors: Sequence[Any], turn: int) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -259,7 +259,7 @@ class Run(AbstractContextManager["Run"]):
         return self._gathered(self._go_on(self.step, progress=False, with_states=True), self.step)
 
     def _go_on(self, until: int, *, progress: bool, with_states: bool) -> list[GroupResult]:
-        """Let the steps before `until` run; return the results of the groups. A fork stops at some steps to act."""
+        """Let the steps before `until` run; return the results of the groups. A fork does its work between them."""
         if self._messaging._fork is not None:
             for step, act in self._messaging._fork.stops(self.step, until):
                 parts = self._drive(step, progress=progress, with_states=with_states)
@@ -323,7 +323,7 @@ class Run(AbstractContextManager["Run"]):
 
     @contextmanager
     def _ending(self) -> Iterator[list[Any]]:
-        """Context that ends the run's actors if an error is raised. It yields a list for their calls."""
+        """Context that ends the run's actors if an error is raised. It yields a list for the actors' calls."""
         refs: list[Any] = []
         try:
             yield refs

@@ -65,9 +65,9 @@ class RunOptions(NamedTuple):
 class RunInputs(NamedTuple):
     """Inputs that the groups of a run share.
 
-    `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads them once,
-    when it begins. `parent_calls` is the log's folder of an earlier run, whose results answer equal calls (None: no
-    such run). `change` sets states before a step.
+    `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only what
+    it needs, and that once. `parent_calls` is the log's folder of an earlier run, whose results answer equal calls
+    (None: no such run). `change` sets states before a step.
     """
 
     model: Any
@@ -120,7 +120,6 @@ class RunActor:
         """Run the steps of a group that come before step `until`; return the group's result.
 
         Args: `turn` is the number of this call, for `end_after`. With `with_states` the result has the agents' states.
-
         Raises: StepFailed if the model, or another function of the user, fails.
         """
         if self._society is None:
@@ -144,7 +143,9 @@ class RunActor:
                 continue
             except BudgetSpent:
                 spent = True
-            if with_states and society.last_step != loop.committed:  # another process ran it, or it was not committed
+            # Then the states here are those after another step than the last committed one, which another process
+            # has run, or after a step that was not committed.
+            if with_states and society.last_step != loop.committed:
                 await homes.prepare(loop.before)
                 society.read(AgentPlaces(loop.before), loop.state)
             states, ids = (society.states, society.ids) if with_states else ({}, {})

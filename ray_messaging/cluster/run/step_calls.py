@@ -36,8 +36,8 @@ _END_S: Final = 1.0  # the time for a model to end after its cancellation, which
 _Call = tuple["Agent", Awaitable[object]]
 RETRIES = "retries"  # the key of the count of retries
 NO_LIMITS = Calls()
-_TOO_MANY, _SERVER_ERRORS = 429, 5  # an HTTP status, and the hundreds of others
-RESULT = "the result of me.remember"  # names a value that cannot be kept in errors
+_TOO_MANY, _SERVER_ERRORS = 429, 5  # an HTTP status, and the first digit of others
+RESULT = "the result of me.remember"  # the name, in errors, of a value that cannot be kept
 
 
 @dataclass(eq=False)
