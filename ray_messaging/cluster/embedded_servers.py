@@ -35,7 +35,7 @@ def server_names(exp_id: str, count: int) -> list[str]:
 
 
 def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | None, data_dir: object) -> Shards:
-    """Return the number of servers (None: not given); raise ConfigError if it does not fit the other arguments."""
+    """Return the number of servers (None: one server); raise ConfigError if it does not fit the other arguments."""
     whole = isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1
     if shards is not None and not whole and shards != PER_NODE:
         raise ConfigError(f"shards={shards!r} is unknown: write a number from 1, or 'per-node'")

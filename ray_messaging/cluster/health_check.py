@@ -53,7 +53,7 @@ _NO_TASK = critical(
 
 
 def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> Health:
-    """Return the findings about an experiment after at most 5 s; on Ray Client a task's start adds to that.
+    """Return the findings about an experiment after at most 5 s; on Ray Client later, as a Ray task must start.
 
     Args:
         exp_id: The experiment's name.

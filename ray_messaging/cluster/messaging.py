@@ -111,7 +111,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             on_existing: What to do if `exp_id` has data on the server or in log_dir, or runs already: "error",
                 "resume" (go on with the data) or "reset" (delete them).
             settings: Limits and timeouts.
-            mirror: Also send each message to an agent by PUBLISH, for foreign listeners.
+            mirror: Also send messages for agents by Redis PUBLISH, for foreign listeners.
             steps: Groups send and receive in steps (see docs/steps.md). None: they send and receive at any time.
             data_dir: A folder on this machine where the embedded servers keep their data, for a later start with
                 on_existing="resume". None: the folder `<log_dir>-server`, which is removed when the log has all rows,
@@ -183,8 +183,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             at_step: The first step that may differ from the parent's; None: the step after the last checkpoint.
             rules: The fork's rules. A rule that has the name of a rule of the parent begins with what that rule
                 remembered.
-            states: Values that are set in agents' states before step `at_step`: `{3: {"mood": 0.5}}`; with by="group"
-                in the agents' rows of the arrays.
+            states: Values to set in agents' states before step `at_step`, as `{3: {"mood": 0.5}}`; with by="group" in
+                the agents' rows of the arrays.
             redis: As for `start`.
             settings: As for `start`.
             data_dir: As for `start`.
