@@ -32,22 +32,26 @@ from ray_messaging.model.columns import IdColumn
 _ATTEMPTS: Final = 5  # each attempt starts the actor again if it is gone
 
 
-# A change of an audience returns its new pairs, or None if the audience is removed. Ray sends it to other nodes.
+# A function that changes an audience: it gets the pairs and returns the new ones, or None if the audience is removed.
+# Ray sends the function to other nodes.
 Change = Callable[[Edges], Edges | None]
 
 
 def join(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs with further members; raise ConfigError if the audience has no members."""
+    """Return the pairs with further members; raise ConfigError if it is no audience of members."""
     return MemberEdges.among(_members(name, edges) | agents)
 
 
 def leave(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs without these members; raise ConfigError if the audience has no members."""
+    """Return the pairs without these members; raise ConfigError if it is no audience of members."""
     return MemberEdges.among(_members(name, edges) - agents)
 
 
 def move(name: str, ids: IdColumn, points: object, edges: Edges) -> Edges:
-    """Return the pairs of new positions; raise ConfigError or AudienceTooLarge."""
+    """Return the pairs after agents have moved to new positions.
+
+    Raises: ConfigError if the audience has no positions; AudienceTooLarge if there are too many pairs.
+    """
     return positions_of(name, edges).moved(ids, points).edges()
 
 
@@ -74,8 +78,8 @@ def _members(name: str, edges: Edges) -> AgentSet:
 class AudienceMaker:
     """Maker of an audience's versions: it writes their files, then asks the interceptor to enter them in the directory.
 
-    A lock in the folder makes the changes of several processes follow one another. As a Ray actor on the node with the
-    files it serves other nodes. It keeps no state.
+    A lock in the folder makes the changes of several processes follow one another. A Ray actor of this class, on the
+    node with the files, serves processes on other nodes. It keeps no state.
     """
 
     def __init__(self, folder: str, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -83,7 +87,7 @@ class AudienceMaker:
         self._interceptor = interceptor
 
     def load(self, name: str, version: int) -> Edges:
-        """Return the pairs of a version."""
+        """Return the pairs of a version of an audience."""
         return asyncio.run(LocalFolder(self._folder).load(name, version))
 
     @contextmanager
@@ -105,7 +109,11 @@ class AudienceMaker:
             self._publish(name, audiences.last_version(name) + 1, AudienceKind(kind), edges)
 
     def change(self, name: str, change: Change, step: int | None = None) -> None:
-        """Make a new version of an audience, used at once, or from a step on unless another process has made it."""
+        """Make a new version of an audience, which is used at once, or from `step` on.
+
+        Nothing is made if another process has made the version of `step` already, or if without `step` the pairs stay
+        the same.
+        """
         with self._alone() as audiences:
             if step is not None and audiences.moved_with(name, step):
                 return
@@ -137,8 +145,8 @@ class AudienceMaker:
 class AudienceFiles:
     """The files of an experiment's audiences: the source of their pairs, and the calls that make new versions.
 
-    A process on the node with the files reads and writes them directly, one elsewhere through an actor on that node.
-    Processes find that actor by its name, and it ends with the last of their handles.
+    A process on the node with the files reads and writes them directly. A process on another node does so through an
+    actor on that node. Processes find this actor by its name, and it ends with the last of their handles.
     """
 
     def __init__(self, experiment: Experiment, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -181,14 +189,14 @@ class AudienceFiles:
         raise AssertionError  # the last attempt returns or raises
 
     async def load(self, name: str, version: int) -> Edges:
-        """Return the pairs of exactly this version; raises as `LocalFolder.load`."""
+        """Return the pairs of exactly this version. Raises the same errors as `LocalFolder.load`."""
         if self._here():
             return await LocalFolder(Path(self._home.folder)).load(name, version)
         found: Edges = await self._through_actor("load", name, version)
         return found
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
-        """Make the version that is used from a step on, with new positions of agents, unless it exists."""
+        """Make the version that has new positions of agents and is used from a step on, unless this version exists."""
         change = partial(move, name, ids, points)
         if self._here():
             await asyncio.to_thread(self._maker().change, name, change, step)

@@ -35,7 +35,7 @@ def server_names(exp_id: str, count: int) -> list[str]:
 
 
 def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | None, data_dir: object) -> Shards:
-    """Return the number of servers (None: not given); raise ConfigError if it does not fit the other arguments."""
+    """Return the number of servers (None: one server); raise ConfigError if it does not fit the other arguments."""
     whole = isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1
     if shards is not None and not whole and shards != PER_NODE:
         raise ConfigError(f"shards={shards!r} is unknown: write a number from 1, or 'per-node'")
@@ -119,17 +119,18 @@ def lost_server(spec: InterceptorSpec) -> str | None:
 
 
 def config_here(config: ServerConfig) -> ServerConfig:
-    """Return a config for a group in this process: this node's own server, if any, stores the bodies that it sends."""
+    """Return a config for a group in this process: a server on this node, if any, stores the group's bodies."""
     if isinstance(config, ShardsConfig) and config.nodes:
         return config.on_node(context().get_node_id())
     return config
 
 
 class KeptData(NamedTuple):
-    """A folder on this machine for servers' data, with a folder in it for each server. One server alone uses it.
+    """A folder on this machine for servers' data. Each of several servers has a folder in it.
 
-    `asked_for`: the user has named the folder. Otherwise the data are kept until the log has all rows, because all
-    other processes may die before that, and with steps so that a later start can go on with them.
+    `asked_for` says that the user has named the folder. Otherwise the data are kept only until the log has all rows,
+    because all other processes may die before then. With steps the data are kept longer, so that a later start can go
+    on with them.
     """
 
     folder: Path
@@ -152,7 +153,7 @@ class KeptData(NamedTuple):
         return cls(folder, servers, given is not None)
 
     def tell(self) -> None:
-        """Say on stderr, once in a process, where large data are that the user has not asked for."""
+        """Print, once in a process, where data are kept, if they are large and the user has not named the folder."""
         if self.asked_for or _told.is_set():
             return
         # With Ray Client the folder is on another machine, and has no files here.

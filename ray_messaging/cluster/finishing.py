@@ -1,4 +1,4 @@
-"""Finish of the event log after a run whose driver was killed: it writes the rows that the embedded server still has.
+"""Completion of the event log after a run whose driver was killed, with the rows that the embedded server still has.
 
 The server's guard runs this file after the driver's death, and so does `ray-messaging log finish`.
 """
@@ -25,8 +25,8 @@ HOST = "127.0.0.1"
 def finish(log_dir: str) -> bool:
     """Write the rows that are missing in a log whose run was killed; return False if the log was complete.
 
-    Then the server's data are deleted, except the data of an experiment with steps, with which the run can go on, and
-    those in a user's `data_dir`.
+    Afterwards the server's data are deleted. Only data in a user's `data_dir` are kept, and the data of an experiment
+    with steps, because the run can go on with them.
 
     Raises: LogError if the server's data are not on this machine; ConfigError while the run's server still runs.
     """
@@ -45,7 +45,7 @@ def finish(log_dir: str) -> bool:
 
 
 async def _write(folder: Folder, record: RunRecord, server: RedisConfig, *, erase: bool) -> None:
-    """Do the remaining work of the log's actor, as its successor in the same run."""
+    """Write the missing rows and end the log, as a successor of the log's actor in the same run."""
     run, settings = record.starts[-1].run, MessagingConfig()
     host = LogHost(Experiment(record.experiment, run, settings, folder.where, redis=server), "resume")
     try:

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 
 
 class Fork:
-    """What a fork does between its steps as its parent did, for the process that has started it.
+    """Work between the steps of a fork, done by the process that started it, so that the parent's run is repeated.
 
-    The steps before `at_step` must have the parent's messages; what came to the parent's agents from outside of the
-    steps, such as the user's messages and questions, is sent again. Answers to these questions count for nobody.
+    This checks that in the steps before `at_step` the groups sent the parent's messages. It sends again what came to
+    the parent's agents from outside of the steps, such as the user's messages and questions. Nobody uses the answers to
+    these questions.
 
-    Args: `checkpoints` are the parent's. `resumed` says that an earlier process may have sent some of it.
+    Args: `checkpoints` are the steps of the parent's checkpoints. `resumed` says that an earlier process of the fork
+    may have sent some messages from outside already.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Fork:
         if all(log.digest(step) == self._parent.digest(step) for step in again):
             return
         found = log.diff(self._parent)
-        if found is None or found.step not in again:  # what came from outside differs, and has moved nobody
+        if found is None or found.step not in again:  # messages from outside differ, but not those of agents
             return
         mine, theirs = (None if row is None else row.text for row in (found.mine, found.theirs))
         raise NotRepeatable(
@@ -102,7 +104,7 @@ class Fork:
     async def send_again(self, engine: "Engine", rows: "Sequence[LogRow]") -> None:
         """Send messages from outside as they were sent in the parent, to the byte.
 
-        Raises: NotRepeatable for a broadcast to a version of an audience that is not there.
+        Raises: NotRepeatable for a broadcast to a version of an audience that the fork does not have.
         """
         for (audience, subtopic, asks, _), same in groupby(rows, key=_way):
             some = [*same]
@@ -146,7 +148,7 @@ class Fork:
 
 
 def _left(rows: "Sequence[LogRow]", step: int, log: "EventLog") -> "list[LogRow]":
-    """Return the messages from outside that a log has not among those that a step reads."""
+    """Return the `rows` that a log lacks among the messages from outside that a step reads."""
     from ray_messaging.eventlog.forking import outside_of  # noqa: PLC0415 - brings pyarrow
 
     sent, left = Counter(map(_said, outside_of(log, step))), []
@@ -161,7 +163,7 @@ def _said(row: "LogRow") -> tuple[object, ...]:
 
 
 def _way(row: "LogRow") -> tuple[str | None, str, bool, int | None]:
-    """Return what messages from outside have in common that can be sent together."""
+    """Return a key of a message from outside: messages with equal keys can be sent together."""
     plain = row.audience is None and row.to_id is None
     subtopic = f":{row.channel}" if plain else row.subtopic or ""
     return row.audience, subtopic, bool(row.expects_answer), row.audience_version
@@ -220,7 +222,7 @@ def start_fork(
 
 
 def _checkpoint_of(fork: "RunRecord", where: str, parent: str, at_step: int | None) -> int:
-    """Return the step of the checkpoint with which a fork began; raise ConfigError if it is not this parent's fork."""
+    """Return the step of the checkpoint with which a fork began; raise ConfigError if its parent is another."""
     if fork.parent is None or fork.parent.experiment != parent:
         of = "no fork" if fork.parent is None else f"a fork of {fork.parent.experiment!r}"
         raise ConfigError(f"{where} has {of}, so this fork of {parent!r} cannot go on there: pass another log_dir")

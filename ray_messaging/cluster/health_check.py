@@ -53,11 +53,12 @@ _NO_TASK = critical(
 
 
 def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> Health:
-    """Return the findings about an experiment after at most 5 s; on Ray Client a task's start adds to that.
+    """Return the findings about an experiment after at most 5 s; on Ray Client later, as a Ray task must start.
 
     Args:
         exp_id: The experiment's name.
-        experiment: The experiment, if known. None, or without the password: its actors are asked for it.
+        experiment: The facts of the experiment. If they are None, or lack the password, the experiment's actors are
+            asked for them.
         handles: Known actors, by their Ray names.
     """
     found = ask_experiment(exp_id, experiment, handles)
@@ -65,7 +66,11 @@ def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[st
 
 
 def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentReport | None:
-    """Return the facts and findings about an experiment as `check_health`, or None if Ray Client had no answer."""
+    """Return a report on an experiment: facts about its servers and actors, and the findings of `check_health`.
+
+    The arguments are those of `check_health`. On Ray Client a Ray task makes the report; return None if this task fails
+    or gives no answer in time.
+    """
     check_ray(exp_id)
     if on_ray_client():
         return _ask_on_cluster(exp_id, experiment, handles)
@@ -120,7 +125,7 @@ def check_servers(
 
 
 def _ask_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentReport | None:
-    """Ask in a Ray task, as a driver on Ray Client may not reach the server; return None if the task fails."""
+    """Run `ask_experiment` in a Ray task, because a driver on Ray Client may not reach the server; None: it failed."""
     known = None if experiment is None else experiment.without_password()  # Ray keeps the arguments of tasks
     asking = ray.remote(num_cpus=0, max_retries=0)(ask_experiment).remote(exp_id, known, dict(handles))
     try:
@@ -177,7 +182,7 @@ def _facts_of(experiment: Experiment | None, exp_id: str) -> ServerFacts | None:
 
 
 def _find_experiment(exp_id: str) -> Experiment | None:
-    """Return an experiment with passwords, from its interceptor or its embedded servers; None: no answer."""
+    """Return an experiment with passwords, from its interceptor or its embedded servers, or None if none answers."""
     experiment: Experiment | None = _call(f"{exp_id}/interceptor", "ready")
     if experiment is not None:
         return experiment
@@ -207,7 +212,7 @@ def _call(name: str, method: str) -> Any:  # noqa: ANN401 - the method's result
 
 
 def _named_in_time(prefix: str) -> dict[str, Any] | None:
-    """Return the living actors, or None if Ray's head gives no answer in time."""
+    """Return the living actors whose names begin with `prefix`, or None if Ray's head gives no answer in time."""
     try:
         return _soon(partial(named_actors, prefix)).result(DEADLINE_S / 2)
     except Exception as error:  # noqa: BLE001 - as above, or in `_call`
@@ -216,7 +221,10 @@ def _named_in_time(prefix: str) -> dict[str, Any] | None:
 
 
 def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float, *, look_up: bool = True) -> list[ActorFacts]:
-    """Return the facts about actors, also of silent ones; with `look_up` also those that Ray has."""
+    """Ask actors for their health; return the facts about each, also about actors that do not answer.
+
+    With `look_up` Ray is asked for the state, the restarts and the node of each actor.
+    """
     asked = {
         name: ActorFacts(_shown(name.removeprefix(prefix)))
         for name in sorted(actors, key=lambda name: ("/group/" in name, name))

@@ -48,7 +48,7 @@ class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 
 class AckCall(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """Leases, and the rows of each that are to be committed (None: all)."""
+    """A commit of messages: leases, and the rows to commit of each lease (None: all rows)."""
 
     loans: tuple[tuple[Token, tuple[Span, ...] | None], ...]
 
@@ -58,10 +58,11 @@ class AliveCall(msgspec.Struct, array_like=True, frozen=True, tag=3):
 
 
 class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
-    """What a handle does not know of the pairs of its broadcasts.
+    """Facts about the pairs of a handle's broadcasts that the handle does not know.
 
-    These are their numbers (uint32), their times (float64, or one time for all), and, if nobody has received some, the
-    hearers: the values (int64), kinds and strings of an `IdColumn`.
+    `numbers` has the numbers of the pairs' messages (uint32), `sent_at` their times (float64, or one time for all).
+    `hearers` is there only if some messages were not received: it has the values (int64), kinds and strings of the
+    hearers' `IdColumn`.
     """
 
     numbers: bytes
@@ -72,7 +73,7 @@ class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
 class BatchFates(msgspec.Struct, array_like=True, frozen=True):
     """The ids of one frame's messages, their fates as in `Outcome.codes`, and the blocked rows with rule and reason.
 
-    With `pairs` they are the pairs of broadcasts.
+    With `pairs` there is one message for each pair of the broadcasts.
     """
 
     sender: str
@@ -85,14 +86,14 @@ class BatchFates(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LentSlice(msgspec.Struct, array_like=True, frozen=True):
-    """Rows `low` to `high`, exclusive, of a frame. An empty `mailbox` means that a foreign client sent the messages."""
+    """The rows of a frame from `low` to the one before `high`; an empty `mailbox` stands for a foreign client."""
 
     low: int
     high: int
     mailbox: str
     entry: str
     pattern: bytes | None
-    fetched: bytes = b""  # the span of the fetch, of a traced frame
+    fetched: bytes = b""  # the tracing span of the fetch, if the frame is traced
 
 
 class Lent(msgspec.Struct, array_like=True, frozen=True):
@@ -104,7 +105,7 @@ class Lent(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Late(msgspec.Struct, array_like=True, frozen=True):
-    """A CommitFailed, and its facts."""
+    """The text and the facts of a CommitFailed error."""
 
     text: str
     group: str
@@ -121,8 +122,9 @@ class AckAnswer(msgspec.Struct, array_like=True, frozen=True):
 
 
 Call = RelayCall | FetchCall | AckCall | AliveCall
-# The answers to these in the same order, as objects: a fetch has the token of a lease (None: no messages) and the
-# messages, a commit the leases that have ended and why some rows could not be committed.
+# The answers to these calls, as objects, in the same order. The answer to a FetchCall has the token of a lease (None:
+# no messages) and the messages. The answer to an AckCall has the leases that have ended, and why some rows could not be
+# committed.
 Answer = Receipts | tuple[Token | None, Messages] | tuple[list[Token], CommitFailed | None] | None
 Sent = tuple[BatchFates, ...]  # the answer to a RelayCall: the fates of each frame
 
@@ -136,14 +138,14 @@ _sent, _lent, _committed = (
 
 
 class Parts(NamedTuple):
-    """A body without its frames, `head`, and the frames that follow it."""
+    """The body of a call or an answer: `head`, the part before the frames, and the `frames`."""
 
     head: bytes
     frames: Sequence[bytes]
 
 
 def body_of(header: Call | Sent | Lent | AckAnswer, frames: Sequence[bytes] = ()) -> Parts:
-    """Encode a call, or an answer from its header."""
+    """Encode a call, or an answer that has this header."""
     first = _encode(header)
     sizes = [len(first), *map(len, frames)]
     return Parts(pack(f"<{1 + len(sizes)}I", len(sizes), *sizes) + first, frames)
@@ -199,7 +201,7 @@ def answer_of(answer: Answer) -> Parts:
 
 
 def _read(decoder: msgspec.msgpack.Decoder[Header], header: bytes) -> Header:
-    """Decode the header of an answer; raise FrameError."""
+    """Decode the header of an answer; raise FrameError if it cannot be read."""
     try:
         return decoder.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -271,7 +273,7 @@ def _add_pairs(outcome: Outcome, facts: FactsOfPairs, topics: tuple[str, ...]) -
 
 
 def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[Token | None, Messages]:
-    """Return a lease and its messages; raise FrameError if these cannot be decoded."""
+    """Return a lease and its messages; raise FrameError if the messages cannot be decoded."""
     lent = _read(_lent, header)
     slices: list[Slice] = []
     for part, frame in zip(lent.slices, frames, strict=True):
@@ -284,7 +286,7 @@ def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[To
 
 
 def committed_of(header: bytes) -> tuple[list[Token], CommitFailed | None]:
-    """Return the leases that have ended, and why some rows could not be committed; raise FrameError."""
+    """Return the leases that have ended, and why some rows were not committed; raise FrameError for a bad header."""
     committed = _read(_committed, header)
     late = committed.late
     if late is None:

@@ -75,7 +75,7 @@ class StartedExperiment:
         self._until_logged = False  # the servers' data are only kept until the log has all rows
 
     def start(self, spec: InterceptorSpec, config: ServerConfig | None, kept: KeptData | None) -> None:
-        """Start the actors; `config` is the user's server. None: start embedded servers, with their data in `kept`."""
+        """Start the actors. If `config`, the user's server, is None, start embedded servers with data in `kept`."""
         self._kept = kept
         self._until_logged = kept is not None and not kept.asked_for and spec.steps is None
         node = context().get_node_id()
@@ -84,8 +84,8 @@ class StartedExperiment:
         self._start_servers(spec, kept)
         # Ray may repeat all calls of this actor.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": spec.interceptor_name}
-        # The actor runs on the node of the primary: without that node it could do nothing, and it need not be lost with
-        # other nodes.
+        # The interceptor runs on the node of the primary, without which it could do nothing. So the loss of another
+        # node does not stop it.
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
         try:
             # Ray copies small arguments for a restart; large ones (a long black list) must stay in its object store.
@@ -126,7 +126,8 @@ class StartedExperiment:
             node = context().get_node_id()
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         actor_name = f"the event log of experiment {spec.exp_id!r}"
-        # Nothing is sent before the log has started, and "reset" has deleted older data.
+        # If the log does not start, the server's data can be erased: nothing was sent yet, with "error" there were no
+        # older data, and "reset" has deleted older data.
         self._untouched = spec.on_existing != "resume"
         self.log = start_actor(
             spec.exp_id, LogActor, options, experiment, spec.on_existing if spec.fork is None else "resume"
@@ -154,7 +155,7 @@ class StartedExperiment:
             self._servers.append(start_actor(spec.exp_id, ServerActor, options, *arguments))
 
     def close(self, *, erase: bool) -> None:
-        """Stop groups, log, interceptor and server in this order, then Ray if nobody in this process needs it."""
+        """Stop groups, log, interceptor and server in this order, then Ray if this process has no more use for it."""
         try:
             if ray.is_initialized() and ray_session() == self._session:  # otherwise all have ended with their Ray
                 self._stop(erase=erase)
@@ -196,7 +197,7 @@ def start_experiment(
     fork: int | None = None,
     calls: Calls | None = None,
 ) -> StartedExperiment:
-    """Start an experiment as `Messaging.start`; `fork`: the step of the checkpoint in `log_dir` to begin with."""
+    """Start an experiment as `Messaging.start` does; `fork` is the step of a checkpoint in `log_dir` to start with."""
     check_name("exp_id", exp_id)
     _check_kinds(settings, steps, calls, log_dir=log_dir, data_dir=data_dir)
     if on_existing not in {"error", "resume", "reset"}:
@@ -243,7 +244,7 @@ def start_experiment(
 def _checked_servers(
     server: ServerConfig | str | None, shards: Shards, settings: MessagingConfig, steps: Steps | None, data_dir: object
 ) -> tuple[ServerConfig | None, Shards]:
-    """Return the user's server (None: embedded ones), and the number of servers; raise ConfigError."""
+    """Return the user's server (None: embedded) and the number of servers; raise ConfigError if they do not fit."""
     config = experiment_config(server)
     if config is None and settings.wait_replicas:
         raise ConfigError(
@@ -324,9 +325,9 @@ def leave(
     timeout_s: float = _CLOSE_S,
     **kwargs: Any,  # noqa: ANN401 - a method's arguments
 ) -> None:
-    """Close actors cleanly, then kill them, and with them `calls` of theirs whose results nobody needs any more."""
+    """Close actors cleanly, then kill them. `calls` are calls of these actors whose results nobody needs any more."""
     attempt([actor.close.remote(**kwargs) for actor in actors], timeout_s=timeout_s)
-    # Otherwise Ray prints the errors of these calls, and that it repeats them, which it does not do.
+    # Otherwise Ray prints the errors of these calls, and says that it repeats the calls, although it does not.
     for ref in wait(list(calls), num_returns=len(calls), timeout=_CALLS_S)[0] if calls else ():
         with suppress(RayError, MessagingError):
             get(ref)
@@ -342,7 +343,7 @@ def _kill(actors: Collection[Any]) -> None:
 
 
 def finish_log(log: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
-    """Close the event log after it has written everything. Return False, and log an error, if it could not."""
+    """Let the event log write everything, and end it. If it cannot write everything, log an error and return False."""
     done, written = log.close.remote(), False
     if not wait([done], timeout=_LOG_S)[0]:
         logger.error("the event log was not complete after %g s, and stays incomplete", _LOG_S)

@@ -71,7 +71,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> None:
         self._connection = ExperimentConnection(experiment, interceptor)
         self._started = started
-        self._fork: Fork | None = None  # what a fork does between its steps as its parent did
+        self._fork: Fork | None = None  # the work of a fork between its steps
 
     @cached_property
     def _groups(self) -> "Groups":
@@ -111,7 +111,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             on_existing: What to do if `exp_id` has data on the server or in log_dir, or runs already: "error",
                 "resume" (go on with the data) or "reset" (delete them).
             settings: Limits and timeouts.
-            mirror: PUBLISH messages to agents as well, for foreign listeners.
+            mirror: Also send messages for agents by Redis PUBLISH, for foreign listeners.
             steps: Groups send and receive in steps (see docs/steps.md). None: they send and receive at any time.
             data_dir: A folder on this machine where the embedded servers keep their data, for a later start with
                 on_existing="resume". None: the folder `<log_dir>-server`, which is removed when the log has all rows,
@@ -121,7 +121,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             shards: With steps, the number of embedded servers on this node, or of parts of a cluster; "per-node" starts
                 one on each current node. The first is the primary, and all keep bodies of large frames (see
                 docs/operations.md). None: one server.
-            calls: Limits, for all groups together, of the calls that agents make by `me.remember`. None: none.
+            calls: Limits, for all groups together, of the calls that agents make by `me.remember`. None: no limits.
 
         Raises: AlreadyExists if the experiment exists and `on_existing` is "error"; ConfigError for invalid arguments;
         ConnectionFailed within 5 s if the server does not answer; ServerRefused if it refuses the password, user or db;
@@ -172,27 +172,29 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Start an experiment that begins in the middle of another run, from a checkpoint in its folder.
 
         It begins with the newest checkpoint before `at_step`: with all states, messages in flight, audiences, and what
-        rules remember. A call of `run` with the same agents and groups goes on from there; the steps before `at_step`
-        must have the parent's messages. The parent is never changed, and may still run. A fork may be forked.
+        rules remember. A call of `run` with the same agents and groups goes on from there; in the steps before
+        `at_step` the groups must send the parent's messages again. The parent is never changed, and may still run. A
+        fork may be forked.
 
         Args:
             parent: The log_dir of the other run, which had `Steps(checkpoint=...)`. It may have been copied.
             exp_id: The name of the new experiment.
             log_dir: The folder of its event log, which gets the parent's rows up to the checkpoint.
             at_step: The first step that may differ from the parent's; None: the step after the last checkpoint.
-            rules: The rules. Rules of the parent's names find what those remembered.
-            states: What is set in agents' states before step `at_step`: `{3: {"mood": 0.5}}`; with by="group" in the
-                agents' rows of the arrays.
+            rules: The fork's rules. A rule that has the name of a rule of the parent begins with what that rule
+                remembered.
+            states: Values to set in agents' states before step `at_step`, as `{3: {"mood": 0.5}}`; with by="group" in
+                the agents' rows of the arrays.
             redis: As for `start`.
             settings: As for `start`.
             data_dir: As for `start`.
             calls: As for `start`.
             on_existing: What to do if `log_dir` has a log: "error", or "resume" to go on with this fork, whose process
-                was killed; then pass what it was begun with.
+                was killed; then pass the arguments with which the fork was begun.
 
         Raises: ConfigError if there is no checkpoint before `at_step`, the parent had rules and none are given, or
         `log_dir` has another fork; AlreadyExists if `log_dir` has a log and `on_existing` is "error"; LogError if the
-        parent's folder cannot be read; otherwise as `start`.
+        parent's folder cannot be read; otherwise the same errors as `start`.
         """
         from ray_messaging.cluster.fork import start_fork
         from ray_messaging.config import MessagingConfig
@@ -307,7 +309,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Inspector":
         """Open the inspector, web pages about this experiment, in a process of its own; return its handle, with `url`.
 
-        Args: as the options of `ray-messaging ui` (see docs/inspector.md); port 0 selects a free port.
+        Args: the same as the options of `ray-messaging ui` (see docs/inspector.md); port 0 selects a free port.
         Raises: ConfigError if it cannot be opened, for example on a port that is taken, or without `ray-messaging[ui]`.
         """
         from ray_messaging.cluster.inspector_process import Inspector
@@ -318,7 +320,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     def metrics_text(self) -> str:
         """Return the metrics of server, interceptor, log and groups, as text in Prometheus' format, in at most 5 s.
 
-        It contains what each group counts only with `Messaging.start(..., metrics=True)`. Raises ImportError without
+        It contains the counts of each group only with `Messaging.start(..., metrics=True)`. Raises ImportError without
         prometheus-client.
         """
         from ray_messaging.cluster.health_check import ask_experiment
@@ -360,7 +362,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "dict[str, Group]":
         """Start several groups, {name: agents}, in about the time of one. If one fails to start, none is kept.
 
-        Raises: as `create_group`.
+        Raises: the same errors as `create_group`.
         """
         return self._groups.create(groups, subtopics, actor_options)
 
@@ -377,7 +379,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         return self._groups.host_of(agent_id)
 
     def agents(self) -> "HostedAgents":
-        """Return a mapping of all agents, also of `open_messager`'s agents, to groups; it has `to_pandas()`."""
+        """Return a mapping from all agents, also those of `open_messager`, to their groups; it has `to_pandas()`."""
         from ray_messaging.cluster.handles.hosted_agents import HostedAgents
 
         return HostedAgents(self._connection.ask(self.interceptor.agents.remote()))
@@ -398,10 +400,11 @@ class Messaging(AbstractContextManager["Messaging"]):
         move_agents(self._connection, self._groups, agents, to, timeout)
 
     def rebalance(self, *, dry_run: bool = False, timeout: float = MOVE_TIMEOUT_S) -> "list[AgentMove]":
-        """Move agents from groups with much load to groups with little, and return the moves; raises as `move_agents`.
+        """Move agents from groups with much load to groups with little, and return the moves.
 
         The load of a group is the number of messages that it has fetched since its start, or if no group has fetched
-        any, the number of its agents. Groups whose load is within a tenth of the mean do not change.
+        any, the number of its agents. Groups whose load is within a tenth of the mean do not change. Raises the same
+        errors as `move_agents`.
 
         Args: with `dry_run` no agent moves, and the planned moves are returned.
         """
@@ -477,7 +480,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         return [Audience(self._connection, name) for name in names]
 
     def remove_audience(self, name: str) -> None:
-        """Remove an audience. Later broadcasts to it raise UnknownName, and so does this if there is none."""
+        """Remove an audience; raise UnknownName if it does not exist. Later broadcasts to it raise UnknownName."""
         from ray_messaging.cluster.audience_files import remove
 
         self._audience_files.change(name, remove)
@@ -489,7 +492,10 @@ class Messaging(AbstractContextManager["Messaging"]):
         return AudienceFiles(self._connection.experiment, self.interceptor)
 
     def broadcast(self, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
-        """Send one message from the user to all agents; one receipt for each. Raises as `Messager.broadcast`."""
+        """Send one message from the user to all agents; one receipt for each.
+
+        Raises the same errors as `Messager.broadcast`.
+        """
         return self._user.broadcast(payload, subtopic)
 
     # -- messagers in users' own actors ---------------------------------------------------------------------------
@@ -604,7 +610,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             groups: The number of groups, or {name: ids}, or None: one per two CPUs. Of n groups, "group0" has every
                 n-th agent in ascending order (ints before strs), from the first one on, "group1" from the second on.
             until: The first step that is not run.
-            start: Returns an agent's first state, a dict; with by="group" the group's, a dict of arrays.
+            start: A function that returns an agent's first state, a dict; with by="group" the first state of the group,
+                a dict of arrays.
             graph: Edges (m, 2) of sender and hearer, for `me.neighbours`: an array, pairs, a DataFrame with two
                 columns, a networkx graph, or an audience or its name.
             shared: Any object, for `me.shared`; it is stored once.
@@ -612,18 +619,20 @@ class Messaging(AbstractContextManager["Messaging"]):
             concurrency: The most agents of a group that run at the same time, if the model is async.
             timeout: Seconds for one agent in one step, after which the run ends with StepFailed.
             collect: What is measured at the end of a step, for `series` of the result: a function of `me` that returns
-                a dict, a row per agent; by="group" of `group`, a dict of arrays. Or `Mean("mood")`, `Count("health")`
-                or a list of such, of a key of all agents' states: one row per step.
+                a dict, for one row per agent; with by="group" a function of `group` that returns a dict of arrays. Or
+                an aggregate of a key of all agents' states, such as `Mean("mood")` or `Count("health")`, or a list of
+                aggregates, for one row per step.
             collect_every: Collect in every n-th step, from step 0 on.
-            only_active: After its first step call an agent only if it has messages, a rule has blocked what it sent, a
-                fork has set its state, or it has called `me.stay_active()` in its last call. Pregel calls this a vote
-                to halt. If nobody is active, steps go on, and cost next to nothing.
+            only_active: After its first step, an agent is called only if it has messages, a rule has blocked what it
+                sent, a fork has set its state, or it called `me.stay_active()` when it was called last. Pregel calls
+                this a vote to halt. If nobody is active, steps go on, and cost next to nothing.
             progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
 
         Ctrl-C ends the run after the open step, and `stopped` in the result is True. A second Ctrl-C ends it at once.
 
         Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, or agents and groups
-        that differ from the earlier steps'; StepTooLarge if a group gets more messages in a step than it can read.
+        that differ from those of the earlier steps; StepTooLarge if a group gets more messages in a step than it can
+        read.
         """
         from ray_messaging.cluster.run.run import Run
         from ray_messaging.cluster.run.run_actor import RunOptions
@@ -663,7 +672,8 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Run":
         """Start a run that goes on step by step, as you tell it: `run.advance(1)`, `run.states()`, `run.series`.
 
-        Its groups stay between the steps, so that a step costs the step alone. Args and errors are as for `run`.
+        Its groups stay between the steps, so that a step costs the step alone. Arguments and errors are the same as for
+        `run`.
         """
         from ray_messaging.cluster.run.run import Run
         from ray_messaging.cluster.run.run_actor import RunOptions
@@ -687,7 +697,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         subtopic: str = AGENT_CHAT,
         timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> "Message":
-        """Ask an agent as the user; return its answer. Raises as `Messager.ask`."""
+        """Ask an agent as the user; return its answer. Raises the same errors as `Messager.ask`."""
         ask = self._user.messager.ask
         return self._user.run(ask(None, to_id, payload, subtopic=subtopic, timeout=timeout))
 
@@ -726,7 +736,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             timeout: Seconds for which `wait` waits; None: no limit.
 
         Raises: AlreadyExists if the survey_id is taken; ConfigError for a survey of nobody or a type without a JSON
-        schema; otherwise as `Messager.send_columns`.
+        schema; otherwise the same errors as `Messager.send_columns`.
         """
         from ray_messaging.cluster.handles.survey import Survey, asked_agents
 
@@ -742,7 +752,8 @@ class Messaging(AbstractContextManager["Messaging"]):
     def survey(self, survey_id: str, model: type[T] | None = None) -> "Survey[Any]":
         """Return a survey that this or another process has created, with all its answers.
 
-        Args: `model` is the type with which it was created. None: the answers are dicts, checked by its JSON schema.
+        Args: `model` is the type with which it was created. None: the answers are dicts, checked by the survey's JSON
+        schema.
         Raises: UnknownName if there is no such survey; ConfigError if it was created with another type.
         """
         from ray_messaging.cluster.handles.survey import Survey
@@ -761,7 +772,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def calls(self) -> "Calls | None":
-        """Return the limits of remembered calls; None: there are none."""
+        """Return the limits of remembered calls, or None if there are no limits."""
         return self._connection.experiment.calls
 
     @property
@@ -782,14 +793,20 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def log(self) -> "EventLog":
-        """Return the event log up to this moment: messages, senders, receivers, fates; raises as `log_actor`."""
+        """Return the event log up to this moment: messages, senders, receivers, fates.
+
+        Raises the same errors as `log_actor`.
+        """
         from ray_messaging.cluster.handles.remote_log import RemoteSource
         from ray_messaging.eventlog.event_log import EventLog
 
         return EventLog(RemoteSource(self.log_actor, self.exp_id))
 
     def blocked(self, *, after: int | None = None) -> "BlockedMessages":
-        """Iterate (`async for`) over blocked messages, from now on or after a `cursor`; needs the event log."""
+        """Iterate (`async for`) over messages that are blocked from now on, or that follow the cursor `after`.
+
+        The experiment must have an event log.
+        """
         from ray_messaging.cluster.handles.remote_log import BlockedMessages
 
         return BlockedMessages(self.log_actor, after)
@@ -797,7 +814,10 @@ class Messaging(AbstractContextManager["Messaging"]):
     def on_blocked(
         self, callback: "Callable[[BlockedMessage], object]", *, after: int | None = None
     ) -> "BlockedListener":
-        """Call a function with each blocked message, in a thread, until the listener is closed; needs the event log."""
+        """Call a function in a thread with each blocked message, until the returned listener is closed.
+
+        The experiment must have an event log. Args: `after` is a cursor, as for `blocked`.
+        """
         from ray_messaging.cluster.handles.remote_log import BlockedListener
 
         return BlockedListener(self.log_actor, callback, after)

@@ -103,7 +103,7 @@ def plan_balance(hosted: Mapping[str, AgentSet], fetched: Mapping[str, float]) -
     """Return the moves after which the groups have about the same load.
 
     The load of a group is the number of messages that it has fetched, or if no group has fetched any, the number of its
-    agents. All agents of a group are taken to have the same load.
+    agents. All agents of a group are assumed to have the same load.
     """
     loads = fetched if any(fetched.values()) else {name: float(len(agents)) for name, agents in hosted.items()}
     if len(hosted) < 2:

@@ -1,6 +1,6 @@
-"""The guard of all calls to Ray: none of them starts Ray, as Ray's own do, once the Ray of this process has ended.
+"""Calls to Ray that, unlike Ray's own, never start a new Ray after the Ray of this process has ended.
 
-Another Ray has none of the experiment's actors. Started from a thread, it would also be killed with that thread.
+A new Ray would have none of the experiment's actors. Started from a thread, it would also be killed with that thread.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ def _check() -> None:
 
 
 class OurActor:
-    """A handle of an actor of an experiment. It is used as Ray's, and never starts Ray: its calls raise Closed.
+    """A handle of an actor of an experiment. It is used as a handle of Ray's; its calls raise Closed after Ray's end.
 
-    For Ray it is a handle of Ray's, which may be passed on; `kill` ends it.
+    Ray takes it for one of its own handles, so it can be passed to tasks and actors. `kill` ends the actor.
     """
 
     def __init__(self, handle: Any, exp_id: str) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -89,37 +89,37 @@ def start_actor(exp_id: str, actor_class: type, options: dict[str, Any], *argume
 
 
 def get(refs: Any, *, timeout: float | None = None) -> Any:  # noqa: ANN401 - ObjectRefs and their values
-    """Do as ray.get."""
+    """Do the same as `ray.get`; raise Closed if Ray has ended."""
     _check()
     return ray.get(refs, timeout=timeout)
 
 
 def wait(refs: Sequence[Any], *, num_returns: int = 1, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
-    """Do as ray.wait."""
+    """Do the same as `ray.wait`; raise Closed if Ray has ended."""
     _check()
     return ray.wait(list(refs), num_returns=num_returns, timeout=timeout)
 
 
 def put(value: object) -> Any:  # noqa: ANN401 - an ObjectRef
-    """Do as ray.put."""
+    """Do the same as `ray.put`; raise Closed if Ray has ended."""
     _check()
     return ray.put(value)
 
 
 def kill(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
-    """Do as ray.kill, but nothing once Ray has ended, and the actor with it."""
+    """Kill an actor as `ray.kill` does; do nothing if Ray has ended, because the actor has ended with it."""
     if ray.is_initialized():
         ray.kill(actor._handle if type(actor) is OurActor else actor)  # Ray Client reads more of a handle than its type
 
 
 def context() -> Any:  # noqa: ANN401 - Ray's context of this process
-    """Do as ray.get_runtime_context."""
+    """Do the same as `ray.get_runtime_context`; raise Closed if Ray has ended."""
     _check()
     return ray.get_runtime_context()
 
 
 def find_named(name: str, namespace: str) -> Any:  # noqa: ANN401 - a Ray actor handle
-    """Do as ray.get_actor."""
+    """Do the same as `ray.get_actor`; raise Closed if Ray has ended."""
     _check()
     return ray.get_actor(name, namespace=namespace)
 

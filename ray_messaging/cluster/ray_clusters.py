@@ -20,7 +20,7 @@ from ray_messaging.errors import ConfigError, UnknownName
 
 PROCESSES = Path("/proc")
 _ANSWER_S = 5.0  # how long the cluster at RAY_ADDRESS may take to answer a connection
-_LOOK_S = 2.0  # how long each of several may take to say what runs there
+_LOOK_S = 2.0  # how long each of several clusters may take to say which experiments it has
 _REASON = 300  # the most characters that are shown of an error of Ray's
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # gRPC's greeting, without settings
 _OPTION = b"--gcs-address="
@@ -30,7 +30,7 @@ _REMEDY = (
 )
 
 
-# Of all that begins or ends the use of Ray in this process, so that no thread ends the Ray of another one.
+# Held while the use of Ray in this process begins or ends, so that no thread ends the Ray that another thread uses.
 RAY_LOCK = threading.RLock()
 
 
@@ -43,9 +43,10 @@ class _Held:
 
 
 def hold_ray() -> object:
-    """Start Ray, or join the cluster at RAY_ADDRESS, if none is used yet, for an experiment of this process.
+    """Use Ray for an experiment of this process: if none is used yet, start one, or join the one at RAY_ADDRESS.
 
-    Return what `release_ray` takes; raise ConfigError. Ray stays until all experiments have released it.
+    Return the argument for `release_ray`. Ray stays until all experiments have released it. Raises ConfigError if the
+    cluster at RAY_ADDRESS cannot be joined.
     """
     with RAY_LOCK:
         if not ray.is_initialized():
@@ -74,7 +75,7 @@ def release_ray(session: object) -> None:
 def _in_lasting_thread(call: Callable[[], None]) -> None:
     """Call in this thread if it is the main one, else in a thread that lasts as long as Ray does.
 
-    The kernel kills the processes that Ray starts as soon as the thread ends that has started them.
+    The kernel kills the processes that Ray starts as soon as the thread that started them ends.
     """
     if threading.current_thread() is threading.main_thread():
         call()
@@ -140,19 +141,19 @@ def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
 
 
 def _told(seen: Collection[str] | str) -> str:
-    """Return in words what was seen in a cluster."""
+    """Return a text with the experiments of a cluster, or with the reason why they are unknown."""
     if isinstance(seen, str):
         return seen
     return f"there are: {', '.join(sorted(seen))}" if seen else "none runs there"
 
 
 def look_into_clusters(*, quiet: bool) -> dict[str, Collection[str] | str]:
-    """Return the experiments in each cluster that `join_ray` may join, or why they are not known; join none.
+    """Return the experiments in each cluster that `join_ray` may join, or why they are unknown. Join no cluster.
 
     Each cluster is asked once, all at the same time, and has two seconds for its answer.
 
-    Args: with `quiet` nothing is printed on stderr meanwhile, which Ray's core does on its own.
-    Raises ConfigError if RAY_ADDRESS is wrong.
+    Args: with `quiet` nothing is printed on stderr meanwhile; otherwise Ray's core prints there. Raises ConfigError if
+    RAY_ADDRESS is wrong.
     """
     check_ray_address()
     here = local_clusters()
@@ -185,7 +186,7 @@ def look_into_clusters(*, quiet: bool) -> dict[str, Collection[str] | str]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Let nothing be printed on stderr, which is this process's alone."""
+    """Discard what this process prints on stderr."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

@@ -1,7 +1,7 @@
 """The only module that uses names of Ray's that are not public.
 
-Ray has no public calls for these, or only with its dashboard. Each function says what becomes of it in a Ray that has
-the name elsewhere.
+Ray has no public calls that do the same, or only with its dashboard. Each function says what it does in a version of
+Ray that lacks the name which the function uses.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ _ACTOR_ID, _WORKER_ID = 32, 56  # hexadecimal digits
 _MISSING = (ImportError, AttributeError, TypeError, ValueError, RuntimeError, AssertionError, RayError)
 
 
-# A Ray that has a name elsewhere must not stop the rest.
+# The functions import these names, so that a version of Ray that lacks one of them does not stop the rest.
 # ruff: noqa: PLC0415
 
 
 def on_ray_client() -> bool:
-    """Return whether this process uses a cluster by Ray Client, so that it is on none of its nodes."""
+    """Return whether this process uses a cluster by Ray Client, and so is on none of the cluster's nodes."""
     return bool(client.is_connected())
 
 
 def ray_session() -> object:
-    """Return what tells this connection to Ray from earlier and later ones of this process. Ray must run."""
+    """Return an object that is different for each connection of this process to Ray. Ray must run."""
     if on_ray_client():
         return client.get_context().client_worker
     try:
@@ -45,8 +45,8 @@ def ray_session() -> object:
 def known_dead(actor: Any) -> bool | None:  # noqa: ANN401 - a Ray actor handle
     """Return whether this process knows that an actor is dead for good, so that a call would never begin.
 
-    It is None where Ray does not say: on Ray Client. It is False before the first call of the actor, and True once the
-    Ray of this process has ended.
+    The result is None on Ray Client, where Ray does not say. It is False before the first call of the actor, and True
+    once the Ray of this process has ended.
     """
     state = getattr(actor, "_get_local_state", None)
     if state is None:
@@ -74,9 +74,9 @@ def actor_facts(actor: Any) -> tuple[str, int, str]:  # noqa: ANN401 - a Ray act
 
 
 def owner_known_dead(key: str) -> bool:
-    """Return whether Ray knows that the actor or worker of this id is dead for good; one of another cluster may live.
+    """Return whether Ray knows that the actor or worker with the id `key` is dead for good.
 
-    Where Ray does not say, it counts as alive.
+    The result is False if Ray does not know, for example because the actor is in another cluster.
     """
     try:
         from ray._private.state import actors, state

@@ -75,7 +75,7 @@ class RayMetrics:
         return [] if self._task is None else [TaskHealth("metrics", not self._task.done(), busy=False, age_s=0.0)]
 
     async def stop(self, *, tell: bool = True) -> None:
-        """Stop. With `tell`, report to Ray a last time: only if reading the metrics waits for no other process."""
+        """Stop. With `tell`, report a last time. Pass False if reading the metrics waits for another process."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -2,8 +2,8 @@
 
 A rule is code, and code is never read from the server. Rules that change at run time are stored in Ray's cluster state,
 as Ray Serve stores its deployments. The server has the rules' state and a list: first the name of their entry in Ray,
-then the rules' names. So rules change together with their state, and only an interceptor that may write to the server
-can change them.
+then the rules' names. So rules change together with their state, and only an interceptor that is allowed to write to
+the server can change them.
 """
 
 import asyncio
@@ -41,9 +41,10 @@ class RuleStore:
         self._exp_id = exp_id
         self._runs = f"rules/{exp_id}/"
         self._code = f"{self._runs}{run}/"
-        self._kept: str | None = None  # the entry in Ray of the rules in force
+        self._kept: str | None = None  # the name of the entry in Ray that has the rules in force
         self._names: list[str] | None = None  # the next list for the server: the entry's name, the rules' names
-        # By its id() each rule in force, so that no other object gets the id, and the pickle from which it was made.
+        # By the id() of each rule in force: the rule, so that no other object gets its id, and the pickle from which
+        # the rule was made.
         self._known: dict[int, tuple[Rule, PickledRule]] = {}
         self._in_force: list[str] | None = None  # the list that is on the server
         self._writing: StateChanges | None = None
@@ -54,7 +55,10 @@ class RuleStore:
         return await self._server.read_tables(names)
 
     async def save(self, epoch: int, kept: StateChanges) -> None:
-        """Write changes of the state to the server, all or none; raise Fenced, or ServerBehindError after a loss."""
+        """Write changes of the state to the server, all or none.
+
+        Raises: Fenced if there is a newer interceptor; ServerBehindError if the server has lost data.
+        """
         names = self._in_force if kept.whole and self._names is None else self._names
         again, self._writing = kept is self._writing, kept
         written = await self._server.write(epoch, kept, names, again=again)
@@ -64,19 +68,22 @@ class RuleStore:
             raise ServerBehindError
         if names is not None:
             before, self._kept = self._kept, names[0]
-            if self._names is names:  # otherwise they changed meanwhile, and the next write has them
+            if self._names is names:  # otherwise the rules changed meanwhile, and the next write has them
                 self._names = None
             self._in_force = names
             if before not in {None, names[0]}:
                 await asyncio.to_thread(kv_delete, before, namespace=NAMESPACE)
 
     async def publish_snapshot(self, epoch: int, number: int) -> None:
-        """Make the rule snapshot of this number valid on the server, unless a later one is; raises Fenced as `save`."""
+        """Make the rule snapshot of this number valid on the server, unless a later one is valid.
+
+        Raises Fenced as `save` does.
+        """
         if await self._server.delegate(epoch, number) is StateWrite.FENCED:
             raise _fenced(epoch)
 
     async def look(self, epoch: int) -> bool:
-        """Write a heartbeat; return whether the server still has all that it had confirmed. Raises as `save`."""
+        """Write a heartbeat; return whether the server still has all data that it confirmed. Raises Fenced."""
         beat = await self._server.beat(epoch)
         if beat is StateWrite.FENCED:
             raise _fenced(epoch)
@@ -89,7 +96,10 @@ class RuleStore:
     # -- the rules themselves -------------------------------------------------------------------------------------
 
     def admit(self, data: PickledRule) -> Rule:
-        """Unpickle a rule, and keep the pickle: a rule in use may hold what cannot be pickled. Raise RuleError."""
+        """Unpickle a rule, and keep the pickle, because a rule in use may hold objects that cannot be pickled.
+
+        Raises: RuleError if the rule cannot be unpickled.
+        """
         rule = unpickled(data)
         self._known[id(rule)] = rule, data
         return rule
@@ -111,7 +121,10 @@ class RuleStore:
         self._names = [name, *(rule.name for rule in kept)]
 
     async def load_rules(self) -> tuple[Rule, ...] | None:
-        """Return the rules in force when an earlier process died (None: there was none); raise RuleError if lost."""
+        """Return the rules that were in force when an earlier process died, or None if none are stored.
+
+        Raises: RuleError if Ray has lost the rules.
+        """
         name = await self._server.rules_name()
         if name is None or not name.startswith(self._code.encode()):
             return None
@@ -129,7 +142,10 @@ class RuleStore:
         return tuple(self.admit(rule) for rule in kept)
 
     async def _newest(self) -> tuple[bytes, bytes | None]:
-        """Return name and pickle of the only rules in Ray, for a server with an older name; None: there are more."""
+        """Return the name and the pickle of the only entry in Ray, for a server that has an older name.
+
+        The pickle is None if Ray has several entries, or none.
+        """
         names = await self._saved()
         code = await asyncio.to_thread(kv_get, names[0], namespace=NAMESPACE) if len(names) == 1 else None
         if code is not None:

@@ -20,7 +20,7 @@ SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
 
 
 class AudienceHome(NamedTuple):
-    """Where the files of audiences are: a node of the cluster, and a folder on it."""
+    """The place of the audiences' files: a node of the cluster, and a folder on this node."""
 
     node: str
     folder: str
@@ -28,7 +28,7 @@ class AudienceHome(NamedTuple):
 
 @dataclass(frozen=True)
 class ExperimentFacts:
-    """Name and settings of an experiment, for all of its processes; `run` is the id of this start of it."""
+    """Name and settings of an experiment, for all of its processes; `run` is the id of this start of the experiment."""
 
     exp_id: str
     run: str
@@ -38,7 +38,7 @@ class ExperimentFacts:
     metrics: bool = False  # groups count what they send and fetch
     audiences: AudienceHome | None = None
     tracing: "Tracing | None" = None
-    calls: "Calls | None" = None  # limits of remembered calls; None: none
+    calls: "Calls | None" = None  # limits of remembered calls; None: no limits
 
     @property
     def group_settings(self) -> "MessagingConfig":
@@ -68,13 +68,13 @@ class ExperimentFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(ExperimentFacts):
-    """An experiment, with its server."""
+    """The facts of an experiment, and the address of its server."""
 
     redis: "ServerConfig"
     withheld: bool = False  # this is a copy without the passwords
 
     def without_password(self) -> "Experiment":
-        """Return a copy without passwords, which may be pickled: Ray stores tasks' arguments, and users store files."""
+        """Return a copy without passwords, for pickling: Ray stores arguments of tasks, and users store pickles."""
         redis = self.redis.without_passwords()
         return replace(self, redis=redis, withheld=self.withheld or redis != self.redis)
 
@@ -97,7 +97,7 @@ class InterceptorSpec(ExperimentFacts):
     per_node: bool = False  # the bodies that a group sends are on its own node's server
 
     def experiment(self, redis: "ServerConfig") -> Experiment:
-        """Return the experiment on this server."""
+        """Return the facts of the experiment, with this address of its server."""
         return Experiment(**{fact.name: getattr(self, fact.name) for fact in fields(ExperimentFacts)}, redis=redis)
 
 
@@ -107,7 +107,7 @@ def no_log(exp_id: str) -> str:
 
 
 def absolute(log_dir: str | Path | None) -> str | None:
-    """Return an absolute path, or a URI or None unchanged; log a warning about a path that Ray will delete."""
+    """Return an absolute path, but a URI or None unchanged; log a warning about a path that Ray will delete."""
     if log_dir is None or "://" in str(log_dir):
         return None if log_dir is None else str(log_dir)
     given = Path(log_dir).expanduser()

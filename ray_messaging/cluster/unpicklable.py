@@ -1,4 +1,4 @@
-"""Users' objects that are sent to other processes, and the search for the part of one that cannot be pickled."""
+"""Sending of users' objects to other processes, and search for the part of an object that cannot be pickled."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -29,7 +29,7 @@ def sent(name: str, value: object, send: Callable[[Any], Any] = put) -> Any:  # 
 
 
 def unpicklable(value: object) -> str | None:
-    """Return a text that names the part of an object that cannot be pickled, and why, or None if all of it can be."""
+    """Return a text that names the part of an object that cannot be pickled, and why, or None if all can be."""
     error = _failure(value)
     if error is None:
         return None

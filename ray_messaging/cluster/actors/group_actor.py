@@ -37,7 +37,7 @@ class GroupActor:
     async def __init__(self, experiment: Experiment, name: str) -> None:  # type: ignore[misc]
         context = ray.get_runtime_context()
         interceptor = ray.get_actor(experiment.interceptor_name, namespace=NAMESPACE)
-        # All processes that Ray starts for this actor have this name, and succeed each other as owners of its mailbox.
+        # All processes that Ray starts for this actor own its mailbox under this name, one after the other.
         owner = f"{experiment.run}/{context.get_actor_id()}"
         self._name = name
         self._failure: MessagingError | None = None
@@ -53,7 +53,11 @@ class GroupActor:
         tune_process()
 
     async def _resume(self, make: Callable[[], GroupHost]) -> None:
-        """Continue after a process that died. A server that refuses us is tried again, and calls say so meanwhile."""
+        """Start the host again, after an earlier process of the actor died.
+
+        While the server does not answer, this tries again. If the server refuses us, tries go on in the background, and
+        calls of the actor raise the server's error meanwhile.
+        """
         while not await self._begin(self._newest.resume()):
             # The server does not answer, or its memory is full. Both may pass.
             await asyncio.sleep(ACTOR_RECONNECT.first_s)
@@ -70,7 +74,7 @@ class GroupActor:
             except MessagingError as error:
                 self._failure = error
                 await host.close()
-            except Exception as error:  # nobody awaits this task: the group's calls must say what it has met
+            except Exception as error:  # nobody awaits this task, so the group's calls must raise this error
                 logger.exception("group %r cannot start again", self._name)
                 self._failure = MessagingError(
                     f"group {self._name!r} cannot start again ({type(error).__name__}: {error})"
@@ -80,7 +84,7 @@ class GroupActor:
                 self._newest, self._failure = host, None
 
     async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
-        """Start the host; keep an error for `ready`. Return False if it failed and another try may succeed."""
+        """Await the host's start; keep its error for later calls. Return False if it failed and may succeed later."""
         self._failure = None
         try:
             await start
@@ -106,7 +110,7 @@ class GroupActor:
         _ = self._host
 
     async def lane(self) -> tuple[str, int, str]:
-        """Return host, port and token of the group's lane, the socket by which handles call it faster than by Ray."""
+        """Return host, port and token of the group's lane, a socket for calls of handles that is faster than Ray."""
         return await self._host.lane.address(get_node_ip_address())
 
     # Calls of handles. A call that Ray repeats is executed once.

@@ -1,4 +1,4 @@
-"""Host of a group's agents, without Ray: a messager, the order of its callers' sends, leases of its messages."""
+"""Host of a group's agents, without Ray. It has a messager, orders the sends of its callers, and leases messages."""
 
 import asyncio
 import logging
@@ -35,19 +35,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = 16  # ended calls whose answers were read; they are kept because Ray may repeat a call
-_MOST_UNREAD = 1024  # ended calls whose answers were not read; their handles may be gone
+_MOST_KEPT = 16  # the most ended calls that are kept with answers that were read: Ray may repeat a call
+_MOST_UNREAD = 1024  # the most ended calls that are kept with answers that were not read: handles may be gone
 
-# Ray repeats a call within this time, in seconds; its answer is kept for as long.
+# The answer of a call is kept for so many seconds, because Ray may repeat the call within this time.
 _REPEATED_S = 60.0
-CALLERS = 10_000  # above it, the callers idle for longest are forgotten
+CALLERS = 10_000  # if there are more callers, those that were idle for longest are forgotten
 
 
 class MoreAnswers(NamedTuple):
-    """Answers for a handle.
+    """Answers that a handle has not received yet.
 
-    `parts` has for each part of the answers the positions of their questions and the answers' frame. `late` counts
-    late answers. `errors` says, by position, why other questions have no answer.
+    `parts` has two values for each part of the answers: the positions of the answered questions, and the frame of the
+    answers. `late` counts late answers. `errors` has the positions of questions that get no answer, each with the
+    reason.
     """
 
     parts: list[tuple[bytes, bytes]]
@@ -60,12 +61,12 @@ class GroupQuestions:
 
     def __init__(self, messager: Messager) -> None:
         self._messager = messager
-        # Each value is a Message, or Answers. Of read calls the handle asks for no more answers.
+        # Each value is a Message or an Answers. The handle asks for no further answers of the calls in `_read`.
         self._read = OnceByCall[str, Any](most=_MOST_KEPT)
         self._unread = OnceByCall[str, Any](most=_MOST_UNREAD, held=lambda _, answers, __: not answers.done)
 
     async def ask(self, call: str, frame: bytes, timeout: float | None, asker: Asker | None = None) -> Message:
-        """Ask one question and return its answer; `asker` is the handler that asks, if it is one."""
+        """Ask one question and return its answer; `asker` is the handler that asks (None: no handler)."""
         conversation = self._messager.conversation
         found: Message = await self._read.run(call, lambda: conversation.ask_batch(decode(frame), timeout, asker))
         return found
@@ -84,7 +85,10 @@ class GroupQuestions:
         return self._read if call in self._read else self._unread
 
     async def more(self, call: str, parts: int, wait_s: float, errors: int = 0) -> MoreAnswers:
-        """Return answers after the first `parts` parts and `errors` errors; wait up to `wait_s` for new ones."""
+        """Return the answers of an `ask_many` that come after the first `parts` parts and `errors` errors.
+
+        If there are none yet, wait for them up to `wait_s` seconds.
+        """
         if call not in self._calls(call):
             raise UnknownName(
                 "the group's actor does not know these questions any more: it was started anew, and their answers come "
@@ -109,7 +113,7 @@ class GroupQuestions:
 class GroupLaneServer(LaneServer):
     """The lane of one group: a socket for the calls of its handles. Its token is unique to this process of the group.
 
-    It returns results only. A call that fails gets an empty answer, and its handle repeats it by Ray.
+    The lane returns results only. A call that fails gets an empty answer, and the handle repeats the call by Ray.
     """
 
     def __init__(self, group: "GroupHost") -> None:
@@ -139,7 +143,7 @@ class GroupLaneServer(LaneServer):
 
 @dataclass
 class _Caller:
-    oldest: int  # the lowest number whose outcome it may ask for
+    oldest: int  # the lowest number of a call whose outcome the caller may ask for
     next: int
     turn: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -148,14 +152,17 @@ Sending = Coroutine[Any, Any, Receipts]
 
 
 class CallerAdmission:
-    """Order of calls numbered 0, 1, 2... by their caller; a repeated number gets the answer of its first call."""
+    """Admission of a caller's calls in the order of their numbers 0, 1, 2...
+
+    A call with a repeated number gets the answer of the first call with this number.
+    """
 
     def __init__(self) -> None:
         self._callers = OnceByCall[str, _Caller](most=CALLERS)
         self._calls = OnceByCall[tuple[str, int], Receipts](keep_s=_REPEATED_S)
 
     async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Sending]) -> Receipts:
-        """Run a call in its turn; `oldest` is the lowest number that its caller still waits for.
+        """Run a call once the caller's earlier calls have begun; `oldest` is the lowest number for which it waits.
 
         Raises: OutcomeUnknown if this is a repeated call and the answer of its first run is no longer kept.
         """
@@ -170,7 +177,7 @@ class CallerAdmission:
                 if caller.next < oldest:  # a caller that gave up on older numbers must not block its newer calls
                     caller.next = oldest
                     caller.turn.notify_all()
-                while (caller_id, caller.next) in self._calls:  # begun before this caller was forgotten
+                while (caller_id, caller.next) in self._calls:  # calls that began before this caller was forgotten
                     caller.next += 1
                 await caller.turn.wait_for(lambda: caller.next >= number)
                 if caller.next == number:
@@ -179,12 +186,15 @@ class CallerAdmission:
                     caller.turn.notify_all()
         if key not in self._calls:
             raise OutcomeUnknown("this call came twice, and the outcome of the first is no longer known")
-        # The first run continues when its call is cancelled: a repeated call may wait for it.
+        # The run continues if this call is cancelled, because a repeated call may wait for the outcome.
         return await self._calls.outcome(key)
 
 
 def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple[str, str]]:
-    """Yield what handles hold or have held for long, those that have held most first, each with a remedy."""
+    """Yield a text, and a remedy, for each handle that holds messages for long, or lost some by doing so.
+
+    The handles that have lost most messages come first.
+    """
     remedy = (
         "commit what is handled: by the handle's next fetch, ack(), or the end of a `with` block over it; if handling "
         f"takes longer, fetch fewer at a time, or raise MessagingConfig.loan_s ({loan_s:g} s)"
@@ -200,7 +210,7 @@ def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple
 
 
 class GroupHost:
-    """Host of one group's agents; `owner` names the actor to the mailbox, in all of its processes."""
+    """Host of one group's agents. All processes of the group's actor own the mailbox under the name `owner`."""
 
     def __init__(self, experiment: Experiment, interceptor: object, name: str, owner: str) -> None:
         self._metrics = MessagerMetrics() if experiment.metrics else None
@@ -216,7 +226,7 @@ class GroupHost:
         self.lane = GroupLaneServer(self)
         self.questions = GroupQuestions(self.messager)
         self.messager.conversation.waits.others_handle = self._others_handle
-        # Handles commit by leases, and these are of the group's mailbox only.
+        # Handles commit by leases, and there are leases only of messages in the group's own mailbox.
         self.messager.conversation.keeps_late = False
 
     @property
@@ -230,18 +240,18 @@ class GroupHost:
         subscription = self.messager.engine.subscription
         if subscription is None:
             return self._given
-        await subscription.adopt()  # other groups may have moved some here
+        await subscription.adopt()  # other groups may have moved agents here
         return self._given if subscription.hosted == AgentSet.of(self._given) else subscription.hosted.column
 
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:
-        """Claim the agents and listen; raises as `Messager.host_agents`."""
+        """Claim the agents and listen. Raises the same errors as `Messager.host_agents`."""
         await self.messager.init()
         await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner, gone=gone_for(self._run))
         self._given = agents
         self._leases = DeliveryLeases(self.messager.subscription, self._loan_s)
 
     async def resume(self) -> None:
-        """Continue after a process that died, with its agents; raise NotListening if the group has no mailbox."""
+        """Host the agents of an earlier process that died; raise NotListening if the group has no mailbox."""
         await self.messager.init()
         record = self.messager.directory.records.get(self._name)
         if record is None:
@@ -252,7 +262,7 @@ class GroupHost:
         await self.start(record.agents().column, subtopics)
 
     async def let_go(self, leaving: IdColumn, target: str | None, timeout: float, *, again: bool) -> None:
-        """Move agents to a group, or remove them if it is None; with `again` ignore those that have left already."""
+        """Move agents to the group `target` (None: remove them). With `again`, ignore agents that have left already."""
         agents = AgentSet.of(leaving)
         if again:  # agents that are not here have left already
             await self.messager.subscription.adopt()
@@ -260,10 +270,12 @@ class GroupHost:
         await self.messager.engine.release(agents, target, timeout)
 
     async def answer(self, call: Call, frames: Sequence[bytes] = (), begun_in: str | None = None) -> Answer:
-        """Answer a call of a handle, which came over the lane or by Ray. A send that comes again is executed once.
+        """Execute a call of a handle and return its answer. The call came over the lane or by Ray.
 
-        Args: `begun_in` is the token of the lane over which the call has come before, and names the process that may
-        have begun it.
+        A send that comes again is executed once.
+
+        Args: `begun_in` is the token of the lane over which the handle made the call before. It tells which process of
+        the group may have begun the call.
         Raises: OutcomeUnknown if a send may have begun in a process that is gone.
         """
         if isinstance(call, RelayCall):
@@ -281,7 +293,7 @@ class GroupHost:
             return await self.leases.fetch(call.caller, call.token, call.limit, call.timeout, call.options)
         if isinstance(call, AckCall):
             return await self.leases.give_back(call.loans)
-        return None  # to a question for a sign of life
+        return None  # the answer to an AliveCall
 
     async def begin_service(self) -> None:
         """Record that a handle serves this mailbox from now on."""
@@ -297,7 +309,7 @@ class GroupHost:
         return await self._steps.state(self._name)
 
     async def fates(self, step: int) -> "Counter[str]":
-        """Return how many messages of a step had each fate; raises as `sealed_counts`."""
+        """Return how many messages of a step had each fate. Raises the same errors as `sealed_counts`."""
         counts = (await sealed_counts(self._steps, step)).get(self._name)
         return Counter() if counts is None else Counter(counts.fates)
 

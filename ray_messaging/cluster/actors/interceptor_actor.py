@@ -33,7 +33,8 @@ from ray_messaging.steps.step_account import sealed_counts, sealed_history
 if TYPE_CHECKING:
     from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 
-# This is the `ray.method` of the cluster. A driver on Ray Client has another, which refuses the actor's options.
+# The `ray.method` that processes in the cluster use. On Ray Client, `ray.method` is another function, which refuses the
+# actor's options.
 _method = unwrap(ray.method)
 
 
@@ -106,7 +107,7 @@ class InterceptorActor:
             )
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, msg: Any) -> bool:  # noqa: ANN401 - the seed's
-        """Return whether a message may pass."""
+        """Return whether the rules let a message pass."""
         return await self._host.interceptor.forward(from_id, to_id, msg)
 
     async def forward_batch(self, request: bytes, patient: bool, exp_id: str | None = None) -> bytes:  # noqa: FBT001 - by Ray call
@@ -129,17 +130,17 @@ class InterceptorActor:
         """Insert a rule before the one at `index` (None: at the end).
 
         Args: `at_step`, here and below, is the first step to which the change applies; None: at once.
-        Raises: RuleError for a rule or an index that cannot be used; ConfigError for a step that is too early, or
-        without steps.
+        Raises: RuleError for a rule or an index that cannot be used; ConfigError if `at_step` is too early, or the
+        experiment has no steps.
         """
         await self._edit("insert", index, at_step, rule)
 
     async def replace_rule(self, which: int | str, rule: Rule, *, at_step: int | None = None) -> None:
-        """Replace a rule, given by position or name; raises as `insert_rule`."""
+        """Replace a rule, given by position or name. Raises the same errors as `insert_rule`."""
         await self._edit("replace", which, at_step, rule)
 
     async def pop_rule(self, which: int | str = -1, *, at_step: int | None = None) -> dict[str, Any]:
-        """Remove a rule, given by position or name, and return its description; raises as `insert_rule`."""
+        """Remove a rule, given by position or name; return its description. Raises the same errors as `insert_rule`."""
         return await self._edit("remove", which, at_step)
 
     async def _edit(
@@ -156,7 +157,7 @@ class InterceptorActor:
         return dict(self._host.interceptor.violations)
 
     async def reset_violation_counts(self, agents: Iterable[AgentId] | AgentId | None = None) -> None:
-        """Reset the number of blocked messages of some agents, or of one (None: of all)."""
+        """Reset the number of blocked messages of one agent or of several agents (None: of all agents)."""
         counts = self._host.interceptor.violations
         if agents is None:
             await self._host.editor.change(counts.clear)
@@ -241,7 +242,7 @@ class InterceptorActor:
         return await host.families()
 
     async def close(self, *, erase: bool) -> None:
-        """Stop; with `erase`, also delete the experiment's data from the server."""
+        """Stop the interceptor; with `erase`, also delete the experiment's data from the server."""
         if self._metrics is not None:
             await self._metrics.stop(tell=False)
         await self._start.stop()
@@ -250,5 +251,5 @@ class InterceptorActor:
 
 
 def _call() -> str:
-    """Return the name of the running call: one that Ray repeats keeps its name."""
+    """Return the id of the running Ray call. If Ray repeats the call, the id is the same."""
     return str(ray.get_runtime_context().get_task_id())

@@ -67,7 +67,7 @@ class InterceptorHost:
         self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
         self._store = RuleStore(self._server, spec.exp_id, spec.run)
-        self._serving = AsyncExitStack()  # ends what gives verdicts, the last that has begun first
+        self._serving = AsyncExitStack()  # ends the parts of the host in the reverse order of their starts
         self._interceptor: Interceptor | None = None
         self._lane = LaneServer(self._answer, self._snapshot)
         self._directory = Directory(spec.exp_id)
@@ -97,7 +97,7 @@ class InterceptorHost:
 
     @property
     def fenced(self) -> Fenced | None:
-        """Return the error because of which this gives no more verdicts, or None if it still gives them."""
+        """Return the error because of which the interceptor gives no more verdicts, or None if it still gives them."""
         return None if self._interceptor is None else self._interceptor.fenced
 
     def _answer(self, request: memoryview, *, patient: bool) -> Any:  # noqa: ANN401 - bytes, or what gives them
@@ -152,7 +152,7 @@ class InterceptorHost:
             await self._step_rules.follow()
 
     async def _load_checkpoint(self, step: int) -> None:
-        """Write the data of the checkpoint after a step, which is in the log's folder, to the server."""
+        """Copy the checkpoint after `step` from the log's folder to the server."""
         from ray_messaging.eventlog.checkpoint_files import read_checkpoint  # noqa: PLC0415 - brings pyarrow, 80 MB
         from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415 - as above
 
@@ -171,7 +171,7 @@ class InterceptorHost:
             rules = [rule for rule in rules if rule is not black_list]
         for rule in kept or ():
             if rule.state is not None and not isinstance(rule, StepRule):
-                rule.state.load({})  # some of the pairs with which it was inserted may have been removed since
+                rule.state.load({})  # pairs with which the rule was inserted may have been removed since
                 rule.restored()
         settings = self._spec.settings
         # Answers are kept for as long as a sender may repeat a question: while it waits for capacity and for the next
@@ -231,7 +231,8 @@ class InterceptorHost:
     async def hold_steps(self, name: str) -> int:
         """Let no further step begin, even if somebody calls `resume`. Return the last step that may have begun.
 
-        Calls of an actor may overtake each other: a hold whose release came before it does nothing.
+        Calls of an actor can overtake each other. So steps are not held if `release_steps` was called with this name
+        before.
         """
         async with self._holding:
             if name not in self._released:
@@ -240,7 +241,7 @@ class InterceptorHost:
         return progress.latest if progress.target is None else min(progress.latest, progress.target)
 
     async def release_steps(self, name: str) -> None:
-        """Let steps begin again, and no more hold of this name prevent it."""
+        """Let steps begin again, even if a call of `hold_steps` with this name comes later."""
         async with self._holding:
             self._released.add(name)
             await self.steps.drop_hold(CTRL_C)
@@ -251,7 +252,7 @@ class InterceptorHost:
         return [rule for rule in self.interceptor.rules if isinstance(rule, BlackList)]
 
     async def edit_pairs(self, change: str, pairs: Iterable[Pair] | Pair) -> None:
-        """Add pairs to the black set, remove some, or set all; raise RuleError for what are no pairs."""
+        """Add pairs to the black set, remove pairs from it, or replace all of it; raise RuleError for invalid pairs."""
         wanted = check_pairs(pairs, BlackList.name)
         if self.black_lists or change != "remove":  # without a list there is nothing to remove
             await self.editor.edit_state(
@@ -261,7 +262,7 @@ class InterceptorHost:
     async def new_round(self, call: str) -> None:
         """Begin a new round for all rules that count by rounds; raise RuleError if a rule's `new_round` failed.
 
-        Args: `call` is the name of the call, which Ray may repeat.
+        Args: `call` is the id of the Ray call. If Ray repeats the call, the round begins once.
         """
         failures = await self.editor.change(lambda: self.interceptor.new_round_once(call))
         if failures:
@@ -285,12 +286,15 @@ class InterceptorHost:
         return {name: records[name].agents() for name in groups if name in records}
 
     async def moved(self) -> dict[str, AgentSet]:
-        """Return the agents of each group that agents have left, or to which agents have come."""
+        """Return the current agents of each group that agents have left or joined."""
         await self._reload()
         return {name: record.agents() for name, record in self._directory.records.items() if record.moved}
 
     async def move(self, agents: AgentSet, source: str, target: str, timeout: float) -> None:
-        """Move agents to another group, in an experiment with steps; raises as `Messaging.move_agents`."""
+        """Move agents to another group, in an experiment with steps.
+
+        Raises the same errors as `Messaging.move_agents`.
+        """
         await AgentMover(self.transport, Directory(self._spec.exp_id), agents, source, target).run(timeout)
 
     async def agents(self) -> dict[str, AgentSet]:
@@ -398,7 +402,7 @@ class InterceptorHost:
 
 
 async def begin_steps(store: "RedisSteps", spec: InterceptorSpec) -> None:
-    """Set up the steps of an experiment; raise ConfigError if it began with other settings of steps."""
+    """Set up the steps of an experiment; raise ConfigError if the experiment began with other settings of steps."""
     given = None if spec.steps is None else StepSettings.of(spec.steps)
     kept = await (store.settings() if given is None else store.begin(given))
     if kept != given:

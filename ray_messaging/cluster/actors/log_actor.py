@@ -25,7 +25,7 @@ of_host = OfHost[LogHost]()
 
 
 class LogActor:
-    """Ray actor that writes the event log and answers queries. Every call of it may be repeated without harm."""
+    """Ray actor that writes the event log and answers queries. Each of its calls can be repeated without harm."""
 
     async def __init__(self, experiment: Experiment, on_existing: str) -> None:  # type: ignore[misc]
         # Arrow's own allocator retains half as much again as a segment needs.
@@ -55,7 +55,7 @@ class LogActor:
         return self._newest
 
     async def ready(self) -> None:
-        """Return when the log is being written; raise the error that prevents it."""
+        """Return when the log is being written; raise the error that prevents the start."""
         self._start.check()
 
     note_start = of_host(lambda host: host.note_start)

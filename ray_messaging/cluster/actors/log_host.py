@@ -33,7 +33,7 @@ from ray_messaging.transports.step_values import CollectedKind
 from ray_messaging.transports.transport_values import Limits
 
 PAGE = 4096  # rows in one answer
-_CLEARED = "cleared"  # mark of the log: the server's time, in ms, when the list of `rows` was cleared
+_CLEARED = "cleared"  # name of a mark on the server: its time, in ms, when the list of `rows` was cleared
 
 T = TypeVar("T")
 
@@ -67,9 +67,9 @@ class LogHost:
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
         )
         self._cleared = -1  # the position up to which the list of `rows` was cleared
-        self._cleared_ms = -1  # the server's time of that; a later process may number rows differently
+        self._cleared_ms = -1  # the server's time, in ms, of that clearing; a later process may number rows differently
         self._noting = asyncio.Lock()
-        self._rule_changes: list[folder_records.RuleChange] = []  # those that this process has written last
+        self._rule_changes: list[folder_records.RuleChange] = []  # the changes that this process wrote last
         self._taken_over = 0  # rows in the folder when this process began
         self._importing: asyncio.Task[Any] | None = None
 
@@ -91,11 +91,11 @@ class LogHost:
         self._cleared_ms = int(await self._server.log_mark(_CLEARED) or -1)
 
     async def _known(self) -> bool:
-        """Return whether the server has this run's log: not after a FLUSHALL, nor when a newer run has a log."""
+        """Return whether the server has this run's log. After a FLUSHALL, or if a newer run has a log, it has not."""
         return bool(await self._server.log_mark("run") == self._experiment.run.encode())
 
     async def _prepare_folder(self) -> None:
-        """Claim the folder, once in a run; later processes of the run continue in it."""
+        """Claim the folder, unless an earlier process of this run has claimed it."""
         if await self._server.holder() not in {None, self._experiment.run.encode()}:  # its log may be in our folder
             raise other_run(self._experiment.exp_id, 0)
         before = (await self._server.log_mark("run") or b"").decode()
@@ -107,7 +107,10 @@ class LogHost:
         await self._server.set_log_mark("run", self._experiment.run)
 
     def _claim_folder(self, before: str) -> None:
-        """Claim the folder, whose lock is held: writers of other runs, such as `before`, add no more files."""
+        """Claim the folder, so that writers of other runs add no more files. The caller holds the folder's lock.
+
+        Args: `before` is the run that had a log on the server before this one, or "".
+        """
         run, reset = self._experiment.run, self._on_existing == "reset"
         segments, account = self._folder.segments(any_schema=reset), folder_records.read_account(self._folder)
         if account.writer.startswith(f"{run}/"):  # written by this run, and the server has lost it
@@ -140,7 +143,7 @@ class LogHost:
             folder_records.write_rule_changes(self._folder, [])
 
     async def close(self, *, killed: bool = False) -> None:
-        """Write a row for everything that was sent, and remove the log; `killed`: the driver could not do it."""
+        """Write a row for everything that was sent, and remove the log. `killed` says that the driver was killed."""
         try:
             delta = await self._transport.load_directory(-1)
             groups = {record.mailbox: len(record.agents()) for record in delta.changed if record.exclusive}
@@ -154,9 +157,9 @@ class LogHost:
     # -- the record of the run ------------------------------------------------------------------------------------
 
     async def note_start(self, command: list[str], rules: list[dict[str, Any]], data: str | None = None) -> None:
-        """Record this start of the experiment in the folder; raise LogError if that cannot be written.
+        """Record this start of the experiment in the folder; raise LogError if the folder cannot be written.
 
-        Args: `rules` has a description of each, `data` is the folder of the server's data.
+        Args: `rules` has a description of each rule, `data` is the folder of the server's data.
         """
         probe = await asyncio.to_thread(backend_of(self._experiment.redis).probe)
         start = folder_records.RunStart(
@@ -175,7 +178,10 @@ class LogHost:
         )
 
     async def note_model(self, model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
-        """Record a call of `messaging.run` in the folder; return as `note_model`, or raise LogError."""
+        """Record a call of `messaging.run` in the folder; raise LogError if the folder cannot be written.
+
+        Return the result of `folder_records.note_model`.
+        """
         return await self._note(folder_records.note_model, model, groups)
 
     async def _note(self, change: Callable[..., T], *facts: object) -> T:
@@ -204,7 +210,7 @@ class LogHost:
     # -- queries --------------------------------------------------------------------------------------------------
 
     async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
-        """Answer a query over everything that was sent before it. Only a sample may miss the newest rows."""
+        """Answer a query over everything that was sent before the query. Only a sample may miss the newest rows."""
         view = self._view_now() if what == "sample" else await self._view()
         if what in COLLECTED:
             view = view._replace(collected=await self._writer.unwritten())
@@ -221,8 +227,8 @@ class LogHost:
     async def since(self, seen: Seen, arguments: dict[str, Any]) -> tuple[pa.Table, Seen]:
         """Return the next matching rows after a position, and the position after them.
 
-        Rows that an earlier process had read but not written have new positions, so some may be returned twice. None is
-        missed.
+        Rows that an earlier process had read but not written have new positions, so some rows may be returned twice. No
+        row is missed.
         """
         position = seen.position
         if seen.process not in {"", self._process}:
@@ -237,7 +243,8 @@ class LogHost:
     async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen]:
         """Return the blocked messages after the first `cursor` ones; wait up to `timeout_s` for one.
 
-        One stream carries all of them, so their order, and with it the cursor, survives a restart of the writer.
+        One stream carries all blocked messages, so their order, and with it the cursor, survives a restart of the
+        writer.
         """
         position = -1
         if seen is not None and seen.process == self._process:
@@ -254,7 +261,7 @@ class LogHost:
             await self.wait(position, left)
 
     async def count_blocked(self) -> int:
-        """Return the number of blocked messages so far. As a cursor for `blocked` it skips all of them."""
+        """Return the number of blocked messages so far. As a cursor of `blocked`, this number skips them all."""
         counted = await self.ask("count", {"by": "fate", "fate": FATES[BLOCKED]})
         return int(counted["count"][0].as_py()) if len(counted) else 0
 
@@ -285,7 +292,7 @@ def _last_blocked(view: View, count: int) -> int:
 
 
 def _later(table: pa.Table, ms: int) -> pa.Table:
-    """Return the rows that the server received after a time, with which the ids in column `entry` begin."""
+    """Return the rows that the server received after the time `ms`, with which the ids in column `entry` begin."""
     if ms < 0:
         return table
     later = [entry for entry in table["entry"].unique().to_pylist() if int(entry.partition("-")[0]) > ms]

@@ -25,7 +25,7 @@ _END_TIMEOUT_S = 1.0
 
 
 async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: InterceptorSpec) -> tuple[int, bool]:
-    """Claim an experiment; return a new epoch, and whether this start held it before its actor's restart.
+    """Claim an experiment; return a new epoch, and whether this start held the claim before its actor restarted.
 
     Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if another
     start has claimed it meanwhile.
@@ -48,7 +48,7 @@ async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: Inter
 
 
 async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: bytes | None) -> None:
-    """Raise AlreadyExists if another start keeps its claim."""
+    """Raise AlreadyExists if `on_existing` does not let this start take the place of another start."""
     if spec.on_existing == "reset":
         return
     deadline = asyncio.get_running_loop().time() + (_ENDING_S if spec.on_existing == "resume" else 0.0)
@@ -76,7 +76,7 @@ async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: by
 
 
 async def _lives(server: RedisExperimentStore) -> bool:
-    """Return whether the claiming start's interceptor lives, because its heartbeat changes.
+    """Return whether the interceptor of the start that holds the claim lives, which its changing heartbeat shows.
 
     The time in the heartbeat is not compared with our clock, because clocks may differ.
     """

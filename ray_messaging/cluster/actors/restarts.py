@@ -57,7 +57,7 @@ def worth_a_retry(failure: MessagingError | None) -> bool:
 class ActorStart:
     """Start of an actor's host; `failure` is the error of the last try, which the actor's calls raise.
 
-    The error is kept, because one that an actor's __init__ raises would kill the actor and lose its type.
+    The error is kept, because an error that an actor's __init__ raises would kill the actor and lose its type.
     """
 
     def __init__(
@@ -70,7 +70,11 @@ class ActorStart:
         self._retrying: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Start the host. After a restart of the actor, retry a failure that may pass at once, others in background."""
+        """Start the host; after a restart of the actor, retry a start that fails.
+
+        This waits while the failure is one that `passes` accepts. For other failures, the retries go on in the
+        background.
+        """
         await self._try()
         if not restarted():
             return
@@ -97,7 +101,7 @@ class ActorStart:
         else:
             self.failure = None
             return
-        if restarted() and str(failure) != str(self.failure):  # that of the first start is raised to the driver
+        if restarted() and str(failure) != str(self.failure):  # the failure of the first start is raised to the driver
             logger.error("%s does not work: %s", self._actor_name, failure)
         self.failure = failure
 

@@ -1,4 +1,4 @@
-"""Changes of an interceptor's rules while it runs: at once, or for a step and all later ones."""
+"""Changes of an interceptor's rules while it runs. A change applies at once, or from a step on."""
 
 import asyncio
 import logging
@@ -37,8 +37,8 @@ _CHANGES = 10_000  # the most changes that are kept for people to read
 class RuleRequest(NamedTuple):
     """One change of the rules: insert, replace or remove; `which` is a position or a name.
 
-    `call` is the name of the call, by which a call that Ray repeats after a restart finds its change already made.
-    `at_step` is the first step to which the change applies; None: at once.
+    `call` is the id of the Ray call. If Ray repeats the call after a restart, the id shows that the change was made
+    already. `at_step` is the first step to which the change applies; None: at once.
     """
 
     call: str
@@ -48,7 +48,7 @@ class RuleRequest(NamedTuple):
     at_step: int | None = None
 
     def make(self, rules: RuleSet, store: RuleStore) -> Rule:
-        """Make the change; return the rule that it concerns; raise RuleError if it cannot be made."""
+        """Make the change in `rules` and return the rule that it concerns; raise RuleError if it cannot be made."""
         rule = None if self.rule is None else store.admit(self.rule)
         if self.change == "insert":
             return rules.insert(rule, self.which)  # type: ignore[arg-type]  # a wrong place is refused there
@@ -57,10 +57,11 @@ class RuleRequest(NamedTuple):
 
 
 class RuleEditor(RuleVersions):
-    """Changes of the rules: at once, or for a step and all later ones; and a record of all, in the event log too.
+    """Editor of the rules. A change applies at once, or from a step on. All changes are recorded, in the event log too.
 
-    Args: `store` keeps those that wait for their step, and the record. `interceptor` returns the interceptor. `where`
-    is the server's address in errors. `follow` is awaited when the rules, or those to come, have changed.
+    Args: `store` keeps the changes that wait for their step, and the record of changes. `interceptor` returns the
+    interceptor. `where` is the server's address in errors. `follow` is awaited when the rules in force, or the rules
+    scheduled for later steps, have changed.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class RuleEditor(RuleVersions):
         self._unfinished: set[asyncio.Task[Any]] = set()  # changes that are not stored yet
         self._follow = follow
         self._holding = asyncio.Lock()
-        self._steps: RedisSteps | None = None  # None: the experiment has none
+        self._steps: RedisSteps | None = None  # None: the experiment has no steps
 
     async def change(self, change: Callable[[], T]) -> T:
         """Change the rules or their state; return when the change is stored and in force.
@@ -112,7 +113,7 @@ class RuleEditor(RuleVersions):
         await self._follow()
 
     def use_steps(self, steps: "RedisSteps") -> None:
-        """Know the experiment's steps from now on."""
+        """Use the store of the experiment's steps from now on."""
         self._steps = steps
 
     def changes(self) -> list[RuleChange]:
@@ -131,7 +132,7 @@ class RuleEditor(RuleVersions):
         return described
 
     async def _edit_from(self, request: RuleRequest, at_step: int) -> dict[str, Any]:
-        """Make a version of the rules from a step on, while no step may begin."""
+        """Make a version of the rules that applies from a step on. Meanwhile no step can begin."""
         if isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 0:
             raise ConfigError(f"at_step={at_step!r} must be the number of a step")
         if self._steps is None:
@@ -160,7 +161,7 @@ class RuleEditor(RuleVersions):
             await _persist(partial(self._steps.drop_hold, RULE_CHANGE))
 
     async def edit_state(self, change: str, make: Callable[[], T], rule: str) -> T:
-        """Change the state of a rule at once."""
+        """Change the state of a rule at once by calling `make`; record this as `change`."""
         step = await self._open_step()
 
         def noted() -> T:
@@ -173,9 +174,9 @@ class RuleEditor(RuleVersions):
         return result
 
     async def _open_step(self) -> int | None:
-        """Put the rules of the latest step that some group has begun in force, and return it.
+        """Put the rules in force that apply to the latest step that a group has begun; return this step.
 
-        It is -1 if none has begun, and None if there are no steps.
+        Return -1 if no step has begun, and None if the experiment has no steps.
         """
         if self._steps is None:
             return None
@@ -194,20 +195,23 @@ class RuleEditor(RuleVersions):
 
     @property
     def first(self) -> float:
-        """Return the first step of the next version, infinity if none waits."""
+        """Return the first step of the next version of the rules, or infinity if no version waits."""
         scheduled = self._store.scheduled
         return scheduled[0].at_step if scheduled else math.inf
 
     def to_come(self) -> list[Rule]:
-        """Return the rules that versions bring which are not in force yet."""
+        """Return the rules that scheduled changes will insert, or put in place of others."""
         return [unpickled(change.rule) for change in self._store.scheduled if change.rule is not None]
 
     async def following(self) -> int:
-        """Return the step that reads what comes from outside now."""
+        """Return the step that will read messages that come from outside of the steps now; -1 without steps."""
         return -1 if self._steps is None else (await _persist(self._steps.progress)).sealed + 1
 
     def _make(self, request: RuleRequest, step: int | None) -> dict[str, Any]:
-        """Make a change at once, in an open step (-1: none has begun; None: there are no steps)."""
+        """Make a change at once; return the description of its rule.
+
+        Args: `step` is the latest step that has begun (-1: none has begun; None: the experiment has no steps).
+        """
         if (known := self._store.calls.get(request.call)) is not None:
             return dict(known)
         described = description(request.make(self._interceptor().rules, self._store))
@@ -216,7 +220,7 @@ class RuleEditor(RuleVersions):
         return described
 
     def _add(self, request: RuleRequest) -> dict[str, Any]:
-        """Schedule a change; return the rule's description. Raises RuleError if it cannot be made at that step."""
+        """Schedule a change for its step; return the rule's description. Raises RuleError if it cannot be made then."""
         if (known := self._store.calls.get(request.call)) is not None:
             return dict(known)
         scheduled = sorted([*self._store.scheduled, request], key=lambda change: change.at_step)
@@ -236,7 +240,7 @@ class RuleEditor(RuleVersions):
         return described
 
     async def apply(self, step: int) -> None:
-        """Put the version in force that judges a step, and store it, before any message of the step is judged."""
+        """Put the version of the rules for `step` in force and store it, before a message of the step is judged."""
         if self.first > step:
             return
 
@@ -251,7 +255,7 @@ class RuleEditor(RuleVersions):
                     self._note(f"{change.change} failed: {error}", {"name": change.which}, step, exact=True)
 
         task = self._begin(self._interceptor().change(make, also=partial(_persist, self._save)))
-        await asyncio.wait([task])  # it goes on if this is cancelled
+        await asyncio.wait([task])  # the task goes on if this call is cancelled
         task.result()
 
     async def close(self) -> None:
@@ -262,9 +266,9 @@ class RuleEditor(RuleVersions):
     def _note(
         self, change: str, rule: dict[str, Any], step: int | None, *, exact: bool = False, call: str = ""
     ) -> None:
-        """Record a change that applies from a step on, or, unless it is exact, from the middle of an open step.
+        """Record a change. With `exact` it applies from the beginning of `step` on, otherwise from its middle on.
 
-        Args: `call`: a call that is repeated, as an interceptor has died with its change, is recorded once.
+        Args: `call` is the id of the Ray call. A call that Ray repeats, because the interceptor died, is recorded once.
         """
         if step is not None and step < 0:
             step, exact = 0, True
@@ -282,7 +286,7 @@ class RuleEditor(RuleVersions):
 
 
 async def _persist(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeat a call while the server is away."""
+    """Repeat a call until the server answers, and return its result."""
     backoff = Backoff(STEP_SUPERVISOR_RETRY)
     while True:
         try:

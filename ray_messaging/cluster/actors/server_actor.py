@@ -15,7 +15,8 @@ from ray_messaging.embedded.server import EmbeddedServer, Succession
 from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.observability.health.findings import Disk, Report
 
-# Ray restarts the actor within this time, even on a busy machine. The data are kept for as long after a driver's end.
+# Ray restarts the actor within this time, even on a busy machine. For the same time the server keeps the data after a
+# driver's end.
 GRACE_S: Final = 20.0
 
 
@@ -26,7 +27,7 @@ class ServerActor:
         name: A secret that this actor and its restarts share. It names a temporary data directory.
         data_dir: The folder in which the data are kept. None: a temporary directory.
         on_its_node: The number of servers of the experiment on this node; together they may fill half of its memory.
-        fsync: Have the disk write each second what is in a `data_dir`.
+        fsync: Have the data in a `data_dir` written to the disk each second.
         log_dir: The folder of the event log that the server's guard finishes from the server's data if all other
             processes have died. None: there is no log to finish.
     """
@@ -39,7 +40,7 @@ class ServerActor:
         fsync: bool = True,  # noqa: FBT001 - by Ray call
         log_dir: str | None = None,
     ) -> None:
-        # The guard watches this node's raylet: without it Ray cannot restart the actor here.
+        # The guard watches this node's raylet: without a raylet Ray cannot restart the actor here.
         raylet = int(os.environ.get("RAY_RAYLET_PID", os.getppid()))
         again = restarted()
         server = EmbeddedServer(

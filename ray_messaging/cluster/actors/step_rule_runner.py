@@ -31,8 +31,9 @@ _SOONEST = 0.1  # the least time between two checks for stragglers, as a part of
 class StepRuleRunner:
     """Runner of the supervisor, the member of the steps that closes each step last, with the verdicts of step rules.
 
-    The supervisor runs while a rule acts at the end of a step, or is to come for a later one. While any change of the
-    rules waits for its step, all groups wait for each other before a step, so that one version is in force.
+    The supervisor runs while a rule in force, or a rule scheduled for a later step, acts at the end of steps. While any
+    change of the rules waits for its step, all groups wait for each other before a step, so that one version of the
+    rules is in force.
 
     Args: `settings` are those of the experiment's steps. `audiences` has the pairs to which groups broadcast.
     """
@@ -54,7 +55,7 @@ class StepRuleRunner:
         self._following = asyncio.Lock()
 
     async def follow(self) -> None:
-        """Begin or end supervision, as the rules in force and those to come need it."""
+        """Begin or end supervision, depending on the rules in force and the rules scheduled for later steps."""
         versions = self._interceptor.versions
         async with self._following:
             if not forces_all([*self._interceptor.rules, *versions.to_come()]):
@@ -121,7 +122,7 @@ class StragglerWatch:
         self._store = store
         self._exp_id = exp_id
         self._stall_s = stall_s
-        self._said: dict[tuple[str, int], float] = {}  # group and step -> idle time at which it was named last
+        self._said: dict[tuple[str, int], float] = {}  # group and step -> idle time at which the group was logged last
         self._task = asyncio.create_task(self._run(), name="ray_messaging stragglers")
 
     async def _run(self) -> None:
@@ -153,5 +154,5 @@ class StragglerWatch:
         return max(left, _SOONEST * self._stall_s)
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop the watch."""
         await end(self._task)

@@ -190,7 +190,7 @@ def create_audience(
 
 
 def _ids(connection: ExperimentConnection, given: Any, points: Any) -> IdColumn:  # noqa: ANN401 - as a user passes them
-    """Return the agents of positions: the given ones, or else all hosted ones, or else the first numbers."""
+    """Return the agents at the positions: the given agents, or else all hosted agents, or else 0, 1, 2..."""
     if given is not None:
         ids = column_of(given)
         if len(ids) != len(given):

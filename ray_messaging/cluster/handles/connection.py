@@ -22,7 +22,7 @@ NAMESPACE = "ray_messaging"
 
 # The most time that Ray needs to report a killed actor as dead, and the time between two checks, in seconds.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
-_LEAST, _PER_PROCESSOR = 8, 2  # processes that start at a time: so many at least, and for each processor
+_LEAST, _PER_PROCESSOR = 8, 2  # the number of processes that start at a time: at least, and per processor
 
 
 def find_actor(name: str) -> Any:  # noqa: ANN401 - a Ray actor handle
@@ -46,7 +46,10 @@ def result(ref: Any, *, actor_name: str) -> Any:  # noqa: ANN401 - an ObjectRef 
 
 
 async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-    """Wait for a call; raises as `result`, or OutcomeUnknown if a call that `sends` lost its actor."""
+    """Wait for a call and return its result.
+
+    Raises the same errors as `result`; with `sends`, OutcomeUnknown if the actor went down.
+    """
     try:
         return await waiting.value(ref)
     except (RayTaskError, RayActorError) as error:
@@ -70,7 +73,7 @@ def gone(actor_name: str) -> Closed:
 
 
 async def insist(waiting: Waiting, actor: Any, call: Callable[[], Any], *, actor_name: str) -> Any:  # noqa: ANN401 - a handle, an ObjectRef, its value
-    """Repeat a call, which must be idempotent, while its actor restarts; raises as `result`.
+    """Repeat a call, which must be idempotent, while its actor restarts. Raises the same errors as `result`.
 
     The actor must have a method `ready`. Ray's own retries are slower: they come up to a second after Ray has noticed
     the failure, which takes one or two seconds.
@@ -129,7 +132,8 @@ def start_in_turn(starts: Iterable[Callable[[], Any]], check: Callable[[Any], ob
     If more started at once, they would slow each other so much that some would take the server for dead. The first
     error ends the starts.
 
-    Args: each of `starts` returns an ObjectRef that is ready when the process is; `check` raises the error of one.
+    Args: each of `starts` returns an ObjectRef that is ready when the process is; `check` gets such a reference, and
+    raises the error of a start that failed.
     """
     at_once = max(_LEAST, _PER_PROCESSOR * int(ray.cluster_resources().get("CPU", 0)))
     waiting = iter(starts)
@@ -165,18 +169,18 @@ class ExperimentConnection:
         return finish(self.with_password_async(Blocking()))
 
     async def with_password_async(self, waiting: Waiting | None = None) -> Experiment:
-        """Return the same as `with_password`; None: without blocking the event loop."""
+        """Return the experiment with its server's password. If `waiting` is None, the event loop is not blocked."""
         if self.experiment.withheld:
             ref, waiting = self.interceptor.ready.remote(), waiting or InLoop()
             self.experiment = await value_of(waiting, ref, actor_name=self._actor_name)
         return self.experiment
 
     def ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-        """Return the result of a call of the interceptor; raises as `result`."""
+        """Return the result of a call of the interceptor. Raises the same errors as `result`."""
         return result(ref, actor_name=self._actor_name)
 
     def log_actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle
-        """Return the event log's actor; raise ConfigError if there is no log, Closed after the end."""
+        """Return the event log's actor; raise ConfigError if there is no log, Closed if the experiment has ended."""
         experiment = self.experiment
         if experiment.log_dir is None:
             raise ConfigError(no_log(self.exp_id))
@@ -209,7 +213,7 @@ def experiments_here() -> set[str]:
 
 
 def unknown_experiment(exp_id: str, there: set[str]) -> UnknownName:
-    """Return the error that this Ray cluster, which has the experiments `there`, does not have another one."""
+    """Build the error for an experiment that is not among `there`, the experiments of this Ray cluster."""
     found = f"there are: {', '.join(sorted(there))}" if there else "none runs there"
     text = f"no experiment {exp_id!r} runs in the Ray cluster ({found}): Messaging.start({exp_id!r}) first"
     return UnknownName(text, kind="experiment", value=exp_id)

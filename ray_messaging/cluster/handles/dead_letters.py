@@ -31,7 +31,10 @@ _NO_LIMIT = 2**62  # a reader that moves expired frames to the dead letters must
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A frame that no mailbox will deliver, with its mailbox and the reason. `at` is when it became one (unix s)."""
+    """A frame that no mailbox will deliver, with its mailbox and the reason.
+
+    `at` is the time when the frame became a dead letter, in unix seconds.
+    """
 
     id: str
     mailbox: str
@@ -120,7 +123,7 @@ class DeadLetters:
             after = page[-1].id
 
     def list(self, *, limit: int = 100, after: str | None = None, mailbox: str | None = None) -> Letters:
-        """Return at most `limit` letters, of one mailbox or of all (None), from the first one after the id `after`."""
+        """Return at most `limit` letters, of one mailbox or of all (None), beginning after the id `after`."""
         found: Letters = []
         last = "" if after is None else _checked(after)
         while len(found) < limit and (page := self._page(last, PAGE if mailbox else limit - len(found))):
@@ -268,7 +271,10 @@ class DeadLetters:
 
 
 def _chosen(ids: "str | Iterable[str] | None", mailbox: str | None, *, everything: bool) -> list[str] | None:
-    """Return the ids that were given, or None if there are none; raise ConfigError unless exactly one is given."""
+    """Return the ids, or None if letters are not chosen by ids.
+
+    Raises: ConfigError unless exactly one of the three arguments is given.
+    """
     if (ids is not None) + (mailbox is not None) + everything != 1:
         raise ConfigError("say which dead letters: ids, mailbox='name', or everything=True, and only one of these")
     return None if ids is None else [_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)]
@@ -277,7 +283,10 @@ def _chosen(ids: "str | Iterable[str] | None", mailbox: str | None, *, everythin
 async def _letters(
     store: RedisDeadLetters, ids: list[str] | None, mailbox: str | None
 ) -> AsyncIterator[tuple[str, DeadFrame | None]]:
-    """Yield the id and the letter (None: it does not exist) of each id, or of each letter of a mailbox, or of all."""
+    """Yield (id, letter) for each of `ids`, or if that is None, for all letters of `mailbox`, or of all mailboxes.
+
+    The letter is None if no letter has the id.
+    """
     for name in ids or ():
         yield name, await store.get(name)
     after, last = "", await store.last()  # a letter of which a part is left is stored again after the last one

@@ -28,7 +28,7 @@ _RECENT_S = 10.0  # the time over which the rate is taken
 class RunProgress:
     """Display of a run's step, rate and slowest group: a bar on a terminal, otherwise a line on stderr every 10 s.
 
-    Args: `more` returns what to say besides ("": nothing).
+    Args: `more` returns further text for the display ("": none).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RunProgress:
                 self._end(self._steps.progress().sealed + 1)
 
     def show(self) -> None:
-        """Show how far the run is, if it is time to do so. Repeat this, because the rate is measured by it."""
+        """Show how far the run is, if the display is due. Repeat this call, because the calls measure the rate."""
         if not self._shown:
             return
         progress = self._steps.progress()
@@ -146,28 +146,30 @@ class ExperimentSteps:
         return found
 
     def moved(self) -> dict[str, AgentSet]:
-        """Return the agents of each group that agents have left, or to which agents have come."""
+        """Return the current agents of each group that agents have left or joined."""
         found: dict[str, AgentSet] = self._connection.ask(self._interceptor.moved.remote())
         return found
 
     @property
     def wait_for(self) -> str:
-        """Return for which groups each group waits: "all", or "senders", those that may send to it.
+        """Return "all" if each group waits for all groups, "senders" if it waits only for groups that may send to it.
 
-        It is "all" in spite of `Steps(wait_for="senders")` if a rule acts at the end of each step, as one with rounds.
+        It is "all" in spite of `Steps(wait_for="senders")` if a rule acts at the end of each step, such as a rule that
+        counts by rounds.
         """
         return str(self.progress().wait_for)
 
     def declare(self, hears: Mapping[str, Iterable[str]], *, at_step: int | None = None) -> None:
         """Declare which groups may send to a group, for `Steps(wait_for="senders")`.
 
-        A group "hears" those that may send to it, and waits only for them. A group without a declaration hears all. A
-        step that sends to a group that does not hear the sender raises UndeclaredSend and is not committed.
+        A group "hears" the groups that may send to it, and waits only for these groups. A group without a declaration
+        hears all. A step that sends to a group that does not hear the sender raises UndeclaredSend and is not
+        committed.
 
         Args:
-            hears: {group: the groups that may send to it}, besides itself; the groups need not exist yet.
-            at_step: In a run, the first step that is read in this way, at the earliest the second after the latest open
-                step.
+            hears: {group: the other groups that may send to it}; the groups need not exist yet.
+            at_step: In a run, the first step whose messages are read under this declaration, at the earliest the second
+                step after the latest open one.
 
         Raises: ConfigError if a group may have sent under another declaration already.
         """
@@ -176,12 +178,12 @@ class ExperimentSteps:
         self._connection.ask(self._interceptor.declare_senders.remote(_checked(hears), at_step))
 
     def waiting_for(self) -> dict[str, int]:
-        """Return the groups that hold up the others, each with the step that it has to commit; {} if none is open."""
+        """Return the groups that hold up the others, with the step that each has to commit; {} if no step is open."""
         progress = self.progress()
         return {} if progress.resting else progress.waiting_for()
 
     def stragglers(self) -> list[Straggler]:
-        """Return the groups that have held up a step for `Steps.stall_s`, when the interceptor last checked."""
+        """Return the groups that had held up a step for `Steps.stall_s` when the interceptor checked last."""
         found: list[Straggler] = self._connection.ask(self._interceptor.step_stragglers.remote())
         return found
 
@@ -226,7 +228,7 @@ class ExperimentSteps:
         return last
 
     def fates_by_rules(self, step: int) -> dict[str, int]:
-        """Return how much rules that judge whole steps have changed the count of each fate, up to a committed step."""
+        """Return by how much rules on whole steps have changed the count of each fate in all steps up to `step`."""
         left = self._sealed(step).get(SUPERVISOR)
         return {} if left is None else dict(left.total)
 
@@ -239,12 +241,12 @@ class ExperimentSteps:
         return digest_of(self._sealed(step))
 
     def collected(self, through: int) -> list[Collected]:
-        """Return what groups have collected in the steps up to `through`, as far as no event log has taken it."""
+        """Return what groups have collected in the steps up to `through`, except what an event log has read."""
         found: list[Collected] = self._connection.ask(self._interceptor.step_collected.remote(through))
         return found
 
     def history_digest(self, step: int) -> bytes:
-        """Return the digest of all steps up to and including `step`, 32 bytes; raises as `digest`."""
+        """Return the digest of all steps up to and including `step`, 32 bytes. Raises the same errors as `digest`."""
         found: bytes = self._connection.ask(self._interceptor.history_digest.remote(step))
         return found
 
@@ -264,14 +266,17 @@ class ExperimentSteps:
 
 
 def step_count(call: str, given: object, least: int) -> int:
-    """Return a count of steps, or a step's number; raise ConfigError unless it is an int of at least `least`."""
+    """Return the given count of steps, or number of a step; raise ConfigError unless it is an int from `least` on."""
     if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < least:
         raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")
     return int(given)
 
 
 def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    """Return the groups that each group hears; raise ConfigError unless they are listed, or InvalidAddress."""
+    """Return the groups that each group hears.
+
+    Raises: ConfigError if `hears` does not map each group to a list of groups; InvalidAddress for an invalid name.
+    """
     if not isinstance(hears, Mapping):
         raise ConfigError(f"hears={hears!r} must have the groups that each group hears: {{'north': ['south']}}")
     for group, senders in hears.items():

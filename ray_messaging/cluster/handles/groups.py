@@ -17,7 +17,7 @@ from ray_messaging.model.columns import IdColumn
 
 
 class Groups:
-    """Groups of one experiment. In the process that started the experiment, `started` is given, and stops them."""
+    """Groups of one experiment. In the process that started the experiment, `started` stops the groups."""
 
     def __init__(self, connection: ExperimentConnection, started: StartedExperiment | None) -> None:
         self.known: dict[str, Group] = {}

@@ -1,4 +1,4 @@
-"""Messagers of groups: how one is made, in users' own processes too, and whether the owner of a mailbox lives in Ray.
+"""Messagers of groups: functions that make a messager, and that tell whether the owner of a mailbox lives in Ray.
 
 An owner is `<run>/<id of an actor or a worker>`.
 """
@@ -54,7 +54,7 @@ def named_messager(
 
 
 def tell_metrics(metrics: Callable[[], list[Family]], experiment: Experiment, name: str) -> RayMetrics:
-    """Return what tells Ray the metrics of a group, once it is started."""
+    """Return an object that reports the metrics of a group to Ray once it is started."""
     return RayMetrics(metrics, (("experiment", experiment.exp_id), ("messager", name)))
 
 

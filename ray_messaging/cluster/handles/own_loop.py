@@ -44,7 +44,7 @@ class SharedLoop:
     def leave(self, last: Coroutine[Any, Any, None] | None = None) -> None:
         """Run a last coroutine, if one is given, and stop using the loop.
 
-        The garbage collector may call this in the loop's own thread, which cannot wait for it.
+        The garbage collector may call this in the loop's own thread, which cannot wait for the coroutine.
         """
         if last is None:
             self._left()
@@ -79,7 +79,7 @@ def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
     def cancel() -> None:
         for task in asyncio.all_tasks():
-            if task.get_coro() is main:  # the others end, or go on, as it says
+            if task.get_coro() is main:  # the coroutine decides whether its other tasks end or go on
                 task.cancel()
 
     with ThreadPoolExecutor(1, thread_name_prefix="ray_messaging own loop") as thread:

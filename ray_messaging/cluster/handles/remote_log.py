@@ -25,7 +25,7 @@ _GLANCE_S = 0.5  # the time between a listener's checks whether it was closed
 
 
 class Seen(NamedTuple):
-    """The last position that was read, and the writer's process in which it is valid: a new one may renumber rows."""
+    """The last position that was read, and the writer's process in which it is valid: another may renumber rows."""
 
     process: str
     position: int
@@ -46,7 +46,7 @@ class RemoteSource:
         return copy(self)
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
-        """Answer a query."""
+        """Return the answer of the log's actor to a query."""
         if question == "since":
             seen = Seen(self._process, arguments.pop("position"))
             page, (self._process, _) = self._result(self._log.since.remote(seen, arguments))

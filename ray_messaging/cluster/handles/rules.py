@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class ExperimentRules:
     """The rules of an experiment, in the order in which they are asked.
 
-    No send that begins after a change has returned escapes it. A change with `at_step` applies to what is sent in that
-    step and later, whatever dies meanwhile; without it, it applies at once, in the middle of a step.
+    A change applies at once, even in the middle of a step: to every send that begins after the call has returned. A
+    change with `at_step` applies to what is sent in that step and later, whatever process dies meanwhile.
     """
 
     def __init__(self, connection: ExperimentConnection) -> None:
@@ -41,21 +41,21 @@ class ExperimentRules:
     def insert(self, rule: "Rule", index: int | None = None, *, at_step: int | None = None) -> None:
         """Insert a rule before the one at `index` (None: at the end).
 
-        Raises: RuleError for a rule or an index that cannot be used; ConfigError for a step that has begun, or without
-        steps.
+        Raises: RuleError for a rule or an index that cannot be used; ConfigError if step `at_step` has begun, or the
+        experiment has no steps.
         """
         self._connection.ask(self._interceptor.insert_rule.remote(sent("the rule", rule), index, at_step=at_step))
 
     def replace(self, which: int | str, rule: "Rule", *, at_step: int | None = None) -> None:
-        """Replace a rule, given by its index or name; raises as `insert`."""
+        """Replace a rule, given by its index or name. Raises the same errors as `insert`."""
         self._connection.ask(self._interceptor.replace_rule.remote(which, sent("the rule", rule), at_step=at_step))
 
     def pop(self, which: int | str = -1, *, at_step: int | None = None) -> dict[str, Any]:
-        """Remove a rule, given by its index or name, and return its description; raises as `insert`."""
+        """Remove a rule, given by its index or name, and return its description. Raises as `insert` does."""
         found: dict[str, Any] = self._connection.ask(self._interceptor.pop_rule.remote(which, at_step=at_step))
         return found
 
     def changes(self) -> "Sequence[RuleChange]":
-        """Return the changes since this start of the experiment, in the order of the calls."""
+        """Return the changes of the rules since this start of the experiment, in the order of the calls."""
         found: Sequence[RuleChange] = self._connection.ask(self._interceptor.rule_changes.remote())
         return found

@@ -104,9 +104,9 @@ class Survey(Generic[T]):
 
     @property
     def unasked(self) -> list[AgentId]:
-        """Return the agents of which it is not recorded that they were asked.
+        """Return the agents for which no question is recorded.
 
-        The asking process has not asked them yet, or has died before it could record it.
+        The asking process has not asked them yet, or has died before it could record that.
         """
         return self._now().unasked
 
@@ -162,9 +162,9 @@ class Survey(Generic[T]):
         return self
 
     def remind(self, *, timeout: float | None = None) -> int:
-        """Ask the agents that are pending or invalid again; return their number.
+        """Ask again the agents that have not answered, or not with a valid answer; return the number of these agents.
 
-        They have `timeout` seconds, or if it is None, the survey's timeout again.
+        The agents have `timeout` seconds for an answer, or if `timeout` is None, the survey's timeout again.
 
         Raises: Closed if the survey has ended; UnknownName if it was removed; otherwise as `Messager.send_columns`.
         """
@@ -176,7 +176,7 @@ class Survey(Generic[T]):
 
 
 async def asked_agents(surveys: Surveys, to: object) -> AgentSet:
-    """Return the agents that a survey asks: agents of groups, all agents (None), or these ids; raise UnknownName."""
+    """Return the agents that a survey asks: those of a group or groups, all (None), or those with given ids."""
     groups = [to] if isinstance(to, Group) else to
     if groups is None:
         return await surveys.agents_of(None)

@@ -56,11 +56,14 @@ class UserMessager:
             self._loop.leave(self.messager.close())
 
     def broadcast(self, payload: Payload, subtopic: str) -> Receipts:
-        """Send one message to all agents. Raises as `Messaging.broadcast`."""
+        """Send one message to all agents. Raises the same errors as `Messaging.broadcast`."""
         return self.run(self.messager.broadcast(None, EVERYBODY, payload, subtopic=subtopic))
 
     def ask_columns(self, to_ids: object, payloads: object, subtopic: str, timeout: float | None) -> GroupAnswers:
-        """Ask many agents; return an object that collects their answers. Raises as `Messaging.ask_columns`."""
+        """Ask many agents; return an object that collects their answers.
+
+        Raises the same errors as `Messaging.ask_columns`.
+        """
         ask = self.messager.ask_columns
         found = self.run(ask(None, to_ids, payloads, subtopic=subtopic, timeout=timeout))
         answers = GroupAnswers(found.exp_id, len(found), found.seconds_left, partial(self._more, found))

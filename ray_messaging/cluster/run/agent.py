@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 _encode = msgspec.msgpack.Encoder().encode
 _parts_of = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
-_STATE = "me.state"  # names in errors where the value is that cannot be kept
+_STATE = "me.state"  # the name, in errors, of a value that cannot be kept
 _OURS = f"{Path(__file__).parents[2]}/"
 _LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # the last: compiled modules, as numpy's
 _NO_ROW: tuple[Mapping[str, Any], Sequence[AgentId]] = ReadOnlyDict(), ()
@@ -62,7 +62,7 @@ class Agent:
         self.id = agent_id
         self.state: dict[str, Any] = {}
         data, neighbours = society.rows.get(agent_id) or _NO_ROW
-        # A change of these would be lost when the step runs again, so it is refused.
+        # A change of the data would be lost when the step runs again, so it is refused.
         if type(data) is not ReadOnlyDict:
             data = ReadOnlyDict(data)
             society.rows[agent_id] = data, neighbours
@@ -92,30 +92,36 @@ class Agent:
 
     @property
     def blocked(self) -> Sequence[BlockedSend]:
-        """Return what the agent sent in the previous step and a rule blocked, each with rule and reason.
+        """Return the messages of the agent that rules blocked in the previous step, each with rule and reason.
 
-        A question gets no answer; its `message_id` is what `ask` returned.
+        A blocked question gets no answer; its `message_id` is the id that `ask` returned.
         """
         return () if self._society.step is None else self._society.step.blocked.of(self._place)
 
     def send(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> None:
-        """Send a message, which is read in the next step or in step `deliver_at`; raises as `Step.send`."""
+        """Send a message, which is read in the next step or in step `deliver_at`.
+
+        Raises the same errors as `Step.send`.
+        """
         self._society.send(self.id, to, payload, subtopic, deliver_at, self._place)
 
     def broadcast(
         self, audience: object, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None
     ) -> None:
-        """Send one message to all hearers of this agent in an audience; raises as `Step.broadcast`."""
+        """Send one message to all hearers of this agent in an audience. Raises the same errors as `Step.broadcast`."""
         self._open_step.broadcast(self.id, audience, payload, subtopic=subtopic, deliver_at=deliver_at)
 
     def ask(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> str:
-        """Ask an agent; return the question's id. The answer has this id as `in_reply_to`. Raises as `Step.ask`."""
+        """Ask an agent; return the question's id. The answer has this id as `in_reply_to`.
+
+        Raises the same errors as `Step.ask`.
+        """
         return self._open_step.ask(self.id, to, payload, subtopic=subtopic, deliver_at=deliver_at)
 
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
         """Answer a question in this step's inbox.
 
-        Raises: as `Step.reply`; NoQuestion if another agent was asked.
+        Raises: the same errors as `Step.reply`; NoQuestion if another agent was asked.
         """
         if message.to_id != self.id:
             raise NoQuestion(
@@ -140,14 +146,14 @@ class Agent:
     def remember(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
         """Call a function, async or plain, and keep its result, so that an equal call is not made again.
 
-        This is for calls that cost money or vary, such as calls of a language model; await it in an async model. A call
-        is equal if this agent asks it in this step, of a function of this qualified name, with equal arguments; of
-        several equal ones each has its own result. Arguments that msgpack cannot encode count by the call's place among
-        such calls of the function. The result is a copy of what the function returned, and equal to it. A plain
-        function runs in a thread. An exception is not kept.
+        This is for calls that cost money or vary, such as calls of a language model; await it in an async model. Calls
+        are equal if the same agent makes them in the same step, of a function of the same qualified name, with equal
+        arguments. If an agent makes several equal calls in a step, each has a result of its own. A call whose arguments
+        msgpack cannot encode is known by its place among such calls of the function. The result is a copy of what the
+        function returned, and equal to it. A plain function runs in a thread. An exception is not kept.
 
-        Raises: what the function raises; ConfigError outside of an async model; InvalidPayload for a result that cannot
-        be stored exactly, and says which part; PayloadTooLarge for one above MessagingConfig.payload_bytes.
+        Raises: what the function raises; ConfigError outside of an async model; InvalidPayload, which names the part,
+        for a result that cannot be stored exactly; PayloadTooLarge for one above MessagingConfig.payload_bytes.
         """
         calls = self._society.calls
         if calls is None:
@@ -190,8 +196,8 @@ Model = Callable[[Agent, Messages], object]
 class AgentLoop:
     """The agents of one group, and the model's function that runs for each of them in each step.
 
-    With `only_active` an agent is called only if it has heard something, a rule has blocked what it sent, its state was
-    set from outside, it asked to stay active, or no model was called for it before.
+    With `only_active` an agent is called only if it has received a message, a rule has blocked what it sent, its state
+    was set from outside, it asked to stay active, or it was never called before.
     """
 
     def __init__(
@@ -212,10 +218,10 @@ class AgentLoop:
         self.open_step: Step | None = None  # the step while the model's function may send
         self.number = START  # of the step
         self.send: Callable[..., None] = self._refuse  # how agents send in the step
-        self.last_step: int | None = None  # the last one that ran here to its end, whose states these are
+        self.last_step: int | None = None  # the last step that ran here to its end; the states are those after it
         self.calls: RememberedCalls | None = None  # the remembered calls of the step
         self.change = NO_CHANGE
-        self.records_calls = False  # the step keeps them for an event log
+        self.records_calls = False  # the step keeps its remembered calls for an event log
         self.call_settings = NO_LIMITS
         self.call_gate: CallGate | None = None
         self.call_counts: Counter[str] = Counter()
@@ -237,7 +243,7 @@ class AgentLoop:
         self._agents: list[Agent] = []
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # the step's random numbers, by the agents' places
-        self.drawn: dict[int, np.random.Generator] = {}  # those that agents have asked for
+        self.drawn: dict[int, np.random.Generator] = {}  # the generators that agents asked for
         self._stopped: list[int] = []  # the places of the agents that have stopped
         self._model_thread = thread or ModelThread()
         self._holder = Holder(group)
@@ -356,7 +362,7 @@ class AgentLoop:
         return [agent for agent in self._agents if agent.id not in known]
 
     def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool, bool]]:
-        """Return, from a group's committed state, each agent's state, and whether it has stopped, and is active."""
+        """Return each agent's state, and whether the agent has stopped or is active, from a group's committed state."""
         if part.state is None:
             return {}
         ids, states, stopped, active = kept_parts(part.state, 4, part.group)
@@ -437,7 +443,7 @@ class AgentLoop:
 
     @property
     def _broken(self) -> MessagingError | None:
-        """Return why the step cannot be committed, whatever the model does: a call could not be kept, or made."""
+        """Return the error of a remembered call because of which the step cannot be committed, or None."""
         return None if self.calls is None else self.calls.memory.broken or self.calls.spent
 
     def _failed(self, agent: Agent, error: BaseException, function: str = "the model") -> MessagingError:
@@ -486,7 +492,7 @@ def _users_trace(error: BaseException) -> tuple[str, str]:
     while each is not None:
         frames = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
         each.stack = StackSummary.from_list(frames)
-        # If all of it is installed, the first installed frame is the model.
+        # If all of the code is installed, the first installed frame is the model.
         installed = [frame for frame in frames if "-packages/" in frame.filename][:1]
         own = [frame for frame in frames if not _LIBRARY.search(frame.filename)] or installed
         where = where or "".join(f" ({frame.filename}:{frame.lineno})" for frame in own[-1:])

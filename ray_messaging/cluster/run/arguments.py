@@ -24,7 +24,7 @@ AnyId = AgentId | UUID | SupportsIndex  # such as an integer of numpy's; `check_
 
 
 class Ids(Protocol):
-    """Ids of agents, such as a list, a range or an array. A text is none, although it is a sequence of texts."""
+    """Ids of agents, such as a list, a range or an array. A str is not one, although it is a sequence of strs."""
 
     def __iter__(self) -> Iterator[AnyId]: ...
     def __len__(self) -> int: ...
@@ -32,7 +32,7 @@ class Ids(Protocol):
 
 
 class DataFrameLike(Protocol):
-    """A DataFrame."""
+    """The part of a DataFrame that a run uses."""
 
     @property
     def index(self) -> Any:  # noqa: ANN401 - pandas is an extra
@@ -43,7 +43,7 @@ class DataFrameLike(Protocol):
 
 
 class NetworkxGraph(Protocol):
-    """A graph of networkx."""
+    """The part of a networkx graph that a run uses."""
 
     @property
     def edges(self) -> Any:  # noqa: ANN401 - networkx is an extra

@@ -20,11 +20,11 @@ from typing import Any, Final
 import numpy as np
 
 _LONGEST_S: Final = 1.0
-_WALL: Final = 5  # a thread that waits, as for a disk or the processor, ends after this many times its time
+_WALL: Final = 5  # if the thread waits, for a disk or the processor, a digest ends after so many times its time
 _CHUNK: Final = 1 << 20  # bytes between two looks at the clock
-_BYTES_PER_S: Final = 1e9  # blake2b hashes about as many: what has more is not begun
-_OBJECTS_PER_S: Final = 5e6  # likewise of pickle
-_OTHERS = "ray.", "ray_messaging.", "torch."  # handles, and what may be on another device
+_BYTES_PER_S: Final = 1e9  # blake2b hashes about so many; what would take too long is not begun
+_OBJECTS_PER_S: Final = 5e6  # pickle writes about so many
+_OTHERS = "ray.", "ray_messaging.", "torch."  # modules of handles, and of objects that may be on another device
 _BY_NAME = type, FunctionType, BuiltinFunctionType, MethodType, ModuleType  # their code is not looked at
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, dict, list, tuple))
 _SETS = frozenset((set, frozenset))
@@ -40,11 +40,12 @@ _PURE = sys.stdlib_module_names | {"networkx", "numpy", "pandas", "pyarrow", "sc
 
 
 def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _LONGEST_S) -> str | None:
-    """Return a digest of a value; None if it has none, or that takes more than `longest_s` of the processor.
+    """Return a digest of a value; None if it has no digest, or computing it would take more than `longest_s`.
 
-    With `anywhere` it is the same in all processes. Without, it tells changes of one object in this process alone, is
-    faster, and may hold itself. An object whose class says in Python how it is pickled or read has none: that code may
-    be slow, or change the object.
+    With `anywhere` the digest is the same in all processes. Without it, the digest only tells whether one object has
+    changed in this process; this is faster, and the object may contain itself. An object has no digest if its class has
+    Python code that pickles it or reads its attributes, because that code may be slow, or change the object.
+    `longest_s` is time of the processor.
     """
     with suppress(Exception):  # of any kind: not all can be pickled
         return _digest(value, _Time(longest_s), anywhere).hex()
@@ -60,7 +61,7 @@ def _digest(value: object, time: "_Time", anywhere: bool) -> bytes:  # noqa: FBT
 
 
 def _digest_of_array(array: Any, time: "_Time") -> bytes:  # noqa: ANN401 - an array without objects
-    """Return a digest of an array's bytes, of which no more than a chunk is copied."""
+    """Return a digest of an array's bytes, and copy no more than a chunk of them at a time."""
     time.need(array.nbytes / _BYTES_PER_S)
     written, size = _Written(time), max(1, _CHUNK // max(1, array.itemsize))
     parts: Any = [array]
@@ -73,7 +74,7 @@ def _digest_of_array(array: Any, time: "_Time") -> bytes:  # noqa: ANN401 - an a
 
 @lru_cache(maxsize=10_000)
 def _has_hooks(kind: Any) -> bool:  # noqa: ANN401 - a class
-    """Return whether to pickle or read an object of a class runs code in Python that is not known to change nothing."""
+    """Return whether pickling or reading an object of a class runs Python code that might change the object."""
     hooks = (vars(base)[name] for base in kind.__mro__ for name in _HOOKS & vars(base).keys())
     return any(
         not isinstance(hook, _IN_C) and f"{getattr(hook, '__module__', '')}".partition(".")[0] not in _PURE
@@ -104,7 +105,7 @@ class _Written:
     def write(self, data: Any) -> int:  # noqa: ANN401 - bytes, or what has them
         view = memoryview(data)
         self._time.need(view.nbytes / _BYTES_PER_S)
-        view = view.cast("B") if view.nbytes else view  # none can be cast
+        view = view.cast("B") if view.nbytes else view  # an empty view cannot be cast
         for begin in range(0, view.nbytes, _CHUNK):
             self.hash.update(view[begin : begin + _CHUNK])
             self._time.need()
@@ -117,7 +118,7 @@ class _Pickler(pickle.Pickler):
     time: _Time
 
     def persistent_id(self, obj: Any) -> object:  # noqa: ANN401 - any part of a value
-        """Return what stands for an object; None: its pickle does."""
+        """Return what is pickled in place of an object; None: the object itself is pickled."""
         kind: Any = type(obj)
         if kind in _PLAIN:
             return None
@@ -146,7 +147,7 @@ class _Pickler(pickle.Pickler):
         return [*frame.columns], frame.index.to_numpy(), columns
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - as pickle has it
-        """Return the parts of an object, without those that reading it has cached."""
+        """Return the parts of an object, without its cached properties, which reading it may have added."""
         kind = type(obj)
         if not hasattr(obj, "__dict__"):
             return NotImplemented

@@ -45,7 +45,7 @@ class Crowd:
     def uniform(self, k: int = 1) -> NDArray[np.float64]:
         """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k), rows as in `ids`.
 
-        They depend on the seed, the step and the agent alone; `start` has numbers of its own.
+        The numbers depend on the seed, the step and the agent alone; `start` has numbers of its own.
 
         Raises: ConfigError unless k is a number of at least 0.
         """
@@ -77,7 +77,7 @@ class CrowdSociety:
         self._model_thread = thread or ModelThread()
         self._crowd: Crowd | None = None
         self.change = NO_CHANGE
-        self.last_step: int | None = None  # the last one that ran here to its end, whose states these are
+        self.last_step: int | None = None  # the last step that ran here to its end; the states are those after it
 
     async def run(self, step: Step, _calls: CallMemory | None = None) -> None:
         """Run the model; raise StepFailed if it raises an exception."""
@@ -185,7 +185,7 @@ def _encoded(crowd: Crowd) -> bytes:
     for name, array in crowd.state.items():
         found = _checked(name, array)
         kept[name] = type_name(found.dtype), found.shape, found.tobytes()
-        crowd.state[name] = found.copy()  # as after a restart, when no other key and nobody else has it
+        crowd.state[name] = found.copy()  # as after a restart: no other key or object shares it
     return _encode((_ids_of(crowd.ids), kept))
 
 
@@ -203,7 +203,7 @@ def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArra
 
     Arrays of the first group that do not have a row for each agent are returned unchanged.
 
-    Raises: ConfigError if the rows of one array differ in shape, or so in type that values would be lost.
+    Raises: ConfigError if the rows of one array differ in shape, or have types so different that values would be lost.
     """
     gathered = {name: array for name, array in parts[0][1].items() if array.shape[:1] != (len(parts[0][0]),)}
     rows: dict[str, list[tuple[AgentSet, NDArray[Any]]]] = {}
@@ -240,8 +240,8 @@ def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 def state_of(agent: AgentId, hosted: AgentSet, state: bytes) -> dict[str, Any]:
     """Return the state of one agent from the committed state of its group, which hosts some agents.
 
-    By group these are the rows of the arrays that have one for each agent. The result is {} for a state that no run of
-    `messaging.run` has committed.
+    With by="group" the agent's state is its row of each array that has a row for each agent. The result is {} for a
+    state that no run of `messaging.run` has committed.
     """
     place = AgentPlaces(hosted).place(agent)
     try:

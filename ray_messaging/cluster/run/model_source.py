@@ -1,4 +1,4 @@
-"""Name and source of a model, and digests of its inputs, by which a later call of `run` tells that they are others."""
+"""Name and source of a model, and digests of its inputs, by which a later call of `run` sees a difference."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ def name_of(function: object) -> str:
 
 
 def source_of(model: object) -> str | None:
-    """Return a digest of a model's file, or of its own text in a notebook; None: no source, as after `exec`."""
+    """Return a digest of a model's file, or of its own text in a notebook; None if there is no source."""
     while isinstance(model, partial):
         model = model.func
     code = model if hasattr(model, "__qualname__") else type(model)
@@ -47,7 +47,7 @@ def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupP
 
 
 def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each input of a run that the call `before` did not have."""
+    """Yield a line for each input of a run that differs from the input of the call `before`."""
     for name, what in _INPUTS.items():
         given = now.get(name), before.get(name)
         if None not in given and given[0] != given[1]:

@@ -71,7 +71,7 @@ class ModelThread:
             self._short = perf_counter() - began <= _SHORT_S
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end. This is called in the thread."""
+        """Run a coroutine to its end. Call this in the model's thread."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             finalize(self, _close, self._loop)
@@ -125,14 +125,14 @@ class Holder:
             )  # fmt: skip
 
     def longest(self, now: float) -> "tuple[Agent | None, float]":
-        """Return the agent with the longest turn of the step, ended or not, and its seconds; None: all were short."""
+        """Return the agent with the longest turn of the step, ended or not, and its seconds; None if all were short."""
         turn = self._now
         running = (None, 0.0) if turn is None or now - turn[1] < BLOCKING_S else (turn[0], now - turn[1])
         return max(self._longest, running, key=lambda found: found[1])
 
 
 class Turns(Awaitable[T]):
-    """A call that is awaited, with a record of each of its turns.
+    """An awaited call whose turns are recorded.
 
     Args: `what` names in a warning what the agent runs.
     """

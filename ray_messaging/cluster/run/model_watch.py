@@ -1,4 +1,7 @@
-"""Warnings about what a model keeps or draws outside of its agents: other groups, and a restart, do not have it."""
+"""Warnings about a model that keeps data, or draws random numbers, outside of its agents.
+
+Other groups do not have these data, and a restart loses them.
+"""
 
 import logging
 import random
@@ -26,19 +29,19 @@ _LONGEST_S: Final = 0.1  # the most time for all digests before a step, or after
 
 
 class ModelWatch:
-    """The checks of one group's model: each tells once, as a warning of the log.
+    """The checks of one group's model. Each problem is logged once, as a warning.
 
     The first steps are checked, and then as many as take a hundredth of the time.
 
-    Args: `given` has by name what a model gets and must not change. `told` has what this run has told already; groups
-    in one process share it.
+    Args: `given` has, by name, the objects that a model gets and must not change. `told` has the names of the problems
+    that this run has logged already; groups in one process share it.
     """
 
     def __init__(self, model: object, given: Mapping[str, object], told: set[str] | None = None) -> None:
         self._model = model
         self._given = given
         self._told: set[str] = set() if told is None else told
-        self._before: dict[str, tuple[int, str | None]] = {}  # of each kept thing the step before which it was so
+        self._before: dict[str, tuple[int, str | None]] = {}  # by a kept object's name: a step, the digest before it
         self._begun = 0
         self._next = 0.0  # the time of the next check
 
@@ -69,7 +72,7 @@ class ModelWatch:
 
     @contextmanager
     def _off_at_an_error(self) -> Iterator[None]:
-        """End all checks at an error in one: a run that is otherwise right goes on."""
+        """End all checks if one of them raises an error, because the run itself may be right and must go on."""
         try:
             yield
         except (Exception, SystemExit) as error:  # noqa: BLE001 - of any kind: objects of the user are looked at
@@ -82,7 +85,7 @@ class ModelWatch:
                 )  # fmt: skip
 
     def _compare(self, step: int) -> None:
-        """Tell which of the kept things have changed since they were compared the last time."""
+        """Log which of the kept objects have changed since the last comparison."""
         for name, now in _digests(self._kept()).items():
             since, before = self._before.get(name, (step, None))
             if None not in (before, now) and before != now:
@@ -90,7 +93,7 @@ class ModelWatch:
             self._before[name] = step + 1, now
 
     def _kept(self) -> Mapping[str, object]:
-        """Return, by name, what outlives a step: what is given, and what the model's functions refer to."""
+        """Return, by name, the objects that outlive a step: those in `given`, and those that the model refers to."""
         found = {**_named(self._model), **self._given}
         return {name: value for name, value in found.items() if name not in self._told}
 
@@ -119,7 +122,7 @@ def _digests(kept: Mapping[str, object]) -> dict[str, str | None]:
     end = thread_time() + _LONGEST_S
     found = {}
     for name, value in kept.items():
-        left = (end - thread_time()) / 2  # the other half is for those that follow
+        left = (end - thread_time()) / 2  # the other half is for the things that follow
         found[name] = content_digest(value, anywhere=False, longest_s=left)
     return found
 
@@ -168,7 +171,7 @@ def _references(function: FunctionType) -> Iterator[tuple[str, object]]:
     for name in {*_names_in(function.__code__)} & function.__globals__.keys():
         yield f"the global {name!r} of {function.__globals__.get('__name__')}", function.__globals__[name]
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # it has none yet
+        with suppress(ValueError):  # the variable has no value yet
             yield f"{name!r} of {function.__qualname__}", cell.cell_contents
 
 
@@ -181,5 +184,5 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _is_installed(function: FunctionType) -> bool:
-    """Return whether a function is part of a library: what that keeps is its own affair."""
+    """Return whether a function is part of a library, and so is not checked."""
     return "-packages/" in function.__code__.co_filename or f"{function.__module__}".startswith("ray_messaging.")

@@ -17,10 +17,11 @@ from ray_messaging.model.series import AGENT, AGENT_NAME, STEP
 
 
 class CallCounts(NamedTuple):
-    """How many remembered calls have ended well, by who has answered, and how many tries failed and were repeated.
+    """The numbers of remembered calls that succeeded, by who answered them, and of failed tries that were repeated.
 
-    `model`: the function was called; `kept`: an earlier attempt at the step has called it; `parent`: the run of which
-    this is a fork has. `spent`: the budget of `Calls(budget=)` was spent, and has ended the run.
+    `model` counts the calls of which the function was called, `kept` those that an earlier attempt at the step had
+    made, and `parent` those that the run had made of which this run is a fork. `spent` says that the budget of
+    `Calls(budget=)` was spent, and has ended the run.
     """
 
     model: int = 0
@@ -36,10 +37,10 @@ class Result:
 
     `states` maps each agent, or with by="group" each group, to its state after the last step. With by="group" `ids`
     maps each group to its agents, in the order of its arrays. `fates` counts the messages of all steps since the
-    experiment began, by fate. `undeliverable` counts those to a few of the addresses on which nobody listens, such as
-    agents that no group hosts. With `Steps(digest=True)` `digests` maps each of the last 64 steps to the digest of its
-    messages, in hex. `steps` is the first step that did not run. `stopped` is True if Ctrl-C, or the budget of calls,
-    ended the run early. `calls` counts the remembered calls of this run.
+    experiment began, by fate. `undeliverable` counts messages to a few of the addresses on which nobody listens, such
+    as agents that no group hosts. With `Steps(digest=True)` `digests` maps each of the last 64 steps to the digest of
+    its messages, in hex. `steps` is the first step that did not run. `stopped` is True if Ctrl-C, or the budget of
+    calls, ended the run early. `calls` counts the remembered calls of this run.
     """
 
     states: dict[AgentId, dict[str, Any]]
@@ -54,9 +55,9 @@ class Result:
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame of what `collect=` has collected: by step, or by step and agent.
+        """Return a DataFrame of what `collect=` has collected, with a row for each step, or for each step and agent.
 
-        It has the steps of earlier runs too, as far as the log's folder has them, or without a log the server.
+        It has the steps of earlier runs too, as far as they are in the log's folder, or, without a log, on the server.
 
         Raises: ConfigError if this run had no `collect=`; ImportError without pandas.
         """
@@ -140,7 +141,7 @@ def _joined(parts: Sequence[tuple[int, NDArray[Any] | None]]) -> NDArray[Any] | 
 
 
 def _listed(array: NDArray[Any]) -> list[Any]:
-    """Return an array's rows. Those of dates stay numpy's: as Python's they would be whole numbers of nanoseconds."""
+    """Return an array's rows. Dates stay numpy objects, because Python's would be numbers of nanoseconds."""
     return [*array] if array.dtype.kind in "mM" else array.tolist()
 
 

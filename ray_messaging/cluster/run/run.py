@@ -57,7 +57,7 @@ class RunActors:
     """
 
     def __init__(self) -> None:
-        self.run: Run | None = None  # the one that stands
+        self.run: Run | None = None  # the run that stands between its steps
         self.inputs: Mapping[str, Any] = {}  # digests of what the last call of `run` was given
         self.turns = itertools.count(1)  # numbers of the actors' calls
         self._kept: dict[str, Any] = {}
@@ -119,7 +119,7 @@ class EarlyEnd:
     From the first Ctrl-C to the end of the context no step begins. A pause of the steps is not changed. Python handles
     signals only in the main thread, so in other threads this does nothing.
 
-    Args: `turn` names the calls of the actors.
+    Args: `turn` is the number of these actors' current calls of `run`.
     """
 
     def __init__(self, interceptor: Any, actors: Sequence[Any], turn: int) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -128,7 +128,7 @@ class EarlyEnd:
         self._actors = actors
         self._turn = turn
         self._former: Any = None  # the earlier handler of the signal
-        self._holds = False  # the steps may be on hold because of this
+        self._holds = False  # the steps may be on hold because of this object
         self._name = secrets.token_hex(8)  # of the hold
 
     def __enter__(self) -> Self:
@@ -152,7 +152,7 @@ class EarlyEnd:
         sys.stderr.write("\nthe run ends after the open step; Ctrl-C once more ends it at once\n")
 
     def tell(self) -> None:
-        """Tell all groups to end after the last open step. Repeat this: a group that has restarted does not know it."""
+        """Tell all groups to end after the last open step. Repeat this for groups that have restarted."""
         self._holds = True
         last = result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
         told = [actor.end_after.remote(last, self._turn) for actor in self._actors]
@@ -236,12 +236,12 @@ class Run(AbstractContextManager["Run"]):
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
         """Let n more steps run; return the first step that did not run. Ctrl-C lets no step begin after the open one.
 
-        Raises: as `messaging.run`, after which this run is closed; Closed if it was closed; BudgetSpent if no step ran
-        because the budget of calls is spent.
+        Raises: the same errors as `messaging.run`, after which this run is closed; Closed if this run was closed
+        before; BudgetSpent if no step ran because the budget of calls is spent.
         """
         before = self.step
         self._go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False)
-        if self._spent and self.step == before:  # a loop until some step would not end
+        if self._spent and self.step == before:  # otherwise a caller's loop up to some step would not end
             raise BudgetSpent(self._spent_text())
         return self.step
 
@@ -255,11 +255,11 @@ class Run(AbstractContextManager["Run"]):
         return series_frame(self._series())
 
     def result(self) -> Result:
-        """Return states, counts, digests and series after the last step; raises as `advance`."""
+        """Return states, counts, digests and series after the last step. Raises the same errors as `advance`."""
         return self._gathered(self._go_on(self.step, progress=False, with_states=True), self.step)
 
     def _go_on(self, until: int, *, progress: bool, with_states: bool) -> list[GroupResult]:
-        """Let the steps before `until` run; return the results of the groups. A fork stops at some of the steps."""
+        """Let the steps before `until` run; return the results of the groups. A fork does its work between them."""
         if self._messaging._fork is not None:
             for step, act in self._messaging._fork.stops(self.step, until):
                 parts = self._drive(step, progress=progress, with_states=with_states)
@@ -289,7 +289,7 @@ class Run(AbstractContextManager["Run"]):
         return parts
 
     def _calls_text(self) -> str:
-        """Return the counts of remembered calls, of the groups that answer at once, in words; "" if there are none."""
+        """Return a text with the counts of remembered calls in groups that answer at once; "" if there are no calls."""
         asked = [actor.calls_now.remote() for actor in self._actors.values()]
         counts = Counter[str]()
         for answer in wait(asked, num_returns=len(asked), timeout=_COUNTED_S)[0]:
@@ -323,7 +323,7 @@ class Run(AbstractContextManager["Run"]):
 
     @contextmanager
     def _ending(self) -> Iterator[list[Any]]:
-        """Context that ends the run's actors if an error is raised. It yields a list for calls that end with them."""
+        """Context that ends the run's actors if an error is raised. It yields a list for the actors' calls."""
         refs: list[Any] = []
         try:
             yield refs
@@ -339,7 +339,7 @@ class Run(AbstractContextManager["Run"]):
             raise
 
     def _gathered(self, parts: Sequence[GroupResult], until: int) -> Result:
-        """Return the result of all steps up to now, of which `until` were wanted."""
+        """Return the result of all steps up to now. The run was to go up to the step before `until`."""
         steps = self._messaging.steps
         by_rules = steps.fates_by_rules(self.step - 1) if self.step else {}
         return gathered(parts, until, by_rules, _digests(steps, self.step), self._series())
@@ -355,7 +355,7 @@ class Run(AbstractContextManager["Run"]):
 
 
 def parent_of(messaging: "Messaging") -> str | None:
-    """Return the folder of the run of which this one is a fork, also one that goes on; None if it is no fork."""
+    """Return the folder of the run of which this run is a fork, even a resumed one; None if it is no fork."""
     record = None if messaging.log_dir is None else messaging.log.run
     return None if record is None or record["parent"] is None else str(record["parent"]["folder"])
 
@@ -368,9 +368,9 @@ def _note(
     plans: Sequence[GroupPlan],
     inputs: Mapping[str, str | None],
 ) -> Mapping[str, Any] | None:
-    """Record this call in the folder of the event log, if there is one; tell if it resumes with another model.
+    """Record this call in the folder of the event log, if there is one; print a line if the model is another one.
 
-    Returns: what was recorded of the last call, if an earlier start made it.
+    Returns: the record of the last call, if an earlier start made that call.
     """
     if messaging.log_dir is None:
         return None

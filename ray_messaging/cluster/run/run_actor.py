@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
 
 class GroupResult(NamedTuple):
-    """Result of one group: its states after the steps before `until`, and the count of its messages by fate.
+    """Result of one group: its states after the steps before `until`, and the counts of its messages by fate.
 
-    States and ids are there if they were asked for. With by="group" `ids` has the agents in the order of the arrays.
-    `unheard` counts undeliverable messages to a few of the addresses on which nobody listens. `calls` counts remembered
-    calls by who has answered, and retries. `spent`: the budget of calls was spent before step `until`.
+    `states` and `ids` are empty unless they were asked for. With by="group" `ids` has the agents in the order of the
+    arrays. `unheard` counts undeliverable messages to a few of the addresses on which nobody listens. `calls` counts
+    remembered calls by who answered them, and retries of calls. `spent` says that the budget of calls was spent before
+    step `until`.
     """
 
     states: dict[Any, Any]
@@ -62,10 +63,11 @@ class RunOptions(NamedTuple):
 
 
 class RunInputs(NamedTuple):
-    """What the groups of a run share, each an awaitable, so that an actor loads it once: when it begins.
+    """Inputs that the groups of a run share.
 
-    `plans` has the plan of each group by name. `parent_calls` is the log's folder of an earlier run, with whose results
-    equal calls are answered (None: there is none). `change` sets states before a step.
+    `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only what
+    it needs, and that once. `parent_calls` is the log's folder of an earlier run, whose results answer equal calls
+    (None: no such run). `change` sets states before a step.
     """
 
     model: Any
@@ -81,7 +83,7 @@ class RunActor:
 
     It gets its arguments by calls, not from the constructor, because Ray keeps no large arguments for a restart.
 
-    Args: `messager` already hosts the group's agents (None: `open` opens one). `told` is as for `ModelWatch`.
+    Args: `messager` already hosts the group's agents (None: `open` opens a messager). `told` is passed to `ModelWatch`.
     """
 
     def __init__(self, messager: "GroupMessager | None" = None, told: set[str] | None = None) -> None:
@@ -93,13 +95,13 @@ class RunActor:
         self._watch: ModelWatch | None = None
         self._told = told
         self._thread = ModelThread()  # one for all runs: clients in a user's module are bound to its event loop
-        self._turn = 0  # which call of `run` this is
-        self._last: int | None = None  # the step after which to end it early
+        self._turn = 0  # the number of the current call of `run`
+        self._last: int | None = None  # the step after which this call ends early
 
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
         """Host the group's agents."""
         if self._messager is None:
-            # Agents may have moved before this process was restarted: the directory knows which ones are here.
+            # Agents may have moved before this process was restarted: the directory knows which agents are here.
             moved = await _has_moved(messaging, plan.name)
             try:
                 self._messager = await messaging.open_messager(plan.name, NO_AGENTS if moved else plan.agents)
@@ -115,7 +117,11 @@ class RunActor:
     async def run(
         self, messaging: "Messaging | None", group: str, inputs: RunInputs, until: int, turn: int, *, with_states: bool
     ) -> GroupResult:
-        """Run a group up to a step, exclusive; `turn` names the call. Raise StepFailed for a user's error."""
+        """Run the steps of a group that come before step `until`; return the group's result.
+
+        Args: `turn` is the number of this call, for `end_after`. With `with_states` the result has the agents' states.
+        Raises: StepFailed if the model, or another function of the user, fails.
+        """
         if self._society is None:
             await self._load(messaging, group, inputs)
         society, homes = self._society, self._homes
@@ -137,7 +143,9 @@ class RunActor:
                 continue
             except BudgetSpent:
                 spent = True
-            if with_states and society.last_step != loop.committed:  # another process has run it, or it did not commit
+            # Then the states here are those after another step than the last committed one, which another process
+            # has run, or after a step that was not committed.
+            if with_states and society.last_step != loop.committed:
                 await homes.prepare(loop.before)
                 society.read(AgentPlaces(loop.before), loop.state)
             states, ids = (society.states, society.ids) if with_states else ({}, {})
@@ -171,7 +179,7 @@ class RunActor:
             await move_agents(self._messager, society.moves, step.number)
 
     def _limit_calls(self, society: AgentLoop, messaging: "Messaging", group: str) -> None:
-        """Let the remembered calls of a group keep to the experiment's settings."""
+        """Apply the experiment's settings of remembered calls to a group."""
         society.records_calls = messaging.log_dir is not None
         if messaging.calls is not None:
             society.call_settings = messaging.calls
@@ -182,21 +190,21 @@ class RunActor:
             society.call_gate = CallGate(group, interceptor.take_calls.remote, noted)
 
     async def end_after(self, last: int, turn: int) -> None:
-        """End the call of `run` that `turn` names after step `last`, unless it ends earlier or has ended."""
+        """Let the call of `run` with the number `turn` end after step `last`, unless it ends earlier or has ended."""
         if turn == self._turn:
             self._last = last
             if self._loop is not None:
                 self._loop.until = min(self._loop.until, last + 1)
 
     async def calls_now(self) -> tuple[dict[str, int], int]:
-        """Return the counts of the remembered calls in this call of `run`, and how many calls wait."""
+        """Return the counts of remembered calls in the current call of `run`, and how many remembered calls wait."""
         if not isinstance(self._society, AgentLoop):
             return {}, 0
         gate = self._society.call_gate
         return dict(self._society.call_counts), 0 if gate is None else gate.waiting
 
     async def close(self) -> None:
-        """Leave the mailbox, which stays on the server for a resume. First let remembered calls end and be kept."""
+        """Let remembered calls end and be kept; then leave the mailbox, which stays on the server for a resumed run."""
         if isinstance(self._society, AgentLoop):
             await self._society.end()
         if self._messager is not None:

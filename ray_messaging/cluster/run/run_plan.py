@@ -13,7 +13,7 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.edge_pairs import edge_pairs
 
-# By agent its data and its neighbours; empty if the run has neither.
+# By agent, its data and its neighbours; empty if the run has neither data nor a graph.
 Rows = dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]]
 
 
@@ -68,7 +68,7 @@ def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
 
 
 def changeable(rows: Rows) -> list[Any]:
-    """Return the values in agents' data that a model can change; none if the first agent has none."""
+    """Return the values in agents' data that a model can change; [] if the first agent has no such value."""
     kinds = {type(value) for data, _ in [*rows.values()][:1] for value in data.values()}
     if kinds <= _FIXED:
         return []
@@ -171,7 +171,7 @@ class Homes:
         self._seen: AgentSet = plan.agents  # the agents that were prepared last, most often the same in every step
 
     async def prepare(self, agents: AgentSet) -> None:
-        """Load the rows of the other groups' agents, if some of these agents began there."""
+        """Load the rows of the other groups' agents, if some of `agents` began in other groups."""
         if agents is self._seen:
             return
         if not self._loaded and len(agents - self._plan.agents):

@@ -1,4 +1,4 @@
-"""The calls of a model in one step, each within its time, async ones at once; and the calls that agents remember."""
+"""The calls of a model in one step, with a time limit for each, and the calls that agents remember."""
 
 import asyncio
 import contextvars
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from ray_messaging.messages import Messages
 
 CALLS_END_S: Final = 30.0  # if a step fails, remembered calls in flight get this time, because they cost money
-_END_S: Final = 1.0  # the time for a model to end after it was told to; one that blocks its thread does not notice
+_END_S: Final = 1.0  # the time for a model to end after its cancellation, which a blocked thread does not notice
 
 _Call = tuple["Agent", Awaitable[object]]
-RETRIES = "retries"  # the key of their count
+RETRIES = "retries"  # the key of the count of retries
 NO_LIMITS = Calls()
-_TOO_MANY, _SERVER_ERRORS = 429, 5  # HTTP
-RESULT = "the result of me.remember"  # names in errors where the value is that cannot be kept
+_TOO_MANY, _SERVER_ERRORS = 429, 5  # an HTTP status, and the first digit of others
+RESULT = "the result of me.remember"  # the name, in errors, of a value that cannot be kept
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class StepCalls:
             self._over.set()
 
     async def end_and_wait(self, error: BaseException) -> None:
-        """End the calls with an error. Return when they have ended, or the time of remembered calls is over."""
+        """End the calls with an error. Return when they have ended, or the time for remembered calls to end is over."""
         self.end(error)
         assert self._end_by is not None
         with suppress(TimeoutError):
@@ -103,7 +103,7 @@ class StepCalls:
         return min([*self._running.values()], default=now) + self.timeout - now
 
     def _late(self, now: float) -> MessagingError | None:
-        """Return the error for the agent whose call takes too long, or that blocks the others; None if none does."""
+        """Return the error for an agent whose call takes too long, or that blocks others; None if there is none."""
         began = dict(self._running)
         if self.timeout is None or not began or now - min(began.values()) < self.timeout:
             return None
@@ -113,7 +113,8 @@ class StepCalls:
         assert self.timeout is not None
         text = f"it was not done after timeout={self.timeout} s"
         held, seconds = self.holder.longest(now)
-        # The one that cost the others most of their time is named, however long they had begun before it.
+        # The error names the agent that cost the others most of their time, even if their calls began long before its
+        # call.
         if held is not None and (held is agent or 2 * seconds >= self.timeout):
             agent = held
             text += f", and its model blocked the event loop for {seconds:.1f} s: call what blocks by asyncio.to_thread"
@@ -208,14 +209,14 @@ def unfit_answer(answer: object, which: str = "me") -> TypeError:
 
 
 class _Remembered(msgspec.Struct):
-    """A remembered call as it is asked: the n-th of the agent's equal calls in the step, from 1."""
+    """A remembered call that an agent asks for. `n` numbers the agent's equal calls in the step, from 1."""
 
     agent: "Agent"
     asked: AskedCall
     n: int
     key: str
     arguments: str | None
-    place: int  # among all calls of the step, in the order in which they began
+    place: int  # the call's place among all calls of the step, in the order in which they began
 
 
 @dataclass(eq=False)
@@ -226,7 +227,7 @@ class RememberedCalls:
     `under_way` has the calls that have not ended.
 
     Args: plain functions run in `threads`. With `recorded` the calls are recorded for the event log. Calls wait at
-    `gate` (None: they need not). `counts` gets the number of calls by who has answered, and of retries.
+    `gate` (None: they do not wait). `counts` gets the numbers of calls by who answered them, and the number of retries.
     """
 
     memory: CallMemory
@@ -266,11 +267,11 @@ class RememberedCalls:
         return self._result(call, partial(function, *args, **kwargs)) if known is None else self._known(call, *known)
 
     def forgotten(self, agent: AgentId) -> bool:
-        """Return whether an agent has not awaited all of its calls."""
+        """Return whether an agent has remembered calls that have not ended."""
         return self._unended.get(agent, 0) > 0
 
     def records(self) -> list[CallRecord]:
-        """Return the calls that have ended well, by agent, and of an agent in the order in which they began."""
+        """Return the calls that succeeded, sorted by agent. The calls of an agent are in the order of their starts."""
         ended = [record for record in self._records if record is not None]
         return sorted(ended, key=lambda record: (isinstance(record.agent, str), record.agent))
 
@@ -312,7 +313,7 @@ class RememberedCalls:
             raise
 
     async def _settle(self, answer: asyncio.Future[Any], made: _Remembered, function: Callable[[], Any]) -> None:
-        """Make a call in a task of its own, which goes on if the step fails, and nobody waits for the answer."""
+        """Make a call in a task of its own, which goes on even if the step fails and nobody waits for the answer."""
         try:
             result = await self._made(made, function)
             if not answer.done():

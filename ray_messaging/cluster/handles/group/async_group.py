@@ -72,7 +72,7 @@ class StepStamp(msgspec.Struct):
 
 
 class StampedHandle:
-    """What both handles of a group share: its name, its actor, and the step of its sends."""
+    """Base of the two handles of a group: the group's name, its actor, and the step that is stamped on sends."""
 
     name: str
     actor: Any
@@ -129,8 +129,8 @@ class AsyncGroup(StampedHandle):
         self._sending = threading.Lock()
         self._fetching = waiting.lock()
         self._token: Token | None = None
-        self._fetches = self._received = 0  # the last fetch that began, and with commit="acked" that returned
-        self._unacked: dict[tuple[str, int], Token] = {}  # the tokens of such fetches
+        self._fetches = self._received = 0  # numbers: the last fetch, and the last that got a lease by "acked"
+        self._unacked: dict[tuple[str, int], Token] = {}  # the tokens of fetches with commit="acked"
         self._restarting = False  # the group's actor died during a send
         wait_s, route = experiment.settings.send_timeout_s, LaneRoute()
         self._lane = waiting.shared(lambda: GroupLane(actor, self._actor_name, wait_s, waiting, route))
@@ -152,7 +152,7 @@ class AsyncGroup(StampedHandle):
     async def send(
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipt:
-        """Send one message to an agent and return its receipt; raises as `Messager.send_message`."""
+        """Send one message to an agent and return its receipt. Raises the same errors as `Messager.send_message`."""
         return (await self.send_messages([Outgoing.to_agent(to_id, payload, from_id, subtopic)]))[0]
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
@@ -201,7 +201,7 @@ class AsyncGroup(StampedHandle):
             with self._tracer.sending(batches):
                 frames = [encode(batch) for batch in batches]
                 lane = await lanes.connection()
-                if lane is None and known_dead(self.actor):  # this has been found out just now
+                if lane is None and known_dead(self.actor):  # the lane has just found out that the actor is dead
                     raise gone(self._actor_name)
                 async with nullcontext() if lane is None else lane.turn:
                     with self._sending:
@@ -221,7 +221,9 @@ class AsyncGroup(StampedHandle):
             self._restarting = isinstance(error.__cause__, ActorUnavailableError)
             raise
         finally:
-            with self._sending:  # later calls must not wait for this number
+            # The send has ended. The group's actor executes sends in the order of their numbers: it must not hold back
+            # later sends of this handle because the call with this number did not arrive.
+            with self._sending:
                 self._waiting.pop(number, None)
             if lane is not None:
                 lanes.release(lane)
@@ -237,7 +239,7 @@ class AsyncGroup(StampedHandle):
         subtopic: str = AGENT_CHAT,
         timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> Message:
-        """Ask an agent, and return its answer. Raises as `Messager.ask`."""
+        """Ask an agent, and return its answer. Raises the same errors as `Messager.ask`."""
         check_timeout(timeout)
         entries = self._entries([Outgoing.to_agent(to_id, payload, from_id, subtopic)])
         [batch] = batches_of_entries(entries, self._stamp.step)
@@ -258,7 +260,7 @@ class AsyncGroup(StampedHandle):
         """Ask many agents, with columns as in `send_columns`; return an object that collects their answers.
 
         `async for answer in answers` yields them as they arrive, and `await answers.wait()` waits for all; both end
-        after `timeout` seconds. Raises as `send_columns`.
+        after `timeout` seconds. Raises the same errors as `send_columns`.
         """
         return await self.ask_into(Answers, from_ids, to_ids, payloads, subtopic, timeout)
 
@@ -285,20 +287,23 @@ class AsyncGroup(StampedHandle):
         wait_s = WAIT_S if left is None else min(WAIT_S, left)
         parts, errors = len(answers.parts), len(answers.errors)
         found = await self._insist(lambda: self.actor.more_answers.remote(call, parts, wait_s, errors))
-        for places, frame in found.parts[len(answers.parts) - parts :]:  # another task may have received the first ones
+        for places, frame in found.parts[len(answers.parts) - parts :]:  # another task may have received the first
             answers.add(AnswerPart(np.frombuffer(places, "<i8").astype(np.intp), decode(frame)))
         for place, error in found.errors:
             answers.fail(place, error)
         answers.late = found.late
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
-        """Answer a question that a fetch returned, and return the receipt. Raises as `Messager.reply`."""
+        """Answer a question that a fetch returned, and return the receipt.
+
+        Raises the same errors as `Messager.reply`.
+        """
         return (await self.reply_columns(message, payload))[0]
 
     async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
         """Answer many questions, with one payload for each or one for all; return one receipt for each.
 
-        Raises: as `reply`.
+        Raises: the same errors as `reply`.
         """
         return await self.reply_to(slices_of(messages), payloads)
 
@@ -325,7 +330,7 @@ class AsyncGroup(StampedHandle):
         If a handler takes longer than `MessagingConfig.loan_s`, its message is redelivered to the next fetch of another
         handle. Messages that are not handled when the service ends are delivered to the next fetch at once, by this
         handle or another.
-        Raises: CommitFailed if a handler took longer than that; otherwise as `Messager.serve`.
+        Raises: CommitFailed if a handler took longer than `loan_s`; otherwise the same errors as `Messager.serve`.
         """
         serving = Serving.checked(concurrency, retries, timeout, on_error)
         service = GroupService(self, self._caller)
@@ -395,7 +400,7 @@ class AsyncGroup(StampedHandle):
             token, messages = messages_of(self._experiment.exp_id, *answer)
             if messages or wait_s == timeout:
                 return token, messages
-            self._token = None  # it is committed
+            self._token = None  # the lease is committed
         left = None if until is None else max(0.0, until - time.monotonic())
         call = FetchCall(self._caller, self._token, limit, left, options)
         found: tuple[Token | None, Messages] = await self._insist(lambda: self.actor.answer.remote(call))
@@ -462,15 +467,15 @@ class AsyncGroup(StampedHandle):
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
 
     async def give_up_unacked(self) -> None:
-        """Return all messages that only `ack` commits, and that are not acknowledged, to the mailbox."""
+        """Return to the mailbox all messages of fetches with commit="acked" that are not acknowledged."""
         for token in [*self._unacked.values()]:
             await self.give_up_lease(token)
 
     async def commit_lease(self, token: Token) -> None:
         """Commit the messages of a lease."""
         self._tracer.committed()
-        # The lease is forgotten only then: a fetch at the same time without it would get its messages again, and after
-        # a cancellation the next fetch or `ack` commits it.
+        # The handle forgets the lease only after the commit. If it forgot it before, a fetch at the same time would get
+        # the lease's messages again. If the commit is cancelled, the next fetch or `ack` commits the lease.
         try:
             await self._ack([(token, None)])
         except CommitFailed:
@@ -505,7 +510,7 @@ class AsyncGroup(StampedHandle):
     async def fates(self, step: int) -> "Counter[str]":
         """Return how many of the messages that this group sent in a step had each fate.
 
-        Raises: UnknownName until all groups have committed the step, and later than 64 steps after it; ConfigError if
+        Raises: UnknownName before all groups have committed the step, and more than 64 steps after it; ConfigError if
         the experiment has no steps.
         """
         found: Counter[str] = await self._insist(partial(self.actor.step_fates.remote, step))
@@ -514,15 +519,21 @@ class AsyncGroup(StampedHandle):
     # -- agents that come and go ----------------------------------------------------------------------------------
 
     async def add_agents(self, agents: Iterable[AgentId]) -> None:
-        """Host more agents. Raises as `Messager.add_agents`."""
+        """Host more agents. Raises the same errors as `Messager.add_agents`."""
         await self._insist(partial(self.actor.add_agents.remote, column_of(agents)))
 
     async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = MOVE_TIMEOUT_S) -> None:
-        """Host agents no longer; their waiting messages become dead letters. Raises as `Messager.remove_agents`."""
+        """Host agents no longer; their waiting messages become dead letters.
+
+        Raises the same errors as `Messager.remove_agents`.
+        """
         await self._let_go(agents, None, timeout)
 
     async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = MOVE_TIMEOUT_S) -> None:
-        """Move agents to another group, with the messages that wait for them. Raises as `Messager.move_agents`."""
+        """Move agents to another group, with the messages that wait for them.
+
+        Raises the same errors as `Messager.move_agents`.
+        """
         await self._let_go(agents, check_name("group", to), timeout)
 
     async def _let_go(self, agents: Iterable[AgentId], target: str | None, timeout: float) -> None:
@@ -588,7 +599,7 @@ class Fetched(Messages):
 
 
 class GroupService:
-    """The service of one handle: the group's actor records that it serves, and which handlers failed.
+    """The service of one handle. The group's actor records that the handle serves, and which handlers failed.
 
     The actor knows the handle by `name`.
     """
@@ -620,7 +631,7 @@ class GroupService:
             await self._group.reply_to([question], failure.payload, failed=True)
 
     async def end(self, left: Sequence[Message], ended: str) -> None:  # noqa: ARG002 - a Service's
-        """Serve no longer. Messages that are not handled are delivered to the next fetch at once.
+        """End the service. Messages that are not handled are delivered to the next fetch at once.
 
         Args: `ended` is the reason for askers, or "" if there is nothing to record.
         """

@@ -101,18 +101,18 @@ class Group(StampedHandle):
         """Ask many agents, with columns as in `send_columns`; return an object that collects their answers.
 
         `for answer in answers` yields them as they arrive, and `answers.wait()` waits for all; both end after `timeout`
-        seconds. Raises as `send_columns`.
+        seconds. Raises the same errors as `send_columns`.
         """
         return finish(self._calls.ask_into(GroupAnswers, from_ids, to_ids, payloads, subtopic, timeout))
 
     def steps(self, *, until: int, leave: bool = False) -> "Iterator[Step]":
-        """Iterate over the steps of this group's agents, from the first uncommitted one up to `until`, exclusive.
+        """Iterate over the steps of this group's agents, from the first uncommitted step up to the one before `until`.
 
         Requesting the next step commits the current one. After a `break` or an exception the current step is not
         committed, and the next driver runs it again. All groups must be driven at the same time, so give their tasks
         num_cpus=0.
 
-        Args: with `leave` the group leaves before step `until`, and the others go on without it.
+        Args: with `leave` the group leaves before step `until`, and the other groups go on without it.
         Raises: ConfigError if the experiment has no steps; AlreadyExists if another task drives the group; StepAborted
         or StepTooLarge if a step could not be committed.
         """

@@ -35,11 +35,12 @@ from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 logger = logging.getLogger(__name__)
 
 _OPENING_S = 2.0  # the longest wait to connect; a firewall may drop packets
-# A longer wait is made by Ray call: a task that waits for Ray lends its processor to other tasks, and one of these may
-# be what it waits for. Large requests get one more second for every so many bytes.
+# Longer waits are calls by Ray: a task that waits for Ray lends its processor to other tasks, among them perhaps the
+# task for which it waits.
 WAIT_S = 0.5
+# The longest wait for an answer; large requests get one more second for every so many bytes.
 _PATIENCE_S, _BYTES_PER_S = 1.0, 50 * 2**20
-_ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}  # the lane is not
+_ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}  # then only Ray calls are encrypted
 _TIME = Packer("@ll")  # struct timeval
 _PREFIX = Packer("<I")
 # The most concurrent sends of a connection. The actor accepts twice as many calls, because calls that were cancelled
@@ -134,7 +135,7 @@ class GroupLane:
         except (MessagingError, OSError) as error:
             logger.info("no lane to %s, so it is called by Ray: %s", self._actor_name, error)
             self._route.address = None
-            if not isinstance(error, MessagingError | ConnectionError):  # these end when the actor runs again
+            if not isinstance(error, MessagingError | ConnectionError):  # such errors end when the actor runs again
                 self._route.by_ray_until = time.monotonic() + LANE_RETRY.first_s  # meanwhile calls go by Ray
             return None
 
@@ -149,7 +150,7 @@ class GroupLane:
 class LaneConnection:
     """A connection for one thread. It is closed after a call that got no answer.
 
-    `process` names the actor's process; a Ray call must reach the same one.
+    `process` identifies the actor's process. A send that is repeated by Ray must reach the same process.
     """
 
     turn = nullcontext()  # a send never waits, because each thread has a connection of its own
@@ -158,8 +159,8 @@ class LaneConnection:
         self.process = address.token
         self._limit_s = 0.0
         self._socket = socket.create_connection((address.host, address.port), timeout=_OPENING_S)
-        # Close the socket when the handle is gone. With `__del__` instead, a garbage collection of both may first warn
-        # of an open socket.
+        # Close the socket when the handle is gone. With `__del__` instead, a garbage collection of both the handle and
+        # the socket may first warn of an open socket.
         weakref.finalize(self, self._socket.close)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -191,7 +192,7 @@ class LaneConnection:
         self._socket.close()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
-        """Make a call, without suspending."""
+        """Make a call and return the reply. This never suspends the coroutine."""
         head, _ = body_of(call, frames)
         size = REQUEST.size + len(head) + sum(map(len, frames))
         begun = False
@@ -250,8 +251,8 @@ class LaneConnection:
 class LoopConnection:
     """A connection for all calls of one event loop, many at once. A call without an answer is made again by Ray.
 
-    A call may take long, after many others or because of a slow rule. So there is no timeout for a single call. All
-    calls are given up with the connection, when no call, and no question for a sign of life, was answered for a while.
+    A call may take long, after many others or because of a slow rule. So there is no timeout for a single call. The
+    connection is given up, with all its calls, if for a while no call was answered, nor a question for a sign of life.
     """
 
     def __init__(self, process: str, client: LaneClient, life: Life) -> None:
@@ -269,7 +270,7 @@ class LoopConnection:
 
     @classmethod
     async def open(cls, address: LaneAddress) -> "LoopConnection":
-        """Connect; raise OSError."""
+        """Connect to the lane at an address; raise OSError if that fails."""
         client = await LaneClient.open(address)
         return cls(address.token, client, await at_loop_end(client.close))
 
@@ -288,7 +289,7 @@ class LoopConnection:
             self._client.close()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
-        """Make a call."""
+        """Make a call and return the reply."""
         head, _ = body_of(call, frames)
         body = b"".join((head, *frames))
         if REQUEST.size + len(body) > FRAME_LIMIT:

@@ -19,7 +19,7 @@ from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import check_until, driven_loop
 
 # All groups that this process drives share one event loop, and wait for news of steps together. With a loop for each
-# group, the server would have to wake each.
+# group, the server would have to wake each loop.
 _LOOP = SharedLoop("steps")
 
 

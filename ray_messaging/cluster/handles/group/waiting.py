@@ -24,7 +24,7 @@ class Blocking:
         return get(ref)
 
     async def some(self, refs: Refs, timeout_s: float) -> tuple[Refs, Refs]:
-        """Wait for Ray calls up to a time; return those that have ended, and the others."""
+        """Wait for Ray calls, at most `timeout_s`; return the calls that have ended, and the others."""
         return wait(refs, num_returns=len(refs), timeout=timeout_s)
 
     async def pause(self, seconds: float) -> None:
@@ -51,7 +51,7 @@ class InLoop:
         return await ref
 
     async def some(self, refs: Refs, timeout_s: float) -> tuple[Refs, Refs]:
-        """Wait for Ray calls up to a time; return those that have ended, and the others."""
+        """Wait for Ray calls, at most `timeout_s`; return the calls that have ended, and the others."""
         futures = {asyncio.wrap_future(ref.future()): ref for ref in refs}
         for future in futures:  # nobody reads the error of a future that fails later
             future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -109,9 +109,9 @@ class _TaskLock:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None  # the last one whose tasks wanted the lock
+        self._loop: asyncio.AbstractEventLoop | None = None  # the last event loop whose tasks wanted the lock
         self._lock = asyncio.Lock()  # of that loop
-        self._calls = 0  # its calls that hold the lock or wait for it
+        self._calls = 0  # the loop's calls that hold the lock or wait for it
 
     @asynccontextmanager
     async def held(self) -> AsyncGenerator[None, None]:
