@@ -316,6 +316,10 @@ class Engine:
         check_leaving(leaving, record, target)
         if not leaving:
             return
+        if (
+            not self.receiving.stepped and self.receiving.epoch is None
+        ):  # the record is of an earlier messager of this name
+            raise ConfigError(f"{self.name!r} does not receive yet: `await messager.host_agents(...)` first")
         try:
             if self.steps is None:
                 self.checks.refuse(leaving)
