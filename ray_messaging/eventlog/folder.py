@@ -4,7 +4,7 @@ A segment is `events-{number:08d}.parquet`, so that any reader of Parquet folder
 a name that readers ignore, made durable, and renamed. File systems that are not local cannot rename: there a file
 appears, complete, when it is closed.
 
-In version 5 of the schema, a segment had a file for each set of typed columns. It is read if it has only one file.
+In version 5 of the schema, a segment had a file for each set of typed columns. Those with one file are read.
 """
 
 import errno
@@ -71,11 +71,11 @@ class Segment(msgspec.Struct, frozen=True):
     exp_id: str
     epoch: int  # of the writer
     size: int  # bytes
-    begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and how many of its rows are in
+    begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and its rows in the segment
     taken: dict[str, tuple[int, int]] = {}  # stream -> messages and bytes up to this segment
     first_s: float | None = None  # earliest sent_at, unix s; None: unknown
     last_s: float | None = None  # latest sent_at
-    steps: StepPosition | None = None  # of the log in the steps; None: the experiment has no steps
+    steps: StepPosition | None = None  # the log's position in the steps; None: there are no steps
 
 
 class Staged(NamedTuple):

@@ -281,7 +281,7 @@ def read_account(folder: "Folder") -> FolderAccount:
 
 
 def claim(folder: "Folder", writer: str, experiment: str) -> None:
-    """Make a writer the owner of a folder, so that earlier writers publish no more files. The caller holds its lock.
+    """Make a writer the owner of a folder that the caller has locked. Earlier writers then publish no more files.
 
     Raises: OSError if the account cannot be written; LogError if it is damaged, or the folder belongs to another
     experiment, whose run may have written no file yet.

@@ -57,7 +57,7 @@ class OpenSegment:
         return self.rows >= rows or self.nbytes >= nbytes or self.rows * len(self._typed) >= CELLS
 
     def is_too_wide_for(self, batch: pa.RecordBatch | None) -> bool:
-        """Return whether the segment must be closed before these rows, whose typed columns all its rows would get."""
+        """Return whether the segment must be closed first: with these rows, all its rows would get too many columns."""
         if batch is None or not self.rows:
             return False
         rows: int = self.rows + batch.num_rows
