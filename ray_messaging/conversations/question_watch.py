@@ -36,7 +36,7 @@ class WaitGraph(NamedTuple):
         return cls(asks, {slot.message: slot.asks for slot in slots}, notes)
 
     def waits_for(self, ask: Ask) -> list[tuple[Ask, ...]]:
-        """Return the questions asked by each handler that could answer a question, or that has it in hand.
+        """Return, for each handler that has a question in hand or could answer it, the questions that it has asked.
 
         The result is [] if a handler is free.
         """

@@ -231,7 +231,10 @@ def read_csv(source: TraceFile, requested: Requested) -> Columns:
 
 
 def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
-    """Read one JSON object per line; the first one decides which default names are used. Raises TraceError."""
+    """Read one JSON object per line; the first object decides which default names are used.
+
+    Raises: TraceError with the line.
+    """
     columns: Columns | None = None
     for line, content in enumerate(source.data.split(b"\n"), 1):
         if not content or content.isspace():

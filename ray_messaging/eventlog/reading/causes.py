@@ -175,7 +175,7 @@ def outside_of_steps(row: LogRow, others: str) -> ConfigError:
 
 
 def _cause_of(row: LogRow) -> str | None:
-    """Return the id of the question that a message answers, or that its sender was handling; None: neither."""
+    """Return the id of the message that a message answers, or that its sender was handling; None: neither."""
     return row.in_reply_to or row.caused_by
 
 
