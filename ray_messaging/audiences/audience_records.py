@@ -71,7 +71,7 @@ class Audiences:
         return sorted(name for name, versions in self._texts.items() if versions[-1].facts)
 
     def __bool__(self) -> bool:
-        """Return whether there is an audience, or ever was one."""
+        """Return whether any audience exists or has existed."""
         return bool(self._texts)
 
     def last_version(self, name: str) -> int:
@@ -84,14 +84,14 @@ class Audiences:
         return any(f'"kind":"{AudienceKind.POSITIONS}"' in versions[-1].facts for versions in self._texts.values())
 
     def moved_with(self, name: str, step: int) -> bool:
-        """Return whether the version exists that is made by the moves in the step before the given one."""
+        """Return whether the version that the moves of step `step - 1` make exists already."""
         found = [each for each in self._texts.get(name, ()) if each.since == step and each.facts]
         return any(_read_facts(each.facts).moved == step - 1 for each in found)
 
     def of(self, name: str, step: int | None = None) -> AudienceVersion:
         """Return the version that counts for messages of a step (None: the newest one).
 
-        Raises: UnknownName if there is none, ConfigError if a later release of this library made it.
+        Raises: UnknownName if no version counts, ConfigError if a later release of this library made the version.
         """
         versions = self._texts.get(name, ())
         found = [each for each in versions if step is None or each.since <= step]

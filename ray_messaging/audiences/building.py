@@ -1,4 +1,4 @@
-"""Building of edges: from pairs of ids, chunk by chunk, or from positions of agents, which hear each other if near."""
+"""Building of edges: from pairs of ids, chunk by chunk, or from positions: agents near each other are pairs."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -18,14 +18,14 @@ from ray_messaging.model.columns import IdColumn
 
 _HALF = np.int64(32)
 _LOW = np.int64(2**32 - 1)
-_SMALL = 2**31  # ids below it fit into half a key
-_DENSE = 2**26  # ids up to it are looked up in a table with a place for each
-_SPARE = 16  # a table of cells may have so many places for each agent
-_PARTS = 4  # cells along the first axis for one radius; more of them would spare few points
-_LEAST_RADIUS = 1e-150  # squares of much smaller ones are 0, of much larger ones than its inverse infinite
-_BLOCK = 4096  # points that a thread looks at between two others
-_COUNTED = 2**26  # distances that are compared, at most, to count the pairs of a crowd that has too many
-_THREADS = 4  # more of them would wait for each other, because parts of numpy run in one thread at a time
+_SMALL = 2**31  # ids below this fit into half a key
+_DENSE = 2**26  # smaller ids are looked up in a table with a place for each id
+_SPARE = 16  # a table of cells may have this many places for each agent
+_PARTS = 4  # cells along the first axis for one radius; with more cells, few points less would be compared
+_LEAST_RADIUS = 1e-150  # squares of much smaller radii are 0; those of radii far above its inverse are infinite
+_BLOCK = 4096  # points that a thread handles in one piece of work
+_COUNTED = 2**26  # most distances that are compared to count the pairs of positions that have too many
+_THREADS = 4  # more threads would wait for each other: parts of numpy run in one thread at a time
 
 
 def build_edges(chunks: Iterable[object]) -> GraphEdges:
@@ -33,10 +33,10 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
 
     This needs 8 bytes a pair in addition to a chunk, and 8 bytes a pair for the result.
 
-    Args: chunks are int arrays (m, 2); each is released before the next one is taken.
+    Args: chunks are int arrays (m, 2); each chunk is released before the next one is taken.
 
-    Raises: InvalidColumns for a chunk of another shape or type, with the row if one id is not an int; InvalidAddress
-    for an invalid id.
+    Raises: InvalidColumns for a chunk of another shape or type, with the row of an id that is not an int;
+    InvalidAddress for an invalid id.
     """
     keys, ids = _packed(chunks)
     keys.sort()
@@ -61,10 +61,10 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
 
 
 def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the pairs as keys, with the sender in the upper half, and the ids to which the halves are indexes.
+    """Return the pairs as keys, with the sender in the upper half, and the ids into which the halves are indexes.
 
-    None instead of the ids means that the halves are the ids themselves. The kernel moves an array that grows, without
-    a copy.
+    If the ids are None, the halves are the ids themselves. The array of keys can grow without a copy, because the
+    kernel moves its memory.
     """
     keys, used = np.empty(CHUNK, np.int64), 0
     large: list[NDArray[Any]] = []
@@ -162,7 +162,10 @@ def replace_by_places(others: NDArray[np.int32], ids: NDArray[np.int64]) -> None
 
 
 class Positions(NamedTuple):
-    """Agents, `ids` (ascending int64), at `points`, float64 (n, d). Agents within `radius` of each other are pairs."""
+    """The positions of agents: `ids` (ascending int64) are at `points`, float64 (n, d).
+
+    Agents within `radius` of each other are pairs, of which there may be at most `limit`.
+    """
 
     ids: NDArray[np.int64]
     points: NDArray[np.float64]
@@ -173,7 +176,7 @@ class Positions(NamedTuple):
     def given(cls, ids: IdColumn, points: object, radius: object, limit: int) -> "Positions":
         """Check positions that a user passed.
 
-        Raises: InvalidColumns if positions or ids are not valid, ConfigError if the radius is not.
+        Raises: InvalidColumns if positions or ids are not valid, ConfigError if the radius is not valid.
         """
         if isinstance(radius, bool) or not isinstance(radius, int | float | np.number) or not 0 < radius < np.inf:
             raise ConfigError(f"radius={radius!r} must be a number above 0")
@@ -266,26 +269,26 @@ class _Neighbours(NamedTuple):
 
 
 class _Grid:
-    """Points, sorted by cells, so that the points that may be near a point are a few ranges of them.
+    """Points sorted by cells. So all points that could be near a given point are in a few ranges of the sorted points.
 
-    Cells form rows along the first axis. Only rows with points have a number. Once more pairs than the limit have
-    been found, the search ends.
+    The place of a point is its index in this order. Cells form rows along the first axis, and only rows with points
+    have a number. The search ends once more pairs than the limit have been found.
     """
 
     def __init__(self, points: NDArray[np.float64], radius: float, limit: int) -> None:
-        side = max(radius * (1 + 2.0**-16), 2.0**-1000)  # longer than the radius by more than the cells are rounded
+        side = max(radius * (1 + 2.0**-16), 2.0**-1000)  # longer than the radius, by more than the rounding of cells
         first, *others = (_cells(column, side, 1 if axis else _PARTS) for axis, column in enumerate(points.T[:3]))
         rows, around = np.zeros(len(points), np.int64), np.zeros(1, np.int64)
         for cells in others:
-            width = int(cells.max()) + 2  # behind the last cell is an empty one: the next row's first is no neighbour
+            width = int(cells.max()) + 2  # an empty cell separates the last cell from the next row's first
             rows = rows * width + cells
             around = np.add.outer(around * width, np.arange(-1, 2)).ravel()
         distinct, rows = np.unique(rows, return_inverse=True)
         wanted = distinct[:, None] + around
-        self._around = np.searchsorted(distinct, wanted)  # for each row, the rows that its points look at
-        self._around[distinct.take(self._around, mode="clip") != wanted] = len(distinct)  # an empty row, behind all
+        self._around = np.searchsorted(distinct, wanted)  # for each row, the rows near it, and itself
+        self._around[distinct.take(self._around, mode="clip") != wanted] = len(distinct)  # an empty row behind all
         self._own = len(around) // 2
-        self._width = int(first.max()) + 1 + _PARTS  # with as many empty cells as a point looks at to each side
+        self._width = int(first.max()) + 1 + _PARTS  # with as many empty cells as are searched to each side of a point
         keys = rows * self._width + first + _PARTS
         self._order = np.argsort(keys)
         self._keys, self._rows = keys[self._order], rows[self._order]
@@ -306,7 +309,7 @@ class _Grid:
         return (places[low : low + _BLOCK] for low in range(0, len(places), _BLOCK))
 
     def near(self, block: range) -> list[_Neighbours]:
-        """Return whom the points at consecutive places are near; nothing once the limit has been passed."""
+        """Return the neighbours of the points at consecutive places; nothing once the limit was passed."""
         found, size = list[_Neighbours](), len(self._keys)
         for piece, places, ends, near in self._compared(block):
             if self._found > self._limit:
@@ -318,12 +321,12 @@ class _Grid:
             others += firsts
             others.sort()
             others -= firsts
-            self._found += len(others)  # less if threads meet here, and then some pairs more are found
+            self._found += len(others)  # it may miss what another thread adds now: then the search ends later
             found.append(_Neighbours(self._order[piece.start : piece.stop], lengths, others))
         return found
 
     def count(self) -> tuple[int, bool]:
-        """Return the number of pairs, and whether it is exact: where points are crowded, only some are looked at."""
+        """Return the number of pairs, and whether it is exact. It is an estimate if points are crowded."""
         distances = sum(int(self._candidates(block)[1].sum()) for block in self.blocks())
         step = -(-distances // _COUNTED)
         seen = pairs = 0
@@ -333,20 +336,21 @@ class _Grid:
         return pairs * len(self._keys) // seen, step == 1
 
     def _candidates(self, block: range) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the beginnings and lengths of the ranges of places at which each point of a block looks."""
+        """Return the beginnings and lengths of the ranges of places that could be near each point of a block."""
         of = slice(block.start, block.stop, block.step)
         keys = self._around[self._rows[of]] * self._width + (self._keys[of] % self._width)[:, None]
         begins = self._before(keys - _PARTS)
         return begins, self._before(keys + (_PARTS + 1)) - begins
 
     def _compared(self, block: range) -> Iterator[tuple[range, NDArray[np.intp], NDArray[np.int64], NDArray[np.bool_]]]:
-        """Compare the points of a block with those around them, piece by piece.
+        """Compare the points of a block with the points around them, piece by piece.
 
-        Yields the piece, the places that its points look at, where the places of each point end, and which are near.
+        Yields, for each piece: the piece; the places with which its points are compared, point by point; for each point
+        the index at which its places end; and for each place whether it is near its point.
         """
         begins, counts = (side.ravel() for side in self._candidates(block))
         ends = np.cumsum(counts)
-        # Arrays are to stay in the cache, and the numbers by which they are sorted below 2**32.
+        # Arrays are to stay in the cache, and the numbers by which `near` sorts are to be below 2**32.
         pieces = min(max(-(-int(ends[-1]) // CHUNK), -(-len(block) * len(self._keys) >> 32)), len(block))
         if pieces > 1:
             bounds = np.linspace(0, len(block), pieces + 1).astype(int).tolist()
@@ -363,9 +367,9 @@ class _Grid:
         yield block, places, ends, near
 
     def _squares(self, places: NDArray[np.intp], block: range, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the squares of the distances of a block's points from points at `places`, `counts` for each point."""
+        """Return the squared distances of a block's points from points at `places`, `counts[i]` for point i."""
         squares, of = np.zeros(1), slice(block.start, block.stop, block.step)
-        with np.errstate(over="ignore"):  # then they are far
+        with np.errstate(over="ignore"):  # an infinite square is that of a far point
             for column in self._columns:
                 ways = column.take(places)
                 ways -= np.repeat(column[of], counts)
@@ -376,7 +380,7 @@ class _Grid:
 
 def _cells(values: NDArray[np.float64], side: float, parts: int) -> NDArray[np.int64]:
     """Return the cell of each value, from 0. Cells of values within `side` of each other differ by at most `parts`."""
-    halves, scale = values / 2, parts / (side / 2)  # a difference of halves is finite
+    halves, scale = values / 2, parts / (side / 2)  # halves, because their differences are finite
     low = halves.min()
     cells: NDArray[np.int64]
     if halves.max() - low < side / 2 * len(values):
@@ -397,9 +401,9 @@ def _cells(values: NDArray[np.float64], side: float, parts: int) -> NDArray[np.i
 def checked_points(points: object, rows: int, dimensions: int | None = None) -> NDArray[np.float64]:
     """Return positions that a user passed as float64 (rows, d).
 
-    Args: dimensions is the number d that they must have; None: any.
+    Args: dimensions is the number d that the positions must have; None: any number.
 
-    Raises: InvalidColumns if they have another shape, or are not finite numbers.
+    Raises: InvalidColumns if the positions have another shape, or are not finite numbers.
     """
     try:
         found = np.array(points, np.float64)

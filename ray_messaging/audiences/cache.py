@@ -17,9 +17,9 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import AudiencePairs
 
-UNRESOLVED = 0  # the version of an audience that is looked up later
+UNRESOLVED = 0  # in place of a version that is looked up later
 EVERYBODY = AudiencePairs("*", 0)  # all agents of the experiment that are in the directory
-_KEPT = 32  # most versions, and parts of them, that are kept in memory, or mapped
+_KEPT = 32  # most versions, and restrictions of versions, that are kept in memory or mapped
 
 
 class AudienceCache:
@@ -66,7 +66,10 @@ class AudienceCache:
         await mover.move_in_step(name, step, ids, points)
 
     async def toward(self, audience: AudiencePairs, agents: AgentSet, digest: bytes) -> Edges:
-        """Return the pairs of a version whose hearers are among `agents`; `digest` is theirs. Raises as `edges`."""
+        """Return the pairs of a version whose hearers are among `agents`; `digest` is that of `agents`.
+
+        Raises: the same errors as `edges`.
+        """
         found = self._edges.get((audience, digest))
         if found is None:
             found = (

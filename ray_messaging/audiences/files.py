@@ -20,7 +20,7 @@ from ray_messaging.model.agent_sets import AgentSet
 
 try:
     from isal.isal_zlib import crc32
-except ImportError:  # not there for all machines
+except ImportError:  # isal is not available for all machines
     from zlib import crc32
 
 _FACTS = "audience.json"

@@ -24,8 +24,8 @@ _PLACE = np.dtype("<u4")
 def encode_kept(places: NDArray[np.intp], pairs: int) -> bytes:
     """Return some of `pairs` pairs, given by their ascending places, as bytes; b"" for all pairs.
 
-    The bytes are runs of places, or one bit for each pair, whichever is shorter. So few bytes hold a few pairs, and
-    all but a few pairs, too.
+    The bytes are runs of places, or one bit for each pair, whichever is shorter. So the result is short if few pairs
+    are chosen, or all but a few.
     """
     if len(places) == pairs:
         return b""
@@ -39,7 +39,7 @@ def encode_kept(places: NDArray[np.intp], pairs: int) -> bytes:
 
 
 def kept_places(kept: bytes, pairs: int) -> NDArray[np.intp]:
-    """Return the places that were passed to `encode_kept`; raise FrameError if the bytes do not fit so many pairs."""
+    """Return the places that were passed to `encode_kept`; raise FrameError if the bytes do not fit `pairs`."""
     kind, data = kept[:1], kept[1:]
     if kind == _BITS and len(data) == (pairs + 7) // 8:
         bits = np.unpackbits(np.frombuffer(data, np.uint8), count=pairs)
@@ -83,7 +83,7 @@ def fold(
     Args: `rows` must ascend. `there` are all rows for agents of the mailbox; `agents` is the digest of these agents.
     `kinds` has a number for each row (None: all are equal): a broadcast gets a row for each kind of its pairs.
 
-    Returns: the batch, and for each of `rows` its row of that batch.
+    Returns: the batch, and for each of `rows` its row in that batch.
     """
     assert pairs.numbers is not None
     assert pairs.extension is not None
@@ -96,7 +96,7 @@ def fold(
     first = np.flatnonzero(begins)
     made = pairs.take(rows[first])
     made.to_ids = nobody(made.rows)
-    # The pairs of each broadcast have the places behind all pairs of the rows before it.
+    # The places of a broadcast's pairs follow the places of all pairs of the rows before it.
     low = np.searchsorted(numbers[there], numbers[rows[first]])
     high = np.searchsorted(numbers[there], numbers[rows[first]], side="right")
     starts = np.cumsum(high - low) - (high - low)
@@ -109,7 +109,7 @@ def fold(
 
 
 def row_kinds(lines: Mapping[int, bytes], labels: Mapping[str, NDArray[np.uint32]], rows: int) -> NDArray[np.intp]:
-    """Return the `kinds` of rows for `fold`: a number for each, equal for rows with equal line and labels.
+    """Return the `kinds` of rows for `fold`: a number for each row, equal for rows with equal payload and labels.
 
     Args: `lines` has the payloads of rows that rules rewrote, `labels` the rows with each label.
     """
@@ -134,7 +134,7 @@ def unfold(broadcasts: Batch, edges: Edges) -> Batch:
 
 
 def kept_pairs(broadcasts: Batch, edges: Edges) -> Pairs:
-    """Return the pairs of the rows of a folded frame; args and errors are those of `unfold`."""
+    """Return the pairs of the rows of a folded frame; arguments and errors are as for `unfold`."""
     folded = broadcasts.fold
     assert folded is not None
     found = int(edges.counts(broadcasts.from_ids).sum())

@@ -14,7 +14,7 @@ from ray_messaging.model.columns import IdColumn
 if TYPE_CHECKING:
     from ray_messaging.audiences.building import Positions
 
-CHUNK = 2**17  # neighbours that are looked at together, so that their arrays stay in the processor's cache
+CHUNK = 2**17  # neighbours that are handled together, so that their arrays stay in the processor's cache
 
 
 class Adjacency(NamedTuple):
@@ -48,7 +48,7 @@ class Adjacency(NamedTuple):
 
     @property
     def neighbours(self) -> NDArray[np.int32]:
-        """Return the neighbours of all agents, agent by agent. They are copied only if they are not `contiguous`."""
+        """Return the neighbours of all agents, agent by agent. They are copied unless the adjacency is `contiguous`."""
         if len(self.starts) and self.contiguous:
             return self.others[self.starts[0] : self.starts[-1] + self.lengths[-1]]
         return self.others[gathered(self.starts, self.lengths)]
@@ -86,9 +86,10 @@ def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[n
 
 
 class GraphHearing:
-    """The rows of some senders as `agents` agents hear them, of which those at the places `at` hear senders in `into`.
+    """The rows of some senders as hearers hear them.
 
-    `places` has the sender of each row (-1: none).
+    There are `agents` hearers; hearer `at[i]` hears the senders of agent i in `into`, and the others hear nobody.
+    `places` has the place of each row's sender, -1 if the row has no sender that counts.
 
     The values of each sender's rows are first combined, so that each pair costs only one lookup of its sender.
     """
@@ -103,7 +104,7 @@ class GraphHearing:
 
     @cached_property
     def _said(self) -> NDArray[np.int64] | None:
-        """Return the number of rows of each sender, or None if each has exactly one."""
+        """Return the number of rows of each sender, or None if each sender has exactly one."""
         said = np.bincount(self._places, minlength=self._senders)
         return None if bool((said == 1).all()) else said
 
@@ -124,7 +125,7 @@ class GraphHearing:
         return counts
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return, for each hearer, the sum of the values of its rows; 0 if it hears none."""
+        """Return, for each hearer, the sum of the values of its rows; 0 if it hears no row."""
         by_sender = np.zeros(self._senders, values.dtype)
         if self._said is None:
             by_sender[self._places] = self._heard(values)
@@ -143,7 +144,7 @@ class GraphHearing:
         return values if self._rows is None else values[self._rows]
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
-        """Yield the rows of all hearers, or of some, in their order, a few hearers at a time."""
+        """Yield the rows of all hearers, or of the hearers `some`, in order, a few hearers at a time."""
         into, at, agents = self._into, self._at, self._agents
         if some is not None:
             found = np.flatnonzero(np.isin(at, some))
@@ -182,7 +183,7 @@ class GraphHearing:
 
     @cached_property
     def _row_of(self) -> NDArray[np.intp] | None:
-        """Return the row of each sender, -1 if it has none; None if a sender has several."""
+        """Return the row of each sender, -1 if it has no row; None if a sender has several rows."""
         assert self._said is not None
         if int(self._said.max(initial=0)) > 1:
             return None
@@ -206,7 +207,7 @@ class GraphHearing:
 
 
 def _bound(dtype: np.dtype[Any], *, largest: bool) -> Any:  # noqa: ANN401 - a value of the type
-    """Return the value of a type with which to begin a maximum or minimum: no other is smaller, or larger."""
+    """Return the value of a type with which to begin a maximum (no value is smaller) or a minimum (none is larger)."""
     if dtype.kind == "f":
         return -np.inf if largest else np.inf
     if dtype.kind == "b":
@@ -219,8 +220,8 @@ class GraphEdges:
     """Pairs of int ids, from both sides: `out` has the hearers of each sender, `into` the senders of each hearer.
 
     Restrictions share these arrays. `senders` are the places of the senders that count, and `wanted` (bool, by place)
-    says which hearers count; None: all count. `positions` are the positions from which the pairs were made; None: from
-    a graph.
+    says which hearers count; None: all count. `positions` are the positions from which the pairs were made (None: they
+    were made from a graph).
     """
 
     def __init__(

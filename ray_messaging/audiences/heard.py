@@ -143,7 +143,7 @@ class Heard:
         return sums
 
     def _summed(self, chunk: HeardRows, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the sum of each hearer of a chunk, as a hearing's `sums`: first the sum of each sender."""
+        """Return the sum of each hearer of a chunk. As in a hearing's `sums`, each sender is summed first."""
         hearers = np.repeat(np.arange(chunk.high - chunk.low), np.diff(chunk.offsets))
         kinds = 0 if self._from_ids.kinds is None else self._from_ids.kinds
         senders = (self._from_ids.values * 3 + kinds)[chunk.rows]  # a number for each sender

@@ -14,7 +14,7 @@ from ray_messaging.model.columns import NONE, IdColumn
 
 
 class MemberHearing:
-    """The rows of `from_ids` as the agents that are marked in `hears` hear them: all of `rows` except their own."""
+    """The broadcasts of `from_ids` as agents hear them: an agent marked in `hears` hears all of `rows` but its own."""
 
     def __init__(self, agents: AgentSet, hears: NDArray[np.bool_], from_ids: IdColumn, rows: NDArray[np.intp]) -> None:
         said = from_ids.take(rows)
@@ -33,7 +33,7 @@ class MemberHearing:
         return np.where(self._hears, len(self._rows) - (self._high - self._low), 0)
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return, for each hearer, the sum of the values of its rows; 0 if it hears none."""
+        """Return, for each hearer, the sum of the values of its rows; 0 if it hears no row."""
         return self._reduced(np.add, values[self._rows], values.dtype.type(0))
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
@@ -41,16 +41,16 @@ class MemberHearing:
         return self._reduced(np.maximum if largest else np.minimum, values[self._rows], -np.inf if largest else np.inf)
 
     def _reduced(self, ufunc: np.ufunc, heard: NDArray[Any], nothing: Any) -> NDArray[Any]:  # noqa: ANN401 - a value
-        """Combine the values before and after each hearer's own rows: to subtract its own would not be exact."""
+        """Combine the values before and after each hearer's own rows. To subtract its own values would not be exact."""
         before = np.append(nothing, ufunc.accumulate(heard)).astype(heard.dtype)
         after = np.append(nothing, ufunc.accumulate(heard[::-1])).astype(heard.dtype)[::-1]
-        # A hearer without rows of its own has all of them before an empty range.
+        # A hearer without rows of its own hears all rows.
         whole = self._low == self._high
         found: NDArray[Any] = np.where(whole, before[-1], ufunc(before[self._low], after[self._high]))
         return np.where(self._hears, found, heard.dtype.type(0))
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
-        """Yield the rows of all hearers, or of some, in their order, a few hearers at a time."""
+        """Yield the rows of all hearers, or of the hearers `some`, in order, a few hearers at a time."""
         lows, highs, hears = self._low, self._high, self._hears
         if some is not None:
             lows, highs, hears = lows[some], highs[some], hears[some]
@@ -102,7 +102,7 @@ class MemberEdges:
         return len(senders) * len(self._wanted) - len(senders & self._wanted)
 
     def places(self, ids: IdColumn) -> NDArray[np.intp]:
-        """Return each agent's index among the members that count as hearers, or -1 if it is not there."""
+        """Return each agent's index among the members that count as hearers, or -1 if it is not among them."""
         return places_in(self._wanted, ids)
 
     def _may_send(self, from_ids: IdColumn) -> NDArray[np.bool_]:

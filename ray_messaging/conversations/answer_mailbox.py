@@ -21,7 +21,7 @@ from ray_messaging.receiving.inbox import Piece
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = MOST_RANGES // 2  # most late answers without a commit; above it, each is committed once in the inbox
+_MOST_KEPT = MOST_RANGES // 2  # most late answers without a commit; others are committed once they are in the inbox
 
 
 class AnswerMailbox:
@@ -42,7 +42,7 @@ class AnswerMailbox:
         self._fetcher = fetcher
         self._keeps_late = keeps_late
         self._uncommitted = 0  # late answers, in the inbox or fetched
-        self._handled: list[Slice] = []  # but not acknowledged yet
+        self._handled: list[Slice] = []  # answers that need no more work, but are not acknowledged yet
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -81,8 +81,8 @@ class AnswerMailbox:
             handled, self._handled = self._handled, []
             fetcher.commits.acknowledge_some(spans_in(handled, self.engine.name))
             try:
-                fetcher.commits.write_soon()  # later answers do not wait for it
-            except ConnectionFailed as error:  # the write before, which is tried again
+                fetcher.commits.write_soon()  # later answers do not wait for this write
+            except ConnectionFailed as error:  # of the previous write, which is tried again
                 logger.warning("answers of %s are not committed yet: %s", self.engine.name, error)
 
     def _answer(self, slices: Iterable[Slice]) -> None:
@@ -97,13 +97,13 @@ class AnswerMailbox:
             keep = self._keeps_late and self._fetcher.listens and self._uncommitted < _MOST_KEPT
             self._handled += _slices(found, np.setdiff1d(np.arange(found.low, found.high), late)) if keep else [found]
             self._uncommitted += len(late) if keep else 0
-            if self._fetcher.listens:  # else nothing could fetch them, but the event log has them
+            if self._fetcher.listens:  # otherwise nothing could fetch the late answers; the event log has them
                 for part in _slices(found, late):
                     nbytes = 0 if part.batch.lines is None else part.batch.lines.nbytes
                     self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))
 
     def late_among(self, slices: Iterable[Slice]) -> list[Slice]:
-        """Return the slices that are late answers."""
+        """Return those of the slices that hold late answers."""
         if not self._uncommitted:
             return []
         name = self.engine.name

@@ -20,7 +20,7 @@ from ray_messaging.model.typed.typed_values import column_of, part_of
 from ray_messaging.receipt import Receipts
 
 Rows = NDArray[np.intp]
-_WAITS, _UNSENT, _FAILED = -1, -2, -3  # in place of the part that has an answer
+_WAITS, _UNSENT, _FAILED = -1, -2, -3  # for a question without an answer: in place of the number of a part
 
 
 class AnswerPart(NamedTuple):
@@ -36,8 +36,8 @@ class AnswerTable:
     A question waits for its answer until the answer is there, or the time is up. A question that was blocked, or that
     no mailbox takes, does not wait.
 
-    Args: `more` waits until another process has answers and adds them, or returns when the time is up. None: whoever
-    receives answers calls `add`.
+    Args: `more` waits until another process has answers and adds these answers, or returns when the time is up. If it
+    is None, whoever receives answers calls `add`.
     """
 
     def __init__(self, exp_id: str, rows: int, timeout: float | None, more: "MoreAnswers | None" = None) -> None:
@@ -67,7 +67,7 @@ class AnswerTable:
     def asks_again(self) -> bool:
         """Return whether to ask another process for more answers.
 
-        It asks until all answers are there, and once more after the time is up, for answers that came in time.
+        The table asks until all answers are there, and once more after the time is up, for answers that came in time.
         """
         if self.done and (self._left == 0 or self._asked_last):
             return False
@@ -104,12 +104,15 @@ class AnswerTable:
             self._news.set()
 
     def take(self, places: Rows, batch: Batch, rows: Rows) -> NDArray[np.bool_]:
-        """Take answers to the questions at these places; return which are the first and come in time, bool (n,)."""
+        """Accept answers to the questions at these places.
+
+        Returns: which answers are the first to their questions and come in time, bool (n,).
+        """
         first = np.zeros(len(places), np.bool_)
         if not self.done:
             _, once = np.unique(places, return_index=True)
             first[once] = True
-            # One whose receipt does not know its fate may have arrived.
+            # A question that counts as unsent may have arrived, if its receipt does not know its fate.
             first &= self.waits(places) | (self._part[places] == _UNSENT)
         self.late += len(places) - int(np.count_nonzero(first))
         if first.any():
@@ -118,7 +121,7 @@ class AnswerTable:
         return first
 
     def take_one(self, place: int, batch: Batch, row: int) -> bool:
-        """Take the answer to one question; return whether it is the first and comes in time."""
+        """Accept the answer to one question; return whether it is the first answer and comes in time."""
         return bool(self.take(np.array([place]), batch, np.array([row]))[0])
 
     def add(self, part: AnswerPart) -> None:

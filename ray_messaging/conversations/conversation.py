@@ -57,7 +57,7 @@ class Conversation:
     """
 
     def __init__(self, engine: Engine, open_transport: "Callable[[], RedisTransport]") -> None:
-        self.name = engine.name  # of its service, too, because a messager has one service at a time
+        self.name = engine.name  # also the name of its service: a messager has one service at a time
         self._engine = engine
         self._open_transport = open_transport
         self._open = OpenQuestions(engine.exp_id, from_any=not engine.settings.strict_answers)
@@ -73,7 +73,7 @@ class Conversation:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def resume(self) -> None:
-        """Take over the mailbox for answers of a predecessor with the same name, if it left one."""
+        """Open the mailbox for answers that an earlier messager with the same name has left, if there is one."""
         if (
             self._engine.steps is None
             and self._engine.named
@@ -109,7 +109,7 @@ class Conversation:
                 self._mailbox, self.opened = mailbox, True
 
     async def close(self, *, commit: bool) -> None:
-        """Close the mailbox for answers, and end all questions; `commit` late answers that were handed out."""
+        """Close the mailbox for answers, and end all questions; with `commit`, first commit handed-out late answers."""
         if commit:
             await self.commit()
         mailbox, self._mailbox, self.opened = self._mailbox, None, False
@@ -120,12 +120,12 @@ class Conversation:
         self._open.end()
 
     def hand_out(self, messages: Messages) -> None:
-        """Record the late answers among fetched messages, so that the next fetch commits them."""
+        """Record which of the messages that a fetch returns are late answers: the next fetch commits these answers."""
         if self._mailbox is not None:
             self.handed_out += self._mailbox.late_among(messages.slices)
 
     async def commit(self, messages: Acked | None = None) -> None:
-        """Commit the late answers among fetched messages; None: among the messages that were handed out."""
+        """Commit the late answers among these messages, or, if `messages` is None, all that `hand_out` has recorded."""
         if self._mailbox is None:
             return
         if messages is None:
@@ -140,7 +140,7 @@ class Conversation:
     async def ask(
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str, timeout: float | None
     ) -> Message:
-        """Ask one agent; return the answer. Raises as `Messager.ask`."""
+        """Ask one agent; return the answer. Raises the same errors as `Messager.ask`."""
         check_timeout(timeout)
         engine = self._engine
         checked = engine.checks.checked(agent_channel(engine.exp_id, to_id, subtopic), payload, from_id, None)
@@ -150,7 +150,7 @@ class Conversation:
         return await self._ask(checked, timeout, handling.asker(), handling.waits)
 
     async def ask_batch(self, batch: Batch, timeout: float | None, asker: Asker | None = None) -> Message:
-        """Ask the one question of a batch that comes from a handler in another process. Raises as `Messager.ask`."""
+        """Ask the only question of a batch from another process. Raises the same errors as `Messager.ask`."""
         self._engine.checks.check_senders([batch.from_ids])
         assert batch.lines is not None
         checked = CheckedMessage(batch.from_ids[0], batch.to_ids[0], batch.topic_of(0), batch.lines.row(0))
@@ -176,7 +176,7 @@ class Conversation:
             if asker is not None:
                 rows.behind[len(rows.answers)] = asker.chain
             rows.answers.append(answer)
-            await asyncio.sleep(0)  # the question is sent before the timer is set, as that takes as long as all checks
+            await asyncio.sleep(0)  # sends the question first, as setting the timer takes as long as all checks
             async with asyncio.timeout_at(due):
                 receipt = await sent
                 if receipt:
@@ -186,7 +186,7 @@ class Conversation:
                     mailboxes = self._engine.directory.mailboxes_of(checked.to_id, checked.topic)
                     with waits.waiting(asker, Ask(receipt.message_id, checked.from_id, checked.to_id, mailboxes)):
                         return await answer
-        except NoAnswer:  # it is a TimeoutError, too
+        except NoAnswer:  # NoAnswer is a TimeoutError, too
             raise
         except TimeoutError:
             raise _unanswered(checked.to_id, receipt, timeout) from None
@@ -207,14 +207,20 @@ class Conversation:
     async def ask_columns(
         self, from_ids: object, to_ids: object, payloads: object, subtopic: str, timeout: float | None
     ) -> Answers:
-        """Ask many agents; return an object that collects their answers. Raises as `Messager.ask_columns`."""
+        """Ask many agents; return an object that collects their answers.
+
+        Raises: the same errors as `Messager.ask_columns`.
+        """
         check_timeout(timeout)
         engine = self._engine
         chunks = engine.checks.columns(from_ids, to_ids, payloads)
         return await self.ask_batches(batches_of_columns(chunks, check_subtopic(subtopic), engine.step), timeout)
 
     async def ask_batches(self, batches: Sequence[Batch], timeout: float | None) -> Answers:
-        """Ask the questions of batches; return what collects their answers. Raises as `Messager.ask_columns`."""
+        """Ask the questions of batches; return an object that collects their answers.
+
+        Raises: the same errors as `Messager.ask_columns`.
+        """
         engine = self._engine
         engine.checks.check_senders(batch.from_ids for batch in batches)
         due = None if timeout is None else asyncio.get_running_loop().time() + timeout
@@ -245,7 +251,10 @@ class Conversation:
     # -- replying -------------------------------------------------------------------------------------------------
 
     async def reply(self, message: Message, payload: Payload, *, failed: bool = False) -> Receipt:
-        """Answer one question, or with `failed` tell the asker that the handler failed. Raises as `Messager.reply`."""
+        """Answer one question, or, with `failed`, tell the asker that the handler failed.
+
+        Raises: the same errors as `Messager.reply`.
+        """
         question = slice_of(message)
         check_question(question)
         batch, row, *_ = question
@@ -273,14 +282,14 @@ class Conversation:
         return left
 
     async def serve_by_hand(self) -> None:
-        """Remove the note on the server that the service has ended, because messages are fetched again."""
+        """Remove the server's note which says that the service has ended, because messages are fetched again."""
         self.waits.ended = ""
         await self.waits.write()
 
     async def end(self, left: Sequence[Message], ended: str) -> None:
         """Stop serving; keep the unhandled messages for the next service of this messager.
 
-        Args: ended is why the service has ended, for the askers that still wait; "": the caller has ended it.
+        Args: ended is why the service has ended, for the askers that still wait; "" if the caller has ended it.
         """
         self.left, self.waits.ended = [*left], ended
         if ended:
@@ -297,12 +306,12 @@ class Conversation:
             await self._engine.transport.bury(origin.mailbox, origin.entry, frame, failure.reason, row=row)
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Tell the asker of a message that its handler failed, unless nobody waits for an answer or there is one."""
+        """Tell the asker of a message that its handler failed, unless no answer is expected or one was sent."""
         if waits_for_failure(slice_of(message)):
             await self.reply(message, failure.payload, failed=True)
 
     async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
-        """Answer many questions. Raises as `Messager.reply_columns`."""
+        """Answer many questions. Raises the same errors as `Messager.reply_columns`."""
         engine, slices = self._engine, slices_of(messages)
         batches = replies_to(slices, payloads, engine.exp_id, engine.settings.payload_bytes, engine.step)
         engine.checks.check_senders(batch.from_ids for batch in batches)

@@ -18,8 +18,8 @@ from ray_messaging.wire.notes import Ask, ServiceNote, Slot, encode_service_note
 
 logger = logging.getLogger(__name__)
 
-_MOST_TEXT = 1000  # characters of an error's text: it may quote what it could not read
-_LONGEST = 100  # links of a chain that are sent: of a longer chain, the last ones
+_MOST_TEXT = 1000  # characters of an error's text, which may quote all the data that could not be read
+_LONGEST = 100  # most links of a chain that are sent; of a longer chain, only the last links are sent
 _STUCK_S = 0.2  # most answers come sooner: a note is written only if handlers wait for longer
 
 
@@ -32,7 +32,7 @@ class HandlerFailure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, attempts: int = 1) -> "HandlerFailure":
-        """Build the failure from an error; its text is cut, and without lone surrogates, so that it can be sent."""
+        """Build the failure from an error; its text is cut and freed of lone surrogates, so that it can be sent."""
         try:
             text = str(error)[:_MOST_TEXT]
         except Exception as broken:  # noqa: BLE001 - the text is the user's own code
@@ -59,8 +59,9 @@ class HandlerFailure(NamedTuple):
 class Asker(NamedTuple):
     """A handler that asks a question.
 
-    The handler belongs to `service`, which runs at most `slots` handlers at once. `chain` has the messages that wait
-    for this question: the handler of each has asked the next question. The last message is the handler's own.
+    The handler belongs to `service`, which runs at most `slots` handlers at once. `chain` holds the messages
+    whose handlers wait for the answer: the handler of each message has asked the question that is the next message in
+    the chain. The last message is the asking handler's own.
     """
 
     service: str
@@ -71,7 +72,7 @@ class Asker(NamedTuple):
 class Handling(Handled):
     """A message in the hand of a handler of `serve`, until the handler has ended.
 
-    Args: `waits` records the handlers of this process that wait; None: the group's actor records them.
+    Args: `waits` records which handlers of this process wait; if it is None, the group's actor records this.
     """
 
     __slots__ = ("_service", "_slots", "waits")
@@ -124,8 +125,8 @@ class Waits:
     """The handlers that wait for answers.
 
     While every handler of a mailbox waits, the mailbox handles no other message. Then a note on the server says for
-    which questions they wait. `others_handle` returns whether any service other than the given ones may have a message
-    in hand.
+    which questions they wait. `others_handle` returns whether a service that is not among the given ones could
+    have a message in hand.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -146,7 +147,7 @@ class Waits:
         try:
             yield
         finally:
-            self._waiting.pop(ask.question, None)  # after `close` it is not there
+            self._waiting.pop(ask.question, None)  # after `close` the question is not there
             self._note_change()
 
     def _note_change(self) -> None:
@@ -156,7 +157,7 @@ class Waits:
 
     def _note(self) -> ServiceNote:
         slots = {asker.service: asker.slots for asker, _ in self._waiting.values()}
-        asks: dict[str, dict[str, list[Ask]]] = {service: {} for service in slots}  # then by the message in hand
+        asks: dict[str, dict[str, list[Ask]]] = {service: {} for service in slots}  # by service and message in hand
         for asker, ask in self._waiting.values():
             asks[asker.service].setdefault(asker.chain[-1].message, []).append(ask)
         stuck = slots and all(len(asks[service]) >= most for service, most in slots.items())
@@ -179,7 +180,7 @@ class Waits:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
-        """Write the present note, if the server may have another note. With `anew`, write it in any case."""
+        """Write the present note, unless it is the last one that was written. With `anew`, write it in any case."""
         async with self._writing:
             note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:

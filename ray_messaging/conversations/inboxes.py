@@ -1,4 +1,4 @@
-"""The messages in hand, each committed on its own, and the inboxes of agents, which are filled with them."""
+"""The messages that a messager has in hand, each committed on its own, and the inboxes of agents that keep them."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from ray_messaging.receiving.commits import MOST_RANGES
 
 logger = logging.getLogger(__name__)
 
-_MOST = MOST_RANGES // 2  # most messages in hand: each may take an ack range, as late answers do, too
+_MOST = MOST_RANGES // 2  # most messages in hand: each may need an ack range, and late answers need some, too
 
 
 class Fetch(Protocol):
@@ -49,8 +49,8 @@ class HandOut:
         self._most = most
         self._in_hand = 0
         self._stopped = False
-        self._handled: list[Message] = []  # but not committed yet
-        self._news = asyncio.Event()  # a message was handled, or the end is near
+        self._handled: list[Message] = []  # messages that were handled, but are not committed yet
+        self._news = asyncio.Event()  # a message was handled, or `run` may have to end
         self._room = asyncio.Event()
 
     @property
@@ -75,9 +75,9 @@ class HandOut:
         self._news.set()
 
     async def run(self, first: deque[Message]) -> None:
-        """Fetch and commit messages until `stop` is called. If the messager closes before, its error is raised.
+        """Fetch and commit messages until `stop` is called. If fetching fails first, raise its error.
 
-        Args: `first` are messages that were fetched before; they are passed on first, and taken out.
+        Args: `first` are messages that were fetched earlier; they are taken out, and passed to `take` first.
         """
         fetching = asyncio.create_task(self._fetch(first), name="ray_messaging fetch")
         fetching.add_done_callback(lambda _: self._news.set())
@@ -98,7 +98,7 @@ class HandOut:
         handled = self._handled[:]
         if handled:
             await self._ack(handled)
-            del self._handled[: len(handled)]  # after the await: if that is cancelled, a later call commits them
+            del self._handled[: len(handled)]  # after the await: if `_ack` is cancelled, a later call commits them
             self.release(len(handled))
 
     async def _wait_for_room(self) -> None:
@@ -107,7 +107,7 @@ class HandOut:
             await self._room.wait()
 
     async def _fetch(self, first: deque[Message]) -> None:
-        """Fetch messages, without end."""
+        """Pass the messages of `first` to `take`, then fetched messages, without end."""
         while first:
             await self._wait_for_room()
             self._in_hand += 1
@@ -118,14 +118,14 @@ class HandOut:
             for message in await self._fetch_messages(limit=free, timeout=None, commit="acked"):
                 self._in_hand += 1
                 self._take(message)
-            for _ in range(2):  # let the handlers of these messages run first, and then what they send
+            for _ in range(2):  # first let the handlers of these messages run, and then let their messages be sent
                 await asyncio.sleep(0)
 
 
 class AgentInbox(msgspec.Struct, eq=False):
     """The messages of one agent that are in hand but not being handled.
 
-    `error` is why no more will come (None: they may).
+    `error` is why no more messages will come; it is None if more may come.
     """
 
     messages: deque[Message] = msgspec.field(default_factory=deque)
@@ -178,7 +178,7 @@ class Inboxes:
         return inbox.messages.popleft()
 
     def agents_changed(self, name: str, listens_for: Callable[[AgentId], bool]) -> None:
-        """End the wait of readers whose agents have left this mailbox; agents that have come back can be read again."""
+        """End the wait of readers whose agents have left this mailbox. Agents that are back can be read again."""
         for agent, inbox in self._inboxes.items():
             inbox.error = None
             if agent is not None and not listens_for(agent):
@@ -188,7 +188,7 @@ class Inboxes:
                 inbox.news.set()
 
     def put_back(self, inbox: AgentInbox, message: Message) -> None:
-        """Keep a message whose handling did not end for the agent's next reader, unless it is already committed."""
+        """Put back a message whose handling did not end, unless it is already committed: the next reader gets it."""
         if self._is_committed(message):
             self.hand_out.release()
         else:
@@ -276,7 +276,7 @@ class InboxMessages(AsyncIterator[Message]):
             self._inboxes.put_back(self._inbox, message)
 
     def _end(self) -> Message | None:
-        """Take the message in hand out of it, and return it; None if there is none."""
+        """Return the message in hand, which is then no longer in hand; None if there is none."""
         handled, self._in_hand = self._in_hand, None
         if handled is None:
             return None

@@ -24,7 +24,7 @@ _NO_ROWS: Rows = np.empty(0, np.intp)
 
 
 class LoneAnswers:
-    """The answers to questions that were asked one by one: each has a future, instead of a row of an AnswerTable."""
+    """The answers to questions that were asked one by one. Each question has a future, not a row in an AnswerTable."""
 
     def __init__(self, exp_id: str, futures: "Sequence[Future[Message]]") -> None:
         self._exp_id = exp_id
@@ -41,7 +41,7 @@ class LoneAnswers:
         return np.array(there, np.bool_)
 
     def take_one(self, place: int, batch: Batch, row: int) -> bool:
-        """Take the answer to one question; return whether it is the first and comes in time."""
+        """Accept the answer to one question; return whether it is the first answer and comes in time."""
         future = self._waiting.pop(place, None)
         if future is None or future.done():
             return False
@@ -49,12 +49,15 @@ class LoneAnswers:
         return True
 
     def take(self, places: Rows, batch: Batch, rows: Rows) -> NDArray[np.bool_]:
-        """Take answers to the questions at these places; return which are the first and come in time, bool (n,)."""
+        """Accept answers to the questions at these places.
+
+        Returns: which answers are the first to their questions and come in time, bool (n,).
+        """
         pairs = zip(places.tolist(), rows.tolist(), strict=True)
         return np.array([self.take_one(place, batch, row) for place, row in pairs], np.bool_)
 
     def fail(self, place: int, error: Exception) -> None:
-        """Raise an error at the caller that waits for the answer to a question, if it still does."""
+        """Raise an error at the caller of a question, if the caller still waits for the answer."""
         future = self._waiting.pop(place, None)
         if future is not None and not future.done():
             future.set_exception(error)
@@ -69,7 +72,8 @@ class LoneAnswers:
 class OpenQuestion(NamedTuple):
     """A question that waits, or several questions asked together, and the mailboxes that host the asked agents now.
 
-    `key` names it; for a lone question it is the question's id. `fail` ends its wait, with a reason.
+    `key` identifies the question or questions; for a lone question, `key` is the question's id. `fail` ends the wait,
+    and takes the reason.
     """
 
     key: object
@@ -78,21 +82,21 @@ class OpenQuestion(NamedTuple):
 
 
 class AskedBatch(NamedTuple):
-    """The questions of one batch, without payloads. The first is the asker's question number `place`."""
+    """The questions of one batch, without payloads. The first of them is the asker's question number `place`."""
 
     batch: Batch
     asker: AnswerTable | LoneAnswers
     place: int
 
     def fail(self, rows: Sequence[int], why: str) -> None:
-        """End the wait of some questions."""
+        """End the wait of the questions in these rows with NoAnswer, for the reason `why`."""
         for row in rows:
             error = no_answer(self.batch.to_ids[row], self.batch.message_id(row), why)
             self.asker.fail(self.place + row, error)
 
 
 class OpenQuestions:
-    """The questions of a messager that wait, by the numbers in their ids.
+    """The questions of a messager that wait for answers, sorted by the numbers in their ids.
 
     An answer counts if it comes from the agent that was asked, or with `from_any` from any agent.
     """
@@ -100,24 +104,24 @@ class OpenQuestions:
     def __init__(self, exp_id: str, *, from_any: bool = False) -> None:
         self._exp_id = exp_id
         self._from_any = from_any
-        self._texts: set[str] = set()  # of ids, without the numbers
-        self._asked: list[AskedBatch] = []  # by number
+        self._texts: set[str] = set()  # the ids of questions, without their numbers
+        self._asked: list[AskedBatch] = []  # sorted by the numbers of the questions
         self._firsts: list[int] = []
-        self._most = 0  # above it, questions in `_asked` that no longer wait are dropped
+        self._most = 0  # if `_asked` is longer, its batches that no longer wait are dropped
 
     def add_lone(self, batch: Batch, answers: "Sequence[Future[Message]]") -> None:
-        """Start to wait for the answers to lone questions, each with its future. Otherwise as `add`."""
+        """Start to wait for the answers to a batch of lone questions; `answers` are their futures."""
         self.add(batch, LoneAnswers(self._exp_id, answers))
 
     def add(self, batch: Batch, asker: AnswerTable | LoneAnswers, place: int = 0) -> None:
         """Start to wait for the answers to a batch whose ids were just assigned.
 
-        Args: place is the number that its first question has in the asker's table.
+        Args: place is the number of the first question in the asker's table.
         """
         if len(self._asked) > self._most:
             self._asked = [asked for asked in self._asked if not asked.asker.done]
             self._firsts = [asked.batch.first for asked in self._asked]
-            self._most = 2 * len(self._asked)  # so that each is looked at a few times, however many wait
+            self._most = 2 * len(self._asked)  # so that each batch is looked at only a few times, however many wait
         bare = copy(batch)
         bare.lines = bare.extension = None
         self._texts.add(f"{batch.sender}-{batch.epoch}-")
@@ -131,7 +135,7 @@ class OpenQuestions:
         return any(not each.asker.done for each in self._asked)
 
     def open(self, directory: Directory) -> Iterator[OpenQuestion]:
-        """Yield the questions that wait: lone ones by themselves, others grouped by their agents' mailboxes."""
+        """Yield the questions that wait: each lone question by itself, others grouped by their agents' mailboxes."""
         for asked in [*self._asked]:
             batch = asked.batch
             places = np.arange(asked.place, asked.place + batch.rows)
@@ -153,7 +157,7 @@ class OpenQuestions:
         self._asked, self._firsts = [], []
 
     def answer(self, found: Slice) -> Rows:
-        """Pass answers to their askers; return the rows that are no answers to open questions, or come late."""
+        """Pass answers to their askers; return the rows that answer no open question, or answer it too late."""
         batch, low, high, _ = found
         replies = None if batch.extension is None else batch.extension.in_reply_to
         if replies is None:
@@ -210,7 +214,7 @@ def no_answer(agent: AgentId | None, question: str, why: str) -> NoAnswer:
 
 
 def answer_failed(answer: Message) -> AnswerFailed:
-    """Build the error for a question from the message that came instead of an answer, because the handler failed."""
+    """Build the error for a question whose handler failed, from the message that came instead of an answer."""
     told = answer.payload if isinstance(answer.payload, dict) else {}
     error, text = str(told.get("error", "error")), str(told.get("text", ""))
     return AnswerFailed(

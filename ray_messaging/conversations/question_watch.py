@@ -16,13 +16,13 @@ from ray_messaging.wire.notes import Ask, ServiceNote, decode_service_note
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.5  # between two looks: only what both have seen counts, as notes are written with some delay
-_SHARE = 20  # the pause is at least so many times as long as the last look took
+_LOOK_S = 0.5  # pause between two looks: a reason must be seen by both, as notes are written with some delay
+_SHARE = 20  # the pause is at least this many times as long as the last look
 _MOST_NOTES = 1000  # mailboxes whose notes are read in one look
 
 
 class WaitGraph(NamedTuple):
-    """Which question waits for which, from the notes of mailboxes whose handlers all wait."""
+    """A graph of which question waits for which other, from the notes of mailboxes whose handlers all wait."""
 
     asks: dict[str, Ask]
     in_hand: dict[str, tuple[Ask, ...]]  # the question that a handler has in hand -> the questions that it has asked
@@ -36,7 +36,10 @@ class WaitGraph(NamedTuple):
         return cls(asks, {slot.message: slot.asks for slot in slots}, notes)
 
     def waits_for(self, ask: Ask) -> list[tuple[Ask, ...]]:
-        """Return what the handlers ask that may answer a question or must end before; [] if a handler is free."""
+        """Return, for each handler that has a question in hand or could answer it, the questions that it has asked.
+
+        The result is [] if a handler is free.
+        """
         if ask.question in self.in_hand:
             return [self.in_hand[ask.question]]
         slots = [slot.asks for name in ask.mailboxes for slot in self._note(name).slots]
@@ -46,7 +49,7 @@ class WaitGraph(NamedTuple):
         return self.notes.get(mailbox) or ServiceNote()
 
     def dead(self) -> set[str]:
-        """Return the questions that can never be answered: they wait for each other, or for questions that do."""
+        """Return the questions that can never be answered, because they wait for each other or for such questions."""
         dead = set(self.asks)
         while True:
             alive = {question for question in dead if not self._is_dead(self.asks[question], dead)}
@@ -75,8 +78,8 @@ class WaitGraph(NamedTuple):
 class QuestionWatch:
     """A watch over the open questions of one messager, which asks the server from time to time what has become of them.
 
-    It ends a question if no mailbox hosts the agent any more, if the service of its mailbox has ended, or if the answer
-    would have to wait for itself. Two looks in a row must have seen the same reason.
+    It ends a question if no mailbox hosts the asked agent any more, if the service of the agent's mailbox has ended, or
+    if the answer would have to wait for itself. Two looks in a row must have seen the same reason.
     """
 
     def __init__(self, engine: Engine, questions: OpenQuestions) -> None:
@@ -105,7 +108,7 @@ class QuestionWatch:
                 return
             try:
                 await self._look()
-            except MessagingError as error:  # a server that is away says nothing about them
+            except MessagingError as error:  # a server that cannot be reached says nothing about the questions
                 logger.debug("open questions are not looked at: %s", error)
             pause_s = max(_LOOK_S, _SHARE * (time.monotonic() - began))
 
@@ -129,7 +132,7 @@ class QuestionWatch:
         self._seen = found
 
     async def _notes(self, mailboxes: Iterable[str]) -> dict[str, ServiceNote]:
-        """Return the notes of some mailboxes, and of all mailboxes for which they wait."""
+        """Return the notes of these mailboxes, and of the mailboxes for which their handlers wait, and so on."""
         found: dict[str, ServiceNote] = {}
         asked, left = set[str](), {*mailboxes}
         while left and len(asked) < _MOST_NOTES:
@@ -151,7 +154,7 @@ _ENDED = (
 
 
 def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
-    """Return why no mailbox will answer a question, or "" if one may."""
+    """Return why no mailbox will answer a question, or "" if a mailbox may still answer it."""
     if not asked.mailboxes:
         return _GONE
     ended = [(name, notes[name].ended) for name in asked.mailboxes if name in notes and notes[name].ended]
@@ -159,9 +162,9 @@ def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
 
 
 def in_circle(pairs: Iterable[tuple[object, object]]) -> str:
-    """Return why a question in a circle of waiting agents gets no answer, or "" without any pairs.
+    """Return why a question in a circle of waiting agents gets no answer, or "" if there are no pairs.
 
-    Args: pairs are the agents of the circle: who has asked, and who was asked.
+    Args: pairs are the agents of the circle: in each pair, the first agent has asked the second.
     """
     told = ", ".join(f"agent {one!r} waits for agent {other!r}" for one, other in pairs)
     return told and (

@@ -29,11 +29,11 @@ def replies_to(
 ) -> list[Batch]:
     """Build the answers to questions, one batch for each slice.
 
-    Args: payloads are one for each question, or one for all, of at most `payload_bytes` as JSON. With `failed`, the
-    messages say that the handlers failed, instead of answering.
+    Args: payloads are one payload for each question, or one for all questions; a payload has at most `payload_bytes` as
+    JSON. With `failed`, the messages do not answer, but say that the handlers failed.
 
-    Raises: NoQuestion if a message expects no answer or has one; InvalidColumns, InvalidPayload or PayloadTooLarge if
-    the payloads are not valid.
+    Raises: NoQuestion if a message expects no answer or was already answered; InvalidColumns, InvalidPayload or
+    PayloadTooLarge if the payloads are not valid.
     """
     check_questions(questions)
     lines = payload_column(payloads, sum(part.high - part.low for part in questions), payload_bytes)
@@ -74,7 +74,7 @@ def answer_topic(batch: Batch, row: int, exp_id: str) -> str:
 
 
 def asker_of(batch: Batch) -> str:
-    """Return the mailbox that takes the answers to a batch of questions; "" if they expect no answers."""
+    """Return the mailbox that receives the answers to a batch of questions, or "" if the batch expects no answers."""
     return "" if batch.extension is None else batch.extension.reply_mailbox
 
 
@@ -95,7 +95,7 @@ def is_answered(question: Slice) -> bool:
 
 
 def check_questions(parts: Iterable[Slice]) -> None:
-    """Raise NoQuestion if a message expects no answer, was already answered by this process, or is there twice."""
+    """Raise NoQuestion if a message expects no answer, was already answered by this process, or occurs twice."""
     seen: dict[int, set[int]] = {}
     for part in parts:
         batch, rows = part.batch, range(part.low, part.high)
@@ -112,7 +112,7 @@ def check_questions(parts: Iterable[Slice]) -> None:
 
 @contextmanager
 def naming(questions: Sequence[Slice]) -> Iterator[None]:
-    """Name the first question, and the agent that cannot answer it, in a Closed error of the `with` block."""
+    """If the `with` block raises Closed, add the first question, and the agent that cannot answer it, to the text."""
     try:
         yield
     except Closed as error:
@@ -159,7 +159,7 @@ def blocked_among(receipts: Receipts) -> Collection[int]:
 
 
 def note_replied(questions: Iterable[Slice], blocked: Collection[int] = ()) -> None:
-    """Mark questions as answered, except where the answer was blocked: `blocked` has the places of these questions."""
+    """Mark questions as answered, except the questions at the places `blocked`, whose answers a rule blocked."""
     place = 0
     for part in questions:
         rows = range(part.low, part.high)

@@ -35,7 +35,7 @@ Handler = Callable[[Message], Awaitable[Payload | None]]
 OnError = Literal["dead_letter", "end"]
 
 _NO_CONTEXT = nullcontext()
-_OURS = (Closed, Fenced)  # errors of a handler that sends, for which this messager and not the message is the reason
+_OURS = (Closed, Fenced)  # errors of a handler that sends: the reason is this messager, not the message
 # Errors of a reply: what the handler has returned cannot be sent.
 _OF_THE_ANSWER = (NoQuestion, InvalidPayload, PayloadTooLarge)
 
@@ -70,13 +70,13 @@ class Serving(NamedTuple):
 
 
 class Service(Protocol):
-    """The messager whose messages are served. The server tells it which handlers fail or wait."""
+    """The messager whose messages a MessageServer handles. The MessageServer tells it which handlers fail."""
 
-    name: str  # which no other service of the mailbox has
+    name: str  # no other service of the mailbox has this name
 
     @property
     def waits(self) -> Waits | None:
-        """Return the record of the handlers of this process that wait; None: the group's actor keeps it."""
+        """Return the record of which handlers of this process wait, or None if the group's actor keeps it."""
 
     async def begin(self) -> Sequence[Message]:
         """Begin to serve; return the messages that an earlier service of this messager has left unhandled."""
@@ -94,8 +94,8 @@ class Service(Protocol):
 class MessageServer:
     """A loop that fetches messages and runs a handler for each, many at once. Each message is committed on its own.
 
-    If a handler fails, its message becomes a dead letter, the asker is told, and the other handlers go on. Or the
-    service ends: `serving.on_error` says which.
+    If a handler fails, its message becomes a dead letter, the asker is told, and the other handlers go on; or the whole
+    service ends. `serving.on_error` says which of the two happens.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class MessageServer:
         try:
             with self._tracer.handling(message):
                 await self._try(message)
-        except (SystemExit, KeyboardInterrupt) as error:  # they would stop the event loop, and this with it
+        except (SystemExit, KeyboardInterrupt) as error:  # they would stop the event loop, and so this service
             await self._tell(message, HandlerFailure.of(error))
             raise _Fatal(error) from error
         finally:
@@ -178,7 +178,7 @@ class MessageServer:
             except _OURS:
                 raise
             except _Fatal as fatal:
-                raise fatal.error from None  # as a trace is to show it
+                raise fatal.error from None  # a trace is to show the error, not its wrapper
             except asyncio.CancelledError as error:
                 if self._over:
                     raise
@@ -213,7 +213,7 @@ class MessageServer:
             await self._tell(message, told)
 
     async def _fail(self, message: Message, error: BaseException, attempts: int) -> None:
-        """Give up on a message; raise its error if that must end the service."""
+        """Give up on a message whose handler failed; raise the error if it must end the service."""
         failure = HandlerFailure.of(error, attempts)
         logger.error("the handler of message %s failed", message.id, exc_info=error)
         if self._serving.on_error == "end":
@@ -230,7 +230,7 @@ class MessageServer:
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         message = self._running.pop(task, None)
-        if message is None:  # `run` was here before the callback
+        if message is None:  # `run` has already called this method for the task
             return
         error = None if task.cancelled() else task.exception()
         if error is not None:

@@ -1,6 +1,7 @@
 """The calls that agents remember: a row for each call of a committed step, from files and from the server.
 
-`result` is a result as JSON. `exact` has it in the form of `encode_exactly`, where the JSON text means another value.
+`result` is a call's result as JSON. If that JSON text means another value, `exact` is the result in the form of
+`encode_exactly`.
 """
 
 from collections import defaultdict
@@ -39,14 +40,14 @@ _SCHEMA = pa.schema(
     ]
 )
 COLUMNS = [name for name in _SCHEMA.names if name not in {"agent_name", "exact"}]
-_ROW_GROUP_ROWS = 1024  # a step is read from a few of them
+_ROW_GROUP_ROWS = 1024  # the calls of a step are read from a few row groups
 _FORMAT = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )
 
 
 class Called(NamedTuple):
-    """A remembered call; `arguments` (None if they are not kept) and `result` are JSON, `source` as in the table."""
+    """A remembered call: arguments (None if they are not kept) and result are JSON, the source is as in the table."""
 
     function: str
     arguments: str | None
@@ -55,7 +56,7 @@ class Called(NamedTuple):
 
     def __str__(self) -> str:
         given = {"args": [], "kwargs": {}} if self.arguments is None else msgspec.json.decode(self.arguments)
-        if not isinstance(given, dict):  # what JSON cannot hold, as Python shows it
+        if not isinstance(given, dict):  # arguments that JSON cannot hold are a text, as Python shows them
             given = {"args": [given], "kwargs": {}}
         texts = [json_text(each) for each in given["args"]]
         texts += [f"{name}={json_text(each)}" for name, each in given["kwargs"].items()]
@@ -63,27 +64,27 @@ class Called(NamedTuple):
 
 
 def calls_table(entries: Sequence[Collected]) -> pa.Table:
-    """Return the calls of all groups in some steps, by step and agent, ints before strs, as they are stored."""
+    """Return all groups' calls in some steps as a table in its stored form, by step and agent, ints before strs."""
     rows = [(entry.step, call) for entry in entries for call in decode_calls(entry.data)]
     rows.sort(key=lambda row: (row[0], isinstance(row[1].agent, str), row[1].agent))
     return pa.Table.from_pylist([_row(step, call) for step, call in rows], _SCHEMA)
 
 
 def calls_file(table: pa.Table) -> pa.Buffer:
-    """Return a Parquet file of calls, as they are stored."""
+    """Return the content of a Parquet file with a table of `calls_table`."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", row_group_size=_ROW_GROUP_ROWS, write_page_checksum=True)
     return sink.getvalue()
 
 
 def stored_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
-    """Return all calls as they are stored; raise LogError if a file cannot be read."""
+    """Return all calls in their stored form; raise LogError if a file cannot be read."""
     files, entries = unwritten.beside_files(folder, CollectedKind.CALLS)
     return pa.concat_tables([*(_read(folder, file) for file in files), calls_table(entries)])
 
 
 def read_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
-    """Return the columns of all calls that `EventLog.calls` returns; raises as `stored_calls`."""
+    """Return the columns of all calls that `EventLog.calls` returns. Raises the same errors as `stored_calls`."""
     table = stored_calls(folder, unwritten)
     if table["agent_name"].null_count < len(table):
         names = pc.coalesce(table["agent_name"], table["agent"].cast(pa.string()))
@@ -92,7 +93,10 @@ def read_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
 
 
 def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Dataset, dict[str, str]]:
-    """Return the stored calls, and for some columns the SQL expression that makes them; raises as `stored_calls`."""
+    """Return the stored calls, and the SQL expressions of those columns that must be computed from several stored ones.
+
+    Raises: the same errors as `stored_calls`.
+    """
     files, entries = unwritten.beside_files(folder, CollectedKind.CALLS)
     parts: list[ds.Dataset] = [ds.dataset(calls_table(entries))]
     if files:
@@ -103,7 +107,7 @@ def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Da
 
 
 def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[str, bytes]:
-    """Return the results of what agents called in a step of an earlier run, by key, in the form of `encode_exactly`.
+    """Return the results of the calls of some agents in a step of an earlier run, as {key: result of `encode_exactly`}.
 
     Args: `log_dir` is the folder of the earlier run.
     Raises: LogError if the folder is not there, or cannot be read.
@@ -125,7 +129,10 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
 def calls_of(
     folder: Folder, unwritten: Unwritten, hands: Collection[tuple[AgentId, int]]
 ) -> dict[tuple[AgentId, int], list[Called]]:
-    """Return the calls of some agents, each in a step, as {(agent, step): calls}; raises as `stored_calls`."""
+    """Return the calls of some agents, each in a step, as {(agent, step): calls}.
+
+    Raises: the same errors as `stored_calls`.
+    """
     files, entries = unwritten.beside_files(folder, CollectedKind.CALLS)
     found = defaultdict[tuple[AgentId, int], list[Called]](list)
     steps = {step for _, step in hands}
@@ -137,7 +144,7 @@ def calls_of(
 
 
 def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the calls in some steps, and the calls of `more` tables, with an `agent` of either type."""
+    """Yield the files' calls in some steps and all calls of `more` tables as dicts. `agent` is an int or a str."""
     spans = ((file, *steps_in(file)) for file in files)
     stored = (_read(folder, file, step) for file, low, high in spans for step in sorted(steps) if low <= step <= high)
     for row in (row for table in (*more, *stored) for row in table.to_pylist()):
@@ -175,7 +182,7 @@ def _row(step: int, call: CallRecord) -> dict[str, Any]:
 
 
 def _means(text: str, result: bytes) -> bool:
-    """Return whether the value of a JSON text is a result, exactly."""
+    """Return whether the value of a JSON text equals exactly a result in the form of `encode_exactly`."""
     try:
         return encode_exactly(msgspec.json.decode(text), "a result") == result
     except ValueError:  # a number that is too large

@@ -1,6 +1,6 @@
-"""Checkpoints in the folder of the event log: all that a step begins with, one Parquet file after each n-th step.
+"""Checkpoints in the folder of the event log: after each n-th step, a Parquet file of all data that the next one needs.
 
-The files are `_checkpoints/{step:08d}.parquet`, of the step that was the last one. Each is complete or absent.
+A checkpoint's file is `_checkpoints/{step:08d}.parquet`, named after the last step. Each file is complete or absent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ def write_checkpoint(folder: Folder, step: int, copied: Sequence[CopiedKey]) -> 
 
 
 def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
-    """Yield a checkpoint's content. Raises LogError if it is damaged or absent, ConfigError for another format."""
+    """Yield a checkpoint's content. Raises LogError if damaged or absent, ConfigError if of another format."""
     name = _file(step)
     data = folder.read_file(name)
     try:

@@ -21,9 +21,10 @@ _SHOWN = 20  # steps in the text
 class Comparison:
     """Two runs beside each other, step by step.
 
-    `first` is the first message that differs, None if there is none. `table` has a row per step: `messages` and
-    `blocked` of the one run, `other_messages` and `other_blocked` of the other one, how many messages `differ` (in
-    content, fate or order, or because one run lacks them), and how many `agents` have sent such a message. A broadcast
+    `first` is the first message that differs, or None if no message differs. `table` has a row per step: `messages` and
+    `blocked` count messages of the one run, `other_messages` and `other_blocked` those of the other run. `differ` is
+    how many messages differ (in content, fate or order, or because one run lacks them), and `agents` how many agents
+    have sent such a message. A broadcast
     counts once.
     """
 
@@ -68,9 +69,9 @@ class Comparison:
 
 
 def compare(mine: EventLog | str | Path, theirs: EventLog | str | Path) -> Comparison:
-    """Compare two runs in steps, each given as a log or its folder: the same run under a change, or under another seed.
+    """Compare two runs in steps, each given as a log or its folder, such as runs with different seeds.
 
-    It compares what each agent said, to whom, in which order. Ids are not compared.
+    For each agent, the messages are compared, their recipients and their order. Ids are not compared.
 
     Raises: LogError if a folder holds no event log; ConfigError if neither run, or only one of them, had steps.
     """

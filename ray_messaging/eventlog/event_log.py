@@ -34,7 +34,7 @@ class FolderSource:
     """A log source that answers queries from the closed segments of a folder."""
 
     live = False
-    unended: str | None = None  # what to do about a run that has no end; None: it has one
+    unended: str | None = None  # what to do about a run that has no end; None: the run has ended
 
     def __init__(self, log_dir: str | Path) -> None:
         self._folder = Folder(log_dir)
@@ -65,7 +65,7 @@ class FolderSource:
             now = self._folder.segments()
             if now == segments:
                 raise
-            # A running writer has replaced files meanwhile.
+            # The segments have changed: a running writer has replaced files meanwhile.
             found = answer(View(self._folder, now), question, arguments)
         if question == "balance" and (lacking := unended(self._folder)):
             raise Unbalanced(f"the log may lack rows: {lacking}", offenders=[])
@@ -103,7 +103,7 @@ class EventLog:
 
     @property
     def unended(self) -> str | None:
-        """Return what to do about a run that has no end, whose rows may not all be here; None if the run has ended."""
+        """Return what to do about a run that has no end, because its log may lack rows; None if the run has ended."""
         return self._source.unended if isinstance(self._source, FolderSource) else None
 
     @property
@@ -115,7 +115,7 @@ class EventLog:
     def run(self) -> dict[str, Any] | None:
         """Return the record of the run: experiment, steps, groups, starts with command and versions, rule changes.
 
-        See docs/event-log.md. None if the folder has no record.
+        See docs/event-log.md. The result is None if the folder has no record.
         """
         found: dict[str, Any] | None = self._source.ask("run")
         return found
@@ -139,7 +139,7 @@ class EventLog:
         numbers that some rows lack.
 
         Args:
-            internal: Add noted, entry and row: the source of a row in its stream.
+            internal: Add the internal columns; entry and row are the source of a row in its stream.
             text: Return all payloads as JSON text in `payload`, and no other columns of payloads.
             expand: Return one row for each hearer of a broadcast, all with the broadcast's position. The other fields
                 and `limit` then apply to these rows.
@@ -155,10 +155,10 @@ class EventLog:
         return self._table("recent", width=width, **({"limit": 100} | fields))
 
     def series(self) -> pa.Table:
-        """Return what `collect=` of `messaging.run` has collected: a row per step, or per step and agent.
+        """Return the values that `collect=` of `messaging.run` has collected: a row per step, or per step and agent.
 
-        The columns are step, agent (null for an id that is a str, which is in agent_name), and those that were
-        collected. The table has no rows if nothing was collected.
+        The columns are step, agent (null for an id that is a str, which is in agent_name), and the collected values.
+        The table has no rows if nothing was collected.
         """
         return with_exact_integers(self._source.ask("series"))
 
@@ -190,7 +190,7 @@ class EventLog:
         return self._table("conversation", a=a, b=b, text=text, **fields)
 
     def thread(self, message_id: str, *, text: bool = False) -> pa.Table:
-        """Return the thread that a message belongs to: its first question, the answers to that, the answers to those.
+        """Return the thread that a message belongs to: its first question, the answers to it, their answers, etc.
 
         The rows have the columns of `query`. Each generation is in order of time. The table is empty if no message has
         the id.
@@ -198,28 +198,29 @@ class EventLog:
         return self._table("thread", message_id=message_id, text=text)
 
     def why(self, message_id: str, depth: int = DEPTH, *, most: int = MOST) -> Why:
-        """Return why a message was sent: a tree of the messages that its sender had in hand, and why those.
+        """Return why a message was sent: a tree of the messages that its sender had in hand, and why these were sent.
 
-        In a step an agent has in hand what it reads in the step; what it still knows of earlier steps is not in the
-        tree. Outside of steps it is the message that a handler of `serve`, or the body of `async for`, was handling. If
-        the message is an answer, its question comes first. Print the tree, or take its `rows()`.
+        In a step, an agent has in hand the messages that it reads in the step; messages that it remembers from earlier
+        steps are not in the tree. Outside of steps, a sender has in hand the message that a handler of `serve`, or the
+        body of `async for`, is handling. If the message is an answer, its question comes first. Print the tree, or call
+        its `rows()`.
 
         Args:
             depth: The levels of the tree below the message.
-            most: The most messages below each one, in the order in which its sender had them. `more` counts the others.
+            most: The most messages below each message, in the order in which its sender had them; `more` counts others.
 
         Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
-        outside of steps, answers nothing, and its sender was handling no message.
+        outside of steps, is no answer, and its sender was handling no message.
         """
         found: Why = self._source.ask("why", message_id=message_id, depth=depth, most=most)
         return found
 
     def effects(self, message_id: str, depth: int = DEPTH) -> Effects:
-        """Return which agents a message could have moved, by step: its readers, the readers of what these sent, etc.
+        """Return which agents a message could have influenced, by step: its readers, readers of their messages, etc.
 
-        An agent that could have been moved counts as moved in all later steps.
+        An agent that the message could have influenced counts as influenced in all later steps.
 
-        Args: depth is a number of steps; the first is that in which the message is read.
+        Args: depth is a number of steps; the first one is the step in which the message is read.
 
         Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
         outside of steps.
@@ -228,13 +229,13 @@ class EventLog:
         return found
 
     def count(self, by: str | Collection[str] = "fate", **fields: Unpack[Fields]) -> pa.Table:
-        """Count rows by one or several columns, or by second, minute, hour, day of sent_at; largest counts first."""
+        """Count rows by one or several columns, or by second, minute, hour or day of sent_at; largest counts first."""
         return self._table("count", by=by, **fields)
 
     def sample(self, by: str | Collection[str] = "fate", *, after: int = -1, most: int = 50_000) -> CountSample:
         """Count the rows after a position, as `count` does; if there are more than `most` rows, count a sample of them.
 
-        It is for a view of a running experiment that is refreshed again and again. Unlike the other queries, it does
+        Use it to refresh a view of a running experiment again and again. Unlike the other queries, it does
         not wait for messages that the log has not read yet. It returns the counts, the position `reached` (pass it as
         `after` in the next call), and the `share` of the rows that was counted.
         """
@@ -250,9 +251,9 @@ class EventLog:
         return self._table("edges", **fields)
 
     def to_networkx(self, *, weighted: bool = False, **fields: Unpack[Fields]) -> Any:  # noqa: ANN401 - networkx is optional
-        """Return the edges as a networkx.MultiDiGraph: one per message, with sent_at, step, subtopic, id.
+        """Return the edges as a networkx.MultiDiGraph: one per message, with sent_at, step, subtopic and message_id.
 
-        Args: with `weighted` it returns a DiGraph, whose edges have the number of messages of a pair as `weight`.
+        Args: with `weighted`, return a DiGraph, in which the `weight` of an edge is its number of messages.
 
         Raises: ImportError, which says how to install networkx, if it is not installed.
         """
@@ -277,7 +278,7 @@ class EventLog:
     def balance(self, *, expand: bool = False) -> Balance:
         """Check that every send ended in exactly one fate.
 
-        Args: with `expand` each hearer of each broadcast is checked; without it, only the rows of broadcasts.
+        Args: with `expand`, each hearer of each broadcast is checked, else only the rows of broadcasts.
 
         Raises: Unbalanced, with the offending sends, if a send has no fate, two fates or repeated rows, and also if
         rows are known to be missing because the server lost them.
@@ -286,26 +287,28 @@ class EventLog:
         return found
 
     def digest(self, step: int) -> bytes:
-        """Return the digest of a step. Equal messages give equal digests, however the agents are spread over groups.
+        """Return the digest of a step: equal messages give equal digests, however the agents are spread over groups.
 
-        It covers the messages that groups sent in the step, and the messages from outside that were read in it, except
-        those that a rule blocked or rewrote. It is final once the step is sealed. A step that did not run has the
-        digest of one without messages; `messaging.steps.digest` tells these apart. See docs/steps.md.
+        It covers the messages that groups sent in the step, and the messages from outside that were read in the step,
+        except messages from outside that a rule blocked or rewrote. It is final once the step is sealed. A step that
+        did not run has the digest of a step without messages; `messaging.steps.digest` tells such steps apart. See
+        docs/steps.md.
         """
         return bytes(self._source.ask("digest", step=step))
 
     def history_digest(self, step: int) -> bytes:
         """Return the digest of all steps up to `step`.
 
-        It is equal for two runs if all these steps have equal digests.
+        The result is equal for two runs if each of these steps has equal digests in both runs.
         """
         return bytes(self._source.ask("history_digest", step=step))
 
     def diff(self, other: "EventLog") -> Difference | None:
         """Return the first message that differs from another run's log, or None if both runs sent the same messages.
 
-        It is for runs in steps. It compares what each agent said in each step, to whom, in which order, with fate, rule
-        and labels; ids are not compared. The first message is that in the order of step, recipient, sender, n-th send.
+        Both must be runs in steps. In each step, each agent's messages are compared, with their recipients, order,
+        fates, rules and labels; ids are not compared. The first message is the one that comes first by step, then by
+        recipient, then by sender, then by its place among the sender's messages.
 
         Raises: ConfigError if neither run, or only one of them, had steps.
         """
@@ -315,7 +318,7 @@ class EventLog:
         return first_difference(self.pages(text=True), other.pages(text=True))
 
     def stats(self, **fields: Unpack[Fields]) -> dict[str, Any]:
-        """Return statistics of the matching rows, in JSON's types: see `reading.counting.stats`."""
+        """Return statistics of the matching rows, in JSON's types. `reading.counting.stats` describes them."""
         found: dict[str, Any] = self._source.ask("stats", **fields)
         return found
 

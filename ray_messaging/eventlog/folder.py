@@ -4,7 +4,7 @@ A segment is `events-{number:08d}.parquet`, so that any reader of Parquet folder
 a name that readers ignore, made durable, and renamed. File systems that are not local cannot rename: there a file
 appears, complete, when it is closed.
 
-In version 5 of the schema, a segment had a file for each set of typed columns. Where it is one file, it is read.
+In version 5 of the schema, a segment had a file for each set of typed columns. Those with one file are read.
 """
 
 import errno
@@ -37,10 +37,10 @@ from ray_messaging.eventlog.log_schema import (
 )
 from ray_messaging.transports.step_values import CollectedKind
 
-KEY = b"ray_messaging"  # in the footer's metadata
+KEY = b"ray_messaging"  # of this library's entry in the metadata of a segment's footer
 
 SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
-_OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")  # of version 5
+_OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")  # files of segments of version 5
 _AGENTS = re.compile(r"_agents-(\w+)\.bin")
 _LEFTOVER = re.compile(r"_[\w.-]+\.tmp")
 _LOCK = "_lock"
@@ -67,15 +67,15 @@ class Segment(msgspec.Struct, frozen=True):
     number: int
     rows: int
     first_row: int
-    cursors: dict[str, str]  # stream -> its last entry in this and all earlier segments
+    cursors: dict[str, str]  # stream -> its last entry in this segment and all earlier ones
     exp_id: str
-    epoch: int  # the writer's
+    epoch: int  # of the writer
     size: int  # bytes
     begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and its rows in the segment
-    taken: dict[str, tuple[int, int]] = {}  # stream -> messages and bytes in this and all earlier segments
+    taken: dict[str, tuple[int, int]] = {}  # stream -> messages and bytes up to this segment
     first_s: float | None = None  # earliest sent_at, unix s; None: unknown
     last_s: float | None = None  # latest sent_at
-    steps: StepPosition | None = None  # in the experiment's steps; None: the experiment has no steps
+    steps: StepPosition | None = None  # the log's position in the steps; None: there are no steps
 
 
 class Staged(NamedTuple):
@@ -103,9 +103,9 @@ class Folder:
         self.local = isinstance(self.filesystem, pafs.LocalFileSystem)
 
     def prepare(self, exp_id: str, *, any_schema: bool = False) -> None:
-        """Prepare the folder for an experiment's log.
+        """Create the folder for an experiment's log if needed, and check that it can be used.
 
-        Args: with `any_schema` segments of another schema are accepted, because they will be removed.
+        Args: with `any_schema`, segments of another schema are accepted, because they will be removed.
 
         Raises: LogError if the folder cannot be written, or holds the log of another experiment.
         """
@@ -127,7 +127,7 @@ class Folder:
                 )
 
     def segments(self, *, any_schema: bool = False) -> list[Segment]:
-        """Return the segments by number, from their footers.
+        """Return the segments, sorted by number, as their footers describe them.
 
         Args: with `any_schema` segments of another schema are accepted.
 
@@ -137,7 +137,7 @@ class Folder:
         return sorted(found, key=lambda segment: segment.number)
 
     def write(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Segment:
-        """Write a segment durably in place of one of the same number; raise OSError if the file cannot be written."""
+        """Write a segment durably; it replaces a segment of the same number. Raises OSError if that fails."""
         return self.publish(self.stage(number, table, meta))
 
     def stage(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Staged:
@@ -153,7 +153,7 @@ class Folder:
         try:
             size = self._write_table(temporary, with_positions(without_empty(table), meta["first_row"]), meta)
         except BaseException:
-            if self.local:  # elsewhere an unclosed file does not exist, and the path has the previous one
+            if self.local:  # elsewhere an unclosed file does not exist, and the path still has the previous file
                 with suppress(OSError):
                     self.filesystem.delete_file(temporary)
             raise
@@ -168,7 +168,7 @@ class Folder:
         return segment
 
     def erase(self) -> None:
-        """Remove the segments, and what a crash left behind. Raises LogError if a file cannot be removed."""
+        """Remove the segments, the files beside them, and leftovers of a crash. Raises LogError if that fails."""
         try:
             # The newest first: an interruption leaves a log that ends early, not one with a gap.
             for info in reversed(
@@ -183,14 +183,14 @@ class Folder:
             raise self._error(f"its segments cannot be removed: {error}; {_advice(error)}") from error
 
     def exists(self) -> bool:
-        """Return whether there is a folder at this path; raise LogError if that cannot be told."""
+        """Return whether there is a folder at this path; raise LogError if the path cannot be read."""
         try:
             return bool(self.filesystem.get_file_info(self.path).type == pafs.FileType.Directory)
         except OSError as error:
             raise self._error(f"it cannot be read: {error}; {_advice(error)}") from error
 
     def read_file(self, name: str) -> bytes:
-        """Return the content of a file beside the segments, b"" if it does not exist; raise LogError if that fails."""
+        """Return the content of a file beside the segments, b"" if it does not exist. Raises LogError if that fails."""
         try:
             with self.filesystem.open_input_stream(self._file(name)) as stream:
                 return bytes(stream.read())
@@ -204,24 +204,27 @@ class Folder:
         return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
     def collected_files(self, kind: CollectedKind, born: str | None = None) -> list[str]:
-        """Return a kind's files by steps, of the server's count `born` or (None) the newest one. Raises LogError."""
+        """Return the files of a kind, in the order of their steps; raise LogError if the folder cannot be read.
+
+        Args: born names the server's count of steps to which the files belong; None: the newest count.
+        """
         found = self._subfolders(f"_{kind}") if born is None else [born]
         path = self._file(f"_{kind}/{max(found)}" if found else f"_{kind}")
         return sorted(info.path for info in self._files(_COLLECTED_FILE, path))
 
     def write_collected(self, kind: CollectedKind, born: str, first: int, last: int, data: bytes | pa.Buffer) -> None:
-        """Write the file of a kind of some steps, atomically and durably. Raises OSError if that fails."""
+        """Write a kind's file for the steps `first` to `last`, atomically and durably. Raises OSError if that fails."""
         self.write_file(f"_{kind}/{born}/{first:08d}-{last:08d}.parquet", data)
 
     def checkpoints(self) -> list[int]:
-        """Return the steps after which there is a checkpoint, ascending; raise LogError if that fails."""
+        """Return the steps that have a checkpoint after them, ascending; raise LogError if the folder is unreadable."""
         files = self._files(_CHECKPOINT_FILE, self._file(CHECKPOINTS))
         return sorted(int(info.base_name.partition(".")[0]) for info in files)
 
     def write_file(self, name: str, data: bytes | pa.Buffer) -> None:
-        """Write a file beside the segments, atomically and durably, and the folders in its name. Raises OSError.
+        """Write a file beside the segments, atomically and durably. Raises OSError if that fails.
 
-        Of several calls for one file at a time, the last one counts.
+        Folders in its name are created. If several calls write one file at the same time, the last one counts.
         """
         path, (top, *below) = self._file(name), name.split("/")
         if below:
@@ -243,7 +246,7 @@ class Folder:
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
-        """Lock the folder, on a local file system, against other writers; yield False if another one has the lock."""
+        """Lock the folder against other writers, if it is local; yield False if another writer has the lock."""
         if not self.local:
             yield True
             return
@@ -296,7 +299,7 @@ class Folder:
         try:
             footer = pq.read_metadata(info.path, filesystem=self.filesystem)
             meta = json.loads((footer.metadata or {})[KEY])
-            split = bool(meta.get("others"))  # in version 5: into several files
+            split = bool(meta.get("others"))  # in version 5, a segment could be split into several files
             if not any_schema and (split or meta["version"] not in READABLE):
                 raise ConfigError(  # noqa: TRY301 - one way out
                     f"segment {info.path} of the event log has schema {meta['version']}"

@@ -5,7 +5,7 @@
 - The account: which writer owns the folder, and which rows are known to be missing. The server's epochs decide which
   writer may trim the streams, and the account decides which writer may publish files. Epochs are not enough for that: a
   server that was flushed has lost its epochs, and a new run may repeat them.
-- The sets of agents of mailboxes. The row of a broadcast names the set in which its hearers are.
+- The sets of agents of mailboxes. The row of a broadcast has the digest of the set that holds its hearers.
 """
 
 import platform
@@ -23,7 +23,7 @@ import numpy as np
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 
-if TYPE_CHECKING:  # it brings pyarrow, which an interceptor does not need
+if TYPE_CHECKING:  # the import would load pyarrow, which an interceptor does not need
     from ray_messaging.eventlog.folder import Folder
 
 T = TypeVar("T")
@@ -43,8 +43,8 @@ _IN_URL = re.compile(r"://[^/@\s]*@")
 class RunStart(msgspec.Struct, frozen=True):
     """One start of an experiment that logs into the folder.
 
-    `ended` is None while the run goes on, and also if it was `killed` and its log is not finished yet. `data` is the
-    folder in which its embedded server keeps its data; None: it has no embedded server, or several.
+    `ended` is None while the run goes on, and also after a kill as long as the log is not finished. `data` is the
+    folder in which the run's embedded server keeps its data; it is None if the run has no embedded server, or several.
     """
 
     run: str
@@ -60,7 +60,7 @@ class RunStart(msgspec.Struct, frozen=True):
 
 
 class Parent(msgspec.Struct, frozen=True):
-    """The run of which another one is a fork: its folder, its experiment, and the last step that is its own."""
+    """The run from which a fork was made: its folder, its experiment, and the last step that the fork has from it."""
 
     folder: str
     experiment: str
@@ -71,7 +71,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     """All that is known of a run besides its messages.
 
     `groups` maps each group to its number of agents, `model` holds the arguments of `messaging.run`. `parent` is None
-    if this is no fork.
+    if the run is no fork.
     """
 
     format: int
@@ -84,7 +84,10 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 def read_run(folder: "Folder") -> RunRecord | None:
-    """Return the run's record, None: it has none; raise LogError if it is damaged, ConfigError if of another format."""
+    """Return the run's record, or None if it has none.
+
+    Raises: LogError if the record is damaged, ConfigError if it has another format.
+    """
 
     def decoded(data: bytes) -> RunRecord:
         if (known := int(msgspec.json.decode(data)["format"])) != FORMAT:
@@ -98,7 +101,7 @@ def read_run(folder: "Folder") -> RunRecord | None:
 
 
 def unbegun_fork(folder: "Folder") -> int | None:
-    """Return after which step the checkpoint was taken with which the folder's run begins, a fork that died before."""
+    """Return the step after whose checkpoint the folder's run is to begin, if it is a fork that was never started."""
     record = read_run(folder)
     return None if record is None or record.parent is None or record.starts else record.parent.step
 
@@ -122,7 +125,7 @@ def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, 
 def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
     """Add the arguments of a call of `messaging.run` to the record, if there is one.
 
-    Returns: what the last call recorded, if an earlier start made that call, else None.
+    Returns: the arguments that the last call recorded, if an earlier start of the run made that call, else None.
 
     Raises: OSError if the record cannot be written, LogError if the present one is damaged.
     """
@@ -134,7 +137,10 @@ def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) 
 
 
 def note_end(folder: "Folder", run: str, groups: dict[str, int], *, killed: bool = False) -> None:
-    """Add the end of a start, and the groups that took part, to the record, if any. Raises as `note_model`."""
+    """Add the end of a start, and the groups that took part, to the record, if there is one.
+
+    Raises: the same errors as `note_model`.
+    """
     if (before := read_run(folder)) is not None:
         ended = [
             msgspec.structs.replace(start, ended=utc_now(), killed=killed) if start.run == run else start
@@ -144,13 +150,19 @@ def note_end(folder: "Folder", run: str, groups: dict[str, int], *, killed: bool
 
 
 def has_ended(folder: "Folder") -> bool:
-    """Return whether the last run in a folder came to its end, even if it sent no message. Raises as `read_run`."""
+    """Return whether the last run in a folder came to its end, even if it sent no message.
+
+    Raises: the same errors as `read_run`.
+    """
     record = read_run(folder)
     return record is not None and bool(record.starts) and record.starts[-1].ended is not None
 
 
 def unended(folder: "Folder") -> str | None:
-    """Return what to do about a run without an end; None if it has ended or has no record. Raises as `read_run`."""
+    """Return what to do about a run without an end, or None if the run has ended or has no record.
+
+    Raises: the same errors as `read_run`.
+    """
     record = read_run(folder)
     if record is None or not record.starts or record.starts[-1].ended is not None:
         return None
@@ -170,7 +182,10 @@ def unended(folder: "Folder") -> str | None:
 
 
 def run_facts(folder: "Folder") -> dict[str, Any] | None:
-    """Return the record and the rule changes of a run as plain data, None without a record. Raises as `read_run`."""
+    """Return the record and the rule changes of a run as plain data, or None if there is no record.
+
+    Raises: the same errors as `read_run`.
+    """
     record = read_run(folder)
     if record is None:
         return None
@@ -179,7 +194,7 @@ def run_facts(folder: "Folder") -> dict[str, Any] | None:
 
 
 def utc_now() -> str:
-    """Return the present time, UTC, as ISO text."""
+    """Return the present time in UTC as ISO text."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -217,8 +232,8 @@ class RuleChange(msgspec.Struct, frozen=True):
 
     `change` is insert, replace, remove, or the name of the call that changed a list of pairs; `rule` is the rule's
     description. `step` is the first step to which the change applies (None: the experiment has no steps). `exact` says
-    that it applies to this whole step. Other changes take effect in the middle of a step, so that two such runs may
-    differ.
+    that it applies to the whole of this step. Other changes take effect in the middle of a step, so that two runs with
+    them may differ.
     """
 
     at: float  # unix s
@@ -236,7 +251,7 @@ def read_rule_changes(folder: "Folder") -> list[RuleChange]:
 
 
 def write_rule_changes(folder: "Folder", changes: Sequence[RuleChange]) -> None:
-    """Write the rule changes of the folder's run; they replace those in the folder. Raises OSError if that fails."""
+    """Write the rule changes of the folder's run, in place of those in the folder. Raises OSError if that fails."""
     folder.write_file(_RULE_CHANGES, msgspec.json.encode(list(changes)))
 
 
@@ -246,7 +261,8 @@ def write_rule_changes(folder: "Folder", changes: Sequence[RuleChange]) -> None:
 class FolderAccount(msgspec.Struct, frozen=True):
     """The owner of a folder, and descriptions of the rows that are known to be missing.
 
-    `writer` is the owner as `run/writer`, or only the run during a takeover. `experiment` is the owner's experiment.
+    `writer` names the owner, in the form `run/writer`, or during a takeover only the run. `experiment` is the owner's
+    experiment.
     """
 
     writer: str = ""
@@ -265,7 +281,7 @@ def read_account(folder: "Folder") -> FolderAccount:
 
 
 def claim(folder: "Folder", writer: str, experiment: str) -> None:
-    """Make a writer the owner of a folder, under the folder's lock: earlier writers publish no more files.
+    """Make a writer the owner of a folder that the caller has locked. Earlier writers then publish no more files.
 
     Raises: OSError if the account cannot be written; LogError if it is damaged, or the folder belongs to another
     experiment, whose run may have written no file yet.
@@ -281,14 +297,20 @@ def claim(folder: "Folder", writer: str, experiment: str) -> None:
 
 
 def note_missing(folder: "Folder", writer: str, text: str) -> None:
-    """Add a description of missing rows, once, under the folder's lock, if this writer owns it. Raises OSError."""
+    """Add a description of missing rows to the account, unless it is there, if this writer owns the folder.
+
+    The caller has locked the folder. Raises OSError if the account cannot be written.
+    """
     account = read_account(folder)
     if text not in account.missing and account.belongs_to(writer):
         _change(folder, account, missing=(*account.missing, text))
 
 
 def forget_missing(folder: "Folder") -> None:
-    """Remove the descriptions of missing rows, under the folder's lock, with the segments. Raises OSError."""
+    """Remove the descriptions of missing rows, because the segments are removed. The caller has locked the folder.
+
+    Raises OSError if the account cannot be written.
+    """
     _change(folder, read_account(folder), missing=())
 
 
@@ -323,7 +345,7 @@ def read_agents(folder: "Folder", digest: str) -> AgentSet | None:
 
 
 def all_agents(folder: "Folder") -> AgentSet:
-    """Return the union of all sets of agents in a folder. Raises LogError if one is damaged."""
+    """Return the union of all sets of agents in a folder. Raises LogError if a file is damaged."""
     found = NO_AGENTS
     for digest in folder.agent_sets():
         found |= read_agents(folder, digest) or NO_AGENTS
@@ -335,7 +357,7 @@ def _file(digest: str) -> str:
 
 
 def _read(folder: "Folder", name: str, decode: Callable[[bytes], T], damaged: str) -> T | None:
-    """Return what a file holds, None if there is none; raise LogError with the text `damaged` if it is damaged."""
+    """Return the decoded content of a file, None if there is none; raise LogError with `damaged` if it is damaged."""
     data = folder.read_file(name)
     try:
         return decode(data) if data else None

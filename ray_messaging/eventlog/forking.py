@@ -1,4 +1,4 @@
-"""Copy of a run's folder up to a checkpoint, with which a fork begins: afterwards it needs its parent no more."""
+"""Copy of a run's folder up to a checkpoint, with which a fork begins. After the copy, the fork needs no parent."""
 
 import re
 import shutil
@@ -36,7 +36,7 @@ def checkpoint_before(parent: Folder, at_step: int | None) -> int:
     """Return the newest step with a checkpoint before `at_step` (None: the end); raise ConfigError if there is none."""
     segments = parent.segments()
     logged = max((segment.steps.handled for segment in segments if segment.steps is not None), default=-1)
-    ended = unended(parent) is None  # a run that goes on may not have the rows yet, and its last steps may have none
+    ended = unended(parent) is None  # the log of a running run may lack rows of its last steps
     found = [step for step in parent.checkpoints() if ended or step <= logged]
     last = max(logged, *found, -1)
     if at_step is not None and at_step > last + 1:
@@ -67,11 +67,11 @@ def record_of(parent: Folder) -> RunRecord:
 
 
 def copy_run(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
-    """Copy what a run has left up to a checkpoint into the folder of another experiment, which must have no log yet.
+    """Copy a run's files and rows up to a checkpoint into the folder of another experiment, which must have no log yet.
 
     On this machine the copy appears as a whole: it is made beside the folder, and renamed.
 
-    Raises: AlreadyExists if the folder has a log, or on this machine anything; LogError if a folder cannot be used.
+    Raises: AlreadyExists if the folder has a log, or is local and not empty; LogError if a folder cannot be used.
     """
     if folder.segments() or read_run(folder) is not None:
         raise _taken(folder, "holds the log of a run")
@@ -114,12 +114,12 @@ def _copy(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
 
 
 def outside_of(log: EventLog, step_read: int | slice) -> list[LogRow]:
-    """Return what was sent from outside to the agents of a run, and read or blocked in some steps, as it arrived.
+    """Return the messages from outside that a run's agents read, or rules blocked, in some steps, in order of arrival.
 
-    What a rule blocked has no place in that order, so it is placed by the time of its sending. A broadcast,
-    which has a row for each mailbox, each kind of verdict and each pair that is noted, comes once, without `to_id`.
+    A blocked message has no place in that order, so it is placed by the time of its sending. A broadcast, which has a
+    row for each mailbox, each kind of verdict and each noted pair, is returned once, without `to_id`.
 
-    Raises: LogError if the hearers of a broadcast must be known, and are not.
+    Raises: LogError if the hearers of a broadcast are needed, but are not known.
     """
     rows: list[LogRow] = []
     for page in log.pages(step_read=step_read, text=True):
@@ -143,19 +143,20 @@ def outside_of(log: EventLog, step_read: int | slice) -> list[LogRow]:
 
 
 def _broadcast(row: LogRow) -> tuple[object, ...]:
-    """Return what the rows of a broadcast have in common. Equal broadcasts that were sent with it have it, too."""
+    """Return the values that all rows of a broadcast share, and also the rows of equal broadcasts sent at that time."""
     said = row.text if row.text_before is None else row.text_before
     return row.audience, row.audience_version, row.from_id, row.subtopic, row.sent_at, said, row.sender
 
 
 def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -> set[int]:
-    """Return the positions of the rows of one hearer of each of some groups of equal broadcasts.
+    """Choose one hearer for each group of equal broadcasts; return the positions of the rows that reach this hearer.
 
-    Each broadcast reaches each of its hearers once, so this is the hearer with most rows, if possible with a place.
+    Each broadcast reaches each of its hearers once, so the hearer with most rows is chosen, if possible one whose rows
+    have places.
     """
     found, unclear, steps = set[int](), dict[int, int](), set[int | None]()
     for number, rows in enumerate(broadcasts):
-        if len({row.mailbox for row in rows if row.ordinal is not None}) == len(rows):  # one, and a row for each box
+        if len({row.mailbox for row in rows if row.ordinal is not None}) == len(rows):  # one broadcast
             found.add(rows[0].position)
         else:
             unclear |= {row.position: number for row in rows}
@@ -174,10 +175,10 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     wanted = [(POSITION.name, "list"), (POSITION.name, "count"), ("ordinal", "count")]
     hearers = pairs.group_by(["broadcast", "to_id"], use_threads=False).aggregate(wanted)
     of = hearers["to_id"].combine_chunks().dictionary_encode("encode").indices.to_numpy()
-    placed = np.bincount(of, hearers["ordinal_count"].to_numpy())[of]  # of all broadcasts
+    placed = np.bincount(of, hearers["ordinal_count"].to_numpy())[of]  # a hearer's rows with a place, in all broadcasts
     hearers = hearers.append_column("placed", pa.array(placed))
     best = [(name, "descending") for name in ("position_count", "ordinal_count", "placed")]
-    # Equally good for several: one, who has their order.
+    # Among equally good hearers, the one with most places in all groups comes first: it has the order of these groups.
     hearers = hearers.sort_by([("broadcast", "ascending"), *best, ("to_id", "ascending")])
     _, firsts = np.unique(hearers["broadcast"].to_numpy(), return_index=True)
     return found.union(*hearers["position_list"].take(pa.array(firsts)).to_pylist())
@@ -209,7 +210,7 @@ def _copy_rows(parent: Folder, folder: Folder, former: str, exp_id: str, step: i
 
 
 def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.Table:
-    """Return the rows of a file that were sent up to a step, or came from outside and were read up to it."""
+    """Return the rows of a file that were sent up to a step, or came from outside and were read up to that step."""
     table = _read(parent, path)
     sent, ordinals, read = (_numbers(table, name) for name in ("step", "ordinal", "step_read"))
     logged_with = np.where(ordinals >= FIRST_OUTSIDE, read, sent)
@@ -225,7 +226,7 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
 
 
 def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return a file of a segment, with the given columns that the file has."""
+    """Return the table in a segment's file, with only those of the given columns that it has (None: all columns)."""
     try:
         file = pq.ParquetFile(path, filesystem=parent.filesystem)
         there = set(file.schema_arrow.names)

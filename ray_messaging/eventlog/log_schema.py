@@ -5,10 +5,10 @@ A file lacks those columns of OPTIONAL that have no value in it; they read as nu
 
 A payload is JSON text in `payload`, or it is in typed columns: column x is `payload.x`. If x has several types in a
 file, `payload.x` has the values of the first type, and `payload[int64].x` and the like have those of the others. A row
-has null in the columns of payloads that are not its own. A file whose payloads have several sets of columns has
-`payload_columns` as well, which says for each row the names and types of its typed columns, in their order. A file with
-typed columns lacks all columns without a value. If a row with a typed payload has the usual channel of its recipient
-for its subtopic, its channel may be null, and readers compose it (see `channel_head`).
+has null in the payload columns that do not belong to its payload. A file whose payloads have several sets of columns
+has `payload_columns` as well, which says for each row the names and types of its typed columns, in their order. A file
+with typed columns lacks all columns without a value. If a row with a typed payload has the usual channel of its
+recipient for its subtopic, its channel may be null, and readers compose the channel (see `channel_head`).
 
 The encoding in Parquet is chosen by time to write and size on disk. Measured on one core, with payloads of 75 bytes and
 1,000 agents (in brackets: 1,000,000 agents), in ns and bytes per row:
@@ -22,9 +22,9 @@ The encoding in Parquet is chosen by time to write and size on disk. Measured on
 
 and together 260 ns and 40 bytes (285 ns, 49 bytes). With zstd 1 instead of lz4, each dictionary column takes 2 ns more,
 a million channels 34 ns more and half the bytes, payloads the same time and two thirds of the bytes. But a query by
-agent must decompress all of these: 1.0 s for 10,000,000 rows instead of 0.75 s. Writing a row group at a time saves 9%
+agent must decompress all these columns: 1.0 s for 10,000,000 rows, not 0.75 s. Writing a row group at a time saves 9%
 compared with 1,024 rows. Row groups of 262,144 rows would save 3%, row groups of 8,192 rows would cost 12% more. With
-smaller row groups, a query by agent reads less. A column of one value takes 10 ns if it may have nulls, else 5.
+smaller row groups, a query by agent reads less. A column of one value takes 10 ns if it may have nulls, else 5 ns.
 """
 
 import base64
@@ -38,7 +38,7 @@ from ray_messaging.common.tables import pandas_types
 from ray_messaging.model.typed.column import STRING
 
 VERSION = 6
-READABLE = (5, VERSION)  # those of version 5 with one file for each segment, see `Folder`
+READABLE = (5, VERSION)  # of version 5, only segments with one file, see `Folder`
 OF_BROADCASTS = ("pairs", "hearing_agents", "kept_pairs")
 OF_EXTENSIONS = (
     "step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer", "caused_by"
@@ -49,19 +49,19 @@ TEXT = "payload"  # the column of payloads that are JSON text
 KINDS = "payload_columns"  # the column that names each row's typed columns; null: the payload is JSON text
 POSITION = pa.field("position", pa.int64(), nullable=False)
 
-_TYPED = "payload."  # the names of columns of typed payloads begin with it, or with the next one and the type
+_TYPED = "payload."  # the names of typed columns begin with this text, or with `_OF_TYPE` and the type
 _OF_TYPE = "payload["
 _HEAD = b"channel_head"  # in the metadata of tables and files with typed payloads
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
-# An int id is in from_id/to_id, a str id in from_name/to_name; the user, and the recipient on a plain channel, has
-# neither. `entry` and `row` are the row's source in its stream. They order the rows of one mailbox, and together with
+# An int id is in from_id/to_id, a str id in from_name/to_name; the user, and the recipient on a plain channel, is in
+# neither. `entry` and `row` are the row's source in its stream. They order the rows of one mailbox, and with
 # `mailbox` they are unique. Rows from the log stream (blocked, published, undeliverable, rewritten) have `noted`.
 SCHEMA = pa.schema(
     [
         pa.field("message_id", pa.string(), nullable=False),
-        pa.field("step", pa.int64()),  # the step in which it was sent
+        pa.field("step", pa.int64()),  # the step in which the message was sent
         pa.field("step_read", pa.int64()),  # the step in which its recipient reads it
         pa.field("ordinal", pa.int64()),  # the n-th accepted message of its sender in the step, from 0
         pa.field("channel", _NAME),  # null: readers compose it
@@ -77,19 +77,19 @@ SCHEMA = pa.schema(
         pa.field("kept_pairs", pa.binary()),  # see `audiences.folding`; null: all hearers among the agents
         pa.field("in_reply_to", pa.string()),  # message_id of the question
         pa.field("expects_answer", pa.bool_()),
-        pa.field("caused_by", pa.string()),  # message_id of what its sender was handling, outside of steps
-        pa.field("payload", pa.large_string()),  # JSON text; null: it is in typed columns
-        pa.field("payload_before", pa.large_string()),  # before a rule rewrote it
+        pa.field("caused_by", pa.string()),  # message_id of the message that its sender was handling, outside of steps
+        pa.field("payload", pa.large_string()),  # JSON text; null: the payload is in typed columns
+        pa.field("payload_before", pa.large_string()),  # the payload before a rule rewrote it
         pa.field("labels", pa.list_(pa.string())),  # null: none
         pa.field("sent_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field(
             "delivered_at", pa.timestamp("us", tz="UTC")
         ),  # when the server accepted it; null if it was not delivered
         pa.field("fate", _NAME, nullable=False),  # see model.fates
-        pa.field("rule", _NAME),  # the rule that blocked or rewrote it
+        pa.field("rule", _NAME),  # the rule that blocked or rewrote the message
         pa.field("reason", _NAME),
         pa.field("sender", _NAME, nullable=False),  # the messager that sent it
-        pa.field("mailbox", _NAME),  # where it was delivered
+        pa.field("mailbox", _NAME),  # to which the message was delivered
         pa.field("noted", pa.bool_(), nullable=False),
         pa.field("entry", _NAME, nullable=False),
         pa.field("row", pa.int32(), nullable=False),
@@ -114,7 +114,7 @@ def channel_head(of: Any) -> dict[str, str]:  # noqa: ANN401 - a pyarrow.Schema,
 
 
 def with_pandas_types(schema: pa.Schema) -> pa.Schema:
-    """Return a schema by which pandas reads whole numbers exactly, even if some rows lack them."""
+    """Return a schema with which pandas reads whole numbers exactly, even if some rows lack numbers."""
     named = [schema.field(name) for name in schema.names if name in NUMBERS or _is_typed(name)]
     return schema.with_metadata(pandas_types(named))
 
@@ -137,7 +137,7 @@ def sent_name(name: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return the name that a typed column has where no other column of another type has the same name."""
+    """Return the name that a typed column has if no column of another type has the same name."""
     return f"{_TYPED}{sent_name(name)}"
 
 
@@ -147,7 +147,7 @@ def name_with_type(name: str, kind: str) -> str:
 
 
 def with_types_in_names(table: pa.Table) -> pa.Table:
-    """Return a table whose typed columns have names with their types: equal names then have equal types."""
+    """Return a table with types in the names of its typed columns: columns of equal names then have equal types."""
     names = [
         name_with_type(sent_name(field.name), _spelled(field.type)) if field.name.startswith(_TYPED) else field.name
         for field in table.schema
@@ -164,7 +164,7 @@ def _spelled(kind: pa.DataType) -> str:
 
 
 def joined_rows(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """Join rows whose typed columns have names with their types. A row has null in the columns that it lacks."""
+    """Join rows whose typed columns have their types in their names. A row has null in the columns that it lacks."""
     tables = [pa.Table.from_batches([batch]) for batch in batches]
     heads = [table.schema.metadata for table in tables if table.schema.metadata]
     whole = pa.concat_tables(tables, promote_options="default")
@@ -172,7 +172,7 @@ def joined_rows(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 def laid_out(table: pa.Table) -> pa.Table:
-    """Return rows whose typed columns have names with their types with the names and order that they have in a file."""
+    """Return rows with a file's names and order of columns. The names of typed columns of `table` have their types."""
     typed: dict[str, str] = {}
     for name in typed_names(table.column_names):
         plain = plain_name(name)
@@ -189,7 +189,7 @@ def laid_out(table: pa.Table) -> pa.Table:
 
 
 def without_empty(table: pa.Table) -> pa.Table:
-    """Return a table without the optional columns that have no value: each would cost 2% of the time to write."""
+    """Return a table without the optional columns that have no value: each would add 2% to the time of writing."""
     may_go = table.column_names if typed_names(table.column_names) else OPTIONAL
     empty = [name for name in may_go if name in table.column_names and table[name].null_count == len(table)]
     return table.drop_columns(empty)
@@ -202,7 +202,7 @@ def with_positions(table: pa.Table, first_row: int) -> pa.Table:
 
 ROW_GROUP_ROWS = 32_768
 
-# Each row group repeats the segment's whole dictionary: one as long as the column would gain nothing.
+# Each row group repeats the segment's whole dictionary: a dictionary as long as the column would gain nothing.
 DICTIONARY_ENTRIES = ROW_GROUP_ROWS // 4
 
 _NUMBERS = {
@@ -228,7 +228,7 @@ def as_stored(table: pa.Table) -> pa.Table:
 
 
 def stored_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a dictionary column with one dictionary, or as texts if that is too long; other columns as they are."""
+    """Return a dictionary column with one dictionary, or as texts if it would be too long; others as they are."""
     if not pa.types.is_dictionary(column.type):
         return column
     if all(len(chunk.dictionary) <= DICTIONARY_ENTRIES for chunk in column.chunks):

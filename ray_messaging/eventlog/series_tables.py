@@ -17,7 +17,7 @@ _EMPTY = pa.table({STEP: pa.array([], pa.int64())})
 
 
 def series_table(entries: Sequence[Collected]) -> pa.Table:
-    """Return what all groups have collected in some steps, by step and agent, ints before strs."""
+    """Return the table of all series that groups have collected in some steps, by step and agent, ints before strs."""
     ordered = sorted((entry for entry in entries if entry.kind is CollectedKind.SERIES), key=lambda entry: entry.step)
     if not ordered:
         return _EMPTY
@@ -54,7 +54,7 @@ def _rows(step: int, parts: Sequence[StepSeries]) -> pa.Table:
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """Join tables of consecutive steps. A count that a table lacks is 0 there; ints beside floats become floats."""
+    """Join tables of consecutive steps. If a table lacks a count, it is 0 there; ints beside floats become floats."""
     found = [table for table in tables if len(table)] or tables[:1] or [_EMPTY]
     whole = pa.concat_tables(found, promote_options="permissive")
     for place, field in enumerate(whole.schema):

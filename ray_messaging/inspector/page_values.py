@@ -22,11 +22,11 @@ _SHOWN_ELSEWHERE = {"name", "kind", "failures", "on_error", "last_error", "last_
 
 @dataclass(frozen=True, slots=True)
 class TrafficBins:
-    """The messages of a period, in bins: by fate, and the blocked ones by rule.
+    """The numbers of messages in a period, in bins: all messages by fate, and blocked messages by rule.
 
     The bins are steps if the run has any (`in_steps`), else time: `start` is the first step or the unix time in s of
-    the first bin, `width` the steps or seconds of one. `per_second` is the rate of all messages, None if unknown.
-    `share` is the share of the rows that was counted, 1.0 for all; the counts are scaled up from it.
+    the first bin, `width` the steps or seconds in a bin. `per_second` is the rate of all messages, None if unknown.
+    `share` is the share of the rows that was counted (1.0: all rows); the numbers are scaled up to all rows.
     """
 
     start: float
@@ -50,11 +50,11 @@ class TrafficBins:
 
 @dataclass(frozen=True, slots=True)
 class BusiestAgents:
-    """The agents that write most, each with its number of messages, and who wrote how many to whom among them.
+    """The agents that write most, each with its number of messages, and the `edges`: numbers of messages between them.
 
-    `writers` is the number of all agents that wrote. `pairs` are the busiest pairs of these, each once, with the number
-    of messages from the first to the second. `share` is as in Traffic. `measure` names what was collected last of the
-    agents in `values`; "": nothing.
+    `writers` is the number of all agents that wrote. `pairs` are the busiest pairs of all agents, each once, with the
+    number of messages from the first agent to the second. `share` is as in TrafficBins. `values` has the last collected
+    value of each agent, and `measure` is the name of these values ("": no values were collected).
     """
 
     agents: list[tuple[str, int]]
@@ -68,7 +68,7 @@ class BusiestAgents:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What a run has collected by step: of all agents, or of one. Each line has a value, or None, for each step."""
+    """The values that a run has collected by step, of all agents or of one. Each line has a value or None per step."""
 
     steps: list[int]
     lines: dict[str, list[float | None]]
@@ -78,8 +78,8 @@ class Series:
 class StepFacts:
     """The state of the steps.
 
-    `now` is the first step that is not sealed, `target` the step after which they pause (None: they do not), and
-    `waiting` has the groups for which the others wait, each with its step. While no step is open, `resting` is True.
+    `now` is the first step that is not sealed, `target` the step after which the steps pause (None: they do not pause).
+    `waiting` has the groups for which other groups wait, each with its step. While no step is open, `resting` is True.
     """
 
     now: int
@@ -108,7 +108,7 @@ class State:
 class Row:
     """One row of the log, for people: names and texts are shortened and printable.
 
-    `size` is the payload's, in bytes.
+    `size` is the size of the payload in bytes.
     """
 
     position: int
@@ -131,7 +131,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A message and those that its sender had in hand when it sent it: see `eventlog.reading.causes.Why`."""
+    """A message and the messages that its sender had in hand: `eventlog.reading.causes.Why` for pages."""
 
     row: Row
     causes: list["Cause"]
@@ -147,7 +147,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class RowQuery:
-    """A search for rows, as a reader has typed it. "" in a field: any value matches.
+    """A search for rows, as a reader has typed it. Any value matches a field that is "".
 
     `between` are the two agents of a conversation.
     """
@@ -165,7 +165,7 @@ class RowQuery:
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """An agent: its group, its messages by fate, its most frequent neighbours, its state or what was collected last."""
+    """An agent: its group, its messages by fate, its most frequent neighbours, its state or last collected values."""
 
     name: str
     sent: dict[str, int]
@@ -180,7 +180,7 @@ class AgentFacts:
 
 @dataclass(frozen=True, slots=True)
 class RuleFacts:
-    """A rule: its settings and its failures; if it comes from a log, also when it came and what it has done."""
+    """A rule: its settings and its failures; `done` says what a rule of a log has done and when it changed."""
 
     name: str
     kind: str
@@ -193,7 +193,7 @@ class RuleFacts:
 
 @dataclass(frozen=True, slots=True)
 class LetterFacts:
-    """A dead letter: its mailbox, the reason, when it was put there, and its first texts."""
+    """A dead letter: its mailbox, the reason, when it became a dead letter, and its first texts."""
 
     id: str
     mailbox: str
@@ -207,10 +207,10 @@ class LetterFacts:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """How many of the messages that passed lately a rule would have blocked.
+    """The number of lately passed messages that a rule would have blocked.
 
     `seconds` is the time in which the judged messages were sent. `left_out` counts those that were too long to be
-    judged. `examples` are the first ones that it would have blocked, with its reasons.
+    judged. `examples` are the first messages that the rule would have blocked, with its reasons.
     """
 
     rule: str
@@ -256,10 +256,13 @@ def in_words(state: Mapping[Any, object]) -> dict[str, str]:
 
 
 def spoken(payload: str) -> tuple[str, str]:
-    """Return the words of a payload, its `content` or `text`, and the rest of it as JSON; else the payload and ""."""
+    """Return the words of a payload (its `content` or `text`) and its other fields as JSON.
+
+    A payload without such words is returned whole, with "" for its other fields.
+    """
     try:
         found = json.loads(payload)
-    except (ValueError, RecursionError):  # it was cut, or nests too deeply
+    except (ValueError, RecursionError):  # the payload was cut, or nests too deeply
         return payload, ""
     key = next(
         (key for key in ("content", "text") if isinstance(found, dict) and isinstance(found.get(key), str)), None
@@ -295,7 +298,7 @@ def clock(seconds: float) -> str:
 
 
 def settings(description: dict[str, Any]) -> str:
-    """Return settings as `name=value`, shortened; those without a value are left out."""
+    """Return settings as `name=value`, shortened; settings without a value are left out."""
     given = {key: value for key, value in description.items() if value not in (None, "", [], {})}
     shown = (f"{key}={value}" for key, value in given.items() if key not in _SHOWN_ELSEWHERE)
     return cut(", ".join(shown), 300)

@@ -13,17 +13,17 @@ from ray_messaging.replay.replay_plan import Plan, Share
 from ray_messaging.replay.worker import ReceivedTally, ReplaySent
 
 _NOT_IN_JSON = {"fates", "unknown", "agents_differ", "unheard", "matrix"}
-_NAMED = 5  # most agents that are named because their messages were undeliverable
+_NAMED = 5  # most agents in `unheard`
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ReplayAccount:
-    """Figures of a replay; `problems` lists in words those that do not balance.
+    """Figures of a replay. `problems` lists in words the figures that do not balance.
 
-    `lost` counts messages that were delivered according to their receipts, but not received; `leaked` those that were
-    received although their receipts say otherwise. `matrix` has the number of messages delivered from each group (row)
-    to each group (column). `unheard` has the number of undeliverable messages for a few agents. Latencies are in ms,
-    from send to fetch.
+    `lost` counts messages that were delivered according to their receipts, but not received; `leaked` counts messages
+    that were received although their receipts say otherwise. `matrix` has the number of messages delivered from each
+    group (row) to each group (column). `unheard` maps a few agents to their numbers of undeliverable messages.
+    Latencies are in ms, from send to fetch.
     """
 
     messages: int
@@ -72,11 +72,11 @@ class ReplayAccount:
 
     @property
     def balances(self) -> bool:
-        """Return whether every message has exactly one fate, and arrived as that says: once, in order, unchanged."""
+        """Return whether each message has exactly one fate, and arrived as its fate says: once, in order, unchanged."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the account in JSON's types. `problems` stands for `unknown` and `agents_differ`."""
+        """Return the account in JSON's types. `unknown` and `agents_differ` are only in `problems`."""
         names = [field.name for field in fields(self) if field.name not in _NOT_IN_JSON]
         return {name: getattr(self, name) for name in names} | {
             **self.fates,

@@ -1,6 +1,6 @@
 """A generated society.
 
-A few agents write much and most write little, and they write more within their group than across.
+A few agents write much, and most agents write little. Agents write more within their group than to other groups.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ PHRASES = (
 class Society:
     """Generated traffic, the group of each agent (int32, by index), and a black list of pairs.
 
-    `silenced` is the agent all of whose messages the list blocks.
+    `silenced` is the agent of whom the black list blocks all messages.
     """
 
     traffic: Traffic

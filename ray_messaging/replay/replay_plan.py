@@ -19,11 +19,11 @@ def digests(texts: Iterable[str]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Reference:
-    """The traffic as arrays from which groups send, and against which they check. Ray shares one copy per node.
+    """The traffic as arrays, from which groups send messages and check received ones. Ray shares one copy per node.
 
     For n messages, `senders` and `receivers` are indexes into `agents`, and `pairs` has a number for each ordered pair
-    of them, all int32 (n,). `times` is float64 (n,), `digests` uint64 (n,) of the texts (None: no texts). `group_of`
-    has the group of each agent, int32.
+    of sender and receiver; all three are int32 (n,). `times` is float64 (n,), `digests` uint64 (n,) of the texts (None:
+    no texts). `group_of` has the group of each agent, int32.
     """
 
     agents: NDArray[np.int64] | NDArray[np.object_]
@@ -65,7 +65,7 @@ class Plan:
         self.sizes = np.bincount(group_of).tolist()
 
     def reference(self) -> Reference:
-        """Build the arrays from which groups send, and against which they check."""
+        """Build the arrays from which groups send messages and check received ones."""
         traffic = self.traffic
         both = traffic.sources.astype(np.int64) * len(traffic.agents) + traffic.targets
         return Reference(
@@ -96,7 +96,7 @@ class Plan:
 
 
 def assign_groups(agents: Sequence[AgentId], groups: int) -> NDArray[np.int32]:
-    """Return the group of each agent, in turn; of fewer agents than groups, some groups get none."""
+    """Assign the agents to groups in turn, and return the group of each. With few agents, some groups get none."""
     return (np.arange(len(agents)) % groups).astype(np.int32)
 
 

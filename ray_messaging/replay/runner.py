@@ -79,7 +79,7 @@ class ReplayRunner:
         self._actors: list[Any] = [started(share) for share in self._shares]
 
     def __enter__(self) -> Self:
-        """Start listening in every group; raise as `Messaging.open_messager`."""
+        """Start listening in every group. Raises the same errors as `Messaging.open_messager`."""
         try:
             reference = put(self._plan.reference())
             _gathered([actor.open.remote(reference) for actor in self._actors])
@@ -97,7 +97,7 @@ class ReplayRunner:
         """Send and receive all messages; return the account. Raises OutcomeUnknown; Closed if a group died."""
         receiving = [actor.receive.remote() for actor in self._actors]
         sending = [actor.send.remote() for actor in self._actors]
-        # Receivers do not know yet how many messages to expect, so one that ends already has failed, and raises.
+        # Receivers do not know yet how many messages to expect, so a receiver that ends by now has failed, and raises.
         sent: list[ReplaySent] = self._watch(sending, receiving, on_progress)
         counts = self._delivered(sent)
         for actor, count in zip(self._actors, counts, strict=True):
@@ -135,7 +135,7 @@ class ReplayRunner:
     def _watch(
         self, refs: list[Any], others: list[Any], on_progress: Progress, expected: int | None = None
     ) -> list[Any]:
-        """Wait for calls, and return their results. If one of them or of `others` fails, raise its error at once."""
+        """Wait for calls, and return their results. If a call, or one of `others`, fails, raise its error at once."""
         pending = [*refs, *others]
         while not set(refs).isdisjoint(pending):
             done, pending = wait(pending, num_returns=len(pending), timeout=REFRESH_S)
@@ -144,7 +144,7 @@ class ReplayRunner:
         return _gathered(refs)
 
     def _report(self, on_progress: Progress, expected: int | None) -> None:
-        # A group that has just died is noticed in its send or receive call.
+        # If a group has just died, its send or receive call raises.
         with suppress(RayActorError):
             counts = get([actor.progress.remote() for actor in self._actors])
             on_progress(sum(sent for sent, _ in counts), sum(received for _, received in counts), expected)

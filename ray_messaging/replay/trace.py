@@ -1,4 +1,4 @@
-"""Traffic: messages with sender, receiver, time and text, such as a trace has."""
+"""Traffic: the messages of a trace or of a generated society, with sender, receiver, time and text."""
 
 import os
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from ray_messaging.replay.trace_formats import TraceFile, reader_for
 class Traffic:
     """N messages in sending order, from a trace (in file order) or generated.
 
-    `agents` has every sender and receiver once, of a trace in order of first appearance. `sources` and `targets` are
-    the senders and receivers as indexes into it, int32 (n,). `times` are float64 (n,), unix s or a sequence number, in
-    any order. `texts` has one str per message; None: messages have no texts.
+    `agents` has every sender and receiver once; those of a trace are in order of first appearance. `sources` and
+    `targets` are the senders and receivers as indexes into `agents`, int32 (n,). `times` are float64 (n,), unix s or a
+    sequence number, in any order. `texts` has one str per message; None: messages have no texts.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Traffic:
 
     @property
     def senders(self) -> list[AgentId]:
-        """Return the sender of each message, in a list that is made at each access."""
+        """Return the sender of each message, as a list that each access makes anew."""
         return [self.agents[place] for place in self.sources.tolist()]
 
     @property
     def receivers(self) -> list[AgentId]:
-        """Return the receiver of each message, in a list that is made at each access."""
+        """Return the receiver of each message, as a list that each access makes anew."""
         return [self.agents[place] for place in self.targets.tolist()]
 
 
@@ -56,8 +56,8 @@ def read_trace(
     """Read a SNAP edge list, a CSV file with a header or JSON lines, gzipped or plain.
 
     The extension (without .gz) selects the format: .txt, .edges, .edgelist, .tsv; .csv; .jsonl, .ndjson; for any other
-    extension the content decides. The columns of an edge list are `src`, `dst` and `time`, between tabs in a .tsv file
-    and between white space in others; without a third column the time is the row number from 0. `from_field` and
+    extension the content decides. The columns of an edge list are `src`, `dst` and `time`, separated by tabs in a .tsv
+    file and by white space in other files; without a third column the time is the row number from 0. `from_field` and
     `to_field` may be templates of plain fields, such as `{game}-{sender}`. Times are numbers, or ISO-8601 (without an
     offset: UTC), which become unix s. An id that spells an int64 is that integer.
 

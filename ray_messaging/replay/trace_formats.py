@@ -27,7 +27,7 @@ KONECT_FIELDS = ("src", "dst", "weight", "time")
 _KONECT = re.compile(r"(\s*#[^\n]*\n)*\s*%(%|\s)")
 _MATRIX = "%%MatrixMarket"
 _NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")
-_LATE_QUOTE = re.compile(r'(^|[,\n])[ \t]+"')  # in CSV, unless it stands within quotes
+_LATE_QUOTE = re.compile(r'(^|[,\n])[ \t]+"')  # a quote in CSV after a space; it may also match within quotes
 _JSON_ARRAY = re.compile(r"\s*\[\s*[{\[\]]")
 
 
@@ -53,7 +53,7 @@ class TraceFile:
                 file=str(path),
                 line=0,
             ) from error
-        # The first bytes decide, not the name: browsers unzip downloads and keep the .gz in the name.
+        # The first bytes say whether it is zipped, not the name: browsers unzip downloads and keep .gz in the name.
         data = self._unzip(raw) if raw.startswith(GZIP_MAGIC) else raw
         self.data = data.removeprefix(codecs.BOM_UTF8)
         if not self.data.strip():
@@ -68,7 +68,7 @@ class TraceFile:
         parts: list[bytes] = []
         with gzip.GzipFile(fileobj=BytesIO(raw)) as stream:
             try:
-                # read1 returns the data before the damage, from which the line is known; read would drop them.
+                # read1 returns the data before the damage, by which the line is counted; read would drop these data.
                 while part := stream.read1(CHUNK_BYTES):
                     parts.append(part)
             except (OSError, EOFError, zlib.error) as error:
@@ -106,7 +106,10 @@ _json_rows = msgspec.json.Decoder(dict[str, Any], float_hook=_number)
 
 
 def reader_for(source: TraceFile) -> Reader:
-    """Return the reader for a file's extension, else for its first line; raise TraceError for a JSON array."""
+    """Return the reader for a file's extension, or if it is not known, for its first lines.
+
+    Raises: TraceError if the file is a JSON array.
+    """
     if _JSON_ARRAY.match(source.text):
         raise source.broken(
             1,
@@ -126,12 +129,12 @@ def reader_for(source: TraceFile) -> Reader:
 
 
 def read_edges(source: TraceFile, requested: Requested) -> Columns:
-    """Read `src dst [time]` lines, split at tabs in a .tsv file and at white space in others.
+    """Read `src dst [time]` lines, split at tabs in a .tsv file and at white space in other files.
 
     The first line decides whether there are times. Lines that begin with # are comments. In files of KONECT, lines that
-    begin with % are comments, too, and the others are `src dst [weight [time]]`, split at white space.
+    begin with % are comments, too, and all other lines are `src dst [weight [time]]`, split at white space.
 
-    Raises: TraceError with the number of the first line that is not valid, or may be read in two ways.
+    Raises: TraceError with the number of the first line that is not valid, or can be read in two ways.
     """
     konect = _KONECT.match(source.text)
     names, comments = (KONECT_FIELDS, ("#", "%")) if konect else (EDGE_FIELDS, ("#",))
@@ -169,7 +172,7 @@ def read_edges(source: TraceFile, requested: Requested) -> Columns:
 
 
 def _cells(content: str) -> list[str]:
-    """Return the cells of a line, split at white space; raise RowError if tabs may mean others."""
+    """Return the cells of a line, split at white space; raise RowError if a split at tabs may be meant instead."""
     if "\t" in content:
         for cell in content.rstrip().split("\t"):
             words = cell.split()
@@ -202,7 +205,7 @@ def _cells_between_tabs(content: str) -> list[str]:
 
 
 def _unquoted(cells: list[str]) -> list[str]:
-    """Return cells; raise RowError for one in quotes, which may or may not belong to it."""
+    """Return the cells; raise RowError if a cell is in quotes, because they may or may not belong to its text."""
     for cell in cells:
         if len(cell) > 1 and cell[0] == cell[-1] == '"':
             raise RowError(f"{cut(cell)} has quotes: drop them, or write CSV or JSON lines")
@@ -228,7 +231,10 @@ def read_csv(source: TraceFile, requested: Requested) -> Columns:
 
 
 def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
-    """Read one object per line; the first decides which default names are used. Raises TraceError with the line."""
+    """Read one JSON object per line; the first object decides which default names are used.
+
+    Raises: TraceError with the line.
+    """
     columns: Columns | None = None
     for line, content in enumerate(source.data.split(b"\n"), 1):
         if not content or content.isspace():
@@ -237,7 +243,7 @@ def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
             row = _json_rows.decode(content)
             if columns is None:
                 columns = Columns({name: name for name in row}, requested)
-            if columns.texts is None and not _TEXTS.isdisjoint(row):  # it would be dropped silently
+            if columns.texts is None and not _TEXTS.isdisjoint(row):  # the text would be dropped silently
                 raise RowError("this row has a text, and those before it have none: give every row one")  # noqa: TRY301 - as above
             columns.add(row)
         except RowError as broken:
@@ -249,7 +255,7 @@ def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
     return _filled(source, columns)
 
 
-# By extension. A .tsv file has no header.
+# The readers by extension. A .tsv file has no header.
 READERS: dict[str, Reader] = {
     **dict.fromkeys((".txt", ".edges", ".edgelist", ".tsv"), read_edges),
     ".csv": read_csv,
@@ -270,7 +276,7 @@ def _csv_rows(source: TraceFile) -> Iterator[tuple[int, list[str]]]:
     # Lines end at \n only, so that line numbers match an editor.
     rows = csv.reader(StringIO(source.text, newline="\n"), strict=True)
     begin = 1
-    # The same rows, but quotes after spaces quote a cell: where these differ, the file may be read in two ways.
+    # The same rows, except that quotes after spaces quote a cell. If any row differs, the file can be read in two ways.
     others: Iterator[list[str]] | None = None
     if _LATE_QUOTE.search(source.text):
         others = csv.reader(StringIO(source.text, newline="\n"), skipinitialspace=True)

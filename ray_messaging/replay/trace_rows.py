@@ -19,7 +19,7 @@ SHOWN_FIELDS = 20
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHOWN_CHARS = 60
 
-# The option that names each field of a message, and the names of the field if it is not given. Exports of our own log
+# For each field of a message: the option that names it, and its default names. Exports of our own log
 # have from_id, to_id, sent_at and payload; there `sender` is a group.
 FIELDS = {
     "sender": ("from", ("from", "src", "source", "from_id", "sender")),
@@ -27,9 +27,9 @@ FIELDS = {
     "time": ("time", ("time", "ts", "timestamp", "seq", "sent_at")),
     "text": ("text", ("text", "message", "content", "payload")),
 }
-Requested = Mapping[str, str | None]  # the user's name of each field; None: one of those in FIELDS
+Requested = Mapping[str, str | None]  # the user's name of each field; None: a default name in FIELDS
 
-_SHORT = 15  # a float can hold every number of at most so many characters
+_SHORT = 15  # a float can hold every number of at most this many characters
 _FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # as pandas and numpy write whole numbers
 _OF_LOG = (
     " (in our own log a sender that is null is the user, a receiver a broadcast: `ray-messaging log query LOG "
@@ -37,16 +37,21 @@ _OF_LOG = (
 )
 _encode = msgspec.json.Encoder().encode
 _PART = re.compile(r"\{\{|\}\}|[^{}]+|\{(?P<field>[^{}.\[\]!:]+)\}")  # of a template
-_FIRST_DATE, _LAST_DATE = 1900_01_01_00_00_00, 2100_01_01_00_00_00  # of dates that are written as numbers
+_FIRST_DATE, _LAST_DATE = 1900_01_01_00_00_00, 2100_01_01_00_00_00  # limits of dates that are written as numbers
 _FINER = re.compile(r"\.\d{6}\d*[1-9]")  # a time that is finer than a microsecond
 
 
 class RowError(Exception):
-    """A row is not valid. Callers, which know file and line, raise a TraceError from it."""
+    """Error for a row that is not valid. Callers, which know file and line, raise a TraceError from it."""
 
 
 def find_field(noun: str, requested: Requested, keys: Mapping[str, Any]) -> str | None:
-    """Return the requested field, which must exist, else the first default name that does in any case, else None."""
+    """Return the requested field, or if none is requested, the first default name that is a key (None: no such key).
+
+    Upper and lower case count as equal in default names.
+
+    Raises: RowError if the requested field does not exist.
+    """
     if (name := requested[noun]) is not None:
         if name not in keys:
             raise RowError(f"no field {name!r} for the {noun}: the fields are {shown(keys)}")
@@ -61,7 +66,7 @@ def compile_template(noun: str, template: str, keys: Mapping[str, Any]) -> Gette
 
     Only plain `{field}`s are allowed: an attribute or an index would let a template reach into objects.
 
-    Raises: ConfigError for anything else, RowError for a field that does not exist.
+    Raises: ConfigError if a template has anything else, RowError if a field does not exist.
     """
     parts = [*_PART.finditer(template)]
     names = [part["field"] for part in parts if part["field"] is not None]
@@ -103,8 +108,8 @@ class Columns:
     """
 
     def __init__(self, keys: Mapping[str, Any], requested: Requested) -> None:
-        self.places: dict[AgentId, int] = {}  # of each agent, in order of first appearance
-        # Not lists: 4 and 8 bytes a message instead of 32.
+        self.places: dict[AgentId, int] = {}  # the index of each agent, in order of first appearance
+        # Arrays, not lists: they take 4 and 8 bytes a message, not 32.
         self.sources, self.targets, self.times = array("i"), array("i"), array("d")
         sender, receiver = (_id_getter(noun, requested, keys) for noun in ("sender", "receiver"))
         time = find_field("time", requested, keys)
@@ -173,7 +178,10 @@ def _none_found(fields: Mapping[str, object], keys: Mapping[str, Any]) -> str:
 
 
 def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
-    """Return a number, or ISO-8601 (UTC without an offset) in unix s; raise RowError if it is neither, or inexact."""
+    """Return a time as a float: a number as it is, ISO-8601 (UTC without an offset) in unix s.
+
+    Raises: RowError if it is neither of these, or a float cannot hold it exactly.
+    """
     if type(raw) not in {str, int, float, Decimal}:
         raise RowError(_no_time(raw))
     try:
@@ -184,7 +192,7 @@ def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
         return _iso_time(raw)
     if _FIRST_DATE <= value < _LAST_DATE:
         _check_no_date(raw, int(value))
-    if not isfinite(value) or (type(raw) is str and "_" in raw):  # float() accepts 1_000, which no trace means
+    if not isfinite(value) or (type(raw) is str and "_" in raw):  # float() accepts 1_000, which is no number in a trace
         raise RowError(_no_time(raw))
     if type(raw) is not float and not is_exact(str(raw), value):
         raise RowError(
@@ -195,7 +203,7 @@ def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
 
 
 def _check_no_date(raw: object, number: int) -> None:
-    """Raise RowError for a number that may be a date without marks between its parts."""
+    """Raise RowError for a number that could also be a date, written without marks between its parts."""
     try:
         date = datetime.strptime(str(number), "%Y%m%d%H%M%S").isoformat()  # noqa: DTZ007 - no zone is known
     except ValueError:
@@ -206,7 +214,7 @@ def _check_no_date(raw: object, number: int) -> None:
 
 
 def is_exact(spelled: str, value: float) -> bool:
-    """Return whether a float is the number that a text spells, or is the float that is written as that text."""
+    """Return whether a float equals the number that a text spells, or Python writes the float as that number."""
     if len(spelled) <= _SHORT:
         return True
     number = Decimal(spelled)

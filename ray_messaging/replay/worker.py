@@ -1,6 +1,6 @@
 """Worker of one group.
 
-It sends the group's messages, and checks that those it receives arrive once, in order, unchanged.
+It sends the group's messages, and checks that the messages for the group arrive once, in order, unchanged.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from ray_messaging.replay.replay_plan import Reference, Share, digests
 
 CHUNK_ROWS = 16_384  # messages per call: only a few frames, so that progress is visible
 TICK_S = 0.2  # timeout of a fetch; the last fetch of a replay catches unexpected messages
-PATIENCE_S = 20.0  # longest time without any message, while delivered messages are missing
+PATIENCE_S = 20.0  # longest time without any message while delivered messages are missing
 
 
 class Note(msgspec.Struct, gc=False):
@@ -40,10 +40,11 @@ _read_note = msgspec.json.Decoder(Note).decode
 class ReceivedTally:
     """Counts of one group's received messages.
 
-    `seen` has the number of arrivals of each message, uint32 (n,); `by_agent` that for each agent, int64.
-    `out_of_order` counts messages that arrived after a later message of their ordered pair; `misdirected` those with
-    wrong ids, or for an agent of another group; `changed` those with another text or time; `unexpected` those that are
-    not of this traffic. `latencies` are float32, in s, by batch.
+    `seen` has the number of arrivals of each message, uint32 (n,); `by_agent` has the number of
+    arrivals for each agent, int64.
+    `out_of_order` counts messages that arrived after a later message of their ordered pair; `misdirected` counts
+    messages with wrong ids, or for an agent of another group; `changed` counts messages with another text or time;
+    `unexpected` counts messages that are not of this traffic. `latencies` are float32, in s, by batch.
     """
 
     seen: NDArray[np.uint32]
@@ -58,12 +59,12 @@ class ReceivedTally:
 
 
 class Checker:
-    """Checks the messages that one group receives, batch by batch. `tally` has the counts so far."""
+    """A checker of the messages that one group receives, batch by batch. `tally` has the counts so far."""
 
     def __init__(self, reference: Reference, group: int) -> None:
         self._reference = reference
         self._group = group
-        self._latest = np.full(int(reference.pairs.max(initial=-1)) + 1, -1, np.int64)  # by pair
+        self._latest = np.full(int(reference.pairs.max(initial=-1)) + 1, -1, np.int64)  # the latest row of each pair
         self.tally = ReceivedTally(np.zeros(len(reference), np.uint32), np.zeros(len(reference.agents), np.int64))
 
     def take(
@@ -101,7 +102,7 @@ class Checker:
         np.add.at(tally.by_agent, receivers[right.astype(bool)], 1)
 
     def _check_order(self, rows: NDArray[np.int64]) -> None:
-        """Count rows lower than their predecessor of the same pair; equal ones are duplicates, counted elsewhere."""
+        """Count rows that are lower than the row before in the same pair. An equal row is a duplicate."""
         if not len(rows):
             return
         pairs = self._reference.pairs[rows]
@@ -123,7 +124,7 @@ class Checker:
 
 
 def _parse(lines: Sequence[bytes]) -> tuple[list[Note], NDArray[np.intp]]:
-    """Decode payloads in one pass, or one by one if some are not valid. Return the valid ones and their rows."""
+    """Decode payloads in one pass, or one by one if some are not valid; return the valid notes and their rows."""
     try:
         return _read_notes(b"[%b]" % b",".join(lines)), np.arange(len(lines))
     except msgspec.MsgspecError:
@@ -140,7 +141,7 @@ def _parse(lines: Sequence[bytes]) -> tuple[list[Note], NDArray[np.intp]]:
 
 
 class ReplaySent(NamedTuple):
-    """The result of sending a group's messages: the fate of each (uint8), and the beginning and end in unix s.
+    """The result of sending a group's messages: the fate of each message (uint8), and the beginning and end in unix s.
 
     `blocked_by` has the number of messages that each rule blocked.
     """
@@ -211,7 +212,7 @@ class Worker:
         self._expected = messages
 
     async def receive(self) -> ReceivedTally:
-        """Check messages until all expected ones are here and a fetch is empty, or none came for `PATIENCE_S`."""
+        """Check messages until all expected ones have come and a fetch is empty, or none came for `PATIENCE_S`."""
         checker, last = self._checker, time.monotonic()
         while True:
             messages = await self._messager.fetch_messages(timeout=TICK_S)

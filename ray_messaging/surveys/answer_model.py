@@ -13,7 +13,7 @@ from ray_messaging.model.json_types import FORMATS, JsonTypes, schema_of
 
 
 class InvalidAnswer(NamedTuple):
-    """An answer that does not fit the survey's type, as JSON, and the reason why."""
+    """An answer, as JSON, that does not fit the survey's type, and the reason why it does not fit."""
 
     reason: str
     data: bytes
@@ -27,10 +27,10 @@ class InvalidAnswer(NamedTuple):
 class AnswerModel:
     """The type of the answers to a survey: a pydantic model, a dataclass, a TypedDict or a msgspec.Struct.
 
-    An answer must first fit the JSON schema, which every process checks alike, and then the type, where it is known.
+    An answer must fit the JSON schema, which every process checks alike, and the type, if the process knows it.
 
-    Args: `read_all` decodes a JSON array of answers, and `read_one` a single answer; they raise any error if one does
-    not fit the type. `dump` returns values as dicts.
+    Args: `read_all` decodes a JSON array of answers, and `read_one` a single answer; they raise any error if an answer
+    does not fit the type. `dump` returns values as dicts.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class AnswerModel:
         return cls(schema, msgspec.json.decode, msgspec.json.decode, list)
 
     def check(self, lines: Sequence[bytes]) -> list[Any]:
-        """Return answers, given as JSON, as values of the type, or as an InvalidAnswer."""
+        """Return answers, given as JSON, as values of the type, or as an InvalidAnswer if one does not fit."""
         text = b"[" + b",".join(lines) + b"]"
         try:
             self._fit_all(text)
@@ -92,7 +92,7 @@ class AnswerModel:
 
 
 def _checks_of(schema: bytes) -> tuple[Callable[[bytes], object], Callable[[bytes], object]]:
-    """Return two checks by a schema, for a JSON array of answers and for one answer: each raises an error."""
+    """Return two checks by a schema, for a JSON array of answers and for one answer: a misfit raises an error."""
     known = msgspec.json.decode(schema)
     try:
         types = JsonTypes(known, formats=True)
@@ -105,7 +105,7 @@ def _checks_of(schema: bytes) -> tuple[Callable[[bytes], object], Callable[[byte
                 raise Misfit(*explained(str(error))) from error
 
         return types.decoder(lists=True).decode, check
-    except ConfigError:  # it says more than msgspec can check
+    except ConfigError:  # the schema says more than msgspec can check
         return _slow_checks(known)
 
 
@@ -135,7 +135,7 @@ def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[byte
 
 
 def _has_format(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
-    if isinstance(value, str):  # of others a format says nothing
+    if isinstance(value, str):  # a format says nothing about other values
         msgspec.convert(value, kind)
     return True
 

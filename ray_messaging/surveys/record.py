@@ -42,14 +42,14 @@ class BlockedQuestion(NamedTuple):
 
 
 class Asking(msgspec.Struct, array_like=True, frozen=True):
-    """Questions that were sent together: the places of their agents (uint32), and which of them did not arrive.
+    """Questions that were sent together: the places of the asked agents (uint32), and which questions did not arrive.
 
     `due` is the unix time until which another process waits for their answers; None: without limit.
     """
 
     places: bytes
     due: float | None
-    blocked: dict[int, BlockedQuestion] = {}  # by place
+    blocked: dict[int, BlockedQuestion] = {}  # place of the agent -> why
     undeliverable: tuple[int, ...] = ()
     timeout: float | None = None  # the seconds from the question to `due`
 
@@ -62,7 +62,7 @@ class Asking(msgspec.Struct, array_like=True, frozen=True):
             for row in np.flatnonzero(codes == BLOCKED).tolist()
             for receipt in (receipts[row],)
         }
-        # One without a known fate may have arrived. Nobody answers one that was published to foreign clients.
+        # A question without a known fate may have arrived. Nobody answers one that was published to foreign clients.
         lost = places[~(IS_STORED[codes] | (codes == UNKNOWN) | (codes == BLOCKED))]
         return cls(places.astype("<u4").tobytes(), due, blocked, tuple(lost.tolist()), timeout)
 

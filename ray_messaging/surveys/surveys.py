@@ -1,4 +1,4 @@
-"""The surveys of an experiment, for async code: each can be created, opened and removed; it asks, counts, and ends."""
+"""The surveys of an experiment, for async code: surveys are created, opened and removed; they ask, count, and end."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ from ray_messaging.wire.frames import decode
 
 logger = logging.getLogger(__name__)
 
-# The server does nothing else while it copies a read.
+# Bytes of a read. The server does nothing else while it copies them.
 _READ_BYTES = 2 * 2**20
 _FRAMES = 32
 
@@ -45,14 +45,14 @@ class AsyncSurvey:
         self.model = model
         self._surveys, self._engine, self._store = surveys, surveys.engine, surveys.store
         due = None if record.timeout is None else record.created_at + record.timeout
-        self._first_end = _end_of(due, record.timeout)  # of a survey that was never asked
+        self._first_end = _end_of(due, record.timeout)  # for a survey that has asked nobody yet
         self._begin()
 
     def _begin(self) -> None:
         self.tally = Tally(self.record.agents, self.model)
         self._last: str | None = None  # the last entry that counts, once the survey has ended
         self._known: set[str] = set()  # the parts of the record that were read
-        self._ends: list[float] = []  # until when to wait for the answers to each asking, by the monotonic clock
+        self._ends: list[float] = []  # for each asking, until when to wait for answers, by the monotonic clock
         self._read_to = START.entry
         self._frame_bytes = 1
 
@@ -66,7 +66,7 @@ class AsyncSurvey:
     async def _update(self, block_s: float) -> None:
         parts = await self._store.parts(self.id, self._known)
         if END in parts and order(parts[END].decode()) < order(self._read_to):
-            self._begin()  # count anew: answers were counted that came after the end
+            self._begin()  # count anew: answers from after the end were counted
             parts = await self._store.parts(self.id, self._known)
         self._known.update(parts)
         if END in parts:
@@ -105,11 +105,11 @@ class AsyncSurvey:
             self.tally.add(batch)
 
     async def more(self, block_s: float) -> bool:
-        """Wait up to `block_s` for the next answers; return whether some are outstanding and not overdue."""
+        """Wait up to `block_s` for the next answers; return whether any answers are outstanding and not overdue."""
         before = self._read_to
         await self.update()
         async with self._surveys.reading:
-            if self._read_to == before and self.waits:  # else another call has counted the last ones meanwhile
+            if self._read_to == before and self.waits:  # otherwise another call has counted answers meanwhile
                 left = self.seconds_left
                 await self._update(block_s if left is None else min(block_s, left))
         return self.waits
@@ -133,7 +133,7 @@ class AsyncSurvey:
     # -- asking ---------------------------------------------------------------------------------------------------
 
     async def ask(self, places: Rows, timeout: float | None) -> None:
-        """Ask the agents at some places, part by part. The receipts of each part are saved at once."""
+        """Ask the agents at some places, part by part. A part's receipts are stored before the next part is asked."""
         await open_mailbox(self._engine, self.record.mailbox, 2 * (self.tally.questions + len(places)))
         due, end = None if timeout is None else time.time() + timeout, _end_of(None, timeout)
         for low in range(0, len(places), BATCH_ROWS):
@@ -199,7 +199,7 @@ async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening
 
 
 def questions(engine: Engine, mailbox: str, chunk: ColumnChunk, subtopic: str) -> EncodedBatch:
-    """Return some columns as questions whose answers a mailbox gets."""
+    """Return a batch of questions made from a chunk of columns; the answers go to the mailbox."""
     [batch] = batches_of_columns([chunk], subtopic, engine.step)
     kind = Questions(mailbox, lambda *_: None)
     return EncodedBatch(step=None, batch=batch, conversation=ConversationRows(kind))
@@ -211,9 +211,9 @@ class Surveys:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.store = engine.transport.surveys
-        # By survey that goes on, and by part of it: until when this process waits for the answers.
+        # Survey that goes on -> part of its record -> until when this process waits for the answers to that part.
         self.ends: dict[str, dict[str, float]] = {}
-        self.reading = asyncio.Lock()  # of all surveys, because the transport reads one mailbox at a time
+        self.reading = asyncio.Lock()  # one lock for all surveys, as the transport reads one mailbox at a time
 
     async def record(self, survey_id: str) -> SurveyRecord:
         """Return the record of a survey; raise UnknownName if it does not exist."""
@@ -236,7 +236,10 @@ class Surveys:
         subtopic: str,
         timeout: float | None,
     ) -> AsyncSurvey:
-        """Create a survey and ask all agents; return it. Raises as `Messaging.create_survey`."""
+        """Create a survey, ask all agents, and return the survey.
+
+        Raises: the same errors as `Messaging.create_survey`.
+        """
         name = check_name("survey_id", survey_id) if survey_id is not None else f"survey-{secrets.token_hex(4)}"
         answer_model = AnswerModel.of(model)
         check_timeout(timeout, positive=True)
@@ -272,7 +275,7 @@ class Surveys:
         return survey
 
     async def open(self, survey_id: str, model: object = None) -> AsyncSurvey:
-        """Return a survey with the answers that have come by now. Raises as `Messaging.survey`."""
+        """Return a survey with the answers that have come by now. Raises the same errors as `Messaging.survey`."""
         record = await self.record(survey_id)
         answer_model = AnswerModel.of_schema(record.schema) if model is None else AnswerModel.of(model)
         if answer_model.schema != record.schema:
@@ -293,7 +296,7 @@ class Surveys:
         transport, mailbox = self.engine.transport, (await self.record(survey_id)).mailbox
         epoch = (await open_mailbox(self.engine, mailbox, 1)).epoch
         end = await transport.end_of(mailbox)
-        if end.entry != START.entry:  # else its answers would become dead letters
+        if end.entry != START.entry:  # otherwise its answers would become dead letters
             await transport.commit(mailbox, epoch, Cursor(end.entry, 0), messages=end.messages, nbytes=end.nbytes)
         await transport.remove(mailbox, epoch)
         await self.store.remove(survey_id)

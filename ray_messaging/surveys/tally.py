@@ -20,7 +20,7 @@ STATES = np.array(["pending", "answered", "invalid", FATES[BLOCKED], FATES[UNDEL
 
 
 class Tally:
-    """The answers that count: for each agent the first one that fits, in the order of the survey's mailbox.
+    """The answers that count: for each agent the first answer that fits, in the order of the survey's mailbox.
 
     Every reader of the same mailbox gets the same tally.
     """
@@ -53,7 +53,7 @@ class Tally:
             self._unsent(place, LOST)
 
     def _unsent(self, place: int, state: int) -> bool:
-        """Record a question that did not arrive; return whether its agent has given no answer at all."""
+        """Record a question that did not arrive; return whether its agent's state was OPEN, and so was changed."""
         self._owed[place] -= 1
         is_open = bool(self.states[place] == OPEN)
         if is_open:
@@ -74,7 +74,7 @@ class Tally:
         self.late += batch.rows - counted
 
     def _take(self, batch: Batch, rows: Rows, places: Rows) -> None:
-        """Count one answer of each of some agents."""
+        """Count one answer of each agent in some rows."""
         assert batch.lines is not None
         by_row = batch.lines.by_row
         lines = by_row if len(rows) == batch.rows else [by_row[row] for row in rows.tolist()]
@@ -99,7 +99,7 @@ class Tally:
 
     @property
     def done(self) -> bool:
-        """Return whether no answer is outstanding. After a reminder, agents with invalid answers owe one, too."""
+        """Return whether no answer is outstanding. After a reminder, agents with invalid answers owe an answer, too."""
         states = self.states
         return not ((states == OPEN) | ((states == INVALID) & (self._owed > 0))).any()
 
@@ -109,7 +109,7 @@ class Tally:
 
     @property
     def open_places(self) -> Rows:
-        """Return the places of agents that a question reached and that have no fitting answer."""
+        """Return the places of agents without a fitting answer, except agents whose questions did not arrive."""
         return np.flatnonzero((self.states == OPEN) | (self.states == INVALID))
 
     def of_state(self, state: int) -> list[AgentId]:

@@ -27,7 +27,7 @@ from ray_messaging.model.fates import FATES
 
 PARTITION_ROWS = 1_000_000  # 40 MB of records, plus sorting
 OFFENDERS = 100
-_MOST_FILES = 200  # of each of two kinds: a common limit per process is 1,024
+_MOST_FILES = 200  # files of each of two kinds: a process may often open no more than 1,024 files
 _SUSPECTS = 10 * OFFENDERS
 
 _COLUMNS = ("message_id", "to_id", "to_name", "audience", "pairs", "mailbox", "fate", "noted", "entry", "row")
@@ -35,7 +35,7 @@ _NO_FATE = len(FATES)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _SEND = np.dtype([("message", "<u8"), ("mailbox", "<u8"), ("fate", "u1")])
 _PLACE = np.dtype([("place", "<u8"), ("message", "<u8")])
-_HASHED_PLACES = 256  # of a text, each with random numbers of its own; a later one has those of an earlier one
+_HASHED_PLACES = 256  # bytes of a text that have random numbers of their own; later bytes use them again
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Balance:
 
 
 def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = False) -> Balance:
-    """Check the log, see `EventLog.balance`; about `partition_rows` rows are in memory at a time."""
+    """Check the log as `EventLog.balance` says, with about `partition_rows` rows in memory at a time."""
     missing = read_account(view.folder).missing
     if missing:
         raise Unbalanced("the log is not complete: " + "; ".join(missing), offenders=[])
@@ -75,7 +75,7 @@ def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = 
 
 
 def _scan(view: View, *, expand: bool) -> Iterator[pa.Table]:
-    """Yield all rows of the log, or with `expand` of all messages and hearers."""
+    """Yield all rows of the log; with `expand`, broadcasts are expanded to a row for each hearer."""
     if not expand:
         yield from scan(view, Filters(), _COLUMNS, raw=True)
         return
@@ -85,7 +85,7 @@ def _scan(view: View, *, expand: bool) -> Iterator[pa.Table]:
 
 
 def _messages(part: pa.Table) -> NDArray[np.uint64]:
-    """Return a hash of each send: of a broadcast's message and hearer, or its place in a row for many hearers."""
+    """Return a hash of each row's send. The hash of a broadcast includes its hearer, or the row's place without one."""
     messages = hashes(part["message_id"])
     rows = np.flatnonzero(part["audience"].is_valid().to_numpy())
     if len(rows):
@@ -98,7 +98,7 @@ def _messages(part: pa.Table) -> NDArray[np.uint64]:
 
 
 def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Return the sends and places of some rows, and by fate the hearers of broadcasts beside the first of each row."""
+    """Return the sends and places of some rows, and by fate the number of further hearers that rows stand for."""
     part = part.combine_chunks()
     messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])
     known = {fate: code for code, fate in enumerate(FATES)}
@@ -126,7 +126,7 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
 
 
 def _unheard(part: pa.Table) -> NDArray[np.bool_]:
-    """Return which rows are broadcasts that name neither one hearer nor how many they have."""
+    """Return which rows are broadcasts that have neither a hearer nor a number of hearers."""
     nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null())
     unheard = pc.and_(pc.and_(part["audience"].is_valid(), part["pairs"].is_null()), nobody)
     return np.asarray(unheard.combine_chunks().to_numpy(zero_copy_only=False))
@@ -156,12 +156,12 @@ class _Partitions:
 
 
 def _first(messages: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """Return the distinct hashes of suspect messages, as many as are looked up; one more if there are more."""
+    """Return the distinct hashes of suspect messages, at most one more than are looked up."""
     return np.unique(np.concatenate(messages))[: _SUSPECTS + 1]
 
 
 def _check_sends(records: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Return messages with two fates, none, or two rows for one mailbox; and the sends by fate."""
+    """Return the messages with two fates, no fate, or two rows for one mailbox; and the number of sends by fate."""
     records = records[np.lexsort((records["mailbox"], records["message"]))]
     messages, fates = records["message"], records["fate"]
     again = messages[1:] == messages[:-1]
@@ -181,7 +181,7 @@ def _with_equal_positions(records: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def _check_suspects(view: View, suspects: NDArray[np.uint64], sends: int, *, expand: bool) -> None:
-    """Look the suspects up by id; raise Unbalanced if one is an offender."""
+    """Compare the rows of suspects by their texts; raise Unbalanced if a suspect is an offender."""
     wanted = suspects[:_SUSPECTS]
     rows = [row for part in _scan(view, expand=expand) for row in _rows_of(part, wanted)]
     by_message: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -210,7 +210,7 @@ def _rows_of(part: pa.Table, wanted: NDArray[np.uint64]) -> list[dict[str, Any]]
 
 
 def _name(row: dict[str, Any]) -> str:
-    """Return the name of a send for people."""
+    """Return the text by which people find a send: its message id, and for a broadcast the hearer or the place."""
     if row["audience"] is None:
         return str(row["message_id"])
     hearer = _hearer(row)
@@ -246,7 +246,7 @@ def _violation(rows: list[dict[str, Any]], places: Counter[tuple[Any, ...]]) -> 
 
 @cache
 def _table() -> NDArray[np.uint64]:
-    """Return random numbers, uint64 (places * 256,). They are constant, as hashes are compared across processes."""
+    """Return random numbers, uint64 (places * 256,). They are always the same, as processes compare hashes."""
     return np.random.default_rng(20240607).integers(1, 2**64, _HASHED_PLACES * 256, np.uint64)
 
 
@@ -257,7 +257,7 @@ def hashes(column: pa.ChunkedArray | pa.Array) -> NDArray[np.uint64]:
         return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
     array = column
     if pa.types.is_dictionary(array.type):
-        known: NDArray[np.uint64] = np.append(hashes(array.dictionary), np.uint64(0))  # the last is for null
+        known: NDArray[np.uint64] = np.append(hashes(array.dictionary), np.uint64(0))  # the last hash is for null
         codes: NDArray[np.intp] = array.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)
         return known[codes]
     found = _of_bytes(array.fill_null(""))

@@ -1,8 +1,8 @@
-"""Why a message was sent: what its sender had in hand, and why that was sent.
+"""Why a message was sent: the messages that its sender had in hand, and why these were sent.
 
-In steps, what an agent had in hand when it sent a message is what it read in that step. So the log knows it, and
-nothing more is stored. Outside of steps it is the question that the message answers, or the message that its sender was
-handling, whose id the message carries.
+In steps, an agent that sends a message has in hand the messages that it read in that step. The log has these messages,
+so nothing more is stored. Outside of steps, the sender has in hand the question that the message answers, or the
+message that it was handling, whose id the new message carries.
 """
 
 import html
@@ -29,21 +29,21 @@ from ray_messaging.model.fates import STORED
 from ray_messaging.steps.box_frames import FIRST_ADDED, FIRST_OUTSIDE
 
 DEPTH = 3
-MOST = 5  # messages below one: with a depth of 3 a tree has at most 155
+MOST = 5  # messages below each message: with a depth of 3 a tree has at most 155
 _FACTS = ("message_id", "step", "step_read", "from_id", "to_id", "subtopic")
 _RULES = ("labels", "fate", "rule", "reason")
 _KIND = "kind"
 _CANONICAL = ("step", _KIND, "from_id", "from_name", "ordinal")
-_Hand = tuple[AgentId, int]  # an agent, and the step in which it read
+_Hand = tuple[AgentId, int]  # an agent, and a step: together they identify the messages that the agent read in the step
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """A message, and the messages that its sender had in hand when it sent it, each with the same of its own sender.
+    """A message, and as its causes the messages that its sender had in hand then, each with its own causes.
 
     `answered` says whether the message above this one answers it. `more` counts the messages in hand that `causes`
-    leaves out. `note` says why there are no causes; it is "" if there are some, or if the tree ends here. `calls` are
-    those that its sender remembered in the step in which it sent it.
+    leaves out. `note` says why there are no causes; it is "" if there are causes, or if the tree ends here. `calls` are
+    the calls that the sender remembered in the step in which it sent the message.
     """
 
     message: LogRow
@@ -137,7 +137,10 @@ def check_at_least_1(name: str, value: object) -> int:
 
 
 def found_message(view: View, message_id: str) -> LogRow:
-    """Return a row of a message, a delivered one if any, with the hearers of all; raise UnknownName if none."""
+    """Return a message's row, if possible a delivered one, with the number of hearers in all rows of a broadcast.
+
+    Raises: UnknownName if no message has the id.
+    """
     wanted = check_text("message_id", message_id)
     if wanted is None:
         raise invalid("message_id", message_id, "must be the id of a message")
@@ -172,7 +175,7 @@ def outside_of_steps(row: LogRow, others: str) -> ConfigError:
 
 
 def _cause_of(row: LogRow) -> str | None:
-    """Return the id of the question that a message answers, or of what its sender was handling; None: neither."""
+    """Return the id of the message that a message answers, or that its sender was handling; None: neither."""
     return row.in_reply_to or row.caused_by
 
 
@@ -184,7 +187,7 @@ def hand_of(row: LogRow) -> _Hand | None:
 
 
 class _Search:
-    """What the senders of messages had in hand, as far as it was looked up: at most `most` messages of each hand."""
+    """The messages that senders had in hand, as far as they were looked up: for each hand at most `most` messages."""
 
     def __init__(self, view: View, most: int) -> None:
         self.calls: dict[_Hand, list[Called]] = {}
@@ -200,7 +203,7 @@ class _Search:
         causes = {cause for row in rows if (cause := _cause_of(row)) is not None} - self._known.keys()
         if hands := {hand for row in rows if (hand := hand_of(row)) is not None} - self._hands.keys():
             self._read(hands, causes)
-        if unread := causes - self._known.keys():  # it was read in an earlier step, or outside of steps
+        if unread := causes - self._known.keys():  # a cause may have been read in an earlier step, or outside of steps
             self._known |= _by_id(messages(self._view, unread, text=True))
 
     def _read(self, hands: Collection[_Hand], causes: Collection[str]) -> None:

@@ -20,7 +20,7 @@ from ray_messaging.model.fates import FATES, STORED
 UNITS = ("second", "minute", "hour", "day")  # of sent_at, UTC
 COUNTABLE = (*(name for name in COLUMNS if name not in {"from_name", "to_name", "labels"}), *UNITS)
 _MERGE_ROWS = 1_000_000
-_SLICES = 8  # of a sample: the newest rows alone may all be of one sender
+_SLICES = 8  # of a sample, as the newest rows alone may all be of one sender
 BUSIEST = 10
 BINS = 120  # at most
 GROUPS = 16  # at most in the matrix; all others are counted together as OTHERS
@@ -31,14 +31,14 @@ Derive = Callable[[pa.Table], pa.Table]
 
 
 def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> pa.Table:  # noqa: ANN401 - see Fields
-    """Count the matching rows by some of COUNTABLE; return these columns and `count`, the largest counts first."""
+    """Count the matching rows by some of COUNTABLE; return these columns and `count`, with the largest counts first."""
     keys = check_columns(by, COUNTABLE)
     (counted,) = counts(view, [Filters(**fields)], [keys], _with_units)
     return counted
 
 
 class CountSample(NamedTuple):
-    """Counts (as of `count`) of rows up to the position `reached`, made from a `share` of the rows."""
+    """Counts, in the form of `count`, of a `share` of the rows up to the position `reached`."""
 
     counts: pa.Table
     reached: int
@@ -46,7 +46,7 @@ class CountSample(NamedTuple):
 
 
 def sample(view: View, *, by: str | Collection[str], after: int, most: int) -> CountSample:
-    """Count the rows after a position; of more than `most` rows, count about `most`, in slices of all parts."""
+    """Count the rows after a position, or about `most` of them, in evenly spread slices, if there are more."""
     if not isinstance(most, int) or most < _SLICES:
         raise invalid("most", most, f"must be a number of rows, at least {_SLICES}")
     keys, behind = check_columns(by, COUNTABLE), Filters(after=after).after
@@ -69,9 +69,9 @@ def _with_units(part: pa.Table) -> pa.Table:
 def counts(
     view: View, filters: Sequence[Filters], groupings: Sequence[Sequence[str]], derive: Derive
 ) -> list[pa.Table]:
-    """Count the rows that match each of some filters by each of several groupings.
+    """Count the rows that match the filters, those of all filters together, by each of several groupings.
 
-    Args: `derive` adds the columns that are not stored to a part.
+    Args: `derive` adds to a part of the log the columns that are not stored.
     """
     keys = [stored(grouping) for grouping in groupings]
     columns = dict.fromkeys(name if name in SCHEMA.names else "sent_at" for grouping in keys for name in grouping)
@@ -86,7 +86,7 @@ def counts(
 
 
 class _Sum:
-    """Running sum of counted parts. It is merged each time its number of rows has doubled."""
+    """Running sum of counted parts. Its tables are merged each time the number of their rows has doubled."""
 
     def __init__(self, first: pa.Table, keys: Sequence[str]) -> None:
         self._tables = [first]
@@ -123,7 +123,7 @@ def _in_order(table: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def stats(view: View, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - see Fields
-    """Return statistics of the matching rows, as JSON types; times in unix seconds.
+    """Return statistics of the matching rows, in JSON's types, with times in unix seconds.
 
     rows, first and last (sent_at; None if there are no rows), fates, rules ({rule: {fate: rows}}), writers and readers
     (numbers of distinct ids), busiest_writers and busiest_readers ([id, rows]; the id None is the user), traffic

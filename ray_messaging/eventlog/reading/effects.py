@@ -1,4 +1,4 @@
-"""The agents that a message could have moved, step by step: its readers, the readers of what these sent since, etc."""
+"""The agents that a message could have moved, that is influenced: its readers, the readers of their messages, etc."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ from ray_messaging.model.fates import STORED
 from ray_messaging.steps.box_frames import FIRST_ADDED
 
 _COLUMNS = [*stored(NEEDED), "step", "ordinal"]
-_KINDS = {"id": pa.int64(), "name": pa.string()}  # of agents: their ids are ints or strs
+_KINDS = {"id": pa.int64(), "name": pa.string()}  # columns of agents: their ids are ints or strs
 
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """The agents that a message could have moved in the steps from `first`, in which it is read, to before `end`.
+    """The agents that a message could have moved (influenced) from step `first`, in which it is read, to before `end`.
 
-    A log that ends earlier than the wanted number of steps has the `end`.
+    If the log has fewer than the wanted steps, `end` is the step after its last one.
 
-    `agents` is a table of `step` and `agent`: each agent once, in the first step in which it could have been moved. It
-    counts as moved from then on.
+    `agents` is a table of `step` and `agent`: each agent once, in the first step in which it could have been moved. An
+    agent counts as moved from then on.
     """
 
     message: LogRow
@@ -46,7 +46,7 @@ class Effects:
     agents: pa.Table
 
     def counts(self) -> pa.Table:
-        """Return a table of `step`, the number of `agents` that it could have moved first then, and of `all` so far."""
+        """Return a table of `step`, the number of `agents` that could first be moved in it, and of `all` so far."""
         steps = np.arange(self.first or 0, self.end or 0)
         new = np.bincount(self.agents["step"].to_numpy() - (self.first or 0), minlength=len(steps))
         return pa.table({"step": steps, "agents": new, "all": np.cumsum(new)})
@@ -69,7 +69,7 @@ class Effects:
 
 
 def effects(view: View, *, message_id: str, depth: int = DEPTH) -> Effects:
-    """Return the agents that a message could have moved, see `EventLog.effects`."""
+    """Return the agents that a message could have moved, as `EventLog.effects` says."""
     steps = check_at_least_1("depth", depth)
     message = found_message(view, message_id)
     if message.ordinal is None or message.step is None:
@@ -94,7 +94,7 @@ def _end(view: View, first: int, wanted: int) -> int:
 
 
 class _Reach:
-    """The agents that could have been moved so far, each with the first step. `found` has them step by step."""
+    """The agents that could have been moved so far, each with the first step. `found` has a table of them per step."""
 
     def __init__(self, view: View) -> None:
         self.found: list[pa.Table] = []
@@ -103,13 +103,13 @@ class _Reach:
         self._since: dict[str, NDArray[np.int64]] = {form: np.zeros(0, np.int64) for form in _KINDS}
 
     def moved(self, rows: pa.Table) -> pa.Table:
-        """Return those rows that their senders sent in a step, when they could have been moved."""
+        """Return the rows whose senders could have been moved when they sent them, in a step."""
         steps, moved = rows["step"].to_numpy(), np.zeros(len(rows), np.bool_)
         for form, agents in self._agents.items():
             places = pc.index_in(rows[f"from_{form}"], agents).fill_null(-1).to_numpy()
             known = np.flatnonzero(places >= 0)
             moved[known] |= self._since[form][places[known]] <= steps[known]
-        moved &= rows["ordinal"].to_numpy() < FIRST_ADDED  # others no agent has sent in a step
+        moved &= rows["ordinal"].to_numpy() < FIRST_ADDED  # no agent has sent the others in a step
         return rows.filter(pa.array(moved))
 
     def add(self, step: int, parts: Iterator[pa.Table]) -> None:

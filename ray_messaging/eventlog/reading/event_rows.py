@@ -19,11 +19,11 @@ _PAGE = 8192  # rows as Python objects at a time
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """One row of the log: one send to one recipient (or to none); times in unix seconds.
+    """One row of the log: one send to one recipient, or to none. Times are in unix seconds.
 
     `text` is the payload as JSON, `text_before` the payload before a rule rewrote it. `position` is the row's number in
-    the log: pass it as `after` to continue from here. A broadcast has one row for each mailbox, in which `pairs` agents
-    hear it.
+    the log: pass it as `after` to get the rows behind it. A broadcast has one row for each mailbox, in which `pairs`
+    agents hear it.
     """
 
     message_id: str
@@ -59,7 +59,7 @@ class LogRow:
 
     @property
     def payload_before(self) -> Any:  # noqa: ANN401 - JSON of any shape
-        """Return the decoded payload before a rule rewrote it; None if no rule did."""
+        """Return the decoded payload before a rule rewrote it; None if no rule rewrote it."""
         return None if self.text_before is None else _decoded(self.text_before, self.message_id)
 
     @property

@@ -30,13 +30,13 @@ NEEDED = (
 
 
 class RowHearers(NamedTuple):
-    """Hearers, and for each of them the row (ascending) of the broadcast that it hears."""
+    """Hearers, and for each hearer the row of the broadcast that it hears. The rows ascend."""
 
     rows: NDArray[np.intp]
     hearers: IdColumn
 
     def to(self, recipients: Sequence[AgentId | None]) -> "RowHearers":
-        """Return the hearers that are among some agents."""
+        """Return the hearers that are among the recipients."""
         near = np.isin(self.hearers.values, np.array([each for each in recipients if isinstance(each, int)], np.int64))
         if self.hearers.kinds is not None:
             names = [code for code, name in enumerate(self.hearers.strings) if name in recipients]
@@ -46,7 +46,7 @@ class RowHearers(NamedTuple):
 
 
 class Expansion:
-    """The hearers of the broadcasts in one folder's log, by the audiences there, which it caches."""
+    """The hearers of the broadcasts in a folder's log. They are found by the folder's audiences, which are cached."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -78,7 +78,7 @@ class Expansion:
         if not len(said):
             return part
         found = self.hearers(part)
-        if recipients is not None:  # before the rows are repeated for all the others
+        if recipients is not None:  # before rows are repeated for hearers that do not match
             found = [each.to(recipients) for each in found]
         others = np.setdiff1d(np.arange(len(part)), said)
         rows = np.concatenate([others, *(each.rows for each in found)])
@@ -93,7 +93,10 @@ class Expansion:
         return _replaced(table, "channel", _channels(table))
 
     def hearers(self, part: pa.Table) -> list[RowHearers]:
-        """Return the hearers of all broadcasts in a part that has the columns NEEDED; raises as `expanded`."""
+        """Return the hearers of all broadcasts in a part that has the columns NEEDED.
+
+        Raises: LogError if the hearers of a broadcast are not known.
+        """
         groups: dict[tuple[AudiencePairs, str], list[int]] = {}
         names, versions, agents = (part[name].to_pylist() for name in NEEDED[6:8] + NEEDED[9:10])
         for row in np.flatnonzero(part["pairs"].is_valid().to_numpy()).tolist():
@@ -121,7 +124,7 @@ class Expansion:
         return RowHearers(np.asarray(rows)[at], hearers)
 
     def audience_digest(self, name: str, version: int) -> bytes:
-        """Return the hash of an audience's pairs, b"" of EVERYBODY. Raises LogError."""
+        """Return the hash of an audience's pairs, b"" for EVERYBODY; raise LogError if the pairs cannot be read."""
         audience = AudiencePairs(name, version)
         if audience not in self._digests:
             self._digests[audience] = b"" if audience == EVERYBODY else self._read(audience).digest
@@ -187,7 +190,7 @@ def _channels(table: pa.Table) -> pa.Array:
 
 
 def _matching(piece: pa.Table, filters: Filters) -> Iterator[pa.Table]:
-    """Yield the piece with only its matching rows, if there are any."""
+    """Yield the matching rows of a piece as a table; yield nothing if no row matches."""
     condition = filters.of_recipient(piece.schema)
     found = piece if condition is None else piece.filter(condition)
     if len(found):

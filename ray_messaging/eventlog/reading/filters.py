@@ -34,7 +34,7 @@ class Fields(TypedDict, total=False):
     """Fields of a query. None selects rows that lack the value; from_id=None selects the user's rows.
 
     from_id, to_id, agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to (the id of the
-    question), step (in which it was sent) and step_read take a value or a collection of values; a step may also be a
+    question), step (of sending) and step_read take a value or a collection of values; a step may also be a
     range or a slice. since (inclusive) and until (exclusive) limit sent_at: unix seconds, a datetime with a time zone,
     or ISO text (UTC, unless it has a time zone). contains is a part of the payload's JSON text, case-sensitive. limit
     returns only the first so many matching rows. after returns only the rows after this `position`.
@@ -68,14 +68,14 @@ def invalid(name: str, value: object, reason: str) -> InvalidQuery:
 
 
 def refuse_name(name: str, value: object, known: Iterable[str], reason: str) -> NoReturn:
-    """Raise InvalidQuery for an unknown name, with the nearest and all known ones."""
+    """Raise InvalidQuery for an unknown name; the text has the most similar known name, and all known names."""
     near = get_close_matches(name, known, 1)
     meant = f", did you mean {near[0]!r}?" if near else ";"
     raise InvalidQuery(f"{reason} {name!r}{meant} There are: {', '.join(known)}", field=name, value=value)
 
 
 def check_columns(columns: object, known: Collection[str]) -> list[str]:
-    """Return a list of the distinct column names; raise InvalidQuery if there are none, or one is not in `known`."""
+    """Return the distinct column names as a list; raise InvalidQuery if there are none, or a name is not in `known`."""
     found: list[Any] = [*columns] if isinstance(columns, Collection) and not isinstance(columns, str) else [columns]
     if not found:
         raise invalid("by", columns, f"names no column: there are {', '.join(known)}")
@@ -133,7 +133,7 @@ def check_count(name: str, value: object, *, at_least: int) -> int | None:
 
 
 def check_span(name: str, value: range | slice) -> tuple[int, int]:
-    """Return the first step of a range or slice, and that after its last; raise InvalidQuery if it leaves steps out."""
+    """Return the first step of a range or slice, and the step after its last; raise InvalidQuery if it skips steps."""
     if value.step not in {None, 1}:
         raise invalid(name, value, "leaves steps out: write a range without a step, or a list")
     low = INT64_MIN if value.start is None else _number(name, value.start)
@@ -182,9 +182,9 @@ class Filters:
         for name, value in fields.items():
             if name not in NAMES:
                 refuse_name(name, value, NAMES, "a question has no field")
-        self._loose = False  # whether broadcasts match any wanted recipient
+        self._loose = False  # whether a broadcast matches whatever recipient is wanted
         self._wanted: dict[str, list[Any]] = {}
-        self._spans: dict[str, tuple[int, int]] = {}  # the first step, and the one after the last
+        self._spans: dict[str, tuple[int, int]] = {}  # the first step, and the step after the last
         for name in CHECKS:
             if name in fields:
                 self._take(name, fields[name])
@@ -207,7 +207,7 @@ class Filters:
             raise invalid(name, value, "but every row has one: leave the field out to get all")
 
     def limited(self, limit: int | None, *, loose: bool) -> "Filters":
-        """Return a copy with another limit; a `loose` one accepts every broadcast, whose row has no recipient."""
+        """Return a copy with another limit. A `loose` copy lets every broadcast match, as its row has no recipient."""
         made = copy(self)
         made._loose, made.limit = loose, limit
         return made
@@ -220,11 +220,11 @@ class Filters:
 
     @property
     def recipients(self) -> list[AgentId | None] | None:
-        """Return the recipients of `to_id`; None: any."""
+        """Return the recipients that `to_id` asks for; None: any recipient."""
         return self._wanted.get("to_id")
 
     def condition(self, schema: pa.Schema) -> pc.Expression | None:
-        """Return the condition on rows of a schema (None: all match), without `contains` in texts of typed payloads."""
+        """Return the condition on rows of a schema (None: all match). `contains` is not applied to typed payloads."""
         found = [self._of_field(name, schema) for name in self._wanted]
         for name, span in self._spans.items():
             found += _within(stored_column(name, schema), *span)
@@ -232,13 +232,13 @@ class Filters:
         found += _within(stored_column("sent_at", schema), *moments)
         if self.after is not None:
             found.append(stored_column(POSITION.name, schema) > self.after)
-        if self.contains is not None and TEXT in schema.names:  # last, as it takes longest
+        if self.contains is not None and TEXT in schema.names:  # the last condition, as it takes longest
             has_text = pc.match_substring(pc.field(TEXT), self.contains)
             found.append(has_text | pc.field(TEXT).is_null() if typed_names(schema.names) else has_text)
         return reduce(and_, found) if found else None
 
     def texts(self, schema: pa.Schema) -> dict[str, list[str]]:
-        """Return the wanted texts of each dictionary-encoded column in which only these texts match."""
+        """Return, for each dictionary-encoded column in which only certain texts match, these texts."""
         free = _OF_RECIPIENT if self._loose else ()
         return {
             name: wanted

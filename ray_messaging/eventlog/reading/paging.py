@@ -48,7 +48,7 @@ class LogSource(Protocol):
 
 
 class Tail(Iterator[LogRow]):
-    """Iterator over the rows of the log after a position. It waits for new rows; `position` is the last one examined.
+    """Iterator over the rows of the log after a position. It waits for new rows. `position` was examined last.
 
     It ends after `timeout_s` without a row (None: it never times out), after `limit` rows, or if no more rows can come.
     """
@@ -86,7 +86,7 @@ class Tail(Iterator[LogRow]):
             if len(page):
                 return next(self._rows)
             if self.position > before:
-                continue  # there were new rows, but none matched: there may be more already
+                continue  # new rows have come, but none matched: further rows may be there already
             left = LOG_NEWS_TIMEOUT_S if deadline is None else deadline - monotonic()
             if not self._source.live or left <= 0:
                 raise StopIteration
@@ -94,7 +94,7 @@ class Tail(Iterator[LogRow]):
 
 
 def export(source: LogSource, path: str | Path, on_progress: OnProgress | None, fields: dict[str, Any]) -> int:
-    """Write the matching rows to a file, which appears when it is complete; return their number.
+    """Write the matching rows to a file, which appears once it is complete; return the number of rows.
 
     Raises: InvalidQuery for an unknown suffix, an invalid field, or a file in the folder of an event log; LogError if
     the file cannot be written.
@@ -164,7 +164,7 @@ def pages(source: LogSource, fields: dict[str, Any], size: int = PAGE) -> Iterat
     while first or (position < end and limit != 0):
         page = source.ask("since", position=position, limit=size if limit is None else min(size, limit), **fields)
         position = int(page.schema.metadata[REACHED])
-        if limit is not None:  # an expanded broadcast may have more rows
+        if limit is not None:  # an expanded broadcast may have more rows than are left
             page = page.slice(0, limit)
             limit -= len(page)
         if len(page) or first:

@@ -28,7 +28,7 @@ EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")
 _IN_TIME = [("sent_at", "ascending"), ("position", "ascending")]
 SIZE = "payload_bytes"
 _TEXTS = (TEXT, "payload_before")
-_MOST_DIGITS = 18  # all numbers of so many digits fit int64
+_MOST_DIGITS = 18  # all numbers with this many digits fit int64
 
 
 def query(
@@ -54,7 +54,7 @@ def since(
     expand: bool = False,
     **fields: Any,  # noqa: ANN401
 ) -> pa.Table:
-    """Return the next matching rows after a position. The table's metadata has that for the next call, under REACHED.
+    """Return the next matching rows after a position. Its metadata has the position for the next call under REACHED.
 
     Args: with `expand`, `limit` is a number of rows before broadcasts are expanded; as_text is as for `with_ids`.
     """
@@ -84,7 +84,7 @@ def conversation(
     limit = Filters(**fields).limit
     ends = {"from_id": [one, other], "to_id": [one, other]}
     table = query(view, text=text, expand=True, **(fields | ends | {"limit": None}))
-    if one != other:  # leave out the messages that one of them sent to itself
+    if one != other:  # leave out the messages that an agent sent to itself
         table = table.filter(pc.not_equal(*(table[name].cast(pa.string()).fill_null("") for name in ends)))
     return table.sort_by(_IN_TIME).slice(0, limit)
 
@@ -102,7 +102,7 @@ def edges(view: View, **fields: Any) -> pa.Table:  # noqa: ANN401
 
 
 def once_each(table: pa.Table) -> pa.Table:
-    """Keep the first row of each message and recipient: a message that is in several mailboxes has a row for each."""
+    """Keep the first row of each message and recipient: a message in several mailboxes has a row for each mailbox."""
     if pc.count_distinct(table["message_id"]).as_py() == len(table):
         return table
     table = table.append_column("row", pa.array(np.arange(len(table))))
@@ -134,7 +134,10 @@ def found_in(
     expand: bool = False,
     only: Callable[[pa.Table], pa.Table] = lambda piece: piece,
 ) -> pa.Table:
-    """Return the matching rows, with `expand` one for each hearer of a broadcast; `only` selects rows of each piece."""
+    """Return the matching rows; with `expand`, one row for each hearer of a broadcast.
+
+    Args: `only` selects the wanted rows of a piece.
+    """
     found: list[pa.Table] = []
     left = filters.limit
     limit = None if expand else left
@@ -146,7 +149,7 @@ def found_in(
 
 
 def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # noqa: ANN401
-    """Return whether any matching row has a str id; with `expand` also whether any agent that may hear has one."""
+    """Return whether any matching row has a str id, or, with `expand`, any agent that could hear a broadcast."""
     filters = Filters(**fields)
     if not expand:
         return names_are_in(view, filters)
@@ -160,7 +163,7 @@ def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  #
     """Return the last `limit` matching rows in log order, with payloads as JSON text of at most `width` characters.
 
     `payload_bytes` is the size of the uncut text. Only as many segments are read as are needed. Memory holds the
-    payloads of a few row groups at a time, and of each at most `limit` rows afterwards.
+    payloads of a few row groups at a time, and keeps at most `limit` rows of each.
     """
     asked = check_count("limit", limit, at_least=0)
     left = sys.maxsize if asked is None else asked
@@ -184,7 +187,7 @@ def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  #
 
 
 def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None]]:
-    """Yield the live rows, then each segment from the last, with the position before its first row that counts."""
+    """Yield the live rows, then each segment from the last, each with the position before its first row that counts."""
     closed = view.closed - 1
     if view.live:
         yield View(view.folder, view.segments[-1:], view.live), max(closed, -1 if after is None else after)
@@ -195,7 +198,7 @@ def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None
 
 
 def _cut(part: pa.Table, width: int) -> pa.Table:
-    """Cut the payloads of a part to `width` characters, and add a column with the size of each before the cut."""
+    """Cut the payloads of a part to `width` characters, and add a column with their sizes before the cut."""
     sizes = pc.binary_length(part[TEXT]).cast(pa.int64())
     for name in _TEXTS:
         place = part.column_names.index(name)
@@ -224,7 +227,7 @@ def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
     found, seen = messages(view, [message_id], text=text), {message_id}
     while len(found) and (question := found["in_reply_to"][0].as_py()) not in {None, *seen}:
         before = messages(view, [question], text=text)
-        if not len(before):  # the log has lost it
+        if not len(before):  # the log does not have the question
             break
         seen.add(question)
         found = before
@@ -232,7 +235,7 @@ def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
 
 
 def messages(view: View, message_ids: Collection[str], *, text: bool) -> pa.Table:
-    """Return some messages' rows. An id that begins with a number most often names its step: these come first."""
+    """Return the rows of some messages. A number at the beginning of an id most often is a step, tried first."""
     steps = {step for each in message_ids if (step := each.partition("-")[0]).isdecimal() and len(step) <= _MOST_DIGITS}
     names = stored(COLUMNS)
     in_steps = Filters(message_id=[*message_ids], step=[*map(int, steps)])
@@ -244,5 +247,5 @@ def messages(view: View, message_ids: Collection[str], *, text: bool) -> pa.Tabl
 
 
 def _questions(generation: pa.Table) -> set[str]:
-    """Return the ids of those messages that may have answers."""
+    """Return the ids of those messages that expect answers."""
     return set(generation.filter(generation["expects_answer"])["message_id"].to_pylist())  # null counts as False

@@ -1,7 +1,7 @@
 """Columns of stored rows and of query results.
 
-Stored files and tables lack the columns that have no values, and may have several columns for the types of a typed
-column. Query results have plain texts instead of dictionaries, one id column for senders and one for recipients, and
+Stored files and tables lack the columns that have no values, and a typed column may be several columns, one for each
+type. Query results have plain texts instead of dictionaries, one id column for senders and one for recipients, and
 one type for each column.
 """
 
@@ -39,7 +39,7 @@ def is_there(name: str, schema: pa.Schema) -> bool:
 
 
 def stored_column(name: str, schema: pa.Schema) -> pc.Expression:
-    """Return a column of rows of a schema. A column that the schema lacks has only nulls."""
+    """Return the expression of a column for rows of a schema. A column that the schema lacks has only nulls."""
     if name == _CHANNEL and channel_head(schema):
         return _channel(schema)
     return pc.field(name) if name in schema.names else pc.scalar(pa.scalar(None, field_of(name).type))
@@ -54,7 +54,7 @@ def _channel(schema: pa.Schema) -> pc.Expression:
 
 
 def field_of(name: str, kind: pa.DataType | None = None) -> pa.Field:
-    """Return the field that a column has in query results, of this type or (None) of that in the log's schema."""
+    """Return the field that a column has in query results. Its type is `kind`, or (None) that of the log's schema."""
     if name == POSITION.name:
         return POSITION
     if name not in SCHEMA.names:
@@ -95,7 +95,7 @@ _NAMES_OF = {"from_id": "from_name", "to_id": "to_name"}
 
 
 def stored(columns: Iterable[str]) -> list[str]:
-    """Return the names of the stored columns that the given names of result columns stand for."""
+    """Return the names of the stored columns from which the given columns of results are made."""
     found: list[str] = []
     for name in columns:
         found += [name, _NAMES_OF[name]] if name in _NAMES_OF else [name]
@@ -103,12 +103,12 @@ def stored(columns: Iterable[str]) -> list[str]:
 
 
 def as_id(value: AgentId | None) -> AgentId | None:
-    """Return an id from a text column in its original type. A text that spells an int is an int id: no str id does."""
+    """Return an id from a text column in its original type. A text that spells an int is an int id, never a str id."""
     return check_id(value) if isinstance(value, str) else value
 
 
 def plain(part: pa.Table) -> pa.Table:
-    """Return a raw part with its dictionary columns as texts: row groups do not share dictionaries."""
+    """Return a raw part with its dictionary columns as texts, because row groups do not share dictionaries."""
     for place, field in enumerate(part.schema):
         if pa.types.is_dictionary(field.type):
             texts = pa.chunked_array([chunk.dictionary_decode() for chunk in part.column(place).chunks], pa.string())
@@ -117,7 +117,7 @@ def plain(part: pa.Table) -> pa.Table:
 
 
 def joined(parts: Iterable[pa.Table], columns: Sequence[str]) -> pa.Table:
-    """Join the parts of a scan, without the typed columns that no row has.
+    """Join the parts of a scan, and leave out typed columns without values.
 
     If there are no parts, return an empty table of these columns and `position`.
     """
@@ -133,7 +133,7 @@ def with_ids(table: pa.Table, *, as_text: bool | None = None) -> pa.Table:
 
     Both columns are int64, or both are texts: an id must look the same as a sender and as a recipient.
 
-    Args: as_text says whether they are texts; None: they are if any id in the table is a str.
+    Args: as_text says whether the columns are texts; None: they are texts if any id in the table is a str.
     """
     ends = {number: name for number, name in _NAMES_OF.items() if name in table.column_names}
     if as_text is None:
@@ -153,7 +153,7 @@ def typed_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
 
 
 def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with a schema's columns at its end; raise InvalidQuery if one does not fit its type exactly."""
+    """Return a table with a schema's columns at its end; raise InvalidQuery if a column cannot hold its values."""
     whole = unified([table, schema.empty_table()])
     for field in schema:
         if whole.schema.field(field.name).type != field.type:
@@ -183,13 +183,13 @@ def unified(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _merged(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Join columns, at most one of which has a value in each row, to one column, as `unified` says."""
+    """Join columns, at most one of which has a value in each row, to one column with the type that `unified` states."""
     if len(columns) == 1:
         return columns[0]
     if all(_is_number(column.type) for column in columns):
         kinds = [pa.schema({"x": column.type}) for column in columns]
         common = pa.unify_schemas(kinds, promote_options="permissive").field("x").type
-        with suppress(pa.ArrowInvalid):  # a number that the common type does not hold
+        with suppress(pa.ArrowInvalid):  # raised for a number that the common type does not hold
             return reduce(_filled, [column.cast(common) for column in columns])
     return reduce(_filled, map(_as_text, columns))
 

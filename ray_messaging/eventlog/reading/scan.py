@@ -38,7 +38,7 @@ _FORMAT = ds.ParquetFileFormat(  # without buffers of whole files
 
 
 class View(NamedTuple):
-    """The data that a query reads: closed segments, tables of later rows, and what was collected and is in no file."""
+    """The data that a query reads: closed segments, tables of later rows, and collected entries that are in no file."""
 
     folder: Folder
     segments: Sequence[Segment]
@@ -103,7 +103,7 @@ def schemas(view: View, filters: Filters) -> Iterator[pa.Schema]:
 
 
 def datasets(view: View, filters: Filters) -> Iterator[ds.Dataset]:
-    """Yield the file of each segment that may match, then the live tables: pyarrow would read ahead through all."""
+    """Yield the file of each segment that may match, then the live tables. One dataset for all would be read ahead."""
     for segment in view.segments:
         if _may_hold(segment, filters):
             yield _file(view.folder, segment.path)
@@ -126,7 +126,7 @@ def _us(seconds: float) -> int:
 
 
 def _file(folder: Folder, path: str) -> ds.FileSystemDataset:
-    """Return the rows of a file as a dataset whose columns are all nullable, so that all files have like schemas."""
+    """Return the rows of a file as a dataset whose columns are all nullable, so that the files' schemas are alike."""
     fragment = _FORMAT.make_fragment(path, folder.filesystem)
     try:
         found, facts = fragment.physical_schema, fragment.metadata
@@ -174,7 +174,7 @@ class _Reader:
         return column.cast(pa.string()) if named and not self._raw else column
 
     def _with_hits(self, dataset: ds.FileSystemDataset, condition: pc.Expression | None) -> ds.FileSystemDataset | None:
-        """Return only the row groups with matching rows (None: there are none), found by the filtered columns alone."""
+        """Return only the row groups with matching rows (None: there are none). Only the filtered columns are read."""
         (file,) = dataset.get_fragments()
         some = file if condition is None else file.subset(condition, schema=dataset.schema)
         if not some.num_row_groups:
@@ -184,7 +184,7 @@ class _Reader:
         if not some.num_row_groups:
             return None
         scanner = some.scanner(dataset.schema, columns=[POSITION.name], filter=condition, **_AHEAD)
-        whole = self._filters.contains is None or not typed_names(dataset.schema.names)  # else it does not search
+        whole = self._filters.contains is None or not typed_names(dataset.schema.names)  # else `condition` is not all
         limit = self._filters.limit if whole else None
         hits = (scanner.to_table() if limit is None else scanner.head(limit))[POSITION.name].to_numpy()
         if not len(hits):
@@ -199,7 +199,7 @@ class _Reader:
         return ds.FileSystemDataset([fragment], dataset.schema, dataset.format, dataset.filesystem)
 
     def _needed(self, schema: pa.Schema) -> list[str]:
-        """Return the columns to read: all of payloads if the result has them, or typed ones must be searched."""
+        """Return the columns to read, with the payload columns that the result or a search in typed payloads needs."""
         typed, searched = typed_names(schema.names), self._filters.contains is not None
         of_payloads = typed if searched or TEXT in self._columns else []
         if typed and (searched or self._text):
@@ -208,7 +208,7 @@ class _Reader:
         return list(dict.fromkeys([*(name for name in self._columns if name not in ends), *of_payloads, *ends]))
 
     def _finished(self, part: pa.Table) -> pa.Table:
-        """Return the rows of a part that contain the searched text, with the columns of payloads that they need."""
+        """Return the rows of a part that contain the searched text, with the payload columns that the result needs."""
         typed, contains = typed_names(part.column_names), self._filters.contains
         if typed and (self._text or contains is not None):
             texts = texts_of(part)
@@ -223,7 +223,7 @@ class _Reader:
 
 
 def groups_with(file: ds.ParquetFileFragment, wanted: Mapping[str, Sequence[str]]) -> list[int]:
-    """Return the row groups in which dictionary-encoded columns, which Arrow ignores, may have a wanted text."""
+    """Return the row groups that may have a wanted text in dictionary-encoded columns, which Arrow ignores here."""
     footer, groups = file.metadata, []
     if not wanted:
         return [*range(footer.num_row_groups)]

@@ -1,4 +1,4 @@
-"""SQL over the log, by DuckDB: it reads the files that a query needs, column by column, and sees nothing else.
+"""SQL over the log, by DuckDB: it reads only the files and columns that a query needs, and has access to nothing else.
 
 DuckDB's own settings forbid access to other files, extensions and changes of the settings. Statements other than SELECT
 are refused before DuckDB runs them. Memory is bounded, except for the result: data that do not fit are written to a
@@ -25,7 +25,7 @@ _READS = ("SELECT", "EXPLAIN")
 _LONGEST = 300  # characters of DuckDB's errors
 _SETTINGS = {
     "enable_external_access": "false",
-    "python_enable_replacements": "false",  # no variables of Python as tables
+    "python_enable_replacements": "false",  # else Python's variables could be used as tables
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "memory_limit": "2GB",
@@ -56,7 +56,7 @@ def sql(view: View, *, query: str) -> pa.Table:
 
 @contextmanager
 def _connection(duckdb: Any, view: View) -> Iterator[tuple[Any, list[ds.Dataset]]]:  # noqa: ANN401 - a module, and its connection
-    """Open a connection that sees only the tables of a log. Yield it, and the stored rows of each table."""
+    """Open a connection that sees only the tables of a log. Yield the connection, and the stored rows of each table."""
     with (
         TemporaryDirectory(prefix="ray_messaging-sql-") as spilled,
         duckdb.connect(":memory:", config=_SETTINGS | {"temp_directory": spilled}) as connection,
@@ -105,7 +105,7 @@ def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
     """Return the stored rows of the messages, and the SQL expressions that select the columns of `query` from them."""
     parts = [*datasets(view, Filters())]
     kinds = {field.name: field.type for field in _comparable([part.schema for part in parts])}
-    names: dict[str, dict[str, None]] = {name: {} for name in kinds}  # of the stored columns of each typed column
+    names: dict[str, dict[str, None]] = {name: {} for name in kinds}  # typed column -> its stored columns
     for name in (name for part in parts for name in typed_names(part.schema.names) if plain_name(name) in kinds):
         names[plain_name(name)][name] = None
     stored = [SCHEMA.field(name).with_nullable(True) for name in SCHEMA.names]
@@ -115,7 +115,7 @@ def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
     if has_names(view, Filters()):
         columns |= {f"{end}_id": f"coalesce({end}_name, {end}_id::varchar)" for end in ("from", "to")}
     heads = [head for part in parts for head in channel_head(part.schema).values()]
-    if heads:  # all the same: they are of one experiment
+    if heads:  # all heads are equal: they are of one experiment
         head = heads[0].replace("'", "''")
         columns["channel"] = f"coalesce(channel, '{head}' || coalesce(to_name, to_id::varchar) || ':' || subtopic)"
     columns |= {plain: f"coalesce({', '.join(map(_quoted, several))})" for plain, several in names.items()}
@@ -153,5 +153,5 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-# The tables that queries see. Each function returns the stored rows of a view, and what to select from them.
+# The tables that queries see. Each function returns the stored rows of a view, and the SQL expressions to select.
 TABLES: dict[str, Callable[[View], tuple[ds.Dataset, list[str]]]] = {"messages": _messages, "calls": _calls}

@@ -52,7 +52,7 @@ def history(view: View, *, step: int) -> bytes:
 
 
 def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]:
-    """Sum messages and digests by step, over all rows: messages from outside may be logged before earlier steps."""
+    """Sum messages and digests by step over all rows, as messages from outside may be logged before earlier steps."""
     messages, sums = Counter[int](), Counter[int]()
     for row, weight in _rows(view, Filters(step=step)):
         messages[row.step] += weight
@@ -61,7 +61,7 @@ def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]
 
 
 def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
-    """Yield the messages of steps once each, with their weights in the count: 1, or a broadcast's number of pairs."""
+    """Yield each message of the steps once, with its weight in the count: 1, or a broadcast's number of pairs."""
     before, expansion, outside = "", Expansion(view.folder), list[pa.Table]()
     for part in scan(view, filters, stored(_COLUMNS), text=True):
         ordinals = part["ordinal"].to_numpy()  # null becomes NaN, which is in no range
@@ -71,7 +71,7 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
             elif row["message_id"] != before:
                 before = row["message_id"]
                 yield _digest_row(row, expansion), 1
-        noted = part["noted"].to_numpy()  # the groups leave out what a rule rewrote, too
+        noted = part["noted"].to_numpy()  # the groups leave out messages that a rule rewrote, too
         outside.append(part.filter(pa.array((ordinals >= FIRST_OUTSIDE) & ~noted)))
     if not outside:
         return
@@ -82,7 +82,10 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
 
 
 def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, int]]:
-    """Yield the messages from outside that a step has read, which come in order, as groups count them."""
+    """Yield the messages from outside that were read in a step, and their weights, as groups count them.
+
+    Args: part has these messages in the order of their arrival.
+    """
     part = part.combine_chunks()
     rows = [row if row["pairs"] else row | {"audience": None} for row in dicts_of(with_ids(part))]
     heard = expansion.hearers(part)
@@ -120,9 +123,9 @@ _COMPARED = (
     "message_id", "step", "step_read", "ordinal", "subtopic", "from_id", "to_id", "audience", "in_reply_to",
     "expects_answer", "payload", "labels", "fate", "rule",
 )  # fmt: skip
-_MUCH = 2**20  # pairs of messages of an agent in a step, above which the two orders are compared place by place
+_MUCH = 2**20  # pairs of messages of an agent in a step; for more pairs, the two orders are compared place by place
 Rows = list[LogRow]
-Unequal = tuple[LogRow | None, LogRow | None]  # a message of the one run, and of the other one; None: it lacks it
+Unequal = tuple[LogRow | None, LogRow | None]  # a message of one run, and its match in the other; None: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +143,9 @@ class Difference:
 
 
 def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Difference | None:
-    """Return the first difference between the rows of two logs, which come page by page; None if they are equal.
+    """Return the first difference between the rows of two logs, given page by page; None if the logs are equal.
 
-    It compares what each agent said, to whom, in which order, with fate, rule and labels. Ids are not compared.
+    Each agent's messages are compared, with recipients, order, fates, rules and labels. Ids are not compared.
 
     Raises: ConfigError if neither log has messages of steps.
     """
@@ -177,8 +180,10 @@ def beside(
 ) -> tuple[dict[int, Counter[bool]], Iterator[tuple[int, Rows, Rows]]]:
     """Lay two logs beside each other.
 
-    Return by step the messages with which both begin, counted by whether they are blocked; and the others of each step
-    that has some. Rows that are equal need not be read one by one. Messages from outside are left out.
+    Messages from outside are left out. Rows at the beginning that are equal need not be read one by one.
+
+    Returns: for each step, how many messages at the beginning are equal, counted by whether they are blocked; and an
+    iterator over the later steps with the other messages of each log.
     """
     equal: defaultdict[int, Counter[bool]] = defaultdict(Counter)
     before: _Message = None
@@ -204,11 +209,11 @@ def _in_parts(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Iterator[
             yield pages[0].slice(low, _PART), pages[1].slice(low, _PART)
 
 
-_Message = tuple[str, AgentId | None] | None  # its id and recipient
+_Message = tuple[str, AgentId | None] | None  # the id and the recipient of a message
 
 
 def _of_groups(part: pa.Table, before: _Message) -> pa.Table:
-    """Return the first row of each message that a group sent, but for the message `before`: it may have several."""
+    """Return the first row of each message that a group sent (it may have several), without the message `before`."""
     own = part.filter(pa.array(part["ordinal"].to_numpy() < FIRST_OUTSIDE))
     keys = [before, *_messages(own)]
     return own.filter(pa.array([key != earlier for earlier, key in pairwise(keys)], pa.bool_()))
@@ -219,7 +224,7 @@ def _messages(own: pa.Table) -> Iterator[_Message]:
 
 
 def _last(part: pa.Table, before: _Message) -> _Message:
-    """Return the last message that a group sent in a part, `before` if there is none."""
+    """Return the last message in a part that a group sent, or `before` if the part has none."""
     own = part.filter(pa.array(part["ordinal"].to_numpy() < FIRST_OUTSIDE))
     return next(_messages(own.slice(len(own) - 1))) if len(own) else before
 
@@ -232,7 +237,7 @@ def _sent(parts: Iterable[pa.Table], before: _Message) -> Iterator[LogRow]:
 
 
 def _by_step(ours: Iterator[LogRow], those: Iterator[LogRow]) -> Iterator[tuple[int, Rows, Rows]]:
-    """Yield each step that either has messages of, and these messages."""
+    """Yield each step of which either log has messages, with the messages of both logs."""
     runs = [groupby(rows, key=lambda row: row.step) for rows in (ours, those)]
     heads = [next(run, None) for run in runs]
     while steps := [head[0] for head in heads if head is not None and head[0] is not None]:
@@ -245,7 +250,7 @@ def _by_step(ours: Iterator[LogRow], those: Iterator[LogRow]) -> Iterator[tuple[
 
 
 def unequal(mine: Rows, theirs: Rows) -> list[Unequal]:
-    """Return the messages of a step in which two runs differ, agent by agent, those to the same recipient together."""
+    """Return the messages of a step in which two runs differ, agent by agent. Messages to one recipient are matched."""
     found: list[Unequal] = []
     agents: dict[AgentId | None, tuple[Rows, Rows]] = {}
     for side, rows in enumerate((mine, theirs)):
@@ -267,7 +272,7 @@ def unequal(mine: Rows, theirs: Rows) -> list[Unequal]:
 
 
 def _paired(mine: Rows, theirs: Rows) -> Iterator[Unequal]:
-    """Yield messages of an agent in pairs of the same recipient, those that have no match alone."""
+    """Yield the unequal messages of an agent in pairs with the same recipient. A message without a match is alone."""
     waiting: defaultdict[AgentId | None, deque[LogRow]] = defaultdict(deque)
     for row in theirs:
         waiting[row.to_id].append(row)
@@ -279,7 +284,7 @@ def _paired(mine: Rows, theirs: Rows) -> Iterator[Unequal]:
 
 
 def _content(row: LogRow) -> tuple[Any, ...]:
-    """Return what of a message counts when runs are compared."""
+    """Return the values of a message that are compared between runs."""
     rule = row.rule if row.fate == FATES[BLOCKED] else None
     question = None if row.in_reply_to is None else _asked(row.in_reply_to)
     said = row.subtopic, row.audience, row.fate, rule, tuple(sorted(row.labels)), row.text

@@ -1,4 +1,4 @@
-"""Columns of sender, recipient and channel, and texts such as ids and channels that differ only by a number."""
+"""The log's columns of sender, recipient and channel, and texts (ids and channels) that differ only by a number."""
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
@@ -14,9 +14,9 @@ from ray_messaging.eventlog.log_schema import DICTIONARY_ENTRIES
 from ray_messaging.eventlog.writing.repeated_columns import NAME, Codes, coded, each_its_own, nulls, places, same
 from ray_messaging.model.columns import INT, NONE, STR, IdColumn
 
-_DIGITS = 4  # written at a time
-_TYPES = (np.dtype("u1"), np.dtype("u2"), np.dtype("S3"), np.dtype("u4"))  # of one digit, two, three, four
-_FEW = 64  # numbers: with fewer, Arrow's formatting is as fast
+_DIGITS = 4  # of a number, written at a time
+_TYPES = (np.dtype("u1"), np.dtype("u2"), np.dtype("S3"), np.dtype("u4"))  # of texts of 1, 2, 3 and 4 digits
+_FEW = 64  # with fewer numbers, Arrow's formatting is as fast
 _MOST_BYTES = 2**31 - 1  # of the texts of an array
 
 
@@ -43,7 +43,7 @@ def numbered_texts(head: str, numbers: NDArray[np.int64], tail: str = "") -> pa.
 def _of_width(width: int, head: bytes, numbers: NDArray[np.int64], tail: bytes) -> pa.StringArray:
     """Return the texts of numbers that all have `width` digits."""
     rows, line = len(numbers), len(head) + width + len(tail)
-    # Arrow keeps its memory for the next texts. numpy's memory is mapped anew each time, which takes half of the time.
+    # Arrow keeps its memory for later texts. Memory of numpy would be mapped anew each time, half of the total time.
     data, ends = pa.allocate_buffer(rows * line), pa.allocate_buffer((rows + 1) * 4)
     np.ndarray((rows,), f"V{line}", data)[:] = np.void(head + bytes(width) + tail)
     at = len(head) + width
@@ -64,12 +64,12 @@ def _digits(count: int) -> NDArray[Any]:
     return np.frombuffer(b"".join(b"%0*d" % (count, number) for number in range(10**count)), _TYPES[count - 1])
 
 
-# Values in a range of at most this many times their number are counted by a table: a hash takes ten times as long.
+# If the range of values is at most this many times their number, a table counts them: a hash takes ten times as long.
 _NEAR = 4
 
 
 class Ends(NamedTuple):
-    """The senders, or the recipients, of all rows: `values` and `kinds` as in `IdColumn`, with one table of names."""
+    """The senders, or the recipients, of all rows: `values`, `kinds` are as in `IdColumn`, with one table of names."""
 
     values: NDArray[np.int64]
     kinds: NDArray[np.uint8] | None
@@ -105,7 +105,7 @@ def ends(columns: Sequence[IdColumn]) -> Ends:
 
 
 def are_of_agents(to: Ends, topics: Sequence[str]) -> bool:
-    """Return whether readers can compose each row's channel: of its recipient for the topic, with the id as it is."""
+    """Return whether readers can compose each row's channel from the recipient's id, without escapes, and the topic."""
     if any(map(_is_plain, topics)) or any(escaped(name) != name for name in to.names):
         return False
     return to.kinds is None or not (to.kinds == NONE).any()
@@ -128,8 +128,8 @@ def subtopics(rows: int, topics: Sequence[str], of: Codes | None) -> pa.Array:
 def channels(exp_id: str, to: Ends, topics: Sequence[str], of: Codes | None) -> tuple[pa.Array, pa.Array]:
     """Return the columns of channels and of subtopics. The text of each distinct channel is built once.
 
-    Args: `of` has the index of each row's topic (None: all rows have the first). A topic ":name" is the plain channel
-    "name".
+    Args: `of` has the index of each row's topic (None: all rows have the first topic). A topic ":name" is the plain
+    channel "name".
     """
     subtopic = subtopics(len(to.values), topics, of)
     if of is None and to.kinds is None and not _is_plain(topics[0]):
@@ -158,14 +158,14 @@ def _channels(exp_id: str, ids: NDArray[np.int64], topic: str) -> pa.StringArray
     return numbered_texts(f"exps:{exp_id}:agents:", ids, f":{topic}")
 
 
-# In bulk, successive chunks of rows go to the same agents.
+# Successive chunks of rows of the bulk path often go to the same agents.
 @lru_cache(maxsize=8)
 def _channels_again(exp_id: str, ids: bytes, topic: str) -> pa.StringArray:
     return _channels(exp_id, np.frombuffer(ids, np.int64), topic)
 
 
 def as_texts(to: Ends) -> tuple[pa.Array, Codes]:
-    """Return the distinct ids as texts, and each row's index among them; None is spelled "None"."""
+    """Return the distinct ids as texts, and each row's index among them; None becomes "None"."""
     if to.kinds is None:
         found, codes = distinct(to.values)
         return pc.cast(pa.array(found), pa.string()), codes

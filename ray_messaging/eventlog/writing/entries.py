@@ -21,17 +21,17 @@ from ray_messaging.transports.log_store import LogItem, mailbox_of
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.notes import Before, LogNote, RuleNote, decode_log_note
 
-# A batch of rows costs 0.4 ms plus its rows: with 8,192 rows a fifth of their time. Larger columns would not fit the
-# processor's cache.
+# A batch of rows costs 0.4 ms plus its rows: with 8,192 rows, that is a fifth of the time. Larger columns would not fit
+# the processor's cache.
 CHUNK_ROWS = 32_768
-PIECE_BYTES = 16 * 2**20  # payload of a batch: a segment cannot be closed within one
-CELLS = 2**23  # rows times typed columns: a row has a place in each column, also where it has no value
+PIECE_BYTES = 16 * 2**20  # payload bytes of a batch: a segment cannot be closed within a batch
+CELLS = 2**23  # rows times typed columns: a row has a place in each column, even without a value there
 
 T = TypeVar("T")
 
 
 class DecodedEntry(NamedTuple):
-    """One decoded entry: its rows for the log (None: it has none), and its number of messages."""
+    """One decoded entry: its rows for the log (None: it has no rows), and its number of messages."""
 
     part: LoggedPart | None
     messages: int
@@ -43,10 +43,10 @@ NOTHING = DecodedEntry(None, 0)
 def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> DecodedEntry:
     """Decode an entry that has a frame.
 
-    No rows are returned for messages of a step, which are read from the step's boxes, and for those rows of a mailbox
-    that a note in the log stream describes.
+    No rows are returned for messages of a step, which are read from the step's boxes. Rows of a mailbox that a note in
+    the log stream describes are left out, too.
 
-    Args: `hearers_of` returns the hearers of a batch's rows if these are broadcasts, else None.
+    Args: `hearers_of` returns the hearers of a batch's rows, or None if these are no broadcasts.
 
     Raises: FrameError if the frame or its note is not valid.
     """
@@ -73,7 +73,7 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Decod
 
 
 def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = None) -> LoggedPart | None:
-    """Return the rows of a mailbox's frame that are not described by a note; None if there are none."""
+    """Return the rows of a mailbox's frame that no note describes, or None if notes describe all rows."""
     part = LoggedPart(batch, None, entry, mailbox, DELIVERED, hearers=hearers) if len(batch) else None
     if part is None or batch.noted is None:
         return part
@@ -83,7 +83,11 @@ def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = 
 
 
 def noted(batch: Batch, entry: str, note: LogNote, takers: list[int] | None) -> LoggedPart | None:
-    """Return the rows that a note describes (None: none), with the `takers` of published ones. Raises FrameError."""
+    """Return the rows that a note describes, or None if there are none.
+
+    Args: takers has the number of clients that took each published message.
+    Raises: FrameError if `takers` is needed and does not fit the rows.
+    """
     fates = _fates(note, takers, len(batch))
     return LoggedPart(batch, None, entry, note.mailbox or None, fates, note) if len(batch) else None
 
@@ -105,7 +109,7 @@ def payload_bytes(part: LoggedPart) -> int:
 
 
 def pieces(part: LoggedPart, begin: int, limit: int) -> Iterator[tuple[LoggedPart, int]]:
-    """Yield a part's rows from `begin` on in pieces of at most `limit` payload bytes, each with the row after it."""
+    """Yield a part's rows from `begin` on in pieces of at most `limit` payload bytes, each with its end."""
     rows, lines = len(part.batch), part.batch.lines
     assert lines is not None
     rewritten = _before(part)
@@ -146,7 +150,7 @@ def _of_rows(part: LoggedPart, rows: NDArray[np.intp]) -> LoggedPart:
 
 
 def _note_of_rows(note: LogNote, rows: NDArray[np.intp], count: int) -> LogNote:
-    """Return the part of a note that is about some rows, with their new row numbers. The note was on `count` rows."""
+    """Return the part of a note that is about some rows, with their new row numbers. `count` is that of its batch."""
     places = np.full(count, -1)
     places[rows] = np.arange(len(rows))
 
@@ -165,7 +169,7 @@ def _before(part: LoggedPart) -> tuple[Before, ...]:
 
 
 def chunks_of(parts: Iterable[tuple[LoggedPart | None, T]]) -> Iterator[tuple[list[LoggedPart], list[T]]]:
-    """Yield parts in groups that fit the processor's cache, with their marks; a mark may come without a part."""
+    """Yield parts in groups that fit the processor's cache, with their marks. A mark may have no part."""
     chunk: list[LoggedPart] = []
     marks: list[T] = []
     kinds = set[Kind]()

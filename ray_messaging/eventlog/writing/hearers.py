@@ -28,7 +28,7 @@ from ray_messaging.steps.box_frames import unamended_broadcasts
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.wire.frames import decode, is_folded
 
-_KEPT = 256  # most edges to keep, each those of an audience's version toward a mailbox's agents
+_KEPT = 256  # most Edges to keep, each of an audience's version toward the agents of a mailbox
 _Key = tuple[AudiencePairs, bytes]
 Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
@@ -37,8 +37,8 @@ class Hearers(NamedTuple):
     """The hearers of each row of some broadcasts.
 
     `agents` is the digest of the mailbox's agents, and `pairs` the number of hearers of each row. `kept` maps a row to
-    its hearers' places among all hearers of the sender in that mailbox; rows that are not in it have all of these
-    hearers.
+    the places of its hearers among all hearers of its sender in that mailbox. A row that is not in `kept` has all
+    these hearers.
     """
 
     agents: str
@@ -103,10 +103,10 @@ def hearer_columns(found: Sequence[Hearers | None], counts: Sequence[int]) -> di
 
 
 class BroadcastHearers:
-    """The hearers of broadcasts, for the log's writer. It stores the sets of agents in the log's folder.
+    """The hearers of broadcasts, for the log's writer. The sets of agents are stored in the log's folder.
 
-    While a file cannot be read or written it is tried again. Broadcasts whose audience or agents are not there, or are
-    damaged, are logged without hearers, and `lacking` says so.
+    While a file cannot be read or written, it is tried again. Broadcasts whose audience or agents are missing or
+    damaged are logged without hearers, and `lacking` says so.
 
     Args: `audiences` is the folder of the audiences (None: they cannot be reached). `persist` repeats a call while the
     server is away or a file cannot be read or written.
@@ -126,12 +126,12 @@ class BroadcastHearers:
         return found
 
     async def of_frames(self, frames: Iterable[bytes]) -> "FrameHearers":
-        """Load what is needed to find the hearers in some frames, and return it."""
+        """Load the edges that are needed to find the hearers of the broadcasts in some frames."""
         found: dict[_Key, Edges | None] = {}
         for frame in filter(is_folded, frames):
             try:
                 batch = decode(frame)
-            except FrameError:  # reported when the frame is logged
+            except FrameError:  # it is reported when the frame is logged
                 continue
             key = _key_of(batch)
             if found.get(key) is None:
@@ -168,7 +168,7 @@ class BroadcastHearers:
         await self._transport.log.forget_agents(digests)
 
     async def _agents_of(self, digest: bytes) -> AgentSet:
-        """Return the agents with a digest, and store them in the folder; raise UnknownName if nobody has them."""
+        """Return the agents with a digest, and store them in the folder; raise UnknownName if nobody knows them."""
         found = await asyncio.to_thread(self._stored, digest)
         if found is None:
             found = await self._transport.log.agents(digest) or await self._of_a_mailbox(digest)
@@ -176,14 +176,14 @@ class BroadcastHearers:
         return found
 
     def _stored(self, digest: bytes) -> AgentSet | None:
-        """Return the agents with a digest, None if the folder does not have them, or has a damaged file."""
+        """Return the agents with a digest, or None if the folder lacks their file, or the file is damaged."""
         try:
             return read_agents(self._folder, digest.hex())
         except LogError:
             return None
 
     async def _of_a_mailbox(self, digest: bytes) -> AgentSet:
-        """Return the agents that a frame names which was written before there was a log."""
+        """Return the agents with a digest from the directory, for a frame that was written before there was a log."""
         for record in (await self._transport.load_directory(0)).changed:
             for agents in (*record.by_subtopic().values(), *record.former()):
                 if agents_digest(agents) == digest:
@@ -197,7 +197,7 @@ class BroadcastHearers:
 
 
 class FrameHearers:
-    """Who hears the broadcasts in some frames. It is called with the batch of one of these frames.
+    """A function that returns the hearers of the broadcasts in one of some frames, given the batch of that frame.
 
     It returns None for a batch whose rows are not broadcasts, or whose hearers are not known.
     """
@@ -217,9 +217,9 @@ class FrameHearers:
         return None
 
     def unamended(self, batch: Batch, amendments: Sequence[Batch]) -> Batch | None:
-        """Return those broadcasts of a batch that no amendment changes for all hearers; None if there are none.
+        """Return the broadcasts of a batch without those that amendments change for all hearers; None if none is left.
 
-        Args: `amendments` are those that `amendments_of` returns for the batch.
+        Args: `amendments` are the amendments that `amendments_of` returns for the batch.
         """
         edges = self._found.get(_key_of(batch))
         return batch if edges is None else unamended_broadcasts(batch, edges, amendments)

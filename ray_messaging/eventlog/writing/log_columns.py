@@ -36,11 +36,11 @@ _LABELS = pa.list_(pa.string())
 _REASONS = [said for fate in FATES if (said := facts_of(fate).reason)]
 _REASON_OF = np.array([_REASONS.index(said) if (said := facts_of(fate).reason) else -1 for fate in FATES])
 _PLAIN = Extension()
-_FEW_ROWS = 64  # average rows of a sender in turn: with fewer, one call for all senders is as fast
+_FEW_ROWS = 64  # average rows of one sender in a row; with fewer, one call for all senders is as fast
 
 
 class LoggedPart(NamedTuple):
-    """The rows of one stream entry that are logged; at least one."""
+    """Those rows of one stream entry that are logged, at least one row."""
 
     batch: Batch
     rows: Codes | None  # the numbers of these rows in the frame; None: all rows are logged
@@ -52,7 +52,7 @@ class LoggedPart(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Parts as one run of rows: each part's first row and row count; `fates` is an int if all rows have one fate."""
+    """Parts as one run of rows, with each part's first row and row count. `fates` is an int if all are equal."""
 
     parts: Sequence[LoggedPart]
     starts: list[int]
@@ -135,7 +135,7 @@ def _places(part: LoggedPart) -> Codes:
 
 
 def _spread(values: Iterable[Any], counts: Sequence[int], dtype: type[Any]) -> NDArray[Any]:
-    """Return a column of parts, each an array or a value for its rows, copied: a view would keep the frame."""
+    """Return one column of values, each an array or one value for its rows. It is a copy: a view would keep a frame."""
     column, start = np.empty(sum(counts), dtype), 0
     for value, count in zip(values, counts, strict=True):
         column[start : start + count] = value
@@ -179,7 +179,7 @@ def _fate(run: _Run) -> pa.Array:
 
 
 def _topics(run: _Run) -> tuple[list[str], Codes | None]:
-    """Return the distinct topics, and each row's index among them (None: all have the first)."""
+    """Return the distinct topics, and each row's index among them (None: all rows have the first topic)."""
     table: dict[str, int] = {}
     maps = [[table.setdefault(topic, len(table)) for topic in part.batch.topics] for part in run.parts]
     if len(table) == 1:
@@ -210,7 +210,7 @@ def _labels(run: _Run) -> pa.Array:
 
 
 def _notes(run: _Run) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return three columns: rule, reason, payload before a rewrite. If several rules judged a row, the last counts."""
+    """Return three columns: rule, reason, payload before a rewrite. The last of several rules counts."""
     rule, reason = np.full(run.rows, -1, np.int32), np.full(run.rows, _REASON_OF[run.fates], np.int32)
     if (reason < 0).all() and not any(part.note and (part.note.why or part.note.before) for part in run.parts):
         none = nulls(run.rows, NAME)
@@ -256,7 +256,7 @@ def extension_columns(batches: Sequence[Batch]) -> dict[str, pa.Array]:
 
 
 def number_column(found: Sequence[NDArray[Any] | int | None], counts: Sequence[int], dtype: type[Any]) -> pa.Array:
-    """Return a column of each batch's array or single value, copied; None gives nulls."""
+    """Return one column of all batches. `found` has an array for each batch, one value for its rows, or None: nulls."""
     if all(value is None for value in found):
         return nulls(sum(counts), pa.from_numpy_dtype(dtype))
     column = _spread((0 if value is None else value for value in found), counts, dtype)

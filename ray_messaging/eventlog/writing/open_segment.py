@@ -11,13 +11,13 @@ from ray_messaging.eventlog.writing.entries import CELLS
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.transports.log_store import LogMark
 
-# At most two segments are in memory: the open one, and the one that is written to a file. So these bound the log's
-# memory: about 200 MB with reading, row building and Parquet. A busy writer keeps the memory for the next segment, an
-# idle one returns it to the system.
+# At most two segments are in memory: the open one, and the one that is written to a file. So these limits bound the
+# log's memory: about 200 MB with reading, row building and Parquet. A busy writer keeps the memory for the next
+# segment, an idle one returns it to the system.
 SEGMENT_ROWS = 262_144
 SEGMENT_BYTES = 40 * 2**20
 
-# After this time rows are written to a file that is not full yet.
+# After this time, rows are written to a file even if the segment is not full.
 SEGMENT_AGE_S = 30.0
 
 
@@ -36,7 +36,7 @@ class Sealed(NamedTuple):
     steps: StepPosition | None
     marks: dict[str, LogMark]
     finished: tuple[str, ...]  # streams that ended and were read completely
-    stored: Segment | None  # its file, if it has all these rows
+    stored: Segment | None  # the segment's file, if it has all these rows
 
 
 class OpenSegment:
@@ -47,7 +47,7 @@ class OpenSegment:
         self.first_row = first_row
         self.rows = 0
         self.nbytes = 0
-        self.stored: Segment | None = None  # its file, if any
+        self.stored: Segment | None = None  # the segment's file, if there is one
         self._batches: list[pa.RecordBatch] = []
         self._typed = set[str]()  # the typed columns
         self._since: float | None = None
@@ -57,14 +57,14 @@ class OpenSegment:
         return self.rows >= rows or self.nbytes >= nbytes or self.rows * len(self._typed) >= CELLS
 
     def is_too_wide_for(self, batch: pa.RecordBatch | None) -> bool:
-        """Return whether the segment must be closed before these rows, whose typed columns all its rows would get."""
+        """Return whether the segment must be closed first: with these rows, all its rows would get too many columns."""
         if batch is None or not self.rows:
             return False
         rows: int = self.rows + batch.num_rows
         return rows * len(self._typed.union(typed_names(batch.schema.names))) > 2 * CELLS
 
     def add(self, batch: pa.RecordBatch | None) -> None:
-        """Append rows. Even without any, there are cursors then that are not stored yet."""
+        """Append rows. After a call without rows (None), too, cursors wait to be stored."""
         self._since = self._since or time.monotonic()
         if batch is None:
             return
@@ -94,7 +94,7 @@ class OpenSegment:
         return self._since is not None
 
     def table(self) -> pa.Table:
-        """Return the rows, of which there must be some."""
+        """Return the rows as a table. There must be at least one row."""
         return laid_out(joined_rows(self._batches))
 
     def seal(self, streams: StreamCursors, steps: StepPosition | None) -> Sealed:

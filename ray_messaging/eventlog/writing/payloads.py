@@ -17,7 +17,7 @@ from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
 _TEXT = pa.large_string()
 _FIRST_NOT_ASCII, _LINE_END = 128, ord("\n")
-_MANY_BYTES = 2**16  # so many bytes stay in the processor's cache during four passes
+_MANY_BYTES = 2**16  # this many bytes stay in the processor's cache during four passes
 
 Kind = tuple[tuple[str, ColumnType], ...]  # the names and types of typed columns; empty: JSON text
 
@@ -29,14 +29,14 @@ def kind_of(payloads: Payloads | None) -> Kind:
 
 @lru_cache(maxsize=256)
 def _text_of(kind: Kind) -> str:
-    """Return a kind as rows name it: a JSON object of names and types."""
+    """Return a kind as the text in the column KINDS: a JSON object of names and types."""
     return msgspec.json.encode({name: str(each) for name, each in kind}).decode()
 
 
 def payload_columns(payloads: Sequence[Payloads | None], counts: Sequence[int]) -> dict[str, pa.Array]:
     """Build the columns of all payloads in order. `counts` are the numbers of their rows.
 
-    The names of typed columns have their types. If there are some, a column names those of each row.
+    The names of typed columns have their types. If there are typed columns, the column KINDS names those of each row.
     """
     groups: dict[Kind, list[int]] = {}
     for number, each in enumerate(payloads):
@@ -63,7 +63,7 @@ def payload_columns(payloads: Sequence[Payloads | None], counts: Sequence[int]) 
 
 
 def _spread(columns: Sequence[pa.Array], rows: Sequence[NDArray[np.intp]], count: int) -> pa.Array:
-    """Return a column of `count` rows that has the values of some columns in their rows, and null in the others."""
+    """Return a column of `count` rows that has the values of some columns in their rows, and null in other rows."""
     place_of = np.full(count, -1, np.int32)
     found = np.concatenate(rows)
     place_of[found] = places(len(found))
@@ -81,9 +81,9 @@ def _columns_of(kind: Kind, payloads: Sequence[Payloads | None]) -> dict[str, pa
 
 
 def _stored(column: pa.Array) -> pa.Array:
-    """Return a typed column with offsets of 64 bits for texts and vectors: 32 bits would limit those of a step.
+    """Return a typed column with offsets of 64 bits for texts and vectors: 32 bits would be too few for a step.
 
-    Vectors become lists, which take no room in rows that have none.
+    Vectors become lists, which take no room in rows without vectors.
     """
     if pa.types.is_fixed_size_list(column.type):
         width = column.type.list_size
@@ -104,7 +104,7 @@ def _text_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
 
 
 def _is_few(lines: PayloadColumn) -> bool:
-    """Return whether lines are so few that they should be joined with others: an array of their own would cost more."""
+    """Return whether lines are so few that joining them with other lines costs less than an array of their own."""
     return lines.index is None and not lines.raw and lines.nbytes < _MANY_BYTES
 
 
@@ -128,7 +128,7 @@ def _readable(lines: Sequence[bytes]) -> pa.LargeStringArray:
 
 
 def sparse_column(rows: int, payloads: Mapping[int, bytes]) -> pa.LargeStringArray:
-    """Build a column in which only the given rows have a payload, and all others null."""
+    """Build a column in which only the given rows have a payload; other rows have null."""
     if not payloads:
         return nulls(rows, _TEXT)
     found: list[bytes | None] = [None] * rows

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 
-# More rows than a chunk of the bulk path: longer columns are built each time.
+# This is more than a chunk of the bulk path has. Columns with more rows are built each time.
 _SHARED_ROWS = 65_536
 
 Codes = NDArray[np.int32]

@@ -33,7 +33,7 @@ _TAKE_OVER_S = 20.0
 class SegmentStore:
     """Storage of one writer's segments, which are written one at a time; `closed` are the finished ones.
 
-    They have no cursors in memory, because each has the cursors of all streams.
+    The finished ones have no cursors in memory, because each would have the cursors of all streams.
 
     Args: `writer` is the writer's name in the folder's account. `known` returns whether the server still knows the log
     of this run. `crash` is called at the risky points, `on_trouble` when a write has failed.
@@ -55,7 +55,7 @@ class SegmentStore:
         self.lost = False  # the server has lost the streams
         self.trouble: str | None = None
         self.last_s: float | None = None  # duration of the last write
-        self.missing: dict[str, None] = {}  # what this writer has added to the account, in order
+        self.missing: dict[str, None] = {}  # descriptions that this writer has added to the account, in order
         self._log = log
         self._folder = folder
         self._exp_id = exp_id
@@ -64,11 +64,14 @@ class SegmentStore:
         self._crash = crash
         self._on_trouble = on_trouble
         self._stopping = asyncio.Event()
-        self.started = False  # from then on a refusal is waited for, as a server that is away
-        self._publishing = asyncio.Lock()  # this process's own files wait for one another
+        self.started = False  # True: calls that the server refuses are repeated, as if the server were away
+        self._publishing = asyncio.Lock()  # so that this process publishes one file at a time
 
     async def take_over(self, epoch: int) -> Segment | None:
-        """Make this writer, of an epoch, the folder's owner; return its newest segment, if any. Raises LogError."""
+        """Make this writer, which has an epoch, the folder's owner; return the newest segment (None: there is none).
+
+        Raises: LogError if the folder cannot be used.
+        """
         self.epoch = epoch
         found = await with_folder_lock(self._folder, self._list, self._pause)
         for segment in found:
@@ -80,7 +83,7 @@ class SegmentStore:
         return self._folder.segments()
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
-        """Report which entries the segments have, if an earlier writer died before it did. Raises Fenced."""
+        """Report to the server what the segments have: an earlier writer may have died before that. Raises Fenced."""
         await self.retry(lambda: self._log.note_resumed(self.epoch, taken))
 
     async def store(self, sealed: Sealed) -> Segment:
@@ -92,7 +95,7 @@ class SegmentStore:
         return segment
 
     async def write_beside(self, work: Callable[[], None]) -> None:
-        """Run `work`, which writes another file into the folder, until it succeeds. Raises as `store`."""
+        """Run `work`, which writes another file into the folder, until it succeeds. Raises the errors of `store`."""
 
         def checked() -> None:
             self._check_account("what groups have collected is in no file")
@@ -125,7 +128,7 @@ class SegmentStore:
             self.lost = True
 
     async def note_missing(self, text: str) -> None:
-        """Add missing rows to the folder's account. Raises LogError if that fails after `stop_retrying`."""
+        """Describe missing rows in the folder's account. Raises LogError if that fails after `stop_retrying`."""
         await self.retry(lambda: self._under_lock(lambda: note_missing(self._folder, self._writer, text)))
         self.missing[text] = None
 
@@ -141,8 +144,8 @@ class SegmentStore:
         return await self._under_lock(lambda: self._publish(staged), self.check_owner if self._folder.local else None)
 
     async def _under_lock(self, work: Callable[[], T], first: Callable[[], Awaitable[None]] | None = None) -> T:
-        # A successor first fences us, then lists the folder under the lock: it sees this file, or we see the fence.
-        # (Without a lock and renaming, the earlier check must do.)
+        # A successor first fences this writer, then lists the folder under the lock: either it sees this file, or this
+        # writer sees the fence. (In folders without a lock and renaming, only the check before was made.)
         async with self._publishing:
             with self._folder.lock() as mine:
                 if not mine:
@@ -159,7 +162,7 @@ class SegmentStore:
         return self._folder.publish(staged)
 
     def _check_account(self, loss: str) -> None:
-        """Raise LogError, which names a loss, if another run of the experiment owns the folder."""
+        """Raise LogError, with `loss` in its text, if another run of the experiment owns the folder."""
         if not read_account(self._folder).belongs_to(self._writer):
             raise LogError(
                 f"{loss}: another run of this experiment, a newer one, writes {self._folder.where}. End this one",

@@ -1,4 +1,4 @@
-"""Writers of what lies beside the event log of an experiment with steps: checkpoints, series and remembered calls."""
+"""Writers of the files beside the event log of an experiment with steps: checkpoints, series and remembered calls."""
 
 import asyncio
 import time
@@ -17,11 +17,11 @@ from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.transports.step_values import CHECKPOINT, Collected, CollectedKind, Progress
 
-FILE_BYTES = 8 * 2**20  # so much is collected before files are written
+FILE_BYTES = 8 * 2**20  # size of collected data from which on files are written
 
 
 class CollectedWriter:
-    """Writer of series and remembered calls of the steps that a feed has passed on, beside the files of `segments`."""
+    """Writer of the series and remembered calls of the steps that `feed` has passed on, in the log's folder."""
 
     def __init__(self, reader: StreamReader, segments: SegmentStore, feed: StepFeed) -> None:
         self._feed = feed
@@ -32,11 +32,14 @@ class CollectedWriter:
         self._born = ""
 
     async def begin(self) -> None:
-        """Learn since when the server counts the steps."""
+        """Get from the server since when it counts the steps."""
         self._born = await self._retry(partial(self._store.collected_born, f"{time.time_ns() // 10**6:013d}"))
 
     async def write(self, *, least: int = 1) -> None:
-        """Write what was collected, if it has `least` bytes or more. Raises as `SegmentStore.store`."""
+        """Write the collected data to files, if it has `least` bytes or more.
+
+        Raises: the same errors as `SegmentStore.store`.
+        """
         if await self._retry(self._store.collected_bytes) < least:
             return
         found = await self.unwritten()
@@ -45,12 +48,12 @@ class CollectedWriter:
             await self._retry(partial(self._store.drop_collected, found.entries))
 
     async def unwritten(self) -> Unwritten:
-        """Return what the server has of these steps."""
+        """Return the collected data of the steps that the feed has passed on, as far as the server has it."""
         return Unwritten(self._born, await self._retry(partial(self._store.collected, self._feed.position.handled)))
 
     def _write(self, found: Unwritten) -> None:
         for kind, encode in _FILES.items():
-            _, new = found.beside_files(self._folder, kind)  # the others were not dropped in time
+            _, new = found.beside_files(self._folder, kind)  # others are in files, but still on the server
             if new:
                 steps = {entry.step for entry in new}
                 self._folder.write_collected(kind, self._born, min(steps), max(steps), encode(new))
@@ -65,8 +68,8 @@ _FILES: dict[CollectedKind, Callable[[Sequence[Collected]], pa.Buffer]] = {
 class CheckpointWriter:
     """Task that copies all data of an experiment after every n-th step, and writes the copies.
 
-    No step begins while the data are copied. The next ones run while the file is written. `segments` writes the
-    folder's other files.
+    No step begins while the data are copied, but steps go on while the file is written. `segments` writes the other
+    files of the folder.
     """
 
     def __init__(self, reader: StreamReader, every: int, segments: SegmentStore) -> None:
@@ -77,13 +80,13 @@ class CheckpointWriter:
         self._every = every
         self._segments = segments
         self._next = -1  # the step after which the next checkpoint is taken
-        self._written = -1  # the last one with a file
+        self._written = -1  # the last step whose checkpoint has a file
 
     async def begin(self) -> None:
-        """Let no step begin after the one at whose end the next checkpoint is taken."""
+        """Choose the step after which the next checkpoint is taken; until then the server lets no later step begin."""
         progress = await self._retry(self._store.progress)
         self._written = max(await asyncio.to_thread(self._folder.checkpoints), default=-1)
-        # A writer that died may have left the groups in the step before a checkpoint, or at one that is in no file.
+        # A writer that died may have left the groups in the step before a checkpoint, or at one without a file.
         done = progress.latest == progress.sealed <= self._written
         await self._hold(self._after(progress.latest if done else progress.latest - 1))
 
@@ -95,18 +98,18 @@ class CheckpointWriter:
         await self._retry(partial(self._store.hold, CHECKPOINT, step))
 
     async def run(self) -> None:
-        """Take checkpoints until cancelled. Raises as `SegmentStore.store`."""
+        """Take checkpoints until cancelled. Raises the same errors as `SegmentStore.store`."""
         while True:
             progress = await self._retry(self._store.progress)
             if progress.sealed >= self._next:
                 await self._take(progress)
-            elif progress.holds.get(CHECKPOINT) != self._next:  # the server has lost it, in a failover
+            elif progress.holds.get(CHECKPOINT) != self._next:  # the server has lost the hold, in a failover
                 await self._hold(self._next)
             else:
                 await self._retry(partial(self._store.wait, progress.news, STEP_NEWS_TIMEOUT_S))
 
     async def end(self) -> None:
-        """Take the last checkpoint, if no step is open, and let steps begin without further ones."""
+        """Take the last checkpoint, if no step is open, and let steps begin without further checkpoints."""
         progress = await self._retry(self._store.progress)
         if progress.latest == progress.sealed > self._written:
             await self._take(progress)

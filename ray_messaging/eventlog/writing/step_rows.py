@@ -1,4 +1,4 @@
-"""Rows of an experiment's sealed steps, read from the boxes on its server, and their feed into the event log."""
+"""Reading of the rows of an experiment's sealed steps, from the boxes on its server, for the event log."""
 
 import asyncio
 import logging
@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 HOLD = "event log"
 STEPS = ":steps"  # the feed's name among the streams that a task waits for
 _START = "0-0"
-_FRAMES = 16  # in one read of a box
-_STEPS = 8  # whose boxes are listed in one call
+_FRAMES = 16  # frames in one read of a box
+_STEPS = 8  # steps whose boxes are listed in one call
 _AHEAD = 3  # a group that joins may accept messages from outside for the step after the next
 _TEXT_BYTES = 2**30
 
@@ -62,11 +62,11 @@ class StepFeed:
     A step's messages are read once the step is sealed: all covered frames that were sent in it, whenever they are
     delivered. The log has a hold on the server, which keeps the boxes until their rows are in a file.
 
-    `position` is the log's position in the steps. It has moved when `take` is called.
+    `position` is the log's position in the steps. It has already moved when `take` is called.
 
-    Args: `reader` reads the experiment's streams. `take` adds a step's rows (None: it has none) to the log; its second
-    argument says which messages the groups counted that the log does not have ("": none). `passed` is called after each
-    round.
+    Args: `reader` reads the experiment's streams. `take` adds a step's rows (None: it has no rows) to the log; its
+    second argument says how many messages the groups counted and the log has, if these differ (else it is "").
+    `passed` is called after each round of `ask`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class StepFeed:
         self._passed = passed
         self._held = -1
         self._sizes: dict[int, int] = {}  # step -> bytes of its frames, for the steps after the hold
-        self._after: dict[str, str] = {}  # box -> the last entry up to which all its steps are in the log
+        self._after: dict[str, str] = {}  # box -> the entry up to which all frames are of steps in the log
         self._asked = self._answered = 0
         self._question = asyncio.Event()
         self._news: asyncio.Task[News] | None = None
@@ -95,8 +95,8 @@ class StepFeed:
         progress = await self._store.progress()
         held = progress.holds.get(HOLD)
         handled, outside = position or self.position
-        # Without a hold nothing has kept the boxes of sealed steps. With one, the steps up to it are in files. A server
-        # that begins anew numbers its steps anew.
+        # Without a hold, nothing has kept the boxes of sealed steps. With a hold, the steps up to it are in files. A
+        # server that begins anew numbers its steps anew.
         handled = progress.sealed if held is None else min(max(handled, held), progress.sealed)
         await self._store.hold(HOLD, handled)
         self._held = handled
@@ -109,7 +109,7 @@ class StepFeed:
         return steps >= max(1, self._settings.lag // 4) or 2 * kept > self._settings.lag_bytes
 
     async def written(self, position: StepPosition) -> None:
-        """Move the hold up to a position: the rows before it are in files, so their boxes may go."""
+        """Move the hold up to a position, so that boxes whose rows are in files can be removed."""
         if position.handled > self._held:
             await self._reader.retry(partial(self._store.hold, HOLD, position.handled))
             self._held = position.handled
@@ -126,11 +126,11 @@ class StepFeed:
         return f"{self._asked}-0"
 
     def reached(self, entry: str) -> bool:
-        """Return whether the log has all that was asked for in a round of `ask`."""
+        """Return whether the log has all messages that a round of `ask` asked for."""
         return self._answered >= int(entry.partition("-")[0])
 
     async def run(self) -> None:
-        """Pass steps on until cancelled. Raises LogError if the server has lost some of them."""
+        """Pass on the messages of steps until cancelled. Raises LogError if the server has lost some of them."""
         try:
             while True:
                 asked = self._asked
@@ -147,7 +147,7 @@ class StepFeed:
                 await task_health.end(self._news)
 
     async def _wait(self, news: str) -> None:
-        """Wait for news of steps, or for a call of `ask`, after which the wait for news goes on in the next call."""
+        """Wait for news of steps or a call of `ask`. After an `ask`, the next call goes on with the wait."""
         if self._news is None:
             waiting = self._reader.retry(partial(self._store.wait, news, STEP_NEWS_TIMEOUT_S))
             self._news = asyncio.create_task(waiting, name="ray_messaging log news of steps")
@@ -179,7 +179,7 @@ class StepFeed:
             await self._take(rows, "" if counts is None or counts == sent else _missing(step, counts, sent))
 
     async def _pass_on_outside(self, progress: Progress) -> None:
-        """Pass on the messages from outside that no group has read yet, if there are new ones."""
+        """Pass on the messages from outside that no group has read yet, if there are new messages."""
         parts: list[LoggedPart] = []
         handled, outside = self.position.handled, dict(self.position.outside)
         last = max(progress.latest, progress.sealed) + _AHEAD
@@ -194,7 +194,7 @@ class StepFeed:
             await self._take(rows, "")
 
     async def _parts(self, box: str, step: int, covers: list[Cover]) -> list[tuple[LoggedPart, bool]]:
-        """Return the rows of a box that are logged with a step, each part with whether it is the supervisor's notes."""
+        """Return the parts of a box that are logged with a step, and whether each is of the supervisor's notes."""
         if _step_of(box) == step:
             return [(part, False) for part in self._fresh(box, *await self._frames(box, covers, _START))]
         frames, hearers_of = await self._frames(box, covers, self._after.get(box, _START), step)
@@ -210,9 +210,9 @@ class StepFeed:
     async def _frames(
         self, box: str, covers: list[Cover], after: str, step: int | None = None
     ) -> tuple[list[BoxFrame], FrameHearers]:
-        """Return the frames that covers name, and who hears them. Frames of attempts that do not count are dropped.
+        """Return the frames that `covers` lists, without those of attempts that do not count, and the frames' hearers.
 
-        Args: after is the entry to begin after; step is the step whose frames are wanted, None: those from outside.
+        Args: reading begins after the entry `after`; step is that of the wanted frames (None: frames from outside).
         """
         named = {(cover.group, cover.sent, cover.attempt) for cover in covers}
         frames: list[BoxFrame] = []
@@ -231,7 +231,7 @@ class StepFeed:
             if len(page) < _FRAMES:
                 break
             after = page[-1].entry
-        if found is None and start != _START:  # a server that came back with a slow clock may give out lower entries
+        if found is None and start != _START:  # entries may be lower after the server has come back with a slow clock
             return await self._frames(box, covers, _START, step)
         if found is None:
             raise self._lost(box)
@@ -260,15 +260,15 @@ class StepFeed:
     def _part(
         self, box: str, frame: BoxFrame, hearers_of: FrameHearers, amendments: Sequence[Batch] = ()
     ) -> LoggedPart | None:
-        """Return the rows of a frame; None if it has none. Notes have the pairs of broadcasts that are amended.
+        """Return the rows of a frame; None if it has none. Broadcasts amended for all hearers are in notes instead.
 
-        Args: `amendments` are for the frame's broadcasts.
+        Args: `amendments` are the amendments of the frame's broadcasts.
         """
         mailbox, _, at = box.rpartition("@")
         try:
             batch = batch_of(frame, int(at))
             if mailbox != NOTES and amends(frame, batch):
-                return None  # its rows are in a note
+                return None  # the amendment's rows are in a note
             if batch.lines is None or batch.ordinal is None:
                 raise FrameError("this is no valid frame of a step")  # noqa: TRY301 - one way out
             if batch.fold is not None and amendments:
@@ -292,7 +292,7 @@ class StepFeed:
     async def _counts(self, step: int) -> Counter[str] | None:
         """Return the number of messages by fate that the groups counted in a step.
 
-        Return None if some group did not count, or the server keeps the counts no longer.
+        The result is None if a group did not count, or the server keeps the counts no longer.
         """
         closed = await self._reader.retry(partial(self._store.closed_step, step))
         if not closed or not all(each.counts for each in closed.values()):
@@ -332,9 +332,9 @@ def _superseded(parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]) -> l
 
 
 class Earlier:
-    """What rules on single messages rewrote: by a message's key its original payload, and the rule.
+    """The rewrites by rules on single messages: for each message's key, the original payload and the rule.
 
-    Args: `parts` have all rows of a step, with their keys.
+    Args: `parts` are all parts of a step, each with the keys of its rows.
     """
 
     def __init__(self, parts: Iterable[tuple[LoggedPart, NDArray[np.int64]]]) -> None:
@@ -348,7 +348,7 @@ class Earlier:
                     self._rules |= dict.fromkeys(keys[np.frombuffer(why.rows, "<u4")].tolist(), (why.rule, why.reason))
 
     def kept_in(self, part: LoggedPart, keys: NDArray[np.int64]) -> LoggedPart:
-        """Return a part about the same messages that has the original payloads, and who rewrote them if nobody has."""
+        """Return a changed part with the messages' original payloads, and with their rules if its note has none."""
         known = [(row, key) for row, key in enumerate(keys.tolist()) if key in self._lines] if self._lines else []
         if not known or part.note is None:
             return part
@@ -364,7 +364,7 @@ class Earlier:
 def _rows_and_fates(
     exp_id: str, parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]
 ) -> tuple[pa.RecordBatch | None, Counter[str]]:
-    """Return a step's rows, those that rules on whole steps `changed` in place of the former ones, and fate counts."""
+    """Return the rows of a step, in which `changed` replace the rows of the same messages, and counts of the fates."""
     left = _superseded(parts, changed) if changed else parts
     return _in_order(exp_id, left), _sent(left)
 
@@ -381,7 +381,7 @@ def _in_order(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch | None
     table = joined_rows(record_batch(exp_id, chunk) for chunk, _ in chunks_of((part, None) for part in cut))
     columns, schema = table.columns, table.schema
     del table
-    for at in range(len(columns)):  # so that the memory of each is free before the next one is sorted
+    for at in range(len(columns)):  # so that the memory of each column is free before the next is sorted
         columns[at] = _sorted(columns[at], order)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -402,7 +402,7 @@ def _ordinals_of(parts: Sequence[LoggedPart]) -> NDArray[np.int64]:
 
 
 def _sent(parts: Sequence[LoggedPart]) -> Counter[str]:
-    """Count groups' messages by fate, each once for all mailboxes, a broadcast once for each of its pairs."""
+    """Count the groups' messages by fate: each message once for all mailboxes, a broadcast once for each pair."""
     said = [part for part in parts if _is_said(part)]
     inside = (part for part in said if part.batch.ordinal is None or (part.batch.ordinal < FIRST_OUTSIDE).any())
     return sum(map(_pairs_sent, inside), Counter[str]()) + _messages_sent(
@@ -417,7 +417,7 @@ def _is_said(part: LoggedPart) -> bool:
 
 def _pairs_sent(part: LoggedPart) -> Counter[str]:
     if isinstance(part.fates, int):
-        # Rows that name neither one hearer nor several count nothing: their hearers are not known.
+        # Rows whose hearers are not known count as no message.
         to_ids, hearers = part.batch.to_ids, part.hearers
         named = len(to_ids) if to_ids.kinds is None else int((to_ids.kinds != NONE).sum())
         return Counter({FATES[part.fates]: named if hearers is None else int(hearers.pairs.sum())})
@@ -447,7 +447,7 @@ def _text(counts: Counter[str]) -> str:
 
 
 def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[Cover]]]:
-    """Group covers by the step in which they were sent; messages from outside by the step in which they are read."""
+    """Group covers by the step of sending; covers of messages from outside by the step in which these are read."""
     found: dict[int, dict[str, list[Cover]]] = {}
     for box, covers in boxes.items():
         for cover in () if box.startswith((PUBLICATIONS, PLACES)) else covers:

@@ -1,4 +1,4 @@
-"""Cursors of the streams that the log reads, the choice of the next read, and the tasks that wait for progress."""
+"""Cursors of the streams that the log reads, the choice of the next read, and tasks that wait for entries."""
 
 import asyncio
 from collections import deque
@@ -10,8 +10,8 @@ from ray_messaging.errors import MessagingError
 from ray_messaging.transports.cursors import START
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 
-# Approximate bytes of one read. It is enough for a batch of rows, since large batches cost least. It is small enough
-# that memory stays flat with any number of streams, and that queries do not wait while the read is parsed.
+# Approximate bytes of one read: enough for a batch of rows, since large batches cost least, and little enough that
+# memory stays flat with any number of streams, and that queries do not wait while the read is parsed.
 READ_BYTES = 6 * 2**20
 _WIDENING = 4.0
 _DROPPED = 1_024  # dropped streams to remember: waiters may have asked for their ends just before
@@ -22,16 +22,16 @@ class Read(NamedTuple):
     """Arguments of a read: the entry to read after in each stream, and whether to `wait` until an entry comes."""
 
     cursors: dict[str, str]
-    limit: int  # entries of each
+    limit: int  # entries of each stream
     wait: bool
 
 
 class StreamCursors:
-    """Positions in an experiment's streams. `cursors` has the last entry of each stream that is in the log."""
+    """Positions in an experiment's streams. `cursors` maps each stream to its last entry in the log."""
 
     def __init__(self) -> None:
         self.cursors: dict[str, str] = {}
-        self.begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and its rows in the log
+        self.begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and its logged rows
         self.taken_before: dict[str, tuple[int, int]] = {}  # stream -> earlier writers' messages and bytes
         self._seen: dict[str, str] = {}  # stream -> the last entry read
         self._ended: dict[str, str] = {}  # stream -> its last entry
@@ -52,7 +52,7 @@ class StreamCursors:
         self._changed.intersection_update(self.cursors)
 
     def next_read(self) -> Read:
-        """Return the next read. It is of all streams, or of some in turn if all could return too much at once."""
+        """Return the next read: of all streams, or of some streams in turn if all could return too much at once."""
         entries = max(1, int(READ_BYTES // self._entry_bytes))
         names = [name for name in self.cursors if not self._done(name)]
         if len(names) <= entries * self._widening:
@@ -78,7 +78,7 @@ class StreamCursors:
     def advance(self, item: LogItem, messages: int) -> None:
         """Move the cursor of a stream past an entry, all of whose rows are in the log now."""
         if item.stream not in self.cursors:
-            return  # it was dropped during the read
+            return  # the stream was dropped during the read
         self.cursors[item.stream] = item.entry
         self.begun.pop(item.stream, None)
         before = self._marks.get(item.stream, LogMark("", 0, 0))
@@ -109,7 +109,7 @@ class StreamCursors:
         return tuple(name for name in self._ended if self._done(name))
 
     def drop(self, names: tuple[str, ...]) -> None:
-        """Remove streams that are finished, and all that is known of them."""
+        """Remove finished streams, with their cursors and marks."""
         for name in names:
             self.cursors.pop(name, None)
             self._seen.pop(name, None)
@@ -178,7 +178,7 @@ class Waiters:
         await self._event.wait()
 
     def notify(self) -> None:
-        """Wake the tasks whose streams have been read far enough by now, and those that wait for any change."""
+        """Wake the tasks whose streams have been read far enough by now, and the tasks that wait for any change."""
         for future, missing in self._open.items():
             for name in [name for name, entry in missing.items() if self._reached(name, entry)]:
                 del missing[name]
@@ -188,7 +188,7 @@ class Waiters:
         self._event = asyncio.Event()
 
     def fail(self, error: MessagingError) -> None:
-        """Raise an error in the tasks that wait for streams, and wake those that wait for any change."""
+        """Raise an error in the tasks that wait for streams, and wake the tasks that wait for any change."""
         for future in self._open:
             if not future.done():
                 future.set_exception(error.with_traceback(None))

@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SMALL_BYTES = 2**16  # below this a thread would cost more than it saves
-# After a read of _MUCH there are more entries. After one below _LITTLE, the reader waits a moment for more: a batch of
-# rows costs 0.4 ms. After sizes in between it does not wait: a log that is behind may get little of each stream.
+# After a read of _MUCH bytes there are more entries. After a read below _LITTLE, the reader waits a moment for more,
+# as a batch of rows costs 0.4 ms. After other sizes it does not wait: a log that is behind may get little per stream.
 _MUCH, _LITTLE = READ_BYTES // 4, 2**16
 
 
 class WrittenEntry(NamedTuple):
-    """An entry that was turned into rows: completely (`rows` is None), or only its first `rows` rows."""
+    """An entry that was turned into rows: all of it (`rows` is None), or only its first `rows` rows."""
 
     item: LogItem
     messages: int
@@ -60,7 +60,7 @@ class StreamReader:
         self._age_s = 0.0  # the age of the oldest entry of the last read
         self._read_at = 0.0
         self.away: str | None = None
-        self.started = False  # from then on a refusal is waited for, as a server that is away
+        self.started = False  # True: calls that the server refuses are repeated, as if it were away
         self.begun: dict[str, tuple[str, int]] = {}  # stream -> an entry, and its rows already in the log
         self._refused: list[tuple[LogItem, str]] = []
         self._log = transport.log
@@ -79,7 +79,7 @@ class StreamReader:
         return items
 
     def behind_s(self, *, blocked: bool) -> float:
-        """Return how old the oldest entry of the last read was at that time; if `blocked`, add the time since then."""
+        """Return how old the oldest entry of the last read was then, in s; if `blocked`, add the time since."""
         return self._age_s + (time.monotonic() - self._read_at if blocked else 0.0)
 
     async def chunks(self, items: list[LogItem]) -> AsyncIterator[Chunk]:
@@ -96,7 +96,7 @@ class StreamReader:
                 yield chunk
 
     async def _bury(self) -> None:
-        """Move unreadable entries of the log stream to the dead letters; a mailbox's own reader moves its own."""
+        """Move unreadable entries of the log stream to the dead letters; a mailbox's reader moves that mailbox's."""
         refused, self._refused = self._refused, []
         for item, why in refused:
             await self.retry(partial(self.transport.bury, LOG, item.entry, item.frame, why[:NAME_LENGTH]))
@@ -129,7 +129,7 @@ class StreamReader:
                 result = await call()
             except (ConnectionFailed, MailboxFull) as error:
                 refused = isinstance(error, ServerRefused)
-                if refused and not self.started:  # who starts the log has given a wrong password, or too few rights
+                if refused and not self.started:  # the log was started with a wrong password, or too few rights
                     raise
                 if self.away is None:
                     logger.warning("the event log of %s cannot be read, and is retried: %s", self.exp_id, error)
@@ -141,7 +141,7 @@ class StreamReader:
 
 
 class ReadAhead:
-    """Reads of the streams, one ahead of their use. `little` says whether the last one returned few bytes."""
+    """Reads of the streams, one read ahead of its use. `little` says whether the last read returned few bytes."""
 
     def __init__(self, reader: StreamReader, streams: StreamCursors) -> None:
         self.little = False
@@ -155,7 +155,7 @@ class ReadAhead:
         return self._pending is not None
 
     async def items(self, patience_s: Callable[[], float]) -> list[LogItem]:
-        """Return the next entries; wait `patience_s()` seconds for some, unless other streams are read in turn."""
+        """Return the next entries. If all streams are read at once, wait up to `patience_s()` seconds for some."""
         if self._pending is None:
             read = self._streams.next_read()
             items = await self._reader.read(read, patience_s() if read.wait else 0.0)

@@ -34,8 +34,8 @@ LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 _BLOCK_S = 5.0
 _GATHER_S = 0.02  # single messages are collected for this long: a batch of one costs 0.3 ms
 _SAVE_S = 30.0  # time to write rows of lost streams at the end
-_SAVED_ROWS = 2**16  # below this size, a segment that is saved so that steps need not wait stays open for more rows
-_BUSY_S = 0.2  # blocking time of a read while a file is being written and the next is due
+_SAVED_ROWS = 2**16  # a smaller segment stays open for more rows if it was saved only to let steps go on
+_BUSY_S = 0.2  # how long a read blocks while a file is being written and the next file is due
 
 
 async def _always_known() -> bool:
@@ -47,8 +47,8 @@ class LogWriter:
     """Writer of one experiment's log into a folder while the experiment runs.
 
     Args: run is the id of this run of the experiment; known returns whether the server still knows that run's log;
-    with `checkpoint` it keeps a checkpoint after every so many steps; `audiences` is the folder of the audiences (None:
-    that in the log's folder).
+    checkpoint is the number of steps from one checkpoint to the next (None: there are none); audiences is the folder of
+    the audiences (None: `audiences` in the log's folder).
     Tests crash the writer in `crash`, which is called at the risky points: checked, staged, locked, renamed, written.
     """
 
@@ -86,11 +86,11 @@ class LogWriter:
         self._waiters = Waiters(self._reached)
         self._transport = transport
         self._feed: StepFeed | None = None  # None: the experiment has no steps
-        self._collected: CollectedWriter | None = None  # None as well
+        self._collected: CollectedWriter | None = None  # None: the experiment has no steps
         self._every = checkpoint
-        self._checkpoints: CheckpointWriter | None = None  # None: there are none
+        self._checkpoints: CheckpointWriter | None = None  # None: no checkpoints are kept
         self._open = OpenSegment(1, 0)
-        self._full: OpenSegment | None = None  # the one before, until it is durable
+        self._full: OpenSegment | None = None  # the segment before, until it is durable
         self._read_task: asyncio.Task[None] | None = None
         self._step_tasks: list[asyncio.Task[None]] = []
         self._write_task: asyncio.Task[None] | None = None
@@ -114,7 +114,7 @@ class LogWriter:
         self._read_task = self._spawn(self._read, "reader")
 
     async def _begin_steps(self, position: StepPosition | None) -> None:
-        """Start to follow the experiment's steps, if it has steps, after those that are in the folder."""
+        """Start to follow the experiment's steps, if it has any, after the steps that are in the folder."""
         settings = await self._transport.steps.settings()
         if settings is None:
             return
@@ -144,7 +144,7 @@ class LogWriter:
             if stopped is None:
                 await self.caught_up()
         except LogError as error:
-            if not error.lost:  # of a loss, only the state at the end counts
+            if not error.lost:  # a loss is reported below, by the state at the end
                 raise
         finally:
             await self._finish(self._read_task)
@@ -168,7 +168,7 @@ class LogWriter:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows in the log, with those that are not in a segment yet."""
+        """Return the number of rows in the log, including rows that are not in a segment file yet."""
         return self._open.first_row + self._open.rows
 
     def snapshot(self) -> tuple[list[Segment], list[pa.Table], int]:
@@ -178,7 +178,7 @@ class LogWriter:
 
     @property
     def _unstored(self) -> list[OpenSegment]:
-        """Return the segments whose rows are not all in the closed ones, in order."""
+        """Return the segments, in order, that are not among the closed segments yet."""
         return [each for each in (self._full, self._open) if each is not None]
 
     async def caught_up(self) -> None:
@@ -243,7 +243,7 @@ class LogWriter:
         await self._save_lost()
 
     async def _save_lost(self) -> None:
-        """Write all rows that were read of streams that the server has lost, add the loss to the account, and stop."""
+        """Write all rows that were read before the server lost the streams, add the loss to the account, and stop."""
         await self._written()
         await self._store_rest()
         error = self._lost()
@@ -262,7 +262,7 @@ class LogWriter:
                 await self._save(closed=True)
         if streams_changed:
             await self._reader.retry(self._segments.check_owner)
-            if not self._segments.lost:  # else the streams on the server belong to a newer run
+            if not self._segments.lost:  # otherwise the streams on the server belong to a newer run
                 self._streams.update(*await self._reader.list_streams())
         if self._open.age() >= self._segment_age_s and not self._busy and not self._rotating.locked():
             self._begin_file(closed=False)
@@ -274,7 +274,7 @@ class LogWriter:
         return max(0.0, min(_BLOCK_S, max(due, _BUSY_S) if self._busy else due))
 
     def _add(self, done: Sequence[WrittenEntry], rows: pa.RecordBatch | None) -> None:
-        """Add rows, and advance the cursors over their entries. There must be no await between the two."""
+        """Add rows, and move the cursors past their entries, without an await between the two."""
         self._open.add(rows)
         for item, messages, end in done:
             if end is None:
@@ -291,11 +291,11 @@ class LogWriter:
             await self._feed.run()
         except MessagingError:
             await self._reader.retry(self._segments.check_owner)
-            if not self._segments.lost:  # else the reader of the streams saves what there is
+            if not self._segments.lost:  # otherwise `_read` saves the rows that were read
                 raise
 
     async def _take_step(self, rows: pa.RecordBatch | None, missing: str) -> None:
-        """Add a step's rows. The feed has moved its position just before, without an await between the two."""
+        """Add a step's rows. The feed moves its position just before this call, without an await in between."""
         self._open.add(rows)
         self._waiters.notify()
         await self._note_unheard()
@@ -305,7 +305,7 @@ class LogWriter:
         assert self._feed is not None
         if self._open.is_full(*self._segment_limits):
             await self._save(closed=True)
-        elif self._feed.behind:  # write now, or the steps would have to wait for a file
+        elif self._feed.behind:  # write now, so that the steps need not wait for a file
             await self._save(closed=self._open.rows >= _SAVED_ROWS)
 
     # -- writing ----------------------------------------------------------------------------------------------------
@@ -330,7 +330,10 @@ class LogWriter:
         self._write_task = self._spawn(partial(self._store, sealed, closed=closed), "file")
 
     async def _persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a reader's call that reads or writes a file, until it succeeds. Raises as `SegmentStore.store`."""
+        """Repeat a reader's call that reads or writes a file, until it succeeds.
+
+        Raises: the same errors as `SegmentStore.store`.
+        """
         self._blocked += 1
         try:
             return await self._segments.retry(attempt)
@@ -371,11 +374,11 @@ class LogWriter:
             await self._collected.write(least=FILE_BYTES)
         if not self._segments.lost:
             await self._segments.retry(self._reader.hearers.tidy)
-        if not closed:  # it is idle: a busy writer would need the memory again at once
+        if not closed:  # the writer is idle: a busy writer would need the memory again at once
             await asyncio.to_thread(pa.default_memory_pool().release_unused)
 
     async def unwritten(self) -> Unwritten:
-        """Return what groups have collected in sealed steps, as far as the server has it."""
+        """Return the data that groups have collected in sealed steps, as far as the server has them."""
         return NOTHING if self._collected is None else await self._collected.unwritten()
 
     async def _written(self) -> None:
@@ -388,7 +391,7 @@ class LogWriter:
     async def _finish(self, reading: asyncio.Task[None]) -> None:
         self._closed = True
         self._segments.stop_retrying()
-        if self._segments.lost:  # let it write the rows that are nowhere else
+        if self._segments.lost:  # let the reader write the rows, which are nowhere else
             await asyncio.wait([reading], timeout=_BLOCK_S + _SAVE_S)
         self._cancel_tasks()
         await asyncio.gather(reading, *self._step_tasks, return_exceptions=True)

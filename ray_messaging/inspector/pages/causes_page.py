@@ -1,4 +1,4 @@
-"""The page that draws why a message was sent, and how many agents it could have moved."""
+"""The page that draws why a message was sent, and how many agents it could have moved (influenced)."""
 
 import shlex
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ from ray_messaging.inspector.pages.layout import (
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 
 _DEPTHS = [1, 2, 3, 4]
-_STEPS = 10  # of effects
+_STEPS = 10  # of which effects are shown
 _LEAF = 36  # pixels
 
 
 class CausesPage:
-    """The content of the page."""
+    """The content of the page about the causes of a message."""
 
     def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:
         self._cache = cache
@@ -66,7 +66,7 @@ class CausesPage:
 
 
 def _fork_without(log_dir: str | None, row: Row) -> str:
-    """Return the command that forks the run where a message was sent, and bans it; "" if there is none."""
+    """Return the command for a fork of the run at a message's step in which a rule blocks it; "" if there is none."""
     if log_dir is None or row.step is None or not (row.from_id.isdecimal() and row.to_id.isdecimal()):
         return ""
     folders = shlex.join([log_dir, log_dir.rstrip("/") + "-fork"])

@@ -35,7 +35,7 @@ def blocked(traffic: TrafficBins) -> Options:
 
 
 def collected(found: Series) -> Options:
-    """Draw what a run has collected by step."""
+    """Draw the values that a run has collected by step."""
     lines = [
         {"type": "line", "name": name, "data": values, "showSymbol": len(values) == 1, "sampling": "lttb"}
         for name, values in found.lines.items()
@@ -90,7 +90,7 @@ def _place(traffic: TrafficBins, at: float) -> str:
 
 
 def network(society: BusiestAgents) -> Options:
-    """Draw who writes to whom, and the agents, coloured by what was collected of them last, or by their messages."""
+    """Draw who writes to whom. Agents are coloured by their last collected values, or by their numbers of messages."""
     most = max((sent for _, sent in society.agents), default=1)
     heaviest = max((count for *_, count in society.edges), default=1)
     colours = _colours(society.values or dict(society.agents))
@@ -176,7 +176,7 @@ def _node(found: Cause) -> Options:
 
 
 def leaves(found: Cause) -> int:
-    """Return the number of the ends of a tree as `tree` draws it."""
+    """Return the number of leaves of a tree as `tree` draws it."""
     return max(1, sum(map(leaves, found.causes)) + bool(found.more or found.note))
 
 
@@ -185,7 +185,7 @@ def _measured(society: BusiestAgents, agent: str) -> str:
 
 
 def _colours(values: Mapping[str, float | str]) -> dict[str, str]:
-    """Return a colour for each agent: the darker, the larger the number; or one for each text or bool."""
+    """Return a colour for each agent: darker for larger numbers, or one colour for each text or bool."""
     numbers = [value for value in values.values() if not isinstance(value, str | bool) and isfinite(value)]
     if len(numbers) == len(values):
         low, high = min(numbers, default=0), max(numbers, default=0)
@@ -201,5 +201,5 @@ def _shade(share: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text without the braces in which a formatter has its variables."""
+    """Return a text with ( and ) for braces, as a formatter takes braces for variables."""
     return text.replace("{", "(").replace("}", ")")

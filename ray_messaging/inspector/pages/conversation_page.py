@@ -15,7 +15,7 @@ _LIMIT = 60
 
 
 class ConversationPage:
-    """The fields for the two agents, and their messages. They are refreshed while the experiment runs."""
+    """The fields for two agents, and their messages, which are refreshed while the experiment runs."""
 
     def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:
         self._cache = cache
@@ -45,7 +45,7 @@ class ConversationPage:
                     ui.link(f"{one} to {other} ({messages:,})", where).classes("note")
 
     async def show(self) -> None:
-        """Show the last messages between the two."""
+        """Show the last messages between the two agents."""
         one, other = self._one.value or "", self._other.value or ""
         if not one and not other:
             return

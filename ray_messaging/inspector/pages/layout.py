@@ -1,4 +1,4 @@
-"""What the pages share: a frame with title, links and colours, a line for errors, and the table of rows."""
+"""Parts that the pages share: a frame with title, links and colours, a line for errors, and the table of rows."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -161,7 +161,7 @@ def card(title: str, *, grow: str = "") -> Iterator[ui.column]:
 
 
 def await_data(*elements: ui.element) -> None:
-    """Show that data of some elements are still to come, until `draw`, `refilled`, `fill` or `say` shows them."""
+    """Mark elements as waiting for data, until `draw`, `refilled`, `fill` or `say` shows their data."""
     for element in elements:
         element.classes("pending")
 
@@ -192,7 +192,7 @@ def chart(mark: str, height: int) -> ui.echart:
 
 
 def draw(shown: ui.echart, options: dict[str, Any]) -> None:
-    """Draw a chart anew, if it has changed."""
+    """Draw a chart anew, if its options have changed."""
     _arrived(shown)
     if shown.options != options:
         shown.options.clear()
@@ -201,7 +201,7 @@ def draw(shown: ui.echart, options: dict[str, Any]) -> None:
 
 
 def say(label: ui.label, text: str) -> None:
-    """Show a text."""
+    """Show a text in a label."""
     _arrived(label)
     label.set_text(text)
 
@@ -220,9 +220,9 @@ def field(label: str, value: str, mark: str, wide: str, enter: Callable[[], Awai
 
 
 class Problem:
-    """A line that shows the last errors, until what failed succeeds, and that an answer takes long.
+    """A line that shows the last errors, each until the failed action succeeds, and a sign while an answer takes long.
 
-    Args: a `quiet` one does not show that an answer takes long.
+    Args: with `quiet`, there is no sign.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -238,7 +238,7 @@ class Problem:
 
     @contextmanager
     def told(self, about: str = "") -> Iterator[None]:
-        """Show an error of the `with` block, which is `about` something, and go on after the block."""
+        """Show an error of the `with` block, and go on after the block. A later block with this `about` replaces it."""
         self._wait(1)
         try:
             yield

@@ -86,7 +86,7 @@ def _period(traffic: TrafficBins, *, live: bool) -> str:
 
 
 class OverviewPage:
-    """The content of the page. It is refreshed all the time."""
+    """The content of the overview page. It is refreshed all the time."""
 
     def __init__(self, cache: AnswerCache) -> None:
         self._cache, self._source = cache, cache.source
@@ -163,7 +163,7 @@ class OverviewPage:
             self._show_society(await self._cache.shared("society", self._source.society, _SOCIETY_S))
 
     async def renew_side(self) -> None:
-        """Show the health, whose check may take seconds, or for an ended run its record."""
+        """Show the health, whose check may take seconds, or the series and the record of an ended run."""
         source = self._source
         with self._problem.told("the run"):
             if not source.live:
@@ -172,7 +172,7 @@ class OverviewPage:
                 return
             health = await self._cache.shared("health", source.health, _HEALTH_S)
             await self._cache.follow()
-            if self._cache.source is source:  # else it has ended meanwhile, and nothing needs a remedy
+            if self._cache.source is source:  # otherwise the run has ended meanwhile, and nothing needs a remedy
                 self._show_health(health)
 
     def _show(self, traffic: TrafficBins | None) -> None:

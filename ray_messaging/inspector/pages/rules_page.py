@@ -71,7 +71,7 @@ class RuleForm:
         await self._then()
 
     async def replace(self, which: str) -> None:
-        """Replace a rule by the one in the form."""
+        """Replace a rule by the rule in the form."""
         await self._changes.make(self._control.replace_rule, which, self.spec, self._at_step)
         await self._then()
 

@@ -1,6 +1,6 @@
 """Access control before all pages and websockets: it checks host, origin and token, and adds protective headers.
 
-A request must use one of the names of the server, and a browser must bring the token once, if there is one.
+A request must use one of the names of the server. If there is a token, a browser must bring it once.
 """
 
 import hmac
@@ -34,7 +34,7 @@ _ENTER = """<!doctype html><meta charset="utf-8"><title>Inspector</title>
 
 
 class AccessControl:
-    """ASGI application that passes only permitted requests on to another one."""
+    """ASGI application that passes only permitted requests on to another application."""
 
     def __init__(self, app: ASGIApp, access: Access, port: int) -> None:
         self.app = app
@@ -89,7 +89,7 @@ def _is_secret(given: str, secret: str) -> bool:
 
 
 def _token(asked: HTTPConnection) -> str:
-    """Return the token in the URL of the first page, or "" if it has none."""
+    """Return the token in the URL of the first page, or "" if the URL has no token."""
     first = asked.scope["path"] == "/" and asked.scope["method"] == "GET"
     return asked.query_params.get("token", "") if first else ""
 

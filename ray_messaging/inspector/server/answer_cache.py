@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 _THREADS = 4
 _LOOK_S = 1.0
-_WAITING = 32  # most questions at a time; further ones wait
+_WAITING = 32  # most questions at a time; further questions wait
 
 
 @dataclass(slots=True)
 class _Answer:
-    """A value and when it was computed, and the task that computes a new one, if it runs (`coming`)."""
+    """A value, when it was computed, and the task that computes a new value (`coming`; None: none runs)."""
 
     value: Any = None
     at: float = float("-inf")
@@ -29,7 +29,7 @@ class _Answer:
 class AnswerCache:
     """Answers of a source, shared by all pages.
 
-    No call blocks the event loop, and a question is asked only once at a time.
+    No call blocks the event loop, and a shared question is asked only once at a time.
     """
 
     def __init__(self, source: RunFacts, control: LiveControl | None = None) -> None:
@@ -53,7 +53,7 @@ class AnswerCache:
         began = time.monotonic()
         try:
             answer.value = await self.ask(question)
-            # A question that takes long is asked less often, so that it takes at most a fourth of the time.
+            # A slow question is asked less often, so that at most a fourth of the time goes to it.
             answer.at = time.monotonic() + 3 * (time.monotonic() - began)
         finally:
             answer.coming = None
@@ -73,7 +73,7 @@ class AnswerCache:
         return done
 
     async def follow(self) -> None:
-        """Take the log as the source once the run has ended."""
+        """Replace the source of a running experiment by the source of its log once the run has ended."""
         source = self.source
         found = await self.shared("ended", source.ended, _LOOK_S)
         if found is not None and self.source is source:

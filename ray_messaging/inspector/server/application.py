@@ -44,7 +44,7 @@ _PAGES: dict[str, Callable[[AnswerCache, Mapping[str, str]], object]] = {
 
 
 def _add_page(cache: AnswerCache, path: str, draw: Callable[[AnswerCache, Mapping[str, str]], object]) -> None:
-    """Register a page under its path. It is drawn anew for each browser, by what its URL asks."""
+    """Register a page under its path. It is drawn anew for each browser, with the parameters of the URL."""
 
     @ui.page(path)
     def show(request: Request) -> None:

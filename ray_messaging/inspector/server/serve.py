@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from ray_messaging.errors import ConfigError
 
-_GRACE_S = 2  # at the end, open pages are awaited for so long
+_GRACE_S = 2  # at the end, open pages are awaited for this long
 _ANY = {"0.0.0.0", "::"}  # noqa: S104 - what a user may ask for
 _LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -49,7 +49,7 @@ def names_of(host: str) -> frozenset[str]:
 class Access:
     """Conditions of a request: its host must be a known name, and it must have the cookie, if there is a token.
 
-    The token is exchanged for the cookie's value. That is another secret, so neither can be derived from the other.
+    The token is exchanged for the cookie's value, which is another secret, so neither can be derived from the other.
     """
 
     hosts: frozenset[str]
@@ -74,7 +74,7 @@ class Bound(NamedTuple):
 
 
 def bind(place: Place, *, token: bool) -> Bound:
-    """Bind to a place; raise ConfigError if that fails. With `token`, or not on loopback, a token is demanded."""
+    """Bind to a place; raise ConfigError if that fails. A token is demanded with `token`, or off loopback."""
     if not 0 <= place.port <= 65535:
         raise ConfigError(f"--port {place.port} is no port: write one from 1 to 65535, or 0 for a free one")
     try:

@@ -1,4 +1,4 @@
-"""The folder of a log as a source: of a run that has ended, or of one that still writes files."""
+"""The folder of a log as a source: the log of a run that has ended, or of a run that still writes files."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ class FolderFacts(RunFacts):
         self._found: dict[Callable[[int], Any], tuple[int, Any]] = {}
 
     def _once(self, count: Callable[[int], T]) -> T:
-        """Return what a method finds in the log's rows, whose number it gets; found anew only if the log has grown."""
+        """Return `count(rows)` for the number of rows in the log. It is computed anew only if the log has grown."""
         end = self.log.end
         if self._found.get(count, (None,))[0] != end:
             self._found[count] = end, count(end + 1)
@@ -92,12 +92,12 @@ class FolderFacts(RunFacts):
         return replace(found, measure=name(measure), values=values) if values else found
 
     def agent(self, agent: str) -> AgentFacts:
-        """Return the facts about one agent, with what was collected of it last."""
+        """Return the facts about one agent, with its last collected values."""
         found = super().agent(agent)
         return replace(found, state=in_words(self._once(self._last).get(found.name, {})))
 
     def _last(self, _rows: int) -> dict[str, dict[str, Any]]:
-        """Return what was collected of each agent in the last step, by the agent's name."""
+        """Return the values that were collected of each agent in the last step, by the agent's name."""
         table = pa.table({}) if self._is_long() else self._once(self._series)
         if AGENT not in table.column_names:
             return {}
@@ -113,7 +113,7 @@ class FolderFacts(RunFacts):
         return len(self._folder.collected_files(CollectedKind.SERIES)) > _SERIES_FILES
 
     def series(self, agent: str | None = None) -> Series | None:
-        """Return what the run has collected of all agents, or of one; None if that is nothing, or too much to show."""
+        """Return the values that the run has collected of all agents, or of one; None if there are none or too many."""
         if self._is_long():
             return None
         table = self._once(self._series)
@@ -136,7 +136,7 @@ class FolderFacts(RunFacts):
         return self.log.series()
 
     def record(self) -> list[tuple[str, str]]:
-        """Return the facts of the run: experiment, starts, groups, steps, rules; raise LogError if they are damaged."""
+        """Return the facts of the run: experiment, starts, groups, steps, rules; raise LogError if damaged."""
         run = self.log.run
         if run is None:
             return [("record", "none: its folder has no _run.json")]
@@ -152,7 +152,7 @@ class FolderFacts(RunFacts):
         return [(title, cut(value, _LONGEST)) for title, value in found[:_MOST]]
 
     def rules(self) -> list[RuleFacts]:
-        """Return the rules of the run in the order in which they came, with what each has done."""
+        """Return the rules of the run, in order of their first mention, with what each has done."""
         return self._once(self._rules)
 
     def _rules(self, _rows: int) -> list[RuleFacts]:

@@ -36,16 +36,16 @@ from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.observability.health.findings import Health
 
 PERIOD_S = 60
-_MOST_COUNTED = 50_000  # rows that one call counts; if there are more, they are a sample
+_MOST_COUNTED = 50_000  # rows that one call counts; of more rows, a sample of this size is counted
 _FIRST_COUNTED = 500_000  # rows that the first call counts, which also counts earlier rows
 _LETTERS = 50
 _TEXTS = 3  # texts that are shown of a dead letter
 _TEXT = 300  # characters of each
-_MOST_HOSTED = 20_000  # agents of a group: the states of all are read
+_MOST_HOSTED = 20_000  # agents of a group, because the states of all its agents are read
 
 
 class LiveSource(RunFacts):
-    """Source for a running experiment. Each call counts only the rows that have come since the last one."""
+    """Source for a running experiment. Each call counts only the rows that have come since the last call."""
 
     live = True
     phase = "live"
@@ -65,7 +65,7 @@ class LiveSource(RunFacts):
         log_dir = self._messaging.log_dir
         if not (log_dir and has_ended(Folder(log_dir))) and find_actor(self._connection.experiment.interceptor_name):
             return None
-        ray.shutdown()  # a process is killed a while after its cluster has ended, and this one goes on with the log
+        ray.shutdown()  # Ray kills a process a while after its cluster has ended, and this process goes on with the log
         if log_dir is None:
             return LostSource(self.title, "this experiment has ended, and kept no event log: start it with log_dir=...")
         try:
@@ -81,7 +81,7 @@ class LiveSource(RunFacts):
         return self._messaging.log
 
     def traffic(self) -> TrafficBins | None:
-        """Return the traffic of the last minute, or of the last steps: of a sample if many rows came at once."""
+        """Return the traffic of the last minute, or of the last steps. If many rows came at once, they are sampled."""
         if self._messaging.log_dir is None:
             return None
         begin, most = self._position, _MOST_COUNTED
@@ -150,14 +150,14 @@ class LiveSource(RunFacts):
         return replace(facts, group=name(group), waiting=waiting, state=self._state_of(found, group))
 
     def _state_of(self, agent: AgentId, group: str) -> dict[str, str]:
-        """Return the state that an agent of `messaging.run` has committed; {} in a group that is too large to look."""
+        """Return the state that an agent of `messaging.run` has committed; {} if its group is too large to be read."""
         ask, interceptor = self._connection.ask, self._connection.interceptor
         hosted = ask(interceptor.hosted.remote([group])).get(group, NO_AGENTS)
         if len(hosted) > _MOST_HOSTED:
             return {}
         try:
             state = ask(interceptor.step_state.remote(group))
-        except (ConfigError, UnknownName):  # there are no steps, or the group is none of theirs
+        except (ConfigError, UnknownName):  # there are no steps, or the group takes no part in them
             return {}
         return {} if state is None else in_words(state_of(agent, hosted, state))
 

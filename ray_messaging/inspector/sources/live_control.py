@@ -30,7 +30,7 @@ _LONGEST = 100_000  # characters of a text or of a rule that a page sends
 # Limits of a preview:
 PERIOD_S = 60.0
 MOST = 5_000  # messages
-WIDTH = 10_000  # characters of one
+WIDTH = 10_000  # characters of a message
 _EXAMPLES = 8
 
 ReadRule = Callable[[str], Rule]
@@ -96,7 +96,7 @@ class LiveControl:
         return self._read_rule(spec.strip())
 
     def preview(self, spec: str) -> Preview:
-        """Return which messages of the last minute a rule would have blocked; raise ConfigError if it is not valid."""
+        """Return which messages of the last minute a rule would have blocked; raise ConfigError if it is invalid."""
         return preview(self._messaging.log, self._messaging.exp_id, self._rule(spec))
 
     def insert_rule(self, spec: str, index: int | None, at_step: int | None) -> str:
@@ -143,7 +143,7 @@ def _from(at_step: int | None) -> str:
 def payload_of(text: str) -> dict[str, Any]:
     """Return the payload that a reader has typed: a JSON object, or a text, which becomes the field `content`.
 
-    Raises: InvalidPayload if it begins like JSON and is not valid, ConfigError if it is too long.
+    Raises: InvalidPayload if the text begins like JSON but is not valid, ConfigError if it is too long.
     """
     if len(text) > _LONGEST:
         raise ConfigError(f"a text of {len(text):,} characters is too long for a page")
@@ -189,7 +189,7 @@ def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
 
 
 def judged(rows: Iterable[Mapping[str, Any]], exp_id: str, rule: Rule) -> Iterable[tuple[Mapping[str, Any], Verdict]]:
-    """Yield the rows that a rule does not just pass, judged second by second: rates count by the log's times."""
+    """Yield the rows that a rule would not pass unchanged, with its verdicts. Rates are judged by the log's times."""
     if isinstance(rule, RateLimit):
         moment = [0.0]
         rule = RateLimit(rule.per_second, rule.per_round, name=rule.name, clock=lambda: moment[0])

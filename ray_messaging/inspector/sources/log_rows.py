@@ -1,4 +1,4 @@
-"""Rows and agents of a log in the form that the pages show, and what all sources share."""
+"""Rows and agents of a log in the form that the pages show, and the base class of all sources."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -126,9 +126,9 @@ def cause_of(found: Why) -> Cause:
 class RunFacts:
     """Facts about one run, from a running experiment or from the folder of a log.
 
-    All calls block, so pages make them in threads, and all may raise a MessagingError. The answer None means that this
-    source cannot know it. `live` says whether the run goes on, `phase` says it in a word. `lacks` has the titles of
-    the pages that would be empty. `log` raises ConfigError if there is none, and `log_dir` is None then.
+    All calls block, so pages make them in threads, and all might raise a MessagingError. The answer None means that the
+    source cannot know the answer. `live` says whether the run goes on, and `phase` is a word for that. `lacks` has the
+    titles of the pages that would be empty. If there is no log, `log` raises ConfigError, and `log_dir` is None.
     """
 
     title: str
@@ -143,7 +143,7 @@ class RunFacts:
         return None
 
     def traffic(self) -> TrafficBins | None:
-        """Return the traffic of the last minute or steps if the run is live, else of all of it; None without a log."""
+        """Return the traffic of the last minute or steps if the run is live, else of the whole run; None: no log."""
         return None
 
     def society(self) -> BusiestAgents | None:
@@ -151,7 +151,7 @@ class RunFacts:
         return None
 
     def series(self, agent: str | None = None) -> Series | None:  # noqa: ARG002 - a log has some
-        """Return what the run has collected of all agents, or of one; raise InvalidQuery if its id is not valid."""
+        """Return the values collected of all agents, or of one; raise InvalidQuery if the agent's id is not valid."""
         return None
 
     def state(self) -> State | None:
@@ -174,7 +174,7 @@ class RunFacts:
         """Return the last matching rows, the newest last.
 
         Raises: InvalidQuery if a field of the query is not valid, LogError if the log cannot be read, ConfigError if
-        there is none.
+        there is no log.
         """
         limit = max(1, min(query.limit, MOST_ROWS))
         table = self.log.recent(limit=limit, width=TEXT_WIDTH + 1, **_fields(query))
@@ -184,7 +184,7 @@ class RunFacts:
         return rows
 
     def agent(self, agent: str) -> AgentFacts:
-        """Return the facts about one agent. Raises as `rows`."""
+        """Return the facts about one agent. Raises the same errors as `rows`."""
         found = agent_id(agent)
         return AgentFacts(
             name(found),
@@ -196,11 +196,14 @@ class RunFacts:
         )
 
     def why(self, message_id: str, depth: int) -> Cause:
-        """Return why a message of a step was sent. Raises as `EventLog.why`; ConfigError if there is no log."""
+        """Return why a message was sent.
+
+        Raises: the same errors as `EventLog.why`, and ConfigError if there is no log.
+        """
         return cause_of(self.log.why(message_id, depth))
 
     def effects(self, message_id: str, steps: int) -> Series:
-        """Return how many agents a message could have moved, by step. Raises as `why`."""
+        """Return how many agents a message could have moved, by step. Raises the same errors as `why`."""
         counts = self.log.effects(message_id, steps).counts().to_pydict()
         return Series(counts["step"], {"first moved": counts["agents"], "in all": counts["all"]})
 
@@ -219,5 +222,5 @@ class LostSource(RunFacts):
         self._why = why
 
     def traffic(self) -> TrafficBins:
-        """Raise ConfigError."""
+        """Raise ConfigError with the advice `why`, because there is no log."""
         raise ConfigError(self._why)

@@ -16,7 +16,7 @@ _UNITS = (("second", 1.0, 900.0), ("minute", 60.0, 54_000.0), ("hour", 3600.0, 2
 
 
 class Key(NamedTuple):
-    """What rows are counted by, in addition to their time or step."""
+    """The values by which rows are counted, in addition to their time or step."""
 
     fate: str
     rule: str | None = None
@@ -58,7 +58,7 @@ class RollingTraffic:
         self._shares: dict[float, float] = {}
 
     def add(self, bins: Bins, share: float = 1.0) -> None:
-        """Add counts to those that a second or step already has. `share` is the share of the rows that was counted."""
+        """Add counts to those of the same seconds or steps. `share` is the share of the rows that was counted."""
         for at, found in scaled(bins, share).items():
             self.bins.setdefault(at, Counter()).update(found)
             self._shares[at] = min(share, self._shares.get(at, 1.0))
@@ -70,7 +70,7 @@ class RollingTraffic:
         self._shares = {at: self._shares[at] for at in self.bins}
 
     def traffic(self, now: float, rows: int) -> TrafficBins:
-        """Return the traffic of the period that ends at `now`. Its share is the least one of its bins."""
+        """Return the traffic of the period that ends at `now`. Its share is the smallest share of its bins."""
         start = int(now) - self._most + 1
         start = max(0, start) if self._in_steps else start
         found = {at: counts for at, counts in self.bins.items() if at >= start}
@@ -105,7 +105,7 @@ def traffic_of(
 
 
 def _fewest(by_rule: dict[str, list[int]], count: int) -> dict[str, list[int]]:
-    """Return the bins of the rules that block most. All other rules count as one."""
+    """Return the bins of the rules that block most. All other rules together have the bins OTHERS."""
     order = sorted(by_rule, key=lambda rule: -sum(by_rule[rule]))
     found = {rule: by_rule[rule] for rule in order[:RULES]}
     if order[RULES:]:
