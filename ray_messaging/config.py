@@ -39,7 +39,7 @@ else:
 
 
 class Setting(NamedTuple):
-    """Description of a field for users."""
+    """Description of one field of a settings class, for users."""
 
     name: str
     kind: str
@@ -48,12 +48,12 @@ class Setting(NamedTuple):
 
 
 class _OurSettings(ModelMetaclass):
-    """Metaclass that hides pydantic's own members in `dir` and `help`: they are ten times as long as ours."""
+    """Metaclass that hides pydantic's own members, which are ten times as many as ours, in `dir` and `help`."""
 
     if not TYPE_CHECKING:  # checkers know the fields
 
         def __call__(self, *given: object, **fields: object) -> Any:  # noqa: ANN401 - an object of the class
-            """Make an object; raise ConfigError for values without names, which it does not show: one may be secret."""
+            """Make an object; raise ConfigError for values without names, without showing them: one may be secret."""
             if given:
                 names = list(self.model_fields)
                 raise ConfigError(
@@ -68,7 +68,7 @@ class _OurSettings(ModelMetaclass):
 
 
 class _Settings(BaseModel, metaclass=_OurSettings):
-    """Base of settings classes. It adds a list of the fields to the class docstring."""
+    """Base of settings classes. It appends a list of a class's fields to the docstring of the class."""
 
     model_config = ConfigDict(defer_build=True)  # a process that receives checked settings need not check them again
 
@@ -102,14 +102,17 @@ def _shown(name: str, value: object) -> str:
 
 
 def _setting(default: Any, description: str, **limits: Any) -> Any:  # noqa: ANN401 - a field of any type
-    """Build a field from its default and its description, with the unit; docs/configuration.md has a row for each."""
+    """Build a field from its default and its description, which has the unit.
+
+    The table in docs/configuration.md has a row for each field.
+    """
     return Field(default, description=description, **limits)
 
 
 class ServerConfig(_Settings):
     """Address of a server. Its class selects the backend."""
 
-    if TYPE_CHECKING:  # each kind describes them on its own
+    if TYPE_CHECKING:  # each subclass declares these fields with its own descriptions
         server: str
         port: int
         password: str | None
@@ -146,9 +149,9 @@ class Steps(_Settings):
 class Calls(_Settings):
     """Limits of the calls that agents make by `me.remember`, for all groups together: `Messaging.start(calls=Calls())`.
 
-    Each try of a call counts. A call is tried again if it raises a TimeoutError, an error whose class is named so (as
-    ReadTimeout), or an error whose `status_code` or `status`, or that of its `response`, is 429 or 5xx. Between two
-    tries it waits for half a second, then always twice as long, up to 30 s.
+    Each try counts as a call. A call is tried again if it raises a TimeoutError, an error with "Timeout" in the name of
+    its class, or an error whose `status_code` or `status`, or that of its `response`, is 429 or 5xx. The pause before
+    the second try is about half a second. Each later pause is twice as long as the one before, up to about 30 s.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -163,7 +166,7 @@ class Calls(_Settings):
 
     @property
     def limited(self) -> bool:
-        """Return whether a call may have to wait for others."""
+        """Return whether there is a limit on the rate, the number at once, or the budget of calls."""
         return (self.rate_per_minute, self.concurrency, self.budget) != (None, None, None)
 
 
@@ -248,10 +251,10 @@ class RedisConfig(ServerConfig):
     def from_url(cls, url: str) -> "RedisConfig":
         """Parse redis://, rediss:// or unix:// (`[user][:password]@host[:port][/db]`); raise ConfigError if invalid.
 
-        By Sentinels: redis+sentinel:// or rediss+sentinel://
-        (`[user][:password]@host[:port],host[:port],.../service[/db]`). A cluster: redis+cluster:// or rediss+cluster://
-        (`[user][:password]@host[:port],host[:port],...`, of some of its nodes).
-        After a question mark: allow_eviction=1, db=number, and of a cluster shards=number.
+        With Sentinels the URL begins with redis+sentinel:// or rediss+sentinel://
+        (`[user][:password]@host[:port],host[:port],.../service[/db]`). For a cluster it begins with redis+cluster:// or
+        rediss+cluster:// (`[user][:password]@host[:port],host[:port],...`) and has the addresses of some nodes.
+        Options follow a question mark: allow_eviction=1, db=number, and for a cluster shards=number.
         """
         if url.startswith(("redis+sentinel://", "rediss+sentinel://")):
             return cls._from_sentinel_url(url)
@@ -270,7 +273,7 @@ class RedisConfig(ServerConfig):
         if "shards" in query:
             raise ConfigError("invalid server address: shards= needs a cluster, redis+cluster://host:port,host:port")
         db = query.get("db", "0") if parts.scheme == "unix" else (parts.path.strip("/") or query.get("db", "0"))
-        more = parts.fragment or query.keys() - {"db", "allow_eviction"}  # a raw # or ? in a password ends it
+        more = parts.fragment or query.keys() - {"db", "allow_eviction"}  # a raw # or ? in a password ends the password
         try:
             return cls(
                 server=unquote(parts.path) if parts.scheme == "unix" else (parts.hostname or "localhost"),
@@ -328,7 +331,7 @@ class RedisConfig(ServerConfig):
 class ShardsConfig(ServerConfig):
     """Addresses of the servers of one experiment with steps: the primary, and servers that only keep frames' bodies.
 
-    In a Redis Cluster all have the same address, and each has hash slots of its own (see `key_tags`).
+    In a Redis Cluster all servers have the same address, and each has hash slots of its own (see `key_tags`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -341,7 +344,7 @@ class ShardsConfig(ServerConfig):
 
     @classmethod
     def of_cluster(cls, config: RedisConfig) -> "ShardsConfig":
-        """Make the config of an experiment whose bodies are spread over a cluster."""
+        """Make the config of an experiment whose frames' bodies are spread over the primaries of a cluster."""
         return cls(servers=(config,) * config.shards)
 
     @property

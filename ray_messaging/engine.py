@@ -110,7 +110,7 @@ class Engine:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect, unless this is connected already; raises as `Messager.init`."""
+        """Connect, unless this is connected already; raises the same errors as `Messager.init`."""
         async with self._opening:
             if self.closed:
                 raise self.not_open(Closed)
@@ -237,7 +237,7 @@ class Engine:
 
     @property
     def interceptor(self) -> object:
-        """Return the interceptor's handle; None: messages are sent without verdicts."""
+        """Return the interceptor's handle, or None if messages are sent without verdicts."""
         return self._interceptor
 
     @interceptor.setter
@@ -272,7 +272,7 @@ class Engine:
 
     @property
     def bulk_sender(self) -> BulkSender:
-        """Return a sender of many messages; raises as `sending`."""
+        """Return a sender of many messages; raises the same errors as `sending`."""
         return BulkSender(self.sending, self.frame_sender, self.audiences)
 
     # -- receiving ------------------------------------------------------------------------------------------------
@@ -292,7 +292,10 @@ class Engine:
     async def host(
         self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str, gone: IsDead | None = None
     ) -> None:
-        """Claim agents for this messager, and listen on their channels; raises as `Messager.host_agents`."""
+        """Claim agents for this messager, and listen on their channels.
+
+        Raises: the same errors as `Messager.host_agents`.
+        """
         hosted = AgentSet.of(agents)
         await self.receiving.host(hosted, subtopics, owner=owner, gone=gone)
         await self._take_name()
@@ -302,20 +305,27 @@ class Engine:
             self.checks.allow_only(hosted)
 
     async def add(self, agents: Iterable[AgentId]) -> None:
-        """Claim more agents, on the subtopics of the hosted ones; raises as `Messager.add_agents`."""
+        """Claim more agents, on the subtopics of the agents that are hosted already.
+
+        Raises: the same errors as `Messager.add_agents`.
+        """
         record = await self._own_record()
         await self.host(agents, [*record.by_subtopic()], owner=self.receiving.owner)
 
     async def release(self, agents: Iterable[AgentId], target: str | None, timeout: float) -> None:
-        """Move agents with their waiting messages to mailbox `target`; None: remove them.
+        """Move agents with their waiting messages to mailbox `target`, or (None) stop hosting the agents.
 
-        Raises: as `Messager.move_agents`; ConfigError if this hosts no agents or has no name; Fenced.
+        Raises: the same errors as `Messager.move_agents`; ConfigError if this hosts no agents or has no name; Fenced.
         """
         check_timeout(timeout, optional=False)
         leaving, record = AgentSet.of(agents), await self._own_record()
         check_leaving(leaving, record, target)
         if not leaving:
             return
+        if (
+            not self.receiving.stepped and self.receiving.epoch is None
+        ):  # the record is of an earlier messager of this name
+            raise ConfigError(f"{self.name!r} does not receive yet: `await messager.host_agents(...)` first")
         try:
             if self.steps is None:
                 self.checks.refuse(leaving)
@@ -380,7 +390,7 @@ class Engine:
 
 
 def check_step(step: object) -> int | None:
-    """Return a simulation step in the form in which it is stamped; raise ConfigError unless an int64 or None."""
+    """Return a simulation step as an int, or None; raise ConfigError unless it is None or fits into int64."""
     try:
         number = None if step is None else index(step)  # type: ignore[arg-type]  # others raise
     except TypeError:

@@ -16,14 +16,14 @@ MessagingError
 ├── NotRepeatable               a model that gives another result when it runs again
 ├── StepAborted                 a step that was not committed: the group's next driver runs it again
 ├── StepFailed                  the model's function failed in a step of `Messaging.run`
-├── BudgetSpent                 the budget of calls is spent: the run ends with the steps that it has
+├── BudgetSpent                 the budget of calls is spent: the run ends with the committed steps
 ├── AudienceTooLarge            positions that make more pairs than the limit
-├── StepTooLarge                more messages in a step than a group can read in one
+├── StepTooLarge                a step with more messages than a group can read in one step
 ├── UndeclaredSend              a send in a step to a group that was not declared to hear the sender
-├── NoAnswer                    a question without an answer in its time, or that can have none
-│   └── AnswerFailed            a question on which its handler failed
+├── NoAnswer                    a question that got no answer in time, or can get none
+│   └── AnswerFailed            a question whose handler failed
 ├── QuestionBlocked             a question that a rule blocked
-├── NoQuestion                  a reply to a message that expects no answer, or has one already
+├── NoQuestion                  a reply to a message that expects no answer, or was answered already
 ├── CommitFailed                processed messages that could not be committed: they were redelivered
 ├── MoveFailed                  agents that could not leave their group: nothing has changed
 ├── FetchTooLarge               a complete fetch above its limits
@@ -40,10 +40,10 @@ MessagingError
 ├── ServerFailed                the embedded server did not start, or died
 └── TransitError                a message could not be delivered
     ├── ConnectionFailed        the server cannot be reached
-    ├── InterceptorUnavailable  there was no verdict, so nothing may pass
+    ├── InterceptorUnavailable  no verdict came in time, so nothing was sent
     ├── MailboxFull             a receiver is too slow
     └── OutcomeUnknown          a send that may or may not have happened
-        └── NotReplicated       too few replicas confirmed it (also a ConnectionFailed)
+        └── NotReplicated       too few replicas confirmed a call (also a ConnectionFailed)
 
 Every error has its facts as attributes, and keeps them when pickled.
 """
@@ -72,13 +72,13 @@ class ConfigError(MessagingError, ValueError):
 
 
 class InvalidAddress(MessagingError, ValueError):
-    """An id, channel, subtopic, group or experiment name cannot be used; `value` holds it."""
+    """An id, channel, subtopic, group or experiment name cannot be used; `value` is that id or name."""
 
     value: object
 
 
 class UnknownSender(InvalidAddress):
-    """A message's from_id, `value`, is not an agent of the sending `group`. None means that it has no from_id."""
+    """A message's from_id, `value`, is not an agent of the sending `group`. Without a from_id, `value` is None."""
 
     group: str
 
@@ -88,10 +88,10 @@ class InvalidPayload(MessagingError, TypeError):
 
 
 class PayloadMismatch(InvalidPayload, ValueError):
-    """A payload does not fit a type or a schema; `field` is the part that does not (empty: the whole payload).
+    """A payload does not fit a type or a schema; `field` is the part that does not fit (empty: the whole payload).
 
-    `agent` is its sender. A received message has a `message_id`. A message that a schema refused has a `row` (its
-    position in the call) and a `subtopic`.
+    `agent` is the payload's sender. For a received message `message_id` is set. For a message that a schema refused,
+    `row` (its position in the call) and `subtopic` are set.
     """
 
     field: str
@@ -102,9 +102,10 @@ class PayloadMismatch(InvalidPayload, ValueError):
 
 
 class InvalidMsg(MessagingError, ValueError, AssertionError):
-    """A Msg, or its dict form, is invalid: `value` holds it. For a dict, `missing` and `extra` are the wrong keys.
+    """A Msg, or its dict form, is invalid; `value` is the dict, or the invalid part of the Msg or dict.
 
-    AgentScope raises ValueError for a role and AssertionError for a dict. This error is both.
+    `missing` has the keys that a dict lacks, `extra` the keys that it must not have. AgentScope raises ValueError for
+    an invalid role and AssertionError for an invalid dict; this error is of both types.
     """
 
     value: object
@@ -120,7 +121,7 @@ class PayloadTooLarge(MessagingError, ValueError):
 
 
 class UnknownName(MessagingError, LookupError):
-    """No experiment, group or agent of this name exists; `kind` and `value` say which."""
+    """No experiment, group, agent or other thing of this name exists; `kind` is what it would be, `value` its name."""
 
     kind: str
     value: object
@@ -129,7 +130,7 @@ class UnknownName(MessagingError, LookupError):
 class AlreadyExists(MessagingError, ValueError):
     """An experiment, a group or an agent's claim already exists.
 
-    `kind` and `value` say which; `owner` is its owner, or None if that is not known.
+    `kind` says what exists, and `value` is its name or id; `owner` is its owner, or None if the owner is not known.
     """
 
     kind: str
@@ -148,7 +149,10 @@ class MoveFailed(MessagingError, RuntimeError):
 
 
 class NotListening(MessagingError, RuntimeError):
-    """The messager does not listen: a fetch needs `subscribe_and_start_listening` first, an inbox a hosted agent."""
+    """The messager does not listen.
+
+    A fetch needs `subscribe_and_start_listening` first. An inbox needs an agent that the messager hosts.
+    """
 
 
 class TransactionError(MessagingError, RuntimeError):
@@ -158,8 +162,9 @@ class TransactionError(MessagingError, RuntimeError):
 class NotRepeatable(MessagingError, AssertionError):
     """A model gave another result when it ran again (`ray_messaging.testing.check_repeatable`).
 
-    `step` and `agent` say where the results first differ. `mine` and `theirs` are the two messages or states that
-    differ; None means that one run has none there. `what` is "message" or "state".
+    `step` and `agent` say where the results first differ. `what` is "message" or "state": `mine` and `theirs` are the
+    two messages or states, and a message is None if one run did not send it. If only the later run failed, `what` is
+    "failure", `mine` is None, and `theirs` is the text of the later run's error.
     """
 
     step: int
@@ -172,9 +177,10 @@ class NotRepeatable(MessagingError, AssertionError):
 class StepAborted(MessagingError, RuntimeError):
     """A step was not committed, and nothing in it counts: the group's next driver runs the step again.
 
-    If the server did not answer the commit, the step may be committed all the same. The next driver finds out.
+    If the server did not answer the commit, the step may be committed all the same. The next driver finds out whether
+    it is.
 
-    `step` and `group` say which step it is.
+    `step` is the step's number, and `group` the group that did not commit it.
     """
 
 
@@ -206,16 +212,16 @@ class AudienceTooLarge(MessagingError, ValueError):
 
 
 class StepTooLarge(MessagingError, ValueError):
-    """A group would read more in one step than its limit.
+    """A group would read more messages or bytes in one step than its limits allow.
 
-    `rows` and `nbytes` hold what the step has, `limit_rows` and `limit_bytes` the limits.
+    `rows` and `nbytes` are the messages and bytes of the step, `limit_rows` and `limit_bytes` the limits.
     """
 
 
 class UndeclaredSend(MessagingError, ValueError):
     """In a step, a group sends to groups that were declared not to hear it; the step was not committed.
 
-    `group` sends in `step`, and `hearers` are the groups that would not wait for it.
+    `group` is the group that sends in `step`, and `hearers` are the groups that would not wait for its messages.
     """
 
     group: str
@@ -226,7 +232,7 @@ class UndeclaredSend(MessagingError, ValueError):
 class NoAnswer(MessagingError, TimeoutError):
     """A question has no answer: `agent` did not give one within `timeout` seconds, or the question never arrived.
 
-    `question` is its message id, and `fate` what became of it.
+    `question` is the question's message id, and `fate` the fate of the question.
     """
 
     agent: object
@@ -239,7 +245,7 @@ class AnswerFailed(NoAnswer):
     """A question has no answer, because the handler of `agent` failed on it.
 
     `error` is the type of the handler's exception, `text` its text. Code that can go on without an answer needs to
-    catch only NoAnswer, which this is too.
+    catch only NoAnswer, of which this class is a subclass.
     """
 
     error: str
@@ -265,8 +271,8 @@ class NoQuestion(MessagingError, ValueError):
 class CommitFailed(MessagingError, RuntimeError):
     """Processed messages could not be committed, mostly because they were held too long and were redelivered.
 
-    `group` is the mailbox, `messages` their number. They were held for `held_s` seconds, and `loan_s` is the limit;
-    both are None if time is not the reason.
+    `group` is the mailbox, and `messages` the number of these messages. They were held for `held_s` seconds, and
+    `loan_s` is the most seconds for which they may be held; both are None if time is not the reason.
     """
 
     group: str
@@ -278,7 +284,7 @@ class CommitFailed(MessagingError, RuntimeError):
 class FetchTooLarge(MessagingError, ValueError):
     """A fetch with `complete=True` is above its limits.
 
-    It would have `messages` messages and `size` bytes; `limit_messages` and `limit` (in bytes) are the most.
+    The fetch would have `messages` messages and `size` bytes; `limit_messages` and `limit` (in bytes) are its limits.
     """
 
     messages: int
@@ -297,7 +303,7 @@ class Closed(MessagingError, RuntimeError):
 
 
 def ended(exp_id: str, why: str = "", *, unsent: bool = False) -> Closed:
-    """Build the error for a call in an experiment that has ended, or whose Ray has."""
+    """Build the error for a call in an experiment that has ended, or whose Ray cluster has ended."""
     return Closed(
         f"experiment {exp_id!r} has ended: {why or 'it was shut down or started anew, or its driver has died'}. Close "
         f"your handles, then call Messaging.connect({exp_id!r}) if it runs again, or Messaging.start({exp_id!r})",
@@ -306,7 +312,7 @@ def ended(exp_id: str, why: str = "", *, unsent: bool = False) -> Closed:
 
 
 class Fenced(MessagingError, RuntimeError):
-    """A newer process has taken over. `name` is the mailbox or sender, `epoch` the number of this, older, owner."""
+    """A newer process has taken over the mailbox or sender `name`; `epoch` is the number of this older owner."""
 
     name: str
     epoch: int
@@ -329,7 +335,8 @@ class BodyLost(FrameError):
 class InvalidColumns(MessagingError, ValueError):
     """Columns of a bulk send do not fit together, or have values that cannot travel.
 
-    `column` is the name of a typed column, and `row` the row of a value. Each is None if the error is about neither.
+    `column` is the name of a typed column, or None if the error is not about one column. `row` is the row of a value,
+    or None if the error is not about one row.
     """
 
     column: str | None = None
@@ -350,7 +357,7 @@ class TraceError(MessagingError, ValueError):
 
 
 class LogError(MessagingError, RuntimeError):
-    """The event log's folder, `path`, cannot be used, or lacks rows. `lost` is true if the server has lost them."""
+    """The event log's folder, `path`, cannot be used, or lacks rows. `lost` is true if the server has lost the rows."""
 
     path: str
     lost: bool = False
@@ -405,10 +412,10 @@ class OutcomeUnknown(TransitError):
 
 
 class NotReplicated(OutcomeUnknown, ConnectionFailed):
-    """Too few replicas of the server confirmed a call in time; the primary may have it, and may lose it.
+    """Too few replicas of the server confirmed a call in time; the primary may have executed it, and may lose it.
 
-    `replicas` is the number that confirmed it, `wanted` (`MessagingConfig.wait_replicas`) the number that must. `host`
-    and `port` are the primary's.
+    `replicas` is the number of replicas that confirmed the call, `wanted` (`MessagingConfig.wait_replicas`) the number
+    that must confirm it. `host` and `port` are the primary's.
     """
 
     replicas: int

@@ -2,18 +2,19 @@
 
 MIB = 2**20
 
-# A mailbox. The default also limits the event log's own stream. Senders to a full mailbox wait.
+# The default limits of a mailbox, which also limit the event log's own stream. Senders to a full mailbox wait.
 MAILBOX_MESSAGES = 1_000_000
 MAILBOX_BYTES = 256 * MIB
 
-# A box: what a mailbox reads in one step. It is emptied only at the end of the step, so nobody waits for a full one.
+# The limits of a box, which has what a mailbox reads in one step. A box is emptied only at the end of the step, so no
+# sender waits for a full box.
 BOX_ROWS = 10_000_000
 BOX_BYTES = 2_048 * MIB
 
-# Bytes of boxes that wait for the event log. Above this, the log may be only a few steps behind.
+# The bytes of boxes that wait for the event log above which the log may be only a few steps behind the run.
 LAG_BYTES = 64 * MIB
 
-# The most servers of an experiment. Each process needs a connection to each.
+# The most servers of an experiment. Each process needs a connection to each server.
 SHARDS = 128
 
 # One entry of a mailbox (a frame). A reader refuses any frame above FRAME_LIMIT.
@@ -44,9 +45,9 @@ PAYLOAD_LIMIT = 64 * MIB
 # that sends a gigabyte.
 TRANSACTION_BYTES = 256 * MIB
 
-# A frame of a step from this size on is large: its body may be on another server than its box. For 16 KiB this saves
-# the first server more than it costs the other. A sender deletes the bodies of dropped steps each time that it has sent
-# the second number of bytes.
+# A frame of a step that has at least BODY_BYTES is large: its body may be on another server than its box. For 16 KiB
+# this saves the box's server more than it costs the other server. A sender deletes the bodies of dropped steps from a
+# server each time that it has sent BODY_ARREARS bytes to that server.
 BODY_BYTES = 16 * 2**10
 BODY_ARREARS = 64 * MIB
 

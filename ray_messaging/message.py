@@ -20,7 +20,7 @@ T = TypeVar("T")
 UNSET: Any = object()
 
 
-# A struct is built in C, in a third of the time.
+# C code builds a struct in a third of the time that a class takes.
 class Message(msgspec.Struct, eq=False, gc=False):
     """One received message: a view of its frame, decoded on access.
 
@@ -143,10 +143,10 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     @property
     def caused_by(self) -> str | None:
-        """Return the id of the message that its sender was handling when it sent it, or None if it was handling none.
+        """Return the id of the message that the sender was handling when it sent this one, or None if there was none.
 
-        A handler of `serve` handles its message until it ends, and the body of `async for` until the next one. An
-        answer has `in_reply_to` instead, and a message of a step the log's `why`.
+        A handler of `serve` is handling its message until the handler ends, the body of `async for` until the loop
+        requests the next message. An answer has `in_reply_to` instead. For a message of a step use `EventLog.why`.
         """
         extension = self._batch.extension
         return None if extension is None or extension.caused_by is None else extension.caused_by[self._row]
@@ -224,9 +224,10 @@ _KEYS = ("type", "pattern", "channel", "data")
 
 
 class Handled:
-    """A message that the code of one context handles, and the tasks that it starts.
+    """A message that is being handled by the code of one context, and by the tasks that this code starts.
 
-    That begins when this is made, and ends when it is `over`. `outer` is the one in whose handling this one began.
+    The handling begins when the object is made, and ends when `over` is set. `outer` is the Handled during which this
+    one began, or None.
     """
 
     __slots__ = ("message", "outer", "over")
@@ -242,7 +243,7 @@ HANDLED: ContextVar[Handled | None] = ContextVar("ray_messaging handled", defaul
 
 
 def handled_here() -> Handled | None:
-    """Return what is handled here, or None if nothing is."""
+    """Return the latest handling in this context that is not over, or None if there is none."""
     found = HANDLED.get()
     while found is not None and found.over:
         found = found.outer
@@ -250,6 +251,6 @@ def handled_here() -> Handled | None:
 
 
 def cause_here() -> str | None:
-    """Return the id of the message that is handled here, or None if none is."""
+    """Return the id of the message that is being handled in this context, or None if there is none."""
     handled = handled_here()
     return None if handled is None else handled.message.id

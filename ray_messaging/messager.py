@@ -48,7 +48,7 @@ class Messager(names.ChannelNames):
     Use it as an async context manager, or call `init` and `close`.
     """
 
-    _user_is_explicit = False  # with AgentSociety's signature, a from_id of None, the user, may have been left out
+    _user_is_explicit = False  # a from_id of None means the user, or, as in AgentSociety's code, that it was left out
 
     def __init__(
         self,
@@ -154,16 +154,21 @@ class Messager(names.ChannelNames):
     async def send(
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, *, subtopic: str = names.AGENT_CHAT
     ) -> Receipt:
-        """Send one message to an agent, as `Group.send`; from_id None is the user. Raises as `send_message`."""
+        """Send one message to an agent, and return its receipt; from_id None is the user.
+
+        Raises: the same errors as `send_message`.
+        """
         accumulator = self.engine.accepting
         if accumulator is None:
             raise self.engine.not_open(Closed)
         return await accumulator.accept(names.agent_channel(self.exp_id, to_id, subtopic), payload, from_id, to_id)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
-        """Send many messages; one receipt for each message and recipient, in order. Raises as `send_message`.
+        """Send many messages; return one receipt for each message and recipient, in order.
 
         All messages are checked before the first one is sent.
+
+        Raises: the same errors as `send_message`.
         """
         bulk_sender = self.engine.bulk_sender
         return await bulk_sender.send_entries(self.engine.checks.entries(messages))
@@ -171,10 +176,11 @@ class Messager(names.ChannelNames):
     async def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = names.AGENT_CHAT
     ) -> Receipts:
-        """Send n messages given as columns; one receipt for each. Raises as `send_message`, and InvalidColumns.
+        """Send n messages given as columns; return one receipt for each message.
 
         Args: from_ids and to_ids are integer arrays or sequences of ids (n,), or each a single id for all messages;
-        payloads is a sequence of n dicts, or one dict for all.
+        payloads is a sequence of n dicts, or one dict for all messages.
+        Raises: the same errors as `send_message`, and InvalidColumns.
         """
         bulk_sender = self.engine.bulk_sender
         columns = self.engine.checks.columns(from_ids, to_ids, payloads)
@@ -183,26 +189,26 @@ class Messager(names.ChannelNames):
     async def broadcast(
         self, from_id: AgentId | None, audience: object, payload: Payload, *, subtopic: str = names.AGENT_CHAT
     ) -> Receipts:
-        """Send one message to all hearers of an agent in an audience; one receipt for each. from_id None is the user.
+        """Send one message from an agent to all its hearers in an audience; return one receipt for each hearer.
 
-        Args: audience is its handle or name, or EVERYBODY.
-        Raises: UnknownName if the audience does not exist; otherwise as `send_message`.
+        Args: from_id None is the user; audience is the audience's handle or name, or EVERYBODY.
+        Raises: UnknownName if the audience does not exist; otherwise the same errors as `send_message`.
         """
         return await self.broadcast_columns(from_id, audience, payload, subtopic=subtopic)
 
     async def broadcast_columns(
         self, from_ids: object, audience: object, payloads: object, *, subtopic: str = names.AGENT_CHAT
     ) -> Receipts:
-        """Send n broadcasts given as columns; one receipt for each pair of sender and hearer, row by row.
+        """Send n broadcasts given as columns; return one receipt for each pair of sender and hearer, row by row.
 
-        Raises: as `broadcast`, and InvalidColumns.
+        Raises: the same errors as `broadcast`, and InvalidColumns.
         """
         sender, engine = self.engine.bulk_sender, self.engine
         chunks = engine.checks.columns(from_ids, 0, payloads)
         return await sender.broadcast(audience, chunks, names.check_subtopic(subtopic), engine.step)
 
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
-        """Send batches that `sending.bulk_input` encoded in another process; one receipt for each row."""
+        """Send batches that `sending.bulk_input` encoded in another process; return one receipt for each row."""
         batches = [decode(frame) for frame in frames]
         self.engine.checks.check_senders(batch.from_ids for batch in batches)
         return await self.engine.bulk_sender.relay(batches)
@@ -220,8 +226,8 @@ class Messager(names.ChannelNames):
 
         An answer that arrives later is an ordinary message of the next fetch.
 
-        Raises: NoAnswer after that time, or at once if no mailbox takes the question; QuestionBlocked if a rule blocks
-        the question; otherwise as `send_message`.
+        Raises: NoAnswer after that time, or at once if no mailbox gets the question; QuestionBlocked if a rule blocks
+        the question; otherwise the same errors as `send_message`.
         """
         return await self.conversation.ask(from_id, to_id, payload, subtopic, timeout)
 
@@ -236,23 +242,25 @@ class Messager(names.ChannelNames):
     ) -> Answers:
         """Ask many agents, with columns as in `send_columns`; return an object that collects their answers.
 
-        `async for answer in answers` yields them as they arrive, and `await answers.wait()` waits for all; both end
-        after `timeout` seconds. Raises as `send_columns`.
+        `async for answer in answers` yields the answers as they arrive, and `await answers.wait()` waits for all of
+        them; both end after `timeout` seconds.
+
+        Raises: the same errors as `send_columns`.
         """
         return await self.conversation.ask_columns(from_ids, to_ids, payloads, subtopic, timeout)
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
         """Answer a question, a message with `expects_answer`, and return the receipt of the answer.
 
-        Raises: NoQuestion if the message expects no answer, or this process has answered it; otherwise as
-        `send_message`.
+        Raises: NoQuestion if the message expects no answer, or this process has answered it; otherwise the
+        same errors as `send_message`.
         """
         return await self.conversation.reply(message, payload)
 
     async def reply_columns(self, messages: Message | Iterable[Message], payloads: object) -> Receipts:
-        """Answer many questions, with one payload for each or one for all; return one receipt for each.
+        """Answer many questions, with one payload for each question or one for all; return a receipt for each answer.
 
-        Raises: as `reply`.
+        Raises: the same errors as `reply`.
         """
         return await self.conversation.reply_columns(messages, payloads)
 
@@ -268,13 +276,13 @@ class Messager(names.ChannelNames):
         """Await `handler(message)` for each message, at most `concurrency` at once, until this messager closes.
 
         A message is committed when its handler has succeeded, in any order. If this process dies before that, the
-        message is delivered again. A value that the handler returns is the answer to the question. Nothing else may
-        fetch from this messager meanwhile.
+        message is delivered again. If the message is a question, the value that the handler returns is the answer.
+        Nothing else may fetch from this messager meanwhile.
 
         A handler that fails is called again, up to `retries` times. Then the asker gets AnswerFailed, and the message
         becomes a dead letter with the reason. With on_error="end" the service ends instead: the handlers that run are
-        completed, the error is raised, and the message is left for the next service of this mailbox. Whoever asks
-        meanwhile gets NoAnswer.
+        completed, the error is raised, and the message is left for the next service of this mailbox. Agents that
+        ask a question before that get NoAnswer.
 
         Args: `timeout` is the number of seconds after which a handler is cancelled and counts as failed (None: no
         limit).
@@ -304,7 +312,7 @@ class Messager(names.ChannelNames):
     ) -> None:
         """Claim agents for this messager, and listen on their channels.
 
-        Args: `owner` names the owner of the mailbox; while that owner lives, no other can take the mailbox over.
+        Args: `owner` names the owner of the mailbox; while that owner lives, no other owner can take it over.
         `gone` returns whether another owner is known to be dead, so that its lease need not be waited for.
         Raises: AlreadyExists if another messager hosts one of the agents, or another living owner has the mailbox.
         """
@@ -317,18 +325,18 @@ class Messager(names.ChannelNames):
 
         Agents that are hosted here already are ignored.
 
-        Raises: AlreadyExists, with the agent's group as `owner`, if one is hosted elsewhere; ConfigError if this
+        Raises: AlreadyExists, with the agent's group as `owner`, if an agent is hosted elsewhere; ConfigError if this
         messager hosts no agents yet or has no name.
         """
         await self.engine.add(agents)
         self._agents_changed()
 
     async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = MOVE_TIMEOUT_S) -> None:
-        """Host agents no longer; messages that wait for them become dead letters. Either all agents leave, or none.
+        """Stop hosting agents; messages that wait for them become dead letters. Either all agents leave, or none.
 
-        This waits up to `timeout` seconds until the messages that were fetched for them are committed.
+        This call waits up to `timeout` seconds until the messages that were fetched for the agents are committed.
 
-        In an experiment with steps it takes effect from the next step that opens, without a wait (see
+        In an experiment with steps the removal takes effect from the next step that opens, without a wait (see
         docs/moving-agents.md).
 
         Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
@@ -339,9 +347,9 @@ class Messager(names.ChannelNames):
     async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = MOVE_TIMEOUT_S) -> None:
         """Move agents to another group, with all messages that wait for them, in order. Either all move, or none.
 
-        This waits up to `timeout` seconds until the messages that were fetched for them are committed. Meanwhile
-        fetches return no message from their first waiting one on. In an experiment with steps the move takes effect
-        from the next step that opens, without a wait.
+        This call waits up to `timeout` seconds until the messages that were fetched for the agents are committed.
+        Meanwhile fetches return only messages that came before the agents' first waiting message. In an experiment with
+        steps the move takes effect from the next step that opens, without a wait.
 
         Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
         here or a group that does not exist; AlreadyExists if the agents are in that group already.
@@ -358,11 +366,11 @@ class Messager(names.ChannelNames):
     ) -> Messages:
         """Return new messages, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
 
-        This commits the messages of the last fetch. After a crash, uncommitted messages are delivered again.
+        This call commits the messages of the previous fetch. After a crash, uncommitted messages are delivered again.
 
         Args: with commit="acked" only `ack` commits the messages of this fetch, in any order: for coroutines that
-        handle messages concurrently. With complete=True it returns all that the server had when it was called, in as
-        many reads as that takes (see docs/receiving.md).
+        handle messages concurrently. With complete=True the call returns all messages that the server had when
+        the call began, in as many reads as needed (see docs/receiving.md).
         Raises: NotListening if this messager does not listen; Fenced if a newer process has taken over the mailbox;
         FetchTooLarge above the limits of `complete`; ConfigError for an invalid argument.
         """
@@ -376,10 +384,10 @@ class Messager(names.ChannelNames):
         return messages
 
     async def ack(self, messages: Message | Iterable[Message] | None = None) -> None:
-        """Commit fetched messages now: one, some, or all that are not committed.
+        """Commit fetched messages now: one message, several, or (None) all that are not committed yet.
 
-        It returns when the commit is durable, even if earlier messages are not acknowledged. Acknowledging a message
-        again is harmless.
+        The call returns when the commit is durable, even if earlier messages are not acknowledged. Acknowledging a
+        message again is harmless.
 
         Raises: ConfigError for messages that were not fetched here; CommitFailed if the acknowledged messages have too
         many gaps between them; Fenced if a newer process has taken over the mailbox.
@@ -420,13 +428,13 @@ class Messager(names.ChannelNames):
         self._inboxes.agents_changed(self.name, self.engine.receiving.listens_for)
 
     def steps(self, *, until: int, leave: bool = False) -> "AsyncGenerator[Step, None]":
-        """Iterate over the steps of this group's agents, from the first uncommitted one up to `until`, exclusive.
+        """Iterate over the steps of this group's agents, from the first uncommitted one to before step `until`.
 
         Requesting the next step commits the current one. After a `break` or an exception the current step is not
-        committed, and the next driver runs it again. All groups must be driven at the same time, because each waits
-        until the others have closed the previous step.
+        committed, and the next driver runs it again. All groups must be driven at the same time, because each group
+        waits until the other groups have closed the previous step.
 
-        Args: with `leave` the group leaves before step `until`, and the others go on without it.
+        Args: with `leave` the group leaves before step `until`, and the other groups go on without it.
         Raises: ConfigError if the experiment has no steps, or this messager has no name or hosts no agents;
         StepAborted, StepTooLarge or Fenced if a step could not be committed.
         """
@@ -464,7 +472,7 @@ class Messager(names.ChannelNames):
         return self.engine.log.rows()
 
     def clear_log_list(self) -> None:
-        """Forget the local log."""
+        """Empty the local log."""
         self.engine.log.clear()
 
     def stats(self) -> dict[str, Any]:
@@ -475,7 +483,8 @@ class Messager(names.ChannelNames):
 class GroupMessager(Messager):
     """A group in your own process (`Messaging.open_messager`), which sends only for its own agents.
 
-    Each message needs a from_id; None is the user. `MessagingConfig(strict_senders=False)` lifts both rules.
+    Each message needs a from_id; None is the user. With `MessagingConfig(strict_senders=False)` the messager sends for
+    all agents, and from_id may be left out.
     """
 
     _user_is_explicit = True
@@ -487,7 +496,7 @@ class GroupMessager(Messager):
         from_id: names.SenderId = names.OMITTED,
         to_id: AgentId | None = None,
     ) -> Receipt:
-        """Send one message and return its receipt; raises as `Messager.send_message`."""
+        """Send one message and return its receipt; raises the same errors as `Messager.send_message`."""
         accumulator = self.engine.accepting
         if accumulator is None:
             raise self.engine.not_open(Closed)

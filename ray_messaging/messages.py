@@ -1,4 +1,4 @@
-"""Fetched messages: a sequence, and its columns."""
+"""Fetched messages: a sequence of messages, which also has their values as columns."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,10 @@ T = TypeVar("T")
 
 
 class Slice(NamedTuple):
-    """Rows `low` to `high`, exclusive, of one frame; `pattern` is the subscribed pattern that they matched, if any."""
+    """The rows of one frame from `low` to before `high`.
+
+    `pattern` is the subscribed pattern that the messages' channels matched, or None.
+    """
 
     batch: Batch
     low: int
@@ -43,7 +46,7 @@ class Messages(Sequence[Message]):
     """A batch of received messages in order of arrival: a sequence, with columns as numpy arrays.
 
     `more` is False if the server's last answer to the reader had no message after these. It is True if there are more,
-    or if the reader has not asked since. Only a fetch with `complete=True` asks the server in any case.
+    or if the reader has not asked the server since. Only a fetch with `complete=True` asks the server in any case.
     """
 
     __slots__ = ("_ends", "exp_id", "more", "slices")
@@ -57,7 +60,7 @@ class Messages(Sequence[Message]):
         self.exp_id = exp_id
         self.slices = slices if type(slices) is list else list(slices)
         self.more = more
-        self._ends: list[int] | None = None  # of the slices, once it is asked for
+        self._ends: list[int] | None = None  # the numbers of messages up to the end of each slice, made on first use
 
     def __len__(self) -> int:
         return sum([part.high - part.low for part in self.slices])
@@ -131,7 +134,7 @@ class Messages(Sequence[Message]):
         return [message.payload for message in self]
 
     def to(self, kind: type[T]) -> list[T]:
-        """Return the payloads as objects of a type; raises as `Message.to`."""
+        """Return the payloads as objects of a type; raises the same errors as `Message.to`."""
         return [message.to(kind) for message in self]
 
     @property
@@ -159,7 +162,9 @@ class Messages(Sequence[Message]):
         return column_of(self._payload_parts, name)
 
     def to_arrow(self) -> Any:  # noqa: ANN401 - pyarrow.Table
-        """Return a pyarrow.Table with the columns of `to_pandas`; a JSON payload is its text, ids are all of one type.
+        """Return a pyarrow.Table with the columns of `to_pandas`.
+
+        JSON payloads are texts. Ids are all ints, or all texts.
 
         Raises: InvalidColumns if the values of a typed column have two types.
         """
@@ -237,7 +242,10 @@ def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def decoded_messages(exp_id: str, batch: Batch, low: int, high: int) -> list[Message]:
-    """Return the messages of some rows. JSON payloads are decoded together, which takes a third of the time."""
+    """Return the messages of the rows from `low` to before `high`.
+
+    JSON payloads are decoded together, which takes a third of the time.
+    """
     if isinstance(batch.lines, PayloadColumn) and not batch.lines.raw:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             payloads = _decoder.decode_lines(b"\n".join(batch.lines.by_row[low:high]))

@@ -1,4 +1,4 @@
-"""Message to send."""
+"""A message to send, with its recipients."""
 
 from collections.abc import Iterable
 
@@ -18,8 +18,8 @@ class Outgoing:
     """One message to send, or one payload for many recipients.
 
     Build it with a channel, or for recipients with `to_agent` or `to_agents`. Ids are checked here, the channel when
-    the message is sent. A from_id of None means the user. So does a missing one, except in a group, where from_id is
-    required.
+    the message is sent. A from_id of None means the user. So does a missing from_id, except in a group, where
+    from_id is required.
     """
 
     __slots__ = ("channel", "from_id", "payload", "subtopic", "to_id", "to_ids", "unnamed")
@@ -29,7 +29,7 @@ class Outgoing:
     ) -> None:
         if not isinstance(channel, str):
             raise no_channel(channel)
-        self.channel: str | None = channel  # None: that of its agents
+        self.channel: str | None = channel  # None: the channels of its recipients
         self.payload = payload
         self.unnamed = from_id is OMITTED
         self.from_id = None if from_id is None or from_id is OMITTED else check_id(from_id)

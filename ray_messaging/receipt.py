@@ -23,14 +23,14 @@ _SENT = bytes(np.flatnonzero(IS_SENT).tolist())
 
 
 class PairFates(NamedTuple):
-    """For each broadcast the number of pairs that were delivered, and of those that have no mailbox, int64 (n,)."""
+    """For n broadcasts the numbers of pairs that were delivered, and of pairs without a mailbox, each int64 (n,)."""
 
     delivered: NDArray[np.int64]
     undeliverable: NDArray[np.int64]
 
 
 class Addresses(NamedTuple):
-    """The recipients of messages, and their topics as in `Batch`."""
+    """The recipients of messages, and the messages' topics in the form of `Batch.topics` and `Batch.topic`."""
 
     to_ids: IdColumn
     topics: tuple[str, ...]
@@ -38,7 +38,7 @@ class Addresses(NamedTuple):
 
 
 class Outcome:
-    """The fates of one batch: `codes` has a byte for each row, an index into FATES, or UNKNOWN before it has a fate.
+    """The fates of one batch: `codes` has a byte for each row, an index into FATES, or UNKNOWN if it has no fate yet.
 
     With `pairs` each row is a broadcast, and `pairs` counts the fates of its pairs.
     """
@@ -77,7 +77,10 @@ class Outcome:
         return len(self.codes)
 
     def cut(self, low: int, high: int) -> "Outcome":
-        """Return the fates of some rows, in a batch of plain messages with consecutive numbers."""
+        """Return an outcome with only the rows from `low` to before `high`.
+
+        The messages must be plain ones, and their numbers consecutive.
+        """
         if low == 0 and high == len(self.codes):
             return self
         made = copy(self)
@@ -96,20 +99,20 @@ class Outcome:
         return np.frombuffer(self.codes, np.uint8).copy()
 
     def settle(self, rows: NDArray[np.intp] | None, fate: int | NDArray[np.uint8]) -> None:
-        """Set the final fate of some rows (None: all)."""
+        """Set the final fate of the given rows (None: of all rows)."""
         if rows is None and isinstance(fate, int):
             self.codes[:] = bytes((fate,)) * len(self.codes)
         else:
             np.frombuffer(self.codes, np.uint8)[slice(None) if rows is None else rows] = fate
 
     def keep_addresses(self, batch: "Batch") -> None:
-        """Keep the channels of the messages, for the receipts of those that nobody received."""
+        """Keep the messages' channels, which the receipts of undeliverable messages show."""
         if self.addresses is None:
             ids = IdColumn(batch.to_ids.values.copy(), batch.to_ids.kinds, batch.to_ids.strings)
             self.addresses = Addresses(ids, batch.topics, None if batch.topic is None else batch.topic.copy())
 
     def reason(self, row: int) -> str | None:
-        """Return why nobody has one message, or None; of an undeliverable one with its channel."""
+        """Return why nobody received a message, or None. For an undeliverable message the reason names the channel."""
         if self.codes[row] != UNDELIVERABLE or self.addresses is None:
             return self.blocks[row][1] if row in self.blocks else facts_of(NAMES[self.codes[row]]).reason or None
         to_ids, topics, topic = self.addresses
@@ -135,7 +138,7 @@ class Outcome:
         return (Receipt if self.codes[row] in _SENT else _Unsent)(self, row)
 
 
-# C code builds a struct in a third of the time of a class. It is in no reference cycle, so gc=False is safe.
+# C code builds a struct in a third of the time of a class. A receipt is in no reference cycle, so gc=False is safe.
 class Receipt(msgspec.Struct, eq=False, gc=False):
     """The fate of one send.
 
@@ -212,7 +215,7 @@ def set_receipts(futures: "Sequence[asyncio.Future[Receipt]]", outcome: Outcome)
 
 
 class Receipts(Sequence[Receipt]):
-    """The receipts of a bulk send, in the order of its messages. Each is built when it is read."""
+    """The receipts of a bulk send, in the order of its messages. Each receipt is built when it is read."""
 
     __slots__ = ("_ends", "parts")
 
@@ -263,7 +266,7 @@ class Receipts(Sequence[Receipt]):
         return IS_SENT[self.codes]
 
     def counts(self) -> dict[str, int]:
-        """Count the sends by fate. Every fate is a key; `unknown` only if there are some."""
+        """Count the sends by fate. Every fate is a key; `unknown` is a key only if some fates are not known."""
         found: list[int] = np.bincount(self.codes, minlength=len(NAMES)).tolist()
         return dict(zip(NAMES if found[UNKNOWN] else FATES, found, strict=False))
 

@@ -95,7 +95,8 @@ class Transaction:
     ) -> Messages:
         """Return new messages, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
 
-        A transaction can fetch several times. With complete=True it returns all that the server has now.
+        A transaction can fetch several times. With complete=True a fetch returns all messages that the server
+        has at that time.
 
         Raises: Fenced if a newer process has taken over the mailbox; FetchTooLarge above the limits of `complete`;
         TransactionError after the block.
@@ -107,7 +108,7 @@ class Transaction:
     def state(self) -> bytes | None:
         """Return the state that was set in this block, else the last transaction's state, or None if there is none.
 
-        Setting it raises InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above
+        Setting the state raises InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above
         MessagingConfig.state_bytes.
         """
         return self._state
@@ -130,14 +131,17 @@ class Transaction:
         batch.add([Entry(sender, [recipient], topic, line, cause_here())], time.time())
 
     def send_messages(self, messages: Sequence[Outgoing]) -> None:
-        """Queue many messages, all of them or none. Raises as `send_message`."""
+        """Queue many messages, all of them or none; raises the same errors as `send_message`."""
         batch = self._running()
         batch.add(self._engine.checks.entries(messages), time.time())
 
     def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = names.AGENT_CHAT
     ) -> None:
-        """Queue n messages given as columns, as `Messager.send_columns` takes them. Raises as `send_message`."""
+        """Queue n messages given as columns, in the form that `Messager.send_columns` accepts.
+
+        Raises: the same errors as `send_message`.
+        """
         batch = self._running()
         chunks = self._engine.checks.columns(from_ids, to_ids, payloads)
         topic = names.check_subtopic(subtopic)
@@ -170,7 +174,10 @@ class Transaction:
 
 
 async def _committed(accumulator: Accumulator, batch: TransactionBatch) -> bool:
-    """Return whether the server has committed a transaction; after that no late attempt of it can arrive."""
+    """Return whether the server has committed a transaction.
+
+    After this call no late attempt to commit the transaction can arrive at the server.
+    """
     question = TransactionBatch(None)
     await accumulator.transact(question)
     await asyncio.shield(question.future)

@@ -6,8 +6,9 @@ A channel is the address that users and foreign Redis clients see:
     exps:{exp_id}:user-payback                      the user's
     anything else without control characters        a plain channel
 
-There an agent's id has %3A %2A %3F %5B %5D %5C for : * ? [ ] and a backslash. Where the id itself has such a code, or
-one whose % is written as %25, however often, its % is written as %25: ids and their forms correspond one to one.
+In a channel, the characters : * ? [ ] and backslash of an agent's id are written as %3A %2A %3F %5B %5D %5C. If the id
+itself contains such a code, or a code whose % is written as %25 (once or several times), the code's % is written as
+%25. So ids and their forms in channels correspond one to one.
 
 Internally a channel is an `Address`: the agent's id (None for plain channels) and a topic. A topic is the subtopic of
 an agent's channel, or `:` and the whole name of a plain one. The two are never equal, because a subtopic has no colon.
@@ -30,7 +31,7 @@ AgentId = int | str
 
 
 class Omitted(Enum):
-    """Default of from_id, for a message without one. It differs from None, which is the user."""
+    """The from_id of a message for which none was given. It differs from None, which is the user."""
 
     OMITTED = "omitted"
 
@@ -100,7 +101,7 @@ def _check_text(kind: str, text: str, unfit: re.Pattern[str] = _CONTROL, remedy:
 
 
 def escaped(agent_id: str) -> str:
-    """Return the form of a str id in channels. It is the id itself unless that has such a character or code."""
+    """Return the form of a str id in channels: the id itself unless it has a character or code to escape."""
     return _TO_ESCAPE.sub(lambda found: quote(found[0], safe=""), agent_id)
 
 
@@ -154,7 +155,7 @@ def payback_channel(exp_id: str) -> str:
 
 
 def no_channel(channel: object) -> InvalidAddress:
-    """Build the error for a channel that is not a str. In most cases it is an agent's id."""
+    """Build the error for a channel that is not a str. In most cases the caller has passed an agent's id."""
     try:
         agent = repr(check_id(channel))
     except InvalidAddress:
@@ -220,7 +221,7 @@ def answer_mailbox(name: str) -> str:
 
 
 def is_internal(mailbox: str) -> bool:
-    """Return whether a mailbox is none of a user's messagers: it gets answers, or its messager has no name."""
+    """Return whether a mailbox is internal: it gets answers, or its messager has no name."""
     return _INTERNAL.fullmatch(mailbox) is not None
 
 
@@ -230,7 +231,7 @@ def survey_mailbox(survey_id: str) -> str:
 
 
 def is_survey_mailbox(name: str) -> bool:
-    """Return whether a mailbox keeps the answers to a survey, by its name."""
+    """Return whether a mailbox's name says that it keeps the answers to a survey."""
     return _SURVEY.fullmatch(name) is not None
 
 
@@ -287,26 +288,29 @@ def _key(kind: str) -> "Callable[[Keys, object], str]":
 
 
 def _mailbox_key(kind: str) -> "Callable[[Keys, str], str]":
-    """Return a method that builds a key of a mailbox. One whose name begins with a colon is our own, and of a start."""
+    """Return a method that builds a key of a mailbox.
+
+    Mailboxes whose names begin with a colon are our own. Their keys belong to one start of the experiment.
+    """
     return lambda keys, name: f"{keys.prefix}{START if name[0] == ':' else ''}{kind}:{name}"
 
 
 def mark_of_db(db: int) -> str:
-    """Return what follows an experiment's name in what is published in a db; no name has an @."""
+    """Return the text that follows an experiment's name in Pub/Sub channels of a db; no name has an @."""
     return f"@{db}" if db else ""
 
 
 class Keys:
     """The Redis keys of one experiment. Their common hash tag keeps them on one primary of a cluster.
 
-    A key's name says whether a checkpoint has it, and so do the names of fields in hashes:
+    The name of a key, or of a field in a hash, says whether checkpoints contain it:
 
-        start:...      of one start of the experiment (who runs it, its groups, its log, those who wait): never
-        box...@<step>  of the boxes for a step: if no group has read them
-        anything else  of the run: always
+        start:...      belongs to one start of the experiment (its driver, groups, log, waiting clients): never
+        box...@<step>  belongs to the boxes for a step: if no group has read these boxes
+        anything else  belongs to the run: always
 
     Args: `tag` follows the name in the hash tag; it is not empty for keys of bodies on another primary (see
-    `key_tags`). `db` is the server's: Pub/Sub knows none, so that what is published names it unless it is 0.
+    `key_tags`). `db` is the server's db. Pub/Sub has no dbs, so the names of channels contain the db unless it is 0.
     """
 
     def __init__(self, exp_id: str, tag: str = "", *, db: int = 0) -> None:
@@ -323,8 +327,8 @@ class Keys:
         self.surveys = prefix + "surveys"  # the records of surveys
         self.ended = start + "ended"  # streams of removed mailboxes that the event log still reads
         self.hearers = start + "hearers"  # sets of agents that broadcasts name, until the event log has them
-        self.news = start + "news"  # a stream: what wakes those who wait for a step
-        self.holds = start + "holds"  # how far those are who need the boxes of steps
+        self.news = start + "news"  # a stream, whose entries wake those who wait for a step
+        self.holds = start + "holds"  # how far the readers are for which the boxes of steps are kept
         self.bodies = prefix + "bodies"  # the steps for which a server has bodies of large frames
         self.mark = start + "mark"  # written before WAIT, so that WAIT covers all earlier writes
         self.channels = f"exps:{exp_id}{mark_of_db(db)}:"  # Pub/Sub: the beginning of this experiment's channels

@@ -24,8 +24,8 @@ ALWAYS = -1  # for a change that applies to all coming steps; without steps all 
 class HostDates:
     """The first step to which each move of agents applies, by the directory's version that the move made.
 
-    Args: `text` is the server's form: ascending pairs `step:version`, separated by commas. Moves from that version on,
-    up to the version of the next pair, apply from that step on.
+    Args: `text` is the server's form: ascending pairs `step:version`, separated by commas. Moves from a
+    pair's version on, up to the version of the next pair, apply from the pair's step on.
     """
 
     def __init__(self, text: str = "") -> None:
@@ -35,7 +35,7 @@ class HostDates:
         self._versions = [int(version) for _, version in pairs]
 
     def since(self, version: int) -> int:
-        """Return the step from which a version's changes apply, or ALWAYS if that was long ago."""
+        """Return the step from which a version's changes apply, or ALWAYS if the version is before all pairs."""
         place = bisect_right(self._versions, version)
         return self._steps[place - 1] if place else ALWAYS
 
@@ -59,7 +59,7 @@ class Claim(msgspec.Struct, array_like=True):
     strings: tuple[str, ...]
 
     def agents(self) -> AgentSet:
-        """Return its agents."""
+        """Return the agents of the claim."""
         return AgentSet(np.frombuffer(self.ints, "<i8"), self.strings)
 
     def __len__(self) -> int:
@@ -67,10 +67,10 @@ class Claim(msgspec.Struct, array_like=True):
 
 
 class Change(msgspec.Struct, array_like=True):
-    """Agents that came to a mailbox, and agents that left it, at one time, each on the subtopics of its claim.
+    """Agents that came to a mailbox, and agents that left it, at one time, in claims with their subtopics.
 
-    With steps, `version` is the directory's version with the change, by which the first step to which it applies is
-    known, and `origin` is the mailbox from which the agents came ("": none).
+    With steps, `version` is the directory's version with the change, from which `HostDates` knows the first step to
+    which the change applies. `origin` is the mailbox from which the agents came ("": from no mailbox).
     """
 
     came: list[Claim]
@@ -83,9 +83,9 @@ class Change(msgspec.Struct, array_like=True):
 
 
 class FormerMailbox(msgspec.Struct, array_like=True):
-    """With steps, a mailbox from which agents came: its boxes have their messages from before the move.
+    """With steps, a mailbox from which agents came: its boxes have the agents' messages from before the move.
 
-    `version` is the directory's version with the move, by which its step is known.
+    `version` is the directory's version with the move, from which `HostDates` knows the move's step.
     """
 
     mailbox: str
@@ -93,7 +93,7 @@ class FormerMailbox(msgspec.Struct, array_like=True):
 
 
 class MailboxRecord(msgspec.Struct, array_like=True):
-    """The subscriptions of one mailbox. Redis has it as msgpack."""
+    """The subscriptions of one mailbox. Redis stores the record as msgpack."""
 
     mailbox: str
     claims: list[Claim]
@@ -103,11 +103,11 @@ class MailboxRecord(msgspec.Struct, array_like=True):
     frame_rows: int = FRAME_ROWS // 4  # the largest frame that this mailbox accepts: a quarter of its limits
     frame_bytes: int = FRAME_BYTES
     moved: bool = False  # agents have moved, so a successor of its reader must host the agents of this record
-    changes: list[Change] = []  # the last changes of its agents, because broadcasts that wait are for earlier agents
+    changes: list[Change] = []  # the last changes of its agents, because waiting broadcasts name earlier agents
     origins: list[FormerMailbox] = []
 
     def agents(self, subtopic: str | None = None) -> AgentSet:
-        """Return the agents of its claims, on a subtopic (None: any)."""
+        """Return the agents for which the mailbox listens on a subtopic (None: on any subtopic)."""
         return agents_of(claim for claim in self.claims if subtopic is None or subtopic in claim.subtopics)
 
     def by_subtopic(self) -> dict[str, AgentSet]:
@@ -219,7 +219,7 @@ def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
 def _origins(
     before: MailboxRecord, version: int, dates: HostDates, came_from: MailboxRecord | None
 ) -> list[FormerMailbox]:
-    """Return the origins of a record's agents, also of agents that come from record `came_from`."""
+    """Return the mailboxes from which a record's agents came, with those of agents from record `came_from`."""
     if came_from is None:
         return before.origins
     found: dict[tuple[str, int], FormerMailbox] = {}
@@ -351,7 +351,7 @@ class Directory:
         return self.routes[route]
 
     def mailboxes_of(self, agent_id: AgentId | None, topic: str) -> tuple[str, ...]:
-        """Return the mailboxes of one message. They are cached until the directory changes."""
+        """Return the mailboxes that get a message for an agent on a topic. They are cached until an update."""
         key = (agent_id, topic)
         found = self.cached.get(key)
         if found is None:
@@ -413,7 +413,7 @@ class Directory:
         return IdTable(ids, routes)
 
     def _extend(self, route: int, mailbox: str) -> int:
-        """Return the route that has one more mailbox than this one."""
+        """Return the route to `mailbox` and to all mailboxes of `route`."""
         if mailbox in self.routes[route]:
             return route
         wider = (*self.routes[route], mailbox)

@@ -9,18 +9,18 @@ from ray_messaging.addressing.channels import Keys
 
 
 def shard_keys(exp_id: str, shard: int, in_cluster: int) -> Keys:
-    """Return the keys of a shard; `in_cluster` is the number of shards in one cluster (1: it has its own server)."""
+    """Return the keys of a shard; `in_cluster` is the number of shards in one cluster (1: each has its own server)."""
     return Keys(exp_id, key_tags(exp_id, in_cluster)[shard] if in_cluster > 1 else "")
 
 
 @cache
 def key_tags(exp_id: str, shards: int) -> tuple[str, ...]:
-    """Return what follows the experiment's name in each shard's hash tag.
+    """Return the texts that follow the experiment's name in the hash tags of the shards.
 
-    For the first shard, which has everything except bodies, it is empty. All slots are divided into as many equal parts
-    as there are shards, and each shard has a slot in another part. So the primaries of a cluster, which mostly have one
-    range of slots each, have about equally many shards. No other experiment has such a tag, because no name has a
-    slash.
+    The text of the first shard, which has everything except bodies, is empty. All slots are divided into as many equal
+    parts as there are shards, and each shard has a slot in a part of its own. So the primaries of a cluster, which
+    mostly have one range of slots each, have about equally many shards. No other experiment has such a tag, because no
+    name has a slash.
     """
     part_of_first = _part_of(exp_id, shards)
     parts = [part for part in range(shards) if part != part_of_first]

@@ -16,7 +16,10 @@ def is_glob(channel: str) -> bool:
 
 @lru_cache(100_000)
 def glob_pattern(glob: str) -> re.Pattern[bytes]:
-    """Translate a Redis pattern, which matches bytes, has [^a] but not [!a], and escapes with a backslash."""
+    """Translate a Redis pattern to a regular expression.
+
+    Redis matches bytes, knows [^a] but not [!a], and has the backslash as its escape character.
+    """
     text, at = glob.encode(), 0
     parts = [b""]  # the parts between stars
     while at < len(text):
@@ -60,7 +63,10 @@ def _glob_set(text: bytes, at: int) -> tuple[bytes, int]:
 
 
 def compile_glob(glob: str) -> Callable[[str], bool]:
-    """Return a function that tests whether a channel matches a pattern; raise InvalidAddress if it is not UTF-8."""
+    """Return a function that tests whether a channel matches a pattern.
+
+    Raises: InvalidAddress if UTF-8 cannot encode the pattern.
+    """
     try:
         matched = glob_pattern(glob).fullmatch
     except UnicodeEncodeError:
@@ -72,5 +78,5 @@ def compile_glob(glob: str) -> Callable[[str], bool]:
 
 
 def literal_prefix(glob: str) -> str:
-    """Return the literal prefix of all channels that match a pattern."""
+    """Return the text before a pattern's first special character, with which all matching channels begin."""
     return _GLOB.split(glob, maxsplit=1)[0]

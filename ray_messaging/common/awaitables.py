@@ -1,4 +1,4 @@
-"""Calls of other code's functions and coroutines: plain or async, without an event loop, or at the end of one."""
+"""Functions that call other code: plain or async functions, without an event loop, or at the end of an event loop."""
 
 import asyncio
 import inspect
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Exceptions of other code that are failures of it: they must end neither the loop nor the task that calls it.
+# Exceptions of other code that count as its failures: they must end neither the loop nor the task that calls the code.
 RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 
@@ -29,7 +29,7 @@ def is_async(function: object) -> bool:
 
 
 def call_problem(function: Callable[..., object], arguments: int) -> str | None:
-    """Return why a function cannot be called with so many arguments, or None if it can, or that cannot be known."""
+    """Return why a function cannot be called with so many arguments, or None if no reason is known."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have none

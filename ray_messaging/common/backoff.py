@@ -67,14 +67,14 @@ HANDLER_RETRY = RetryPolicy(0.1, 5.0, jitter=True)  # a message whose handler fa
 
 # Sending.
 FULL_MAILBOX_RETRY = RetryPolicy(0.002, 0.05)
-REFUSED_CALL_RETRY = RetryPolicy(0.002, 0.1)  # a call of which the server has written nothing
-STALE_DIRECTORY_RETRY = RetryPolicy(0.002, 0.05, jitter=True)  # processes that change the directory at the same time
+REFUSED_CALL_RETRY = RetryPolicy(0.002, 0.1)  # a call that the server refused before it wrote anything
+STALE_DIRECTORY_RETRY = RetryPolicy(0.002, 0.05, jitter=True)  # two processes change the directory at the same time
 STALE_VERDICT_RETRY = RetryPolicy(0.002, 0.5)
 TRANSACTION_RETRY = RetryPolicy(0.002, 0.1)
 STEP_SUPERVISOR_RETRY = RetryPolicy(0.05, 2.0)  # a step that the rules could not close
 STEP_DRIVER_RETRY = RetryPolicy(0.2, 0.2)  # a check of the lease of a group's driver
 LEASE_RETRY = RetryPolicy(0.02, 0.2)  # in addition to the transport's own retries
-FENCE_RETRY = RetryPolicy(1.0, 1.0)  # a new epoch, after a send without an answer
+FENCE_RETRY = RetryPolicy(1.0, 1.0)  # before a request for a new epoch, after a send without an answer
 
 # Interception.
 INTERCEPTOR_RETRY = RetryPolicy(0.02, 0.5)
@@ -83,19 +83,19 @@ SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # after an answer without a snapshot; me
 RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # in addition to the transport's own retries
 MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
 
-CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)  # a remembered call that has failed, as by a limit of its provider
+CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)  # a remembered call that failed, as by its provider's limit
 
-AT_REST_RETRY = RetryPolicy(0.001, 0.02)  # a look whether messages are still on their way
+AT_REST_RETRY = RetryPolicy(0.001, 0.02)  # a check whether messages are still on their way
 
 # Event log. A full disk is tried less often the longer it stays full.
 LOG_WRITE_RETRY = RetryPolicy(0.05, 5.0)
 LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # in addition to the transport's own retries
 BLOCKED_LISTENER_RETRY = RetryPolicy(1.0, 1.0)
 
-# Ray actors that restarted: until the server answers, until it accepts their calls, and until they answer callers.
-ACTOR_RECONNECT = RetryPolicy(0.5, 0.5)
-ACTOR_START_RETRY = RetryPolicy(1.0, 1.0)
-ACTOR_CALL_RETRY = RetryPolicy(0.1, 0.1)
+# Ray actors that have restarted: how often they try to start again, and how often callers try to reach them.
+ACTOR_RECONNECT = RetryPolicy(0.5, 0.5)  # while the server does not answer
+ACTOR_START_RETRY = RetryPolicy(1.0, 1.0)  # in the background, after another failure, such as a refused login
+ACTOR_CALL_RETRY = RetryPolicy(0.1, 0.1)  # by a caller, until the actor answers
 
 # The embedded server. The first restart is immediate; senders and receivers retry for 30 s.
 SERVER_RESTART = RetryPolicy(0.5, 8.0)

@@ -9,9 +9,10 @@ from types import MappingProxyType
 def resolve(
     package: str, homes: Mapping[str, str], name: str, modules: Mapping[str, str] = MappingProxyType({})
 ) -> object:
-    """Return the object with a name in a package, for its `__getattr__`; raise AttributeError for an unknown name.
+    """Return the object with a name in a package, for the package's `__getattr__`.
 
-    Args: `homes` maps names to the modules that define them, `modules` maps names to modules.
+    Args: `homes` maps the names of objects to the modules that define them, `modules` maps names to whole modules.
+    Raises: AttributeError for an unknown name.
     """
     if name in modules:
         value: object = import_module(modules[name])

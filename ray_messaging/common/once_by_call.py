@@ -16,9 +16,10 @@ _MOST_RENEWED = 8  # held outcomes that one new outcome passes over, so that no 
 class OnceByCall(Generic[K, V]):
     """The outcomes of calls, by the key of a call: a call that comes again gets the outcome of the first one.
 
-    A running call is never forgotten. Of the outcomes, the oldest are forgotten: above `most` of them or above
-    `most_bytes` in total, but not the newest, and after `keep_s` seconds. `held(key, value, full)` may keep a value for
-    longer, which then becomes the newest. `full` is False if only the time of the value is over.
+    A running call is never forgotten. An outcome is forgotten after `keep_s` seconds. If there are more than `most`
+    outcomes, or they have more than `most_bytes` in total, the oldest are forgotten, but never the newest. Before a
+    value is forgotten, `held(key, value, full)` may return True: then the value is kept, as the newest. `full` is False
+    if only the time of the value is over.
     """
 
     def __init__(
@@ -54,14 +55,17 @@ class OnceByCall(Generic[K, V]):
         return None if found is None else found[0]
 
     def put(self, key: K, value: V, nbytes: int = 0) -> list[K]:
-        """Remember a value as the newest; return the keys of what is forgotten for it."""
+        """Remember a value as the newest; return the keys of the calls that are forgotten for it."""
         now = time.monotonic()
         self._enter(key, value, None, nbytes, now)
         full = len(self._outcomes) > self._most or self.nbytes > self._most_bytes
         return self._forget(now, key) if full or self._keep_s < math.inf else []
 
     def load(self, values: Iterable[tuple[K, V, int]]) -> None:
-        """Remember what an earlier process knew, each value with its size; what is too much goes with the next one."""
+        """Remember the values of an earlier process, each with its size.
+
+        If they are too many, the oldest are forgotten when the next outcome is remembered.
+        """
         now = time.monotonic()
         for key, value, nbytes in values:
             self._enter(key, value, None, nbytes, now)
@@ -72,7 +76,7 @@ class OnceByCall(Generic[K, V]):
         self.nbytes += nbytes if before is None else nbytes - before[2]
 
     def pop(self, key: K) -> V | None:
-        """Forget a call, and return its value; the value of a call that runs is not remembered."""
+        """Forget a call, and return its value. A call that still runs goes on, but its value is not remembered."""
         self._running.pop(key, None)
         found = self._outcomes.pop(key, None)
         if found is None:
@@ -102,7 +106,7 @@ class OnceByCall(Generic[K, V]):
     # -- running calls --------------------------------------------------------------------------------------------
 
     def begin(self, key: K, make: Callable[[], Coroutine[Any, Any, V]]) -> None:
-        """Begin a call, which goes on even if nobody waits for it, unless it is known."""
+        """Begin a call unless its key is known. The call goes on even if nobody waits for it."""
         if key not in self:
             task = self._running[key] = asyncio.create_task(make(), name="ray_messaging call")
             task.add_done_callback(lambda task: self._end(key, task))

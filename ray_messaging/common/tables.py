@@ -58,7 +58,7 @@ def with_exact_integers(table: Any, ids: Collection[str] = ()) -> Any:  # noqa: 
 
 
 def pandas_types(fields: Iterable[Any]) -> dict[str, str]:
-    """Return the metadata of a table or a Parquet file by which pandas reads integers of these pyarrow fields."""
+    """Return the metadata of a table or a Parquet file by which pandas reads the integers of pyarrow fields exactly."""
     columns = [
         {
             "name": field.name,

@@ -1,4 +1,4 @@
-"""Health of background tasks, and their end."""
+"""The health of background tasks, and a function that ends a task."""
 
 import asyncio
 from typing import Any, NamedTuple

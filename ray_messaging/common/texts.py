@@ -37,5 +37,5 @@ def utc_time(seconds: float) -> str:
 
 
 def steps_done(count: int) -> str:
-    """Say how many steps are done."""
+    """Return a text that says how many steps are done."""
     return f"{count:,} {'step' if count == 1 else 'steps'} done"

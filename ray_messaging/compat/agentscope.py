@@ -1,13 +1,13 @@
 """AgentScope 2's message bus on our server: `create_app(message_bus=RayMessageBus())`.
 
-AgentScope's Redis bus forgets an item as soon as a drainer has asked for it. Here the items of a drain are kept for
-its bus until the bus drains the queue again, says `queue_done`, has lived on for `hold_s`, or is closed; if it dies
-before, the next drainer gets them. A bus lives while it is connected, or has renewed its lease. Each call that is
-repeated because its answer was lost has its effect once.
+AgentScope's Redis bus forgets an item as soon as a drainer has asked for it. Here drained items are kept for the
+bus that drained them until it drains the queue again, calls `queue_done`, has lived for another `hold_s`, or is closed.
+If it dies before, the next drainer gets the items. A bus lives while it is connected, or has renewed its lease. A call
+that is repeated because its answer was lost has its effect only once.
 
 On an experiment, what is pushed, appended or published is a message to the agent `{name}/queue/<key>`,
-`{name}/log/<key>` or `{name}/topic/<key>`. Those to queues and logs come into a mailbox that all buses share.
-Whichever bus looks first moves them on, each once, to where they belong.
+`{name}/log/<key>` or `{name}/topic/<key>`. The messages to queues and logs come into a mailbox that all buses
+share. Whichever bus looks first moves each message on, once, to its queue or log.
 """
 
 import asyncio
@@ -54,13 +54,13 @@ logger = logging.getLogger(__name__)
 
 _LEASE_S, _BEAT_S = 3.0, 1.0
 _LOCK_GLANCE_S = 0.5  # between two looks at a lock whose owner may have died; a release is told at once
-_WRITES = 1000  # in one call of the server
-_FRAMES = 32  # that are read from the mailbox at once
+_WRITES = 1000  # entries that are written in one call of the server
+_FRAMES = 32  # frames that are read from the mailbox at once
 _KINDS = {"q": "queue", "l": "log"}
 _PUSH = re.compile(r"push(?:,(\d+),(\d+))?")  # subtopic of a bus's items: ms to live, and most entries
 _json = json.JSONEncoder(ensure_ascii=False).encode
 
-# Who waits for the ids; kind, key, ms to live, most entries; the payloads, or their texts.
+# The future for the ids; kind, key, ms to live, most entries; the payloads, or their texts.
 _Write = tuple["asyncio.Future[list[str]]", str, str, int, int, list[Any]]
 
 
@@ -181,7 +181,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return await self._open().script(script, [self._prefix], [self._owner, number, self._ears, *args])
 
     async def _ask(self, script: str, *args: object) -> Any:  # noqa: ANN401 - a reply
-        """Run a script whose answer the server keeps until the next one."""
+        """Run a script whose answer the server keeps until the bus asks again, so that a retry gets the same answer."""
         self._open()
         async with self._turn:
             self._number += 1
@@ -190,7 +190,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     def _write(
         self, kind: str, key: str, payloads: Sequence[dict[str, Any]], ttl_secs: int | None, most: int = 0
     ) -> asyncio.Future[list[str]]:
-        """Append entries. While one call is under way, further entries wait for the next, which has many of them."""
+        """Append entries. While a call of the server is under way, further entries wait, and share the next call."""
         self._open()
         items = [*payloads] if self._messager is not None else [_json(payload).encode() for payload in payloads]
         written: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -222,7 +222,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             self._writer = None
 
     async def _append(self, batch: "list[_Write]") -> list[bytes]:
-        """Append texts, and return their ids."""
+        """Append the texts of a batch of writes to their queues and logs, and return the texts' ids."""
         self._number += 1
         args: list[Any] = []
         for where, alike in groupby(batch, itemgetter(slice(1, 5))):
@@ -248,14 +248,14 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
                 logger.error("bus %s has lost lock %r, which another bus may hold by now", self.name, held[0])
 
     async def _settle(self, before: float) -> None:
-        """Say that all items drained before a time are handled."""
+        """Tell the server that all items that were drained before a time are handled."""
         for key in [*self._held]:
             await self._drain(key, 0, before)
 
     # -- items as messages of an experiment -----------------------------------------------------------------------
 
     async def _send(self, batch: "list[_Write]") -> list[bytes | Exception]:
-        """Send payloads to the mailbox, and move them on; return their ids, or errors for those that are not sent."""
+        """Send payloads to the mailbox, and move them on; return for each its id, or an error if it was not sent."""
         messager = cast("Messager", self._messager)
         outgoing = []
         try:
@@ -276,7 +276,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return [place or self._refusal(receipt, key) for place, receipt, key in zip(found, receipts, keys, strict=True)]
 
     async def _take(self) -> None:
-        """Move on what is in the mailbox."""
+        """Move the messages in the mailbox on to their queues and logs."""
         state, stream = self._keys.state(self.name), self._keys.stream(self.name)
         while True:
             born, at = [
@@ -329,11 +329,14 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return [entry for entries in written for entry in entries]
 
     async def queue_drain(self, key: str, max_count: int = 100) -> list[tuple[str, dict[str, Any]]]:
-        """Return the oldest items and their ids. What this bus has drained from the queue before counts as handled."""
+        """Return the oldest items with their ids. Items that this bus has drained before count as handled."""
         return [(entry.decode(), json.loads(text)) for entry, text in await self._drain(key, max_count)]
 
     async def _drain(self, key: str, most: int, before: float = math.inf) -> list[tuple[bytes, bytes]]:
-        """Say that what was drained is handled, and drain, unless this bus has drained the queue since `before`."""
+        """Drain a queue, and tell the server that the items of the last drain are handled.
+
+        If this bus has drained the queue since `before`, do nothing.
+        """
         self._open()
         async with self._turn:
             done, at = self._held.get(key, ([], 0.0))
@@ -346,7 +349,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return found  # type: ignore[no-any-return]  # a reply
 
     async def queue_done(self, key: str, *entry_ids: str) -> None:
-        """Say that some drained items are handled, so that no bus gets them after the death of this one."""
+        """Tell the server that some drained items are handled, so that no bus gets them after this one has died."""
         await self._open().command("XDEL", f"{self._prefix}q:{key}", *entry_ids)
 
     async def queue_delete(self, key: str) -> None:
@@ -369,14 +372,14 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return [(entry.decode(), json.loads(fields[1])) for entry, fields in found or ()]
 
     async def log_trim(self, key: str, before_id: str | None = None) -> None:
-        """Delete a log's entries before an id, or the log."""
+        """Delete a log's entries before an id, or (None) the whole log."""
         log = f"{self._prefix}l:{key}"
         await self._open().command(*(("DEL", log) if before_id is None else ("XTRIM", log, "MINID", before_id)))
 
     # -- signals --------------------------------------------------------------------------------------------------
 
     async def publish(self, key: str, payload: dict[str, Any]) -> None:
-        """Send a payload to those that subscribe now."""
+        """Send a payload to the current subscribers of a key."""
         if self._messager is None:
             await self._open().command("PUBLISH", self._channel(key), _json(payload))
             return
@@ -390,7 +393,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def subscribe(
         self, key: str, *, on_ready: Callable[[], None] | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the payloads that are published from now on; `on_ready` is called when that is so."""
+        """Yield the payloads that are published from now on; `on_ready` is called when the subscription has begun."""
         self._open()
         channel, heard = self._channel(key), asyncio.Queue[bytes | None]()
         self._listeners.setdefault(channel, []).append(heard)
@@ -418,9 +421,10 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
     @asynccontextmanager
     async def acquire_lock(self, key: str, *, ttl_secs: int = 600) -> AsyncGenerator[int, None]:
-        """Wait for a lock, and yield its fencing number, which is higher for each owner than for those before.
+        """Wait for a lock, and yield its fencing number, which is higher than the numbers of all earlier owners.
 
-        The lock ends when its owner dies; if its machine is gone without a word, after `ttl_secs`.
+        The lock ends when its owner dies. If the server cannot notice that the owner's machine is gone, the lock ends
+        after `ttl_secs`.
         """
         token, ttl = secrets.token_hex(8), _ms(ttl_secs)
         try:
@@ -452,7 +456,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return free
 
     async def unlock(self, key: str) -> None:
-        """Release a lock that this bus has by `try_lock`. That of another bus stays."""
+        """Release a lock that this bus has from `try_lock`. The lock of another bus stays."""
         if (token := self._claims.pop(key, None)) is not None:
             await self._run("bus_unlock", key, token)
 
@@ -467,7 +471,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def registry_set_if(
         self, namespace: str, field: str, value: str, *, expected: str, ttl_secs: int | None = None
     ) -> bool:
-        """Set a field that has the expected value; return whether it had it."""
+        """Set a field if it has the expected value; return whether it had that value."""
         return bool(await self._ask("bus_set_if", namespace, field, value, expected, _ms(ttl_secs)))
 
     async def registry_pop(self, namespace: str, field: str) -> str | None:

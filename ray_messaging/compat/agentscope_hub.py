@@ -1,8 +1,8 @@
 """AgentScope 1's MsgHub over processes: agents of this process and of other processes hear each other.
 
 Each process enters a hub of the same name, with its own agents as objects and the others by their ids. What an agent
-replies goes to all others through the experiment, so that its rules and its log apply, and waits for a process that
-was killed.
+replies goes to all others through the experiment: the experiment's rules and log apply, and if a process was killed,
+the reply waits for its successor.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Participant = Any  # an agent of AgentScope's, or the id of one that lives in an
 
 
 class _Voice:
-    """The only subscriber of an agent, which tells all others what the agent has replied."""
+    """The only subscriber of an agent, which passes the agent's replies on to all other participants."""
 
     def __init__(self, hub: "MsgHub", agent_id: AgentId) -> None:
         self._hub, self._agent_id = hub, agent_id
@@ -45,13 +45,13 @@ class _Voice:
 class MsgHub:
     """MsgHub of AgentScope 1 whose participants may live in other processes.
 
-    A call returns when each participant has observed what was said. One who has not after `timeout` seconds gets it
-    later, from its mailbox. A rule may keep something from one of them.
+    A call returns when each participant has observed the message. A participant that has not after `timeout` seconds
+    gets the message later, from its mailbox. A rule may block the message for some participants.
 
     Args:
         messager: The messager of this process. The hub hosts its agents there, and fetches its messages.
         participants: Agents that live here, and ids of the others. The id of an agent is its `name`, or else its `id`.
-        announcement: What all hear at the begin, from the user; only one process says it.
+        announcement: A message from the user to all participants at the start. Only one process passes it.
         name: The hub's name, the same in each process.
     """
 
@@ -72,12 +72,12 @@ class MsgHub:
         self._turns: dict[AgentId, asyncio.Lock] = {}  # an agent observes in the order of arrival
         self.participants: list[AgentId] = []  # their ids
         self._join(participants)
-        self._desk = f"{name}/{messager.name}"  # an id to which others say that an agent has observed something
+        self._desk = f"{name}/{messager.name}"  # the id that gets confirmations of what agents have observed
         self._asked: dict[str, asyncio.Future[list[str] | None]] = {}
         self._change: asyncio.Task[None] | None = None  # tells the others who takes part
 
     async def __aenter__(self) -> Self:
-        """Host the agents that live here, and say the announcement."""
+        """Host the agents that live here, and send the announcement."""
         await self._host([*self._here, self._desk])
         self._serving = asyncio.create_task(self._messager.serve(self._hear), name=f"ray_messaging hub {self.name}")
         self._subscribe()
@@ -88,7 +88,7 @@ class MsgHub:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let the agents that live here speak to nobody. The error of what they could not observe is raised."""
+        """Send no more replies of the agents that live here. Raises the error that has ended receiving, if any."""
         self.enable_auto_broadcast = False
         self._subscribe()
         await self._settled()
@@ -98,11 +98,11 @@ class MsgHub:
             self._serving.result()
 
     def add(self, new_participant: Participant | Sequence[Participant]) -> "asyncio.Task[None]":
-        """Add agents, or ids of agents that live elsewhere. When the returned task ends, all processes know it."""
+        """Add agents, or ids of agents that live elsewhere. When the returned task ends, all processes know them."""
         return self._changed([*self.participants], self._join(_listed(new_participant)))
 
     def delete(self, participant: Participant | Sequence[Participant]) -> "asyncio.Task[None]":
-        """Let agents no longer take part. When the returned task ends, all processes know it."""
+        """Remove agents from the hub. When the returned task ends, all processes know that they have left."""
         before, gone = [*self.participants], {_id_of(each) for each in _listed(participant)}
         for unknown in gone - {*before}:
             logger.warning("agent %r takes no part in hub %s, so it stays out", unknown, self.name)
@@ -110,11 +110,11 @@ class MsgHub:
         return self._changed(before, [])
 
     async def broadcast(self, msg: Any) -> None:  # noqa: ANN401 - a Msg, or a list of them
-        """Say messages to all participants, as the user."""
+        """Send messages to all participants, as the user."""
         await self._say(None, msg)
 
     def set_auto_broadcast(self, enable: bool) -> None:  # noqa: FBT001 - AgentScope's
-        """Say from now on what the agents that live here reply, or no longer."""
+        """Set whether the replies of the agents that live here go to all participants from now on."""
         self.enable_auto_broadcast = enable
         self._subscribe()
 
@@ -144,7 +144,7 @@ class MsgHub:
         return self._change
 
     async def _settled(self) -> None:
-        """Wait until the others know who takes part. An error is raised once."""
+        """Wait until the other processes know the participants. An error in telling them is raised once."""
         change = self._change
         if change is not None:
             await asyncio.wait([change])
@@ -170,9 +170,10 @@ class MsgHub:
         await asyncio.gather(*(self._ask(from_id, each, said) for each in self.participants if each != from_id))
 
     async def _ask(self, from_id: AgentId | None, to_id: AgentId, payload: dict[str, Any]) -> None:
-        """Wait until an agent has observed a payload. One that no process hosts yet is waited for.
+        """Send a payload to an agent, and wait until the agent has observed it.
 
-        The word that it has comes from the user, so no rule between the two agents can keep it back.
+        If no process hosts the agent yet, wait for one. The confirmation comes in the user's name, so that no rule
+        between the two agents can block it.
         """
         ticket, observed = secrets.token_hex(8), asyncio.get_running_loop().create_future()
         self._asked[ticket] = observed

@@ -1,4 +1,4 @@
-"""AgentSociety 1.5's Messager on our engine: the messages of each round pass its rules, and its event log has them."""
+"""AgentSociety 1.5's Messager on our engine, so that an experiment's rules and log apply to the messages of rounds."""
 
 from typing import Final
 
@@ -27,7 +27,7 @@ class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without Ag
     ) -> None:
         warn_unless_tested("agentsociety", TESTED, "messager")
         super().__init__(exp_id)
-        self._message_interceptor = None  # theirs has none before set_message_interceptor
+        self._message_interceptor = None  # TheirMessager lacks this attribute before set_message_interceptor
         self._engine = OurMessager(LocalServer() if config is None else config, exp_id, interceptor, name=name)
 
     async def _open(self) -> OurMessager:
@@ -39,7 +39,8 @@ class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without Ag
     async def set_received_messages(self, messages: list[Message]) -> None:
         """Send the messages of a round; return once each is stored, or blocked by a rule.
 
-        Those of an earlier round that were not fetched stay. Raises as `Messager.send_messages`, before any is sent.
+        Messages of an earlier round that were not fetched stay. Raises the same errors as `Messager.send_messages`,
+        before any message is sent.
         """
         engine = await self._open()
         await engine.send_messages([self._outgoing(message) for message in messages])

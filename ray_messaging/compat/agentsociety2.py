@@ -1,11 +1,11 @@
-"""agentsociety2's social space with an order that repeats: messages of one step are read in the next.
+"""agentsociety2's social space in a repeatable order: messages of one step are read in the next step.
 
 AgentSociety 2 runs its agents at once, so that they call its `SimpleSocialSpace` in any order, and each run differs.
-Here an agent sees what was there at the end of the last step, and what it has done itself since. The end of a step
-takes over what all agents have done, ascending by agent, in the order in which each did it.
+Here an agent sees what was there at the end of the last step, and what it has done itself since. At the end of a
+step, what the agents have done takes effect: agent by agent, ascending, and for each agent in the order of its actions.
 
-Where a process of agents dies, Ray runs them again: what they have done in the step is taken back. Where the space's
-process dies before it has saved a step that it has sent, its successor hands out what the server has of that step.
+If a process of agents dies, Ray runs these agents again: what they have done in the step is taken back. If the space's
+process dies before it has saved a step that it has sent, its successor hands out the step's messages on the server.
 """
 
 import asyncio
@@ -48,9 +48,9 @@ TESTED: Final = "2.9"
 
 logger = logging.getLogger(__name__)
 
-_STATE = "state/ENV_STATE.json"  # where SimpleSocialSpace keeps its own
+_STATE = "state/ENV_STATE.json"  # where SimpleSocialSpace keeps its own state
 _MAILBOX = "agentsociety2"
-# So begins the name of the variable with a request's trace, which is one for each agent and step, and its agent.
+# The beginning of the name of the context variable that has a request's agent, and its trace: one per agent and step.
 _REQUEST = "envrouter_trace_ctx_"
 
 
@@ -63,7 +63,7 @@ class _Turn(BaseModel):
 
 
 class _InheritedTools(EnvMeta):  # type: ignore[misc,unused-ignore]  # without AgentSociety, mypy knows no class
-    """The class of an environment whose subclasses have its tools: those of EnvMeta have only their own."""
+    """Metaclass of an environment whose subclasses inherit its tools. Classes of EnvMeta have only their own tools."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
         made: type = super().__new__(cls, name, bases, namespace)
@@ -110,7 +110,10 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
     # -- what agents do in a step ---------------------------------------------------------------------------------
 
     def _turn(self, agent_id: int) -> _Turn:
-        """Return an agent's turn, as it was before this step if a process has died in which it began the step."""
+        """Return an agent's turn.
+
+        If the process in which the agent has begun this step has died, first restore the turn from before the step.
+        """
         found = [value for variable, value in copy_context().items() if variable.name.startswith(_REQUEST)]
         trace, _, actor = found[0] if found else (None, None, None)
         if trace in self._given_up:
@@ -226,7 +229,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         self._turn(sender).sent.append((recipients, message))
 
     def _members(self, group_id: int, agent_id: int) -> list[int]:
-        """Return a group's members as an agent sees them, none if there is no such group."""
+        """Return a group's members as an agent sees them, or [] if there is no such group."""
         turn = self._turn(agent_id)
         group = {each.group_id: each for each in turn.created}.get(group_id, self._groups.get(group_id))
         return [] if group is None else _changed(group.members, agent_id, turn.joined.get(group_id))
@@ -234,7 +237,10 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
     # -- the end of a step ----------------------------------------------------------------------------------------
 
     async def step(self, tick: int, t: datetime) -> None:
-        """Hand out what agents have sent, and take over their groups. Raises as `Messager.send_messages`."""
+        """Hand out the agents' messages, and apply their changes of groups.
+
+        Raises: the same errors as `Messager.send_messages`.
+        """
         async with self._lock:
             turns = sorted(self._turns.items())
             sent = [each for _, turn in turns for each in turn.sent]
@@ -257,7 +263,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         self._in_step = False
 
     async def _passed(self, sent: list[tuple[list[int], Message]], t: datetime) -> list[tuple[int, Message]]:
-        """Return each recipient and its message, without those that a rule of the experiment blocks."""
+        """Return pairs of a recipient and a message, without the pairs that a rule of the experiment blocks."""
         if self._experiment is None:
             return [(recipient, message) for recipients, message in sent for recipient in recipients]
         if self._messager is None:

@@ -1,7 +1,8 @@
 """AutoGen's agent runtime on this engine: `SingleThreadedAgentRuntime()` becomes `RayAgentRuntime()`.
 
-Needs autogen-core 0.7 (extra `[autogen]`). Each message between agents is a message of the experiment, so it is stored
-before it is handled, passes the experiment's rules, and is in its log. Agents of a type can live in a Ray actor.
+This module needs autogen-core 0.7 (extra `[autogen]`). Each message between agents is a message of the experiment, so
+it is stored before it is handled, passes the experiment's rules, and is in its log. Agents of a type can live in a Ray
+actor.
 """
 
 import asyncio
@@ -66,7 +67,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         if actors and self._intervention_handlers:
             raise ValueError("intervention_handlers are of one process: with actors=True give the experiment rules=")
         self._on_ray = actors
-        self._planned: dict[str, tuple[Any, Any]] = {}  # by type of the agents that live in Ray actors: the factory
+        self._planned: dict[str, tuple[Any, Any]] = {}  # by type: the factory of agents that live in Ray actors
         self._actors: dict[str, Any] = {}
         self._placed: set[str] = set()  # types whose agents can be reached: the first message places them
         server, exp_id = (LocalServer(), "autogen") if messaging is None else (messaging.redis, messaging.exp_id)
@@ -78,7 +79,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self._resumed.set()
         self._held: dict[str, Message] = {}  # messages that wait until the runtime starts, or a state has been saved
         self._unbegun = self._running = 0
-        self._asked: dict[str, Any] = {}  # questions of this process: the token, and in its place the handler's error
+        self._asked: dict[str, Any] = {}  # questions of this process: the token, replaced by the handler's error
         self._decoded = lru_cache(16)(self._decode)  # all hearers of an event get one object
         self._locks: dict[core.AgentId, asyncio.Lock] = {}
         helper: Any = self._tracer_helper  # a span that nobody collects would cost as much as the message
@@ -89,7 +90,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         await self.close()
 
     async def _opened(self) -> Messager:
-        """Return the messager, once all registered agents can be reached; raise why messages are read no longer."""
+        """Return the messager, once all registered agents can be reached; raise the error that has ended receiving."""
         async with self._opening:
             await self._messager.init()
             if len(self._placed) < len(self._agent_factories):
@@ -124,7 +125,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self._started.set()
 
     async def stop(self) -> None:
-        """Begin no message from now on. Those that come wait for the next `start`."""
+        """Stop handling messages. Messages that come wait for the next `start`."""
         with self._stopping():
             pass
 
@@ -170,9 +171,10 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             raise error
 
     async def _quiet(self, *, save: bool) -> list[Any]:
-        """Wait until all processes say twice that nothing waits in their mailboxes but what they hold back.
+        """Wait until all processes report twice that only messages which they hold back wait in their mailboxes.
 
-        If nothing came to a mailbox in between, no message was on its way, whoever has died. Return what they said.
+        If no message came to a mailbox between the two reports, none was on its way, even if a process has died. Return
+        the last reports.
         """
         backoff, before = Backoff(AT_REST_RETRY), None
         while True:
@@ -215,7 +217,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return {"agents": agents, "messages": [each for _, messages, _ in found for each in messages]}
 
     async def _hold(self, hold: bool) -> None:
-        """Begin no event from now on, or go on."""
+        """Begin no event from now on, in this process and in all actors; with False, begin events again."""
         (self._resumed.clear if hold else self._resumed.set)()
         await self._on_actors("_hold", hold)
 
@@ -265,7 +267,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return self._decode(told.data)
 
     async def publish_message(self, message: Any, topic_id: core.TopicId, **given: Any) -> None:
-        """Store an event for all agents that subscriptions name, but for the sender."""
+        """Store an event for all subscribed agents except the sender."""
         with self._sending(message, topic_id, **given) as context, suppress(MessageDroppedException):
             message = await self._intervened("on_publish", message, message_context=context)
             about = {"id": context.message_id, "topic": [topic_id.type, topic_id.source]}
@@ -282,7 +284,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
 
     @property
     def unprocessed_messages_count(self) -> int:
-        """Return how many events of this process, and questions for its agents, no handler has begun."""
+        """Return the number of events from this process, and of questions to its agents, that no handler has begun."""
         return self._unbegun + sum(each.expects_answer for each in self._held.values())
 
     @contextmanager
@@ -370,7 +372,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return None
 
     async def _may_begin(self, message: Message) -> None:
-        """Wait until the runtime has started, and with an event until a state has been saved."""
+        """Wait until the runtime has started, and for an event also until no state is being saved."""
         gates = (self._started,) if message.expects_answer else (self._started, self._resumed)
         self._held[message.id] = message
         while closed := [gate for gate in gates if not gate.is_set()]:
@@ -397,7 +399,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return found
 
     async def _get_agent(self, agent_id: core.AgentId) -> core.Agent:
-        """Return an agent of this process, and make it at its first message, once however many come together."""
+        """Return an agent of this process. It is made once, at its first message, even if several come together."""
         if agent_id.type in self._planned:
             raise NotAccessibleError(f"agent {agent_id} lives in a Ray actor")
         if (found := self._instantiated_agents.get(agent_id)) is None:
@@ -427,7 +429,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
 
 
 class _ActorRuntime(RayAgentRuntime):
-    """Ray actor with the agents of one type. What they publish is passed on by the runtime with the subscriptions."""
+    """Ray actor with the agents of one type. The runtime that has the subscriptions passes on what they publish."""
 
     async def __init__(  # type: ignore[misc]
         self, exp_id: str, ignore: bool, serializers: list[Any], name: str, kind: str, factory: Any, expected: Any
@@ -493,7 +495,7 @@ def _of_agentchat(data: bytes) -> Any:
 
 
 def _error_of(told: Mapping[str, Any]) -> BaseException:
-    """Return the error that an agent of another process has raised, as its own class where that is known here."""
+    """Return the error that an agent of another process raised, of the same class if this process knows the class."""
     known = vars(builtins) | vars(core.exceptions) | {"CancelledError": asyncio.CancelledError}
     found = known.get(told["error"])
     if isinstance(found, type) and issubclass(found, (Exception, asyncio.CancelledError)):

@@ -27,7 +27,7 @@ _FIRST_COLOR, _COLORS, _PLAIN = 90, 8, "\x1b[0m"
 
 
 def _field(name: str, doc: str) -> Any:  # noqa: ANN401 - a property
-    """Return a property that keeps its value as `_name`, as AgentScope's do: a subclass may override its setter."""
+    """Return a property that keeps its value as `_name`, like AgentScope's: a subclass may override the setter."""
     key = f"_{name}"
     return property(attrgetter(key), lambda msg, value: setattr(msg, key, value), doc=doc)
 
@@ -111,7 +111,7 @@ class Msg:
 
     @classmethod
     def from_dict(cls, serialized_dict: dict[str, Any]) -> Self:
-        """Build from the dict of `to_dict`, ours or AgentScope's. The dict is not changed.
+        """Build a Msg from the dict of `to_dict`, ours or AgentScope's. The dict is not changed.
 
         Nothing that the dict names is imported: Msg reads dicts of a Msg, a subclass its own dicts. Raises: InvalidMsg
         for missing or extra keys, a dict of another class, or an invalid role.

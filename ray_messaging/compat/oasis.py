@@ -52,8 +52,8 @@ class Channel:
     Args: `config`, `exp_id`, `message_interceptor` and `settings` are as for a Messager; without a config the channel
     is on a server of this process. `name` is the id under which the platform gets actions. A result is awaited for
     `timeout` seconds (None: no limit), or until the platform ends. The platform takes at most `window` actions at once:
-    if its process is killed, those are not done again, and all others wait for its successor. `actions` are those that
-    the platform knows; None: OASIS' own, where it is imported.
+    if its process is killed, those are not done again, and all others wait for its successor. `actions` has the names
+    of the actions that the platform knows; None: OASIS' own actions, if OASIS is imported.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Channel:
             await end(task)
         for action in self._asked.values():
             action.fail(action.no_result("this process closed its channel", self.name))
-            action.result.exception()  # nobody may read it, as of an exit
+            action.result.exception()  # marks the error as read: nobody may wait for it, as after an exit
         asker, self._asker = self._asker, None
         if asker is not None:
             await asker.close()
@@ -120,8 +120,8 @@ class Channel:
     async def write_to_receive_queue(self, action_info: tuple[AgentId | None, Any, Any]) -> str:
         """Send an action, (agent_id, message, action); return its message_id once it is in the platform's mailbox.
 
-        Raises: NoAnswer if there is no platform; QuestionBlocked if a rule blocks the action; otherwise as
-        `Messager.ask`.
+        Raises: NoAnswer if there is no platform; QuestionBlocked if a rule blocks the action; otherwise
+        the same errors as `Messager.ask`.
         """
         agent_id, message, action = action_info
         result = asyncio.get_running_loop().create_future()
@@ -137,7 +137,7 @@ class Channel:
     async def read_from_send_queue(self, message_id: str) -> tuple[str, AgentId | None, Any]:
         """Wait for the result of an action; return (message_id, agent_id, result).
 
-        Raises: NoAnswer if there can be none, or none came in time; UnknownName if its result was read before.
+        Raises: NoAnswer if there can be no result, or none came in time; UnknownName if the result was read before.
         """
         asked = self._asked.get(message_id)
         if asked is None:
@@ -178,7 +178,7 @@ class Channel:
         task.add_done_callback(self._collecting.discard)
 
     async def _collect(self, actions: "list[_Action]", answers: Answers) -> None:
-        """Give actions their results as they come, and the others an error once they can have none."""
+        """Give actions their results as they come, and an error to each action that can get no result."""
         read = 0
         while answers.asks_again():
             await answers.change()
@@ -199,7 +199,7 @@ class Channel:
         """Wait for the next action; return (message_id, (agent_id, message, action)).
 
         Unknown actions are answered with a failure and are not returned. When the calling task ends, the agents that
-        wait get an error. Raises as `Messager.fetch_messages`.
+        wait get an error. Raises the same errors as `Messager.fetch_messages`.
         """
         task = asyncio.current_task()
         if task is not None and task is not self._platform:
@@ -233,7 +233,7 @@ class Channel:
             self._yielded = time.monotonic()
 
     async def _take(self) -> None:
-        """Wait for actions, and take them out of the mailbox for good: a platform that was killed did some of them."""
+        """Wait for actions, and remove them from the mailbox for good, because a killed platform may have done some."""
         if self._server is None:
             self._server = self._new_messager(self.name)
             self._listening.clear()
@@ -283,7 +283,7 @@ class Channel:
                 await self._reply([(message, {"error": f"rule {receipts[row].rule!r} blocked its result"})])
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
-        """Leave when the platform has ended by an error or was cancelled: by EXIT it has left already."""
+        """Leave when the platform has ended by an error or was cancelled. After EXIT it has left already."""
         self._platform = None
         if task.cancelled():  # not at once: an event loop that closes cancels all tasks, and cannot begin another
             asyncio.get_running_loop().call_later(CANCEL_S, self._begin_to_leave, "it was cancelled")
@@ -345,7 +345,7 @@ T = TypeVar("T")
 
 
 class _Gathered(Generic[T]):
-    """Items that are sent by one task, in order, and together those that have come while others were being sent."""
+    """Items that one task sends, in order. Items that come while others are being sent are sent next, together."""
 
     def __init__(self, send: Callable[[list[T]], Awaitable[None]]) -> None:
         self._send = send

@@ -61,9 +61,9 @@ def is_object(payload: object) -> TypeGuard[PayloadObject]:
 
 
 def encode_object(payload: PayloadObject, encode: Callable[[object], bytes]) -> bytes:
-    """Return an object as JSON; `encode` encodes those that msgspec knows.
+    """Return an object as JSON; `encode` is used for the objects that msgspec can encode.
 
-    Raises: InvalidPayload if the result is not a JSON object; an encoder's ValueError.
+    Raises: InvalidPayload if the result is not a JSON object; ValueError if an encoder does.
     """
     if form_of(type(payload)) == "pydantic":
         # Aliases are the names under which pydantic reads the fields.
@@ -85,7 +85,7 @@ def is_native(kind: type) -> bool:
 
 
 def is_msgspecs(kind: type) -> bool:
-    """Return whether msgspec decodes objects of this type, and pydantic all others."""
+    """Return whether msgspec decodes objects of this type. Pydantic decodes objects of all other types."""
     return form_of(kind) == "msgspec" or is_typeddict(kind)
 
 

@@ -8,7 +8,7 @@ from importlib import metadata
 
 @contextmanager
 def needs(system: str, package: str) -> Iterator[None]:
-    """Import another system; raise ModuleNotFoundError that says how to install the package if it is not here."""
+    """Wrap imports of another system; if it is missing, raise a ModuleNotFoundError that says how to install it."""
     try:
         yield
     except ModuleNotFoundError as missing:
@@ -19,7 +19,7 @@ def needs(system: str, package: str) -> Iterator[None]:
 
 
 def warn_unless_tested(package: str, tested: str, adapter: str) -> None:
-    """Warn the caller's caller if a package is installed, and not of the tested version, such as "2.9" or "2.9.3"."""
+    """Warn the caller's caller if a package is installed in another than the tested version ("2.9" or "2.9.3")."""
     try:
         installed = metadata.version(package)
     except metadata.PackageNotFoundError:  # a program may have its own objects of that shape

@@ -16,7 +16,7 @@ _PIECE = 65_536  # the number of ids that become Python objects at a time
 
 
 def column_of(agents: Iterable[AgentId] | IdColumn, *, once: bool = False) -> IdColumn:
-    """Return ids as a column without repetitions, in their order; raise InvalidAddress for the first invalid one.
+    """Return ids as a column without repetitions, in their order; raise InvalidAddress for the first invalid id.
 
     Args: with `once` a repetition is invalid as well.
     """
@@ -73,7 +73,7 @@ def ascending(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def int_places(ints: NDArray[np.int64], ids: IdColumn) -> NDArray[np.intp]:
-    """Return the index of each id in ascending ints, or -1 if it is not there."""
+    """Return the index of each id in an array of ascending ints, or -1 if the array does not contain the id."""
     if not len(ints):
         return np.full(len(ids), -1, np.intp)
     values, low, high = ids.values, int(ints[0]), int(ints[-1])
@@ -101,7 +101,7 @@ class AgentSet(Collection[AgentId]):
 
     @classmethod
     def of(cls, agents: Iterable[AgentId] | IdColumn) -> "AgentSet":
-        """Build from ids; raise InvalidAddress for the first invalid one."""
+        """Build a set from ids; raise InvalidAddress for the first invalid id."""
         if isinstance(agents, AgentSet):
             return agents
         ids = column_of(agents)
@@ -112,7 +112,7 @@ class AgentSet(Collection[AgentId]):
 
     @property
     def column(self) -> IdColumn:
-        """Return the agents as a column, in order."""
+        """Return the agents as a column, in the order of iteration."""
         return IdColumn(self.ints) if not self.strings else IdColumn.of([*self])
 
     def __repr__(self) -> str:

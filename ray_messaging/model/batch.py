@@ -129,7 +129,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return tuple(sorted(name for name, rows in self.labels.items() if row in rows)) if self.labels else ()
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return the named value of each payload. For typed columns it is their own array, without a copy.
+        """Return the named value of each payload. For typed columns the result is the column's own array.
 
         Raises: InvalidColumns if a payload has no such value; InvalidPayload if the batch has ids only.
         """

@@ -12,15 +12,16 @@ from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.exact import encode_exactly
 
-MODEL, KEPT, PARENT = "model", "kept", "parent"  # who has answered: the function, this step before, an earlier run
+MODEL, KEPT, PARENT = "model", "kept", "parent"  # the result is from: the function, an earlier attempt, an earlier run
 _DIGEST_BYTES = 16
 _UNENCODABLE = (TypeError, ValueError, ArithmeticError, RecursionError, InvalidPayload)  # Decimal("sNaN") has no order
 
 
 class AskedCall(msgspec.Struct, gc=False):
-    """A call as it is asked: its function's qualified name, and a digest of agent, function and arguments.
+    """A call that an agent asks for: its function's qualified name, and a digest of agent, function and arguments.
 
-    Equal calls have equal digests. If the arguments cannot be encoded, the digest is without them: not `by_content`.
+    Equal calls have equal digests. `by_content` is False if the arguments cannot be encoded; then the digest does not
+    depend on them.
     """
 
     function: str
@@ -29,7 +30,7 @@ class AskedCall(msgspec.Struct, gc=False):
 
 
 class KeptCall(msgspec.Struct, array_like=True, gc=False):
-    """The result of a call, in the form of `encode_exactly`; its seconds and tries count in this run only."""
+    """The result of a call, in the form of `encode_exactly`, with the seconds and tries that it took in this run."""
 
     seconds: float
     tries: int
@@ -37,7 +38,7 @@ class KeptCall(msgspec.Struct, array_like=True, gc=False):
 
 
 class CallRecord(msgspec.Struct, array_like=True, gc=False):
-    """A call of a committed step. `source` says who has answered: MODEL, KEPT or PARENT."""
+    """A call of a committed step. `source` says who gave the result: MODEL, KEPT or PARENT."""
 
     key: str
     agent: AgentId
@@ -55,14 +56,14 @@ def unbound(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
-    """Return a function without its partials, whose arguments are the first ones of the call."""
+    """Return the function that partials wrap, and the call's arguments with those of the partials before them."""
     while isinstance(function, partial):
         function, args, kwargs = function.func, function.args + args, function.keywords | kwargs
     return function, args, kwargs
 
 
 def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AskedCall:
-    """Return a call as it is asked: the same on each machine, and in whatever order dicts and sets have been filled."""
+    """Return the AskedCall of a call: the same on each machine, and in whatever order dicts and sets were filled."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     call = agent, name, args, kwargs
     try:
@@ -76,12 +77,12 @@ def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], k
 
 
 def arguments_text(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return the arguments of a call as JSON, for people: what JSON cannot represent is there as Python shows it."""
+    """Return the arguments of a call as JSON, for people: a value that JSON cannot represent becomes its repr."""
     return json_text({"args": args, "kwargs": kwargs})
 
 
 def json_text(value: object) -> str:
-    """Return a value as JSON, for people: what JSON cannot represent is there as Python shows it."""
+    """Return a value as JSON, for people: values that JSON cannot represent become their repr, shortened."""
     try:
         return _encode_json(value).decode()
     except _UNENCODABLE:
@@ -97,7 +98,7 @@ decode_calls: Callable[[bytes], list[CallRecord]] = msgspec.msgpack.Decoder(list
 
 
 def _exact(value: Any) -> Any:  # noqa: ANN401 - any value that msgpack lacks
-    """Return a value that msgpack lacks in a form that it has; raise InvalidPayload if there is none."""
+    """Return a form that msgpack can encode of a value that it cannot; raise InvalidPayload if there is no form."""
     if hasattr(value, "model_dump"):
         return value.model_dump()
     return msgspec.Raw(encode_exactly(value, "an argument"))

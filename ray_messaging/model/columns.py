@@ -278,7 +278,9 @@ class PayloadColumn(msgspec.Struct, eq=False):
     def of(
         cls, lines: list[bytes], index: NDArray[np.uint32] | None = None, *, raw: bool = False, nbytes: int = -1
     ) -> "PayloadColumn":
-        """Build from one encoded payload per line. `raw` lines come from foreign clients and may contain newlines.
+        """Build a column from one encoded payload per line.
+
+        `raw` lines come from foreign clients and may contain newlines.
 
         Args: `nbytes` is the size of all lines, each with one more byte (-1: unknown).
         """
@@ -286,7 +288,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @classmethod
     def cut(cls, blob: bytes, lengths: Sequence[int], index: NDArray[np.uint32] | None = None) -> "PayloadColumn":
-        """Build from a blob of raw lines without separators."""
+        """Build a column from a blob of raw lines without separators."""
         ends = np.cumsum(np.asarray(lengths, np.int64)).tolist()
         return cls.of([blob[end - length : end] for end, length in zip(ends, lengths, strict=True)], index, raw=True)
 
@@ -318,7 +320,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def json(self) -> "PayloadColumn":
-        """Return the payloads as JSON lines, which this column has already."""
+        """Return the payloads as JSON lines, which is this column itself."""
         return self
 
     @property
@@ -333,7 +335,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def view(self) -> bytes | memoryview:
-        """Return the blob, without a copy if it is the end of a frame."""
+        """Return all lines as in `blob`, without a copy if they are the end of a frame."""
         return memoryview(self._blob)[self._at :] if self._blob is not None and self._at else self.blob
 
     @property
@@ -428,7 +430,10 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
 
 def _distinct(lines: NDArray[np.uint32], count: int) -> tuple[NDArray[Any], NDArray[np.uint32]]:
-    """Return the lines that occur, ascending, and the place of each given line among them; all are below `count`."""
+    """Return the distinct lines, ascending, and the place of each given line among these.
+
+    Lines are given by their numbers, which are below `count`.
+    """
     if count > _SPARSE * len(lines):
         used, index = np.unique(lines, return_inverse=True)
         return used, index.astype(np.uint32)

@@ -6,10 +6,11 @@ import numpy as np
 
 
 def edge_pairs(graph: Any) -> Any:  # noqa: ANN401 - anything networkx-like, or pairs of any kind
-    """Return the edges of a graph like networkx's as a list of pairs; anything else is returned unchanged.
+    """Return the edges of a graph that a user gives as pairs.
 
-    An edge of an undirected graph makes two pairs, one in each direction; a loop makes one. The rows of a table are
-    pairs, and so are those of anything that numpy can read, as an audience.
+    A graph like networkx's becomes a list of pairs: an edge of an undirected graph makes two pairs, one in each
+    direction, and a loop makes one pair. A table, an audience, or anything else that has `__array__` becomes an array
+    whose rows are the pairs. All else is returned unchanged.
     """
     if hasattr(graph, "__array__"):
         return np.asarray(graph)

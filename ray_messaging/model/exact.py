@@ -46,11 +46,11 @@ _CONTAINERS = frozenset((dict, list))
 _NUMPY_KINDS = "biufcMmSU"  # those without Python objects and fields
 _encode = msgspec.msgpack.Encoder().encode
 _MICROSECOND = timedelta(microseconds=1)
-_LISTED = max(map(getrefcount, [{}]))  # the count of an object to which only a list refers
+_LISTED = max(map(getrefcount, [{}]))  # the reference count of an object to which only a list refers
 
 
 def encode_exactly(value: object, place: str) -> bytes:
-    """Encode a value; raise InvalidPayload if a part of it cannot be kept, which is named as a part of `place`."""
+    """Encode a value; raise InvalidPayload, which names a part of `place`, if that part cannot be kept."""
     with suppress(TypeError, ValueError, OverflowError, RecursionError):  # the code below finds out which part it is
         encoded = _encode(value)
         if _examined([value])[0]:
@@ -59,10 +59,10 @@ def encode_exactly(value: object, place: str) -> bytes:
 
 
 def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
-    """Encode a list of dicts; raise InvalidPayload if a part cannot be kept, which is named as a part of `place`.
+    """Encode a list of dicts; raise InvalidPayload, which names a part of `place`, if that part cannot be kept.
 
-    Returns: the bytes, and equal dicts that share nothing with anybody. These are `values` itself if only `values` and
-    one owner of each dict can change it; otherwise they are decoded.
+    Returns: the bytes, and equal dicts whose parts no other code can change. These dicts are `values` itself if each
+    dict and list in it has only one owner; otherwise they are decoded from the bytes.
     """
     try:
         encoded, (plain, alone) = _encode(values), _examined(values)
@@ -90,9 +90,9 @@ def _examined(values: list[Any]) -> tuple[bool, bool]:
         if kinds != within:
             level = [part for part in level if type(part) in within]
         alone = alone and max(map(getrefcount, level)) <= _LISTED + 1  # by `level`, and by one owner
-        # With parts there are keys, which no check takes for containers, because those have no hash. Python is asked
-        # for what it refers to, which is faster: but for keys of the type str, and for all of an object's `__dict__`
-        # in Python 3.13, which has the object as a second owner.
+        # The next level has the keys of dicts, too, which are never containers, because containers have no hash.
+        # `get_referents` is faster than `_parts`. It leaves out keys of the type str, and in Python 3.13 all of an
+        # object's `__dict__`; but such a dict has the object as a second owner, so it is not `alone`.
         level = get_referents(*level) if alone else [*chain.from_iterable(map(_parts, level))]
 
 
@@ -139,7 +139,10 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a valu
 
 
 def _formed(kind: type, parts: Any, place: Place) -> Any:  # noqa: ANN401 - as an extension has them
-    """Return the parts of a value of a type with an extension in their forms; errors name keys, not such parts."""
+    """Return the forms of the parts of a value that has an extension type.
+
+    Errors name the places of a tuple and the keys of a dict, but no other parts.
+    """
     if kind is tuple or type(parts) is not list:
         return _form(parts, place)
     if kind is dict:
@@ -170,7 +173,7 @@ def _advice(value: Any) -> str:  # noqa: ANN401 - any part of a value
 
 
 class _ExtensionType(NamedTuple):
-    """An extension type: its code, which must never change, and functions that split a value into parts and join these.
+    """An extension type: its code, which must never change, and functions that split a value and join its parts.
 
     A value for which `parts` returns None is refused.
     """
@@ -188,7 +191,7 @@ def _array_parts(value: Any) -> list[Any] | None:  # noqa: ANN401 - an array or 
 
 
 def type_name(dtype: np.dtype[Any]) -> str:
-    """Return the text from which numpy builds this very type: of two integers of one size, `str` names but one."""
+    """Return the text from which numpy builds exactly this type: `dtype.str` is the same for two ints of one size."""
     name = dtype.str
     return name if np.dtype(name).char == dtype.char else name[0] + dtype.char
 
@@ -213,8 +216,8 @@ def _number(parts: list[Any]) -> Any:  # noqa: ANN401 - a number, or a text, of 
 
 
 def _zone_key(zone: ZoneInfo) -> str | None:
-    """Return the key of a zone, or None if its key gives another object: zones are equal only to themselves."""
-    with suppress(TypeError, ValueError, LookupError, OSError):  # no key, or one of no zone
+    """Return the key of a zone, or None if ZoneInfo(key) is another object: a zone is equal only to itself."""
+    with suppress(TypeError, ValueError, LookupError, OSError):  # the zone has no key, or a key that names no zone
         return zone.key if ZoneInfo(zone.key) is zone else None
     return None
 

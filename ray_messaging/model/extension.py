@@ -22,10 +22,11 @@ class AudiencePairs(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """How the rows of a folded batch represent pairs: a row, one broadcast, for its sender and each of its hearers.
+    """How the rows of a folded batch represent pairs: each row is one broadcast, for its sender and all its hearers.
 
-    The hearers are among the agents of one mailbox, whose digest is `agents`. `pairs` is the number of pairs that the
-    batch represents. `kept` says which pairs of all rows count, if not all do (see `audiences.folding`).
+    The hearers are among the agents of one mailbox; `agents` is the digest of that set of agents. `pairs` is the number
+    of pairs that the batch represents. `kept` says which pairs of all rows count, if not all pairs do (see
+    `audiences.folding`).
     """
 
     agents: bytes
@@ -34,7 +35,7 @@ class Fold(NamedTuple):
 
 
 class OutsideQuestion(NamedTuple):
-    """A question from outside of the steps: the mailbox that gets the answer, and its message id outside."""
+    """A question from outside of the steps: the mailbox that gets the answer, and the question's id outside."""
 
     mailbox: str
     question: str
@@ -46,7 +47,7 @@ AskedOutside = dict[int, OutsideQuestion]  # by row
 class InHand(NamedTuple):
     """A message whose handler waits for the answer to a question: its mailbox, its id, the agent that handles it.
 
-    `slots` is the most handlers that its service runs, or 0 if another service may also take the mailbox's messages.
+    `slots` is the most handlers that the mailbox's service runs at once, or 0 if there may be other services.
     """
 
     mailbox: str
@@ -66,11 +67,11 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     accepted one of its from_id in the step.
     For questions and answers: `in_reply_to` has the ids of the questions. `expects_answer` (bool) marks questions.
     `reply_mailbox` is the mailbox that gets the answers. `asked_outside` has, in a step, the questions from outside, by
-    their rows or those of their answers. `behind` has the chain of handlers that wait for the answer; the one that asks
-    is the last. `failed` says that these answers are failures of handlers. `caused_by` has the ids of the messages that
-    the senders of other messages were handling.
-    For broadcasts: the hearers in `audience` are the recipients. With a `fold` each row represents many of them;
-    without it the batch has a row for each.
+    the questions' rows or the rows of their answers. `behind` has, by the rows of questions, the chain of handlers that
+    wait for the answer; the last handler is the one that asks. `failed` says that the answers are failures of handlers.
+    `caused_by` has the ids of the messages that the senders of other messages were handling.
+    For broadcasts: the hearers in `audience` are the recipients. With a `fold` each row represents many recipients;
+    without a fold the batch has a row for each recipient.
     """
 
     attempt: int = 0
@@ -90,7 +91,8 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     def joined(cls, parts: Sequence[tuple["Extension", int]]) -> "Extension | None":
         """Return the joined extension of several batches, in their order, or None if there are none.
 
-        Args: `parts` are extensions of one `kind`, each with its number of rows. None may be of an attempt at a step.
+        Args: `parts` are extensions of one `kind`, each with its number of rows. None of them may belong to an attempt
+        at a step.
         """
         if not parts:
             return None

@@ -1,7 +1,7 @@
-"""The fates of messages: what becomes of a send. All that differs from fate to fate is in this table.
+"""The fates of messages: what becomes of a send. The table here has all that differs from fate to fate.
 
-The log has the names. Receipts, notes for the log, and calls between processes have codes, which number the rows of the
-table: a new fate is its last row.
+The log stores the names of fates. Receipts, notes for the log, and calls between processes have codes, which are the
+numbers of the table's rows, so a new fate must be the table's last row.
 """
 
 from typing import Literal, NamedTuple
@@ -12,14 +12,14 @@ FateName = Literal["delivered", "published", "undeliverable", "blocked"]
 
 
 class Fate(NamedTuple):
-    """What there is to know about a fate. The defaults are for a name that is none, such as "unknown"."""
+    """The properties of a fate. The defaults are for a name that is not a fate's, such as "unknown"."""
 
     meaning: str = ""
     colour: str = "#8b93a1"
     terminal: str = ""  # the colour in a terminal
     sent: bool = False  # whether somebody has the message, so that its receipt is true
-    stored: bool = False  # whether a mailbox has it, where it counts as delivered, is read and may be answered
-    reason: str = ""  # why nobody has it, unless a rule or the receipt knows more
+    stored: bool = False  # whether a mailbox has the message: it counts as delivered, and can be read and answered
+    reason: str = ""  # why nobody has the message, unless a rule or the receipt gives a reason
 
 
 # Okabe and Ito's colours for the colour-blind.
@@ -35,7 +35,7 @@ _TABLE: dict[FateName, Fate] = {
     "blocked": Fate("blocked by a rule", "#D55E00", "red"),
 }
 FATES: tuple[FateName, ...] = (*_TABLE,)
-DELIVERED, PUBLISHED, UNDELIVERABLE, BLOCKED, UNKNOWN = range(len(FATES) + 1)  # UNKNOWN: none, or none yet
+DELIVERED, PUBLISHED, UNDELIVERABLE, BLOCKED, UNKNOWN = range(len(FATES) + 1)  # UNKNOWN: no fate, or no fate yet
 NAMES = (*FATES, "unknown")  # by code
 SENT = tuple(name for name, fate in _TABLE.items() if fate.sent)
 STORED = tuple(name for name, fate in _TABLE.items() if fate.stored)
@@ -43,5 +43,5 @@ IS_SENT, IS_STORED = (np.array([name in those for name in NAMES]) for those in (
 
 
 def facts_of(name: str) -> Fate:
-    """Return what there is to know about a fate, of which a log of another version may have more."""
+    """Return the properties of a fate; for a name that only another version's log has, return the defaults."""
     return _TABLE.get(name, Fate())  # type: ignore[call-overload,no-any-return]  # other names have the defaults

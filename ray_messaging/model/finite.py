@@ -28,7 +28,10 @@ def may_have_null(lines: bytes) -> bool:
 
 
 def all_finite(payloads: object) -> bool:
-    """Return whether all numbers in payloads are finite, so that JSON has them. Return False also if in doubt."""
+    """Return whether all numbers in payloads are finite, which JSON requires.
+
+    Return False also if that is not certain, as for payloads that msgpack cannot encode.
+    """
     try:
         return _NOT_FINITE.search(_packed(payloads)) is None
     except (TypeError, ValueError, OverflowError, RecursionError):  # msgpack cannot encode them
@@ -36,7 +39,7 @@ def all_finite(payloads: object) -> bool:
 
 
 def parts_of(value: Any) -> object:  # noqa: ANN401 - any part of a payload
-    """Return the parts of an object in which floats may be, or {} if it has no parts."""
+    """Return an object as a float, list or dict, in which its floats can be examined; {} if it has no parts."""
     if isinstance(value, float):  # it is of a subclass, for which msgspec calls this
         return float(value)
     if isinstance(value, np.generic | np.ndarray):

@@ -1,4 +1,4 @@
-"""Joining of columns of several frames into one."""
+"""Functions that join the columns of several frames."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
 
 def joined_arrays(parts: Sequence[NDArray[Any]]) -> Any:  # noqa: ANN401 - an array of the parts' type
-    """Return arrays as one; a single one is not copied."""
+    """Return several arrays as one array; a single array is not copied."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -1,6 +1,6 @@
 """Types that msgspec can check, built from a JSON Schema, so that a sender needs no class of the user.
 
-The other way round, the JSON Schema of a type.
+The module also builds the JSON Schema of a user's type.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ _KNOWN = {
     *_IGNORED, *chain.from_iterable(BOUNDS.values()), "$ref", "allOf", "anyOf", "oneOf", "const", "enum", "type",
     "properties", "required", "additionalProperties", "items", "prefixItems",
 }  # fmt: skip
-# The formats of texts that have a type, and so one meaning.
+# The formats of texts for which Python has a type, so that each has one meaning.
 FORMATS: dict[str, Any] = {
     "date-time": datetime, "date": date, "time": time, "duration": timedelta, "uuid": UUID, "decimal": Decimal
 }  # fmt: skip
@@ -47,7 +47,7 @@ _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boole
 class JsonTypes:
     """Builder of Python types from one JSON Schema. Raises ConfigError for a constraint that msgspec cannot check.
 
-    Args: with `formats` a text must have its format, if that is one of `FORMATS`.
+    Args: with `formats` a text must have the format that the schema names, if that is one of `FORMATS`.
     """
 
     def __init__(self, schema: Node, *, formats: bool = False) -> None:
@@ -171,7 +171,9 @@ def built(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a decoder, or a typ
 
 
 def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
-    """Return the JSON Schema of a pydantic model, a msgspec.Struct, a dataclass or a TypedDict; it may be given itself.
+    """Return the encoded JSON Schema of a pydantic model, a msgspec.Struct, a dataclass or a TypedDict.
+
+    Args: `kind` is such a type, or the schema itself.
 
     Raises: ConfigError if the type has no schema, or one that senders cannot check.
     """

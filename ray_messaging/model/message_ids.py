@@ -24,7 +24,7 @@ class MessageIdColumn(msgspec.Struct, eq=False):
 
     @classmethod
     def of(cls, ids: Sequence[str | None]) -> "MessageIdColumn":
-        """Build from ids."""
+        """Build a column from ids."""
         if len(ids) == 1:  # for a single answer the general way would take four times as long
             text, number = _split(ids[0] or "")
             return cls(np.array((number,), np.int64), (text,))
@@ -42,7 +42,7 @@ class MessageIdColumn(msgspec.Struct, eq=False):
 
     @classmethod
     def joined(cls, columns: Sequence["MessageIdColumn"]) -> "MessageIdColumn":
-        """Join columns."""
+        """Return several columns as one column."""
         table: dict[str, int] = {}
         places = []
         for column in columns:
@@ -56,11 +56,11 @@ class MessageIdColumn(msgspec.Struct, eq=False):
         return np.zeros(len(self), np.uint32) if self.places is None else self.places
 
     def take(self, rows: NDArray[np.intp]) -> "MessageIdColumn":
-        """Return the ids of some rows."""
+        """Return a column with the ids of the given rows."""
         numbers, places = self.numbers[rows], None if self.places is None else self.places[rows]
         if places is None or len(rows) >= len(self.texts):
             return MessageIdColumn(numbers, self.texts, places)
-        used, among = np.unique(places, return_inverse=True)  # each frame contains its table
+        used, among = np.unique(places, return_inverse=True)  # drop unused texts, because frames contain them
         texts = tuple(self.texts[place] for place in used) or ("",)
         return MessageIdColumn(numbers, texts, among.astype(np.uint32))
 

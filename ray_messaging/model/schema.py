@@ -18,7 +18,7 @@ _REFUSALS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Misfitting(NamedTuple):
-    """A row whose payload does not fit (None: no payload fits), the field that does not, and why."""
+    """A row whose payload does not fit (None: no payload fits), the field that does not fit, and why."""
 
     row: int | None
     field: str
@@ -26,7 +26,10 @@ class Misfitting(NamedTuple):
 
 
 class Schema:
-    """Check of the payloads of one subtopic. Args: `text` is a JSON Schema. Raises ConfigError for unsupported ones."""
+    """Check of the payloads of one subtopic.
+
+    Args: `text` is a JSON Schema. Raises ConfigError for a schema that senders cannot check.
+    """
 
     def __init__(self, text: bytes) -> None:
         self._types = JsonTypes(msgspec.json.decode(text))
@@ -37,7 +40,7 @@ class Schema:
         self._known: dict[tuple[str, ColumnType], tuple[str, Any]] = {}
 
     def misfits(self, payloads: Payloads) -> Iterator[Misfitting]:
-        """Yield the payloads that do not fit, row by row. A typed column of a wrong type yields one for all rows."""
+        """Yield the payloads that do not fit, row by row. For a typed column of a wrong type, yield one Misfitting."""
         return self._of_columns(payloads) if isinstance(payloads, TypedColumns) else self._of_lines(payloads.json)
 
     def _of_lines(self, payloads: PayloadColumn) -> Iterator[Misfitting]:
@@ -70,7 +73,7 @@ class Schema:
                         yield Misfitting(row, f"{name}.{field}" if field else name, reason)
 
     def _check_of(self, name: str, kind: ColumnType) -> tuple[str, Any]:
-        """Return why no value of a column fits, or "", and the type by which each is checked, or None if all fit."""
+        """Return why no value of a column fits ("": some do), and the type that checks each value (None: all fit)."""
         types, node = self._types, self._properties.get(name, self._others)
         if node is False:
             return f"there is no such field: it has {', '.join(self._properties)}", None
@@ -85,7 +88,7 @@ class Schema:
 
 
 def _refused(check: Callable[[Any], object], values: Iterable[Any]) -> Iterator[tuple[int, str, str]]:
-    """Yield the place of each value that a check refuses, the field that does not fit, and why."""
+    """Yield the position of each value that a check refuses, with the field that does not fit, and why."""
     for place, value in enumerate(values):
         try:
             check(value)
@@ -127,7 +130,7 @@ def _is_bound(types: JsonTypes, node: Node) -> bool:
 
 
 class Schemas:
-    """The schemas of an experiment's subtopics in a directory; `version` counts their changes, so 0 means none."""
+    """The schemas of an experiment's subtopics in a directory; `version` counts their changes (0: none yet)."""
 
     def __init__(self) -> None:
         self.version = 0

@@ -1,7 +1,7 @@
-"""What a run collects in a step, as bytes: a row per agent, or aggregates that the groups' order does not change.
+"""The values that a run collects in a step, as bytes: a row per agent, or aggregates, whatever the order of groups.
 
 The bytes begin with the shape, a line of JSON: whether there are rows or aggregates, and the kind of each column. All
-steps and groups of an experiment have one shape, which the server checks.
+steps and groups of an experiment have the same shape, which the server checks.
 """
 
 import struct
@@ -20,7 +20,7 @@ Value = bool | int | float | str
 Values = Sequence[Any] | NDArray[Any]
 
 ROWS, AGGREGATES = "rows", "aggregates"
-STEP, AGENT, AGENT_NAME = TAKEN = ("step", "agent", "agent_name")  # the other columns of the table
+STEP, AGENT, AGENT_NAME = TAKEN = ("step", "agent", "agent_name")  # the names of the table's other columns
 _KINDS: dict[type, str] = {bool: "bool", int: "number", float: "number", str: "text"}
 _NUMPY_KINDS = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "text"}
 _LARGEST = np.dtype(np.float64).itemsize
@@ -34,7 +34,7 @@ _encode = msgspec.msgpack.encode
 
 
 class UnfitValue(TypeError):
-    """A value that cannot be collected; `place` is the place of its agent, if it is known."""
+    """A value that cannot be collected; `place` is the position of the value's agent, or None if it is not known."""
 
     def __init__(self, text: str, place: int | None = None) -> None:
         super().__init__(text)
@@ -53,16 +53,17 @@ class _Aggregate:
 class Mean(_Aggregate):
     """The mean over all agents of a number in their states, for `collect=`: one number per step.
 
-    It is exact but for one rounding at the end, so that it does not depend on the groups.
+    The mean is exact but for one rounding at the end, so it does not depend on how the agents are grouped.
 
-    Args: `name` is the key in the state and the name of the column. With `of`, the number is `of(me)`, or by="group" an
-    array `of(group)`.
+    Args: `name` is the key in the state and the name of the column. With `of`, an agent's number is `of(me)`, or in a
+    run with by="group", `of(group)` is an array of the agents' numbers.
     """
 
     def partial(self, values: Values) -> tuple[str, Any]:
-        """Return the kind; and the number of values, their exact sum in units of 2**-1074, the sum of NaN and infinity.
+        """Return the kind, and a tuple for `merged`; raise UnfitValue unless the values are numbers or bools.
 
-        Raises: UnfitValue unless they are numbers or bools.
+        The tuple has the number of values, the exact sum of the finite values in units of 2**-1074, and the sum of the
+        values that are NaN or infinite.
         """
         _, column = column_of(self.name, values)
         if not isinstance(column, np.ndarray):
@@ -108,10 +109,10 @@ _MERGED: Mapping[str, Callable[[str, Iterable[Any]], dict[str, Value]]] = {"mean
 
 
 class StepSeries(NamedTuple):
-    """What one group has collected in a step.
+    """The values that one group has collected in a step.
 
-    `columns` has for each column its kind and its values, `agents` the agent of each row. Aggregates have no agents,
-    and a partial result as their values.
+    `columns` has for each column its kind and its values, `agents` the agent of each row. With aggregates, `agents` is
+    None, and the values of a column are a partial result.
     """
 
     agents: NDArray[Any] | None
@@ -143,7 +144,7 @@ def check_collect(collect: object, every: object) -> None:
 
 
 def column_of(name: str, values: Values) -> tuple[str, NDArray[Any] | list[str]]:
-    """Return the kind of a column, and its values; raise UnfitValue with the first place that cannot be collected."""
+    """Return the kind of a column, and its values; raise UnfitValue for the first value that does not fit."""
     if isinstance(values, np.ndarray):
         return _array_column(name, values)
     if floats := float_columns(values, lambda number: number):
@@ -186,7 +187,7 @@ def _array_column(name: str, array: NDArray[Any]) -> tuple[str, NDArray[Any] | l
 def float_columns(items: Sequence[Any], like: Callable[[float], Any]) -> list[NDArray[np.float64]] | None:
     """Return the floats of items as columns, in half of the time that Python and numpy take.
 
-    Return None unless each item is `like(number)`, with any of Python's floats in the places of the number.
+    Return None unless each item has the form of `like(number)`, with any floats where `like` puts the number.
     """
     try:
         zeros, ones = (np.frombuffer(_encode(like(number)), np.uint8) for number in _EXTREMES)
@@ -244,7 +245,7 @@ def encode_rows(agents: NDArray[Any], columns: Mapping[str, Values]) -> bytes:
 
 
 def encode_aggregates(aggregates: Sequence[Aggregate], values: Sequence[Values]) -> bytes:
-    """Encode the aggregates of a group, each of its values for all agents; raise UnfitValue as `encode_rows`."""
+    """Encode the aggregates of a group, each from the values of all agents; raise UnfitValue for an unfit value."""
     found = {each.name: each.partial(column) for each, column in zip(aggregates, values, strict=True)}
     kinds = {name: kind for name, (kind, _) in found.items()}
     return _shape(AGGREGATES, kinds) + _encode((None, [partial for _, partial in found.values()]))
@@ -255,14 +256,14 @@ def _shape(what: str, kinds: Mapping[str, str]) -> bytes:
 
 
 def shape_in_words(data: bytes) -> str:
-    """Return the shape with which encoded series begin, for an error."""
+    """Return, as a text for an error, the shape with which an encoded series begins."""
     what, kinds = msgspec.json.decode(data.partition(b"\n")[0])
     listed = ", ".join(f"{name} ({kind})" for name, kind in kinds)
     return f"{listed}, {'a row per agent' if what == ROWS else 'one row per step'}"
 
 
 def decode_series(data: bytes) -> StepSeries:
-    """Return what `encode_rows` or `encode_aggregates` has encoded."""
+    """Decode the bytes of `encode_rows` or `encode_aggregates`."""
     line, _, rest = data.partition(b"\n")
     what, kinds = msgspec.json.decode(line)
     ids, listed = msgspec.msgpack.decode(rest)

@@ -171,13 +171,13 @@ def _known(value: T) -> "asyncio.Future[T]":
 
 
 async def _sealed(store: "RedisSteps", step: int) -> None:
-    """Return once a step is closed, also by the rules that judge it after the groups."""
+    """Return once a step is closed by all groups, and by the rules that judge the step after the groups."""
     while (progress := await store.progress()).sealed < step:
         await store.wait(progress.news, STEP_NEWS_TIMEOUT_S)
 
 
 async def _all_done(calls: Sequence[asyncio.Task[Any]], beside: Iterable[asyncio.Task[None]]) -> None:
-    """Wait for all calls; raise the first error of a call, or of a task beside them."""
+    """Wait for all calls; raise the first error of a call, or of a task in `beside`."""
     left: set[asyncio.Task[Any]] = {*calls, *beside}
     while not left.isdisjoint(calls):
         done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)

@@ -64,7 +64,7 @@ def check_repeatable(
     options = RunOptions(None, by, 1, None)
     check_run(model, options._replace(start=start))
     check_until(until)
-    # They are read again.
+    # Each run reads the agents and the graph again.
     agents = [*agents] if isinstance(agents, Iterator) else agents
     graph = [*graph] if isinstance(graph, Iterator) else graph
     trial, answers = Trial(agents, 1, until, graph, options, seed), TrialCalls()
@@ -101,7 +101,7 @@ def _elsewhere(trial: Trial, packed: bytes, answers: TrialCalls) -> list[Attempt
 
 
 def _packed(objects: tuple[Any, ...]) -> bytes:
-    """Pickle a model with the globals that it uses, so that each copy has its own; if that is impossible, by name."""
+    """Pickle a model with the globals that it uses, so that each copy has its own globals; else without them."""
     module = sys.modules.get(getattr(objects[0], "__module__", None) or "")
     if module is not None and module.__name__ != "__main__":
         cloudpickle.register_pickle_by_value(module)
@@ -140,7 +140,7 @@ def _difference(one: Deeds, other: Deeds) -> tuple[str, object, object]:
 
 
 def _failed(error: StepFailed, when: str, hint: str) -> NotRepeatable:
-    """Build the error for a model that fails in one of the runs only."""
+    """Build the error for a model that fails in a later run, but not in the first one."""
     return NotRepeatable(
         f"step {error.step} is not repeatable: the model fails {when}: {error}. {hint} (docs/repeatability.md)",
         step=error.step,

@@ -53,7 +53,7 @@ class Trial(NamedTuple):
 
 
 Attempt = dict[AgentId, Deeds]
-Model = Callable[[], Any]  # returns the model, its `start` and what it shares
+Model = Callable[[], Any]  # returns the model, its `start` and its `shared`
 
 
 class TrialCalls:

@@ -17,6 +17,7 @@ from ray_messaging.transports.connection.link import RedisLink
 _AT_ONCE = 1_000  # keys in one round of reads, and values in one write
 _BOX = "box"
 _OUTSIDE = re.compile(rb"c:-?\d+:")  # the field of a cover that counts the rows from outside
+_BUS = "bus:"  # AgentScope's: the fields of its hashes have the names that users give
 _PROGRESS = (b"asked", b"opened", b"latest", b"sealed", b"dropped")  # fields of the steps that are all the last step
 
 
@@ -144,7 +145,7 @@ def _fields(value: bytes) -> dict[bytes, bytes]:
 def _of_run(copied: CopiedKey, step: int) -> CopiedKey:
     """Return a key without the fields of a start; the steps have come to the end of `step`."""
     key, kind, content = copied
-    if kind != "hash":
+    if kind != "hash" or key.startswith(_BUS):
         return copied
     fields = {name: value for name, value in content if not name.startswith(START.encode())}
     if key == "steps":

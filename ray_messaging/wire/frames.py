@@ -290,7 +290,7 @@ class _FrameReader(msgspec.Struct):
 
 
 def _invalid(reason: str) -> FrameError:
-    """Build the error for a frame."""
+    """Build the error for an invalid frame."""
     return FrameError(f"invalid frame: {reason}; drop it, and find the client that wrote it")
 
 
@@ -332,7 +332,7 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
 
 
 def is_folded(frame: bytes) -> bool:
-    """Return whether the rows of a frame represent pairs, by its header only; False if that cannot be read."""
+    """Return whether the rows of a frame represent pairs. Read only the header; return False if it is invalid."""
     if len(frame) < _PREFIX.size:
         return False
     header_length = _PREFIX.unpack_from(frame)[3]

@@ -1,4 +1,4 @@
-"""Notes on the server: for the event log about a frame, and about the service of a mailbox."""
+"""Notes that the server stores: about a frame, for the event log, and about the service of a mailbox."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from ray_messaging.model.fates import FATES
 
 
 class RuleNote(msgspec.Struct, array_like=True, frozen=True):
-    """The rows (uint32, little endian) that one rule blocked or rewrote, and its reason."""
+    """The rows (uint32, little endian) that one rule blocked or rewrote, and the rule's reason."""
 
     rule: str
     reason: str
@@ -27,7 +27,7 @@ class Before(msgspec.Struct, array_like=True, frozen=True):
 
 
 def why_of(reasons: Iterable[tuple[str, str] | None]) -> tuple[RuleNote, ...]:
-    """Group rows by rule and reason, given for each row (None: no rule has changed it)."""
+    """Group rows by rule and reason; `reasons` has both for each row (None: no rule blocked or rewrote the row)."""
     found: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for row, why in enumerate(reasons):
         if why is not None:
@@ -44,12 +44,12 @@ def before_of(lines: Mapping[int, bytes]) -> tuple[Before, ...]:
 
 
 class LogNote(msgspec.Struct, array_like=True, frozen=True):
-    """The fate of a frame's rows.
+    """A note for the event log: the fate of a frame's rows.
 
-    `fate` is an index into `fates.FATES`, for all rows. If it is PUBLISHED, each row's number of subscribers, which
-    only the server knows, decides (0: undeliverable). If it is DELIVERED, `mailbox` has the rows.
-    `before` has the payloads before a rewrite. `places` has each row's place in the mailbox's frame (uint32, little
-    endian), if the rows are a part of one.
+    `fate` is an index into `fates.FATES`, for all rows. If it is PUBLISHED, a row is published or undeliverable by its
+    number of subscribers, which only the server knows. If it is DELIVERED, `mailbox` is the mailbox that has the rows.
+    `why` has the rows that rules blocked or rewrote, `before` the payloads of rows before a rewrite. If the rows are a
+    part of a mailbox's frame, `places` has each row's place in that frame (uint32, little endian).
     """
 
     fate: int
@@ -79,7 +79,7 @@ def decode_log_note(data: bytes, rows: int) -> LogNote:
 
 
 class Ask(msgspec.Struct, array_like=True, frozen=True):
-    """A question of a handler that waits for its answer: its id, who asks, who is asked, and their mailboxes."""
+    """A question whose answer a handler awaits: its id, who asks, who is asked, and the mailboxes of who is asked."""
 
     question: str
     from_id: AgentId | None
@@ -95,10 +95,10 @@ class Slot(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ServiceNote(msgspec.Struct, array_like=True, frozen=True):
-    """A note about a service. `ended` is why it has ended ("": it has not).
+    """A note about the service of a mailbox. `ended` says why the service has ended ("": it has not).
 
-    If each of its handlers waits for an answer, so that no other message can be handled before, `slots` has all
-    handlers; otherwise it is empty.
+    If all handlers of the service wait for answers, so that it cannot begin another message, `slots` has all handlers;
+    otherwise `slots` is empty.
     """
 
     ended: str = ""

@@ -8,7 +8,7 @@ import pytest
 from support.contracts import WAIT_S, fetch_all, take_in, until, vanish
 from support.receivers import hosted_by, is_withheld
 
-from ray_messaging import AlreadyExists, MoveFailed, UnknownName, UnknownSender
+from ray_messaging import AlreadyExists, ConfigError, MoveFailed, UnknownName, UnknownSender
 
 
 @pytest.fixture
@@ -144,6 +144,17 @@ async def test_a_successor_hosts_what_moved_to_it(groups, messagers):
         await messagers(name="east", host=[1, 2])
     east = await messagers(name="east", host=[2])
     assert contents(await fetch_all(east, 2)) == [(3, 2, 0), (3, 2, 0)]
+
+
+async def test_a_successor_that_does_not_receive_yet_lets_no_agent_go(groups, messagers):
+    east, west = await groups([1, 2], [3])
+    await feed(west, 1)
+    await vanish(east)
+    east = await messagers(name="east")
+    with pytest.raises(ConfigError, match="does not receive yet"):
+        await east.remove_agents([1])
+    await east.host_agents([1, 2], ["agent-chat"])
+    assert contents(await fetch_all(east, 2)) == [(3, 1, 0), (3, 2, 0)]
 
 
 async def test_a_move_while_a_transaction_is_open(groups):

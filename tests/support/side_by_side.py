@@ -1,10 +1,9 @@
-"""A pytest plugin: suites run in some processes side by side, as a test waits for other processes half of its time.
+"""A pytest plugin: suites run in three processes side by side, as a test waits for other processes half of its time.
 
 `-n auto`, the default, means so; where files or tests are named, all stay in this process, and a debugger works.
-Each has servers and, where it needs it, a Ray of its own. By default one of four gets the tests on Ray that share
-experiments, as those take half a minute to start, another one those with experiments of their own, and the others get
-whole files. Of chosen tests each of three begins with a third, in their order; the first one that has none left takes
-some of another's (`--dist worksteal`).
+Each has servers and, where it needs it, a Ray of its own. By default one of them gets all tests on Ray, as a Ray with
+the experiments that tests share takes half a minute, and the others get whole files. Of chosen tests each begins with a
+third, in their order; the first one that has none left takes some of another's (`--dist worksteal`).
 """
 
 import gc
@@ -16,11 +15,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 ON_RAY = ("tests/cluster/", "tests/security/test_acl.py", "tests/security/test_secrets.py")
-# These start experiments of their own, and use none of those that tests share.
-ALONE = ("every_rule", "fork", "local_run", "moves", "own_server", "readme", "remembered", "redis_seed", "standing")
-ALONE_ON_RAY = tuple(f"tests/cluster/test_{name}" for name in ALONE)
 WORKERS = 3  # on two cores and on four: many tests have processes of their own at work
-BY_DEFAULT = 4  # most tests of the default suite are without Ray, and wait for a server half of their time
 
 
 def pytest_configure():
@@ -31,19 +26,12 @@ def pytest_configure():
 
 def pytest_xdist_auto_num_workers(config):
     """Return 0, which is this process, where somebody looks at a few tests only."""
-    if _is_default(config):
-        return BY_DEFAULT
     named = [Path(argument.partition("::")[0]) for argument in config.args]
     return WORKERS if all(path.is_dir() for path in named) else 0
 
 
-def _is_default(config):
-    """Return whether the suite runs that `pytest` alone means."""
-    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.option.markexpr == "not long"
-
-
 class RayApart(LoadScopeScheduling):
-    """A scheduler that gives the tests on Ray to two processes, and the others to any, file by file."""
+    """A scheduler that gives all tests on Ray to one process, and the others to any, file by file."""
 
     def __init__(self, config, log):
         super().__init__(config, log)
@@ -51,14 +39,13 @@ class RayApart(LoadScopeScheduling):
 
     def _split_scope(self, nodeid):
         file = nodeid.partition("::")[0]
-        if file.startswith(ALONE_ON_RAY):
-            return "Ray, and experiments of their own"
         return "Ray" if file.startswith(ON_RAY) else file
 
 
 def pytest_xdist_make_scheduler(config, log):
     """Return None, which leaves it to `--dist`, for the long tests, most of which are on Ray, and for named files."""
-    return RayApart(config, log) if _is_default(config) else None
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.option.markexpr == "not long"
+    return RayApart(config, log) if whole else None
 
 
 def pytest_collection_modifyitems(items):

@@ -53,10 +53,10 @@ class Connection:
     Its session stays at the broker, so that messages for its subscriptions wait there meanwhile, and messages that are
     being published are completed. With QoS 2 each message arrives once.
 
-    Args: the session belongs to `identifier`; if it is `lasting`, it outlasts `close`. `on_open` is awaited after each
-    connecting, before anything is published. `on_message` is called with each message, must not block, and returns
-    whether the inbox has room: if not, the connection is closed until `room` is set. `on_end` is called if another
-    client has taken over the session; then `ended` has the error, for good.
+    Args: the session belongs to `identifier`; if it is `lasting`, it outlasts `close`. `on_open` is awaited each time
+    that the client has connected, before anything is published. `on_message` is called with each message, must
+    not block, and returns whether the inbox has room: if not, the connection is closed until `room` is set. `on_end` is
+    called if another client has taken over the session; then `ended` has the error, for good.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Connection:
         self._listen_to(client)
 
     def _listen_to(self, client: Client) -> None:
-        """Set paho's callbacks. It opens sockets in another thread, and makes all other calls in this one."""
+        """Set paho's callbacks. Paho opens sockets in another thread, and makes all other calls in this thread."""
         loop = self._loop
         client.on_connect = self._answered
         client.on_disconnect = lambda _c, _u, _flags, code, _p: _settle(self._cut, code)
@@ -211,7 +211,7 @@ class Connection:
             del self._acks[number]
 
     def _acknowledged(self, number: int, answer: object) -> None:
-        """Give the broker's answer to the call that waits for it. For a late answer no call waits any more."""
+        """Give the broker's answer to the call that waits for the answer. If it is late, no call waits any more."""
         self._moved = True
         if number in self._acks:
             _settle(self._acks[number], answer)

@@ -148,7 +148,7 @@ class Messager(metaclass=_ActorClass):
                 await out.close()
                 raise
             self._out, self._in, self._was_connected = out, heard, True
-            self._outbox: asyncio.Queue[_Send] = asyncio.Queue()  # each is done when its receipt is
+            self._outbox: asyncio.Queue[_Send] = asyncio.Queue()  # a send is done when its receipt is
             self._room = asyncio.Semaphore(self.settings.outbox_messages)
             self._slots = asyncio.Semaphore(AT_ONCE)
             self._publishing: set[asyncio.Task[None]] = set()
@@ -242,7 +242,7 @@ class Messager(metaclass=_ActorClass):
     ) -> Receipt:
         """Send one message and return its receipt. `to_uuid` is not needed on an agent's topic.
 
-        Its fate is `published`, when the broker has the message, or `blocked`.
+        The message's fate is `published`, when the broker has the message, or `blocked`.
         Raises: Closed if this is not connected; InvalidAddress for an invalid topic or id; InvalidPayload or
         PayloadTooLarge for an invalid payload; ConnectionFailed or InterceptorUnavailable if it was not sent; Fenced if
         another messager has the name now; OutcomeUnknown if it may still arrive.
@@ -358,9 +358,10 @@ class Messager(metaclass=_ActorClass):
     # -- receiving ------------------------------------------------------------------------------------------------
 
     async def subscribe(self, topics: Wanted | Sequence[Wanted], agents: object) -> None:  # noqa: ARG002 - see below
-        """Subscribe to a topic or a filter (with + or #), to a pair of one and its QoS, or to a sequence of these.
+        """Subscribe to topics or filters (with + or #). More of them can be added later.
 
-        More can be added later. Args: `agents` is not used, because the topics name their agents.
+        Args: `topics` is a topic or filter, a pair of a topic or filter and its QoS, or a sequence of these. `agents`
+        is not used, because the topics name their agents.
         Raises: NotListening if this is not connected; InvalidAddress for an invalid topic or filter; ServerRefused for
         a filter that the broker does not allow.
         """

@@ -69,9 +69,10 @@ def recipient_of(topic: str, to_uuid: object) -> tuple[AgentId | None, str]:
 
 
 def subscriptions_of(topics: object) -> list[str]:
-    """Return the filters in the argument of `subscribe`: a topic or filter, a pair of one and its QoS, or a sequence.
+    """Return the filters that the argument of `subscribe` contains.
 
-    The QoS is checked but not used, because each message is received with QoS 2.
+    The argument is a topic or filter, a pair of a topic or filter and its QoS, or a sequence of these. The QoS is
+    checked but not used, because each message is received with QoS 2.
 
     Raises: InvalidAddress for an invalid filter or QoS.
     """

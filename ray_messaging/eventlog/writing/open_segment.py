@@ -56,6 +56,13 @@ class OpenSegment:
         """Return whether the segment has so many rows, bytes or typed columns that it must be closed."""
         return self.rows >= rows or self.nbytes >= nbytes or self.rows * len(self._typed) >= CELLS
 
+    def is_too_wide_for(self, batch: pa.RecordBatch | None) -> bool:
+        """Return whether the segment must be closed before these rows, whose typed columns all its rows would get."""
+        if batch is None or not self.rows:
+            return False
+        rows: int = self.rows + batch.num_rows
+        return rows * len(self._typed.union(typed_names(batch.schema.names))) > 2 * CELLS
+
     def add(self, batch: pa.RecordBatch | None) -> None:
         """Append rows. Even without any, there are cursors then that are not stored yet."""
         self._since = self._since or time.monotonic()

@@ -255,6 +255,8 @@ class LogWriter:
         async for done, rows in self._reader.chunks(items):
             streams_changed |= any(not one.item.frame for one in done)  # mailboxes were added or removed
             await self._note_unheard()
+            if self._open.is_too_wide_for(rows):
+                await self._save(closed=True)
             self._add(done, rows)
             if self._open.is_full(*self._segment_limits):
                 await self._save(closed=True)

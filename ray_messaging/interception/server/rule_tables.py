@@ -123,6 +123,9 @@ class Table(MutableMapping[Key, V], Generic[V]):
                 continue
             if change is not None:
                 layers = self._layers.setdefault(key, {_BASE: before})
+                others = [layer for layer in layers if layer not in {_BASE, group, opened}]
+                if isinstance(change, list) or any(isinstance(layers[layer], list) for layer in others):
+                    self._make_final(key, layers, others)
                 layers[opened] = _joined(layers.get(opened, 0), change)
                 self._laid.setdefault(opened, set()).add(key)
         found = opened in self._laid
@@ -156,6 +159,15 @@ class Table(MutableMapping[Key, V], Generic[V]):
                 self._unsaved.add((into, key))
             self._take_off(key, layer)
 
+    def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
+        """Merge layers of an entry into its own value. Only changes of counts keep apart whatever comes after them."""
+        for layer in of:
+            layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))
+            self._laid[layer].discard(key)
+            self._touched.add(key)
+            if isinstance(layer, str):
+                self._unsaved.add((layer, key))
+
     def _take_off(self, key: Key, layer: Layer) -> None:
         layers = self._layers[key]
         del layers[layer]
@@ -183,7 +195,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         change = _change(self._copy(key), after)
         if isinstance(change, int):
             layers[_BASE] = _joined(layers[_BASE], change)
-        else:  # the new value is no count, so no attempt can take its part of a count back
+        elif change is not None:  # the new value is no count, so no attempt can take its part of a count back
             for layer in [*layers][1:]:
                 self._laid[layer].discard(key)
                 self._take_off(key, layer)

@@ -1,4 +1,4 @@
-"""Typed columns: of numbers, of bools, of vectors of these, of strings."""
+"""Typed columns of numbers, bools, vectors of numbers or bools, and strings."""
 
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -95,9 +95,9 @@ class NumberColumn(msgspec.Struct, eq=False):
         return NumberColumn(values)
 
     def _fitting(self, value: Any, row: int) -> Any:  # noqa: ANN401 - decoded JSON
-        """Return a value that was decoded from JSON in the column's type; None becomes NaN.
+        """Return a value that was decoded from JSON in the column's type; in a column of floats None becomes NaN.
 
-        Raises: InvalidColumns if it does not fit.
+        Raises: InvalidColumns if the value does not fit.
         """
         numbers = value if self.values.ndim > 1 and isinstance(value, list) else [value]
         kind, name = self.values.dtype.kind, self.type.name
@@ -118,7 +118,7 @@ class NumberColumn(msgspec.Struct, eq=False):
 
 
 def _float_holds(kind: np.dtype[Any], number: float) -> bool:
-    """Return whether a type of floats has a whole number exactly, and a float without making it infinite."""
+    """Return whether a float type represents a number: a whole number exactly, a float without making it infinite."""
     try:
         with np.errstate(over="ignore"):
             found = float(kind.type(number))
@@ -138,7 +138,7 @@ class TextColumn(msgspec.Struct, eq=False):
 
     @classmethod
     def of(cls, texts: list[str]) -> "TextColumn":
-        """Build from strings; raise UnicodeEncodeError if UTF-8 cannot encode one."""
+        """Build a column from strings; raise UnicodeEncodeError if UTF-8 cannot encode one of them."""
         joined = "".join(texts)
         if joined.isascii():
             data, lengths = joined.encode(), map(len, texts)
@@ -185,7 +185,7 @@ class TextColumn(msgspec.Struct, eq=False):
         return TextColumn(offsets, self.data[places])
 
     def join(self, others: "list[TextColumn]") -> "TextColumn":
-        """Return the column with others appended to it."""
+        """Return the column with other columns appended to it."""
         columns = [self, *others]
         lengths = np.concatenate([np.diff(column.offsets) for column in columns])
         return TextColumn(_offsets(lengths), np.concatenate([column.buffers[1] for column in columns]))

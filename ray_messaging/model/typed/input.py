@@ -20,7 +20,7 @@ _FAMILIES: dict[type, tuple[type, ...]] = {
     str: (str,),
     list: (list, tuple, np.ndarray),
 }
-_MISSING = {"NAType", "NaTType"}  # names of types of pandas, which is not imported here
+_MISSING = {"NAType", "NaTType"}  # pandas' types of missing values, by name: pandas is not imported here
 _LAST_EXACT = 2**53  # a float represents all whole numbers below this exactly
 _DATES = (
     ". Send dates as texts (isoformat(), numpy.datetime_as_string(array)), or as numbers: array.astype('M8[us]')"
@@ -36,7 +36,7 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
     are passed by keyword are columns as well. A column is a numpy array, a list, a Series or an Arrow array. It is
     copied unless it is an Arrow array.
 
-    Raises: InvalidColumns for columns that cannot be sent; it names the column and, for one invalid value, the row.
+    Raises: InvalidColumns, which names the column, if it cannot be sent; for an invalid value the error names the row.
     """
     found: list[tuple[object, object]] = [*_columns_of(table), *arrays.items()]
     if not found:
@@ -67,7 +67,7 @@ def is_table(payloads: object) -> bool:
 
 
 def table_of(payloads: object) -> TypedColumns:
-    """Return typed columns, an Arrow table or a DataFrame as typed columns; raises as `columns`."""
+    """Return typed columns, an Arrow table or a DataFrame as typed columns; raises the same errors as `columns`."""
     return payloads if isinstance(payloads, TypedColumns) else columns(payloads)
 
 
@@ -145,7 +145,7 @@ def _check_gaps(given: Any, array: NDArray[Any]) -> None:  # noqa: ANN401 - what
 
 
 def array_of(values: list[Any]) -> NDArray[Any]:
-    """Return a list of numbers of one kind, or of such vectors, as their array, another list as an object array."""
+    """Return a list as an array: of numbers or bools of one kind, of vectors of these, or otherwise of objects."""
     kinds = {*map(type, values)}
     if kinds and all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
         kinds = {kind for vector in values for kind in _kinds(vector)}
@@ -161,7 +161,7 @@ def array_of(values: list[Any]) -> NDArray[Any]:
 
 
 def _family(kind: type) -> type:
-    """Return the family of a type. Values of one family are an array of it without a change, but for str and list."""
+    """Return the family of a type. numpy keeps values of one family unchanged, except in the families str and list."""
     return next((family for family, kinds in _FAMILIES.items() if issubclass(kind, kinds)), kind)
 
 

@@ -18,8 +18,8 @@ _decode = msgspec.json.Decoder().decode
 class TypedColumns:
     """N payloads as columns, each with its name: row i is the payload `{name: value i, ...}`.
 
-    It can be used in place of JSON lines (see `Payloads`), which are made when they are needed. NaN becomes null in
-    JSON.
+    The columns can be used in place of JSON lines (see `Payloads`). The lines are made when they are needed; NaN
+    becomes null in them.
     """
 
     __slots__ = ("_list", "_schema", "columns", "count")
@@ -71,7 +71,7 @@ class TypedColumns:
         return {name: column.value(row) for name, column in self.columns.items()}
 
     def payloads(self, low: int = 0, high: int | None = None) -> list[dict[str, Any]]:
-        """Return the payloads of the rows from `low` to `high`."""
+        """Return the payloads of the rows from `low` to before `high`."""
         names, part = tuple(self.columns), slice(low, high)
         values = [column.take(part).tolist() for column in self.columns.values()]
         return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
@@ -104,12 +104,12 @@ class TypedColumns:
         return TypedColumns({name: column.take(rows) for name, column in self.columns.items()}, len(rows))
 
     def part(self, low: int, high: int) -> "TypedColumns":
-        """Return the payloads of the rows from `low` to `high`, without a copy."""
+        """Return the payloads of the rows from `low` to before `high`, without a copy."""
         rows = slice(low, high)
         return TypedColumns({name: column.take(rows) for name, column in self.columns.items()}, high - low)
 
     def check(self, row: int, line: bytes) -> None:
-        """Raise InvalidColumns if a payload that is to replace a row's would not fit the columns."""
+        """Raise InvalidColumns if `line`, a payload that is to replace a row's payload, does not fit the columns."""
         self._refilled({row: _decode(line)})
 
     def replaced(self, changed: dict[int, bytes], rows: int) -> "Payloads":

@@ -20,7 +20,7 @@ Part: TypeAlias = TypedColumns | Sequence[bytes]  # payloads of some rows, in ty
 
 
 def part_of(payloads: Payloads | None, low: int = 0, high: int | None = None) -> Part:
-    """Return the payloads of the rows `low` to `high`, exclusive; raise InvalidPayload if the batch has ids only."""
+    """Return the payloads of the rows from `low` to before `high`; raise InvalidPayload if the batch has only ids."""
     if payloads is None:
         raise InvalidPayload(
             "these messages have no payloads, only ids: a rule that reads payloads sets needs_payload = True"

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.batches import batch_to
 
+from ray_messaging.audiences.cache import UNRESOLVED
 from ray_messaging.cluster.lane_calls import (
     AckCall,
     BatchFates,
@@ -27,6 +28,7 @@ from ray_messaging.errors import CommitFailed, FrameError
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Origin
 from ray_messaging.model.columns import PayloadColumn
+from ray_messaging.model.extension import AudiencePairs, Extension
 from ray_messaging.model.fates import BLOCKED, DELIVERED, UNDELIVERABLE
 from ray_messaging.receipt import Outcome, Receipts
 from ray_messaging.receiving.ack_ranges import Span
@@ -123,6 +125,12 @@ def test_receipts_of_a_broadcast_are_those_of_the_actor(sent_at):
     assert [receipt.message_id for receipt in here] == ["west-3-40", "west-3-40", "west-3-41"]
     assert [receipt.consumption for receipt in here] == [receipt.consumption for receipt in there]
     assert "'nobody'" in here[2].reason
+
+
+def test_a_broadcast_that_nobody_hears_has_no_receipts():
+    batch = batch_of()
+    batch.extension = Extension(audience=AudiencePairs("friends", UNRESOLVED))
+    assert not len(receipts_of(header_of(Receipts([])), [batch]))
 
 
 def test_facts_of_pairs_that_do_not_fit_are_refused():

@@ -261,6 +261,18 @@ async def test_very_many_sets_of_columns_make_several_segments(traffic, writers,
     assert payloads_of(EventLog.open(tmp_path / "log").query(text=True)) == traffic.sent
 
 
+async def test_many_columns_after_many_rows_begin_a_segment(traffic, writers, tmp_path, monkeypatch):
+    for module in ("entries", "open_segment"):
+        monkeypatch.setattr(f"ray_messaging.eventlog.writing.{module}.CELLS", 100)
+    writer = await writers()
+    for payloads in ([{"n": n} for n in range(40)], columns(**{f"x{n}": [n] for n in range(20)})):
+        await traffic.send("offers", payloads)
+        await writer.caught_up()
+    await writer.close()
+    assert [segment.rows for segment in Folder(tmp_path / "log").segments()] == [40, 1]
+    assert payloads_of(EventLog.open(tmp_path / "log").query(text=True)) == traffic.sent
+
+
 def test_a_large_vector_takes_no_room_in_the_rows_without_one(tmp_path):
     weights = np.arange(2**18, dtype=np.float32).reshape(1, -1)  # in each row it would take 20 GB
     log = write_batches(tmp_path, batch_of(20_000), batch_of(1, first=20_000, lines=columns(weights=weights)))

@@ -108,6 +108,46 @@ def test_what_was_reset_or_has_passed_stays_so_whatever_ends(restarted):
     assert dict(world.table) == {"b": 4}
 
 
+def appended(world, letter):
+    return lambda: world.table.update(list=[*world.table.get("list", []), letter]) is None
+
+
+def test_what_is_no_count_has_the_changes_of_all_living_attempts_in_their_order():
+    world = World()
+    for group, letter in (("east", "a"), ("west", "b"), ("east", "c"), ("north", "d")):
+        world.judge(group, 3, 5, appended(world, letter))
+    world.count("north", 3, 6)
+    assert world.table["list"] == ["a", "b", "c"]
+
+
+def test_a_group_that_has_been_silent_since_does_not_bring_an_old_value_back():
+    world = World()
+    world.judge("east", 3, 5, lambda: world.table.update(spent=1.0) is None)
+    for step in range(3, 6):
+        world.judge("west", step, 5, lambda: world.table.update(spent=world.table["spent"] + 1.0) is None)
+    world.count("west", 6, 5)
+    assert world.successor().table["spent"] == 4.0
+    world.judge("north", 6, 5, lambda: world.table.update(spent=9.0) is None)
+    world.count("north", 6, 6)
+    assert world.table["spent"] == 4.0
+
+
+def test_a_count_that_begins_anew_after_it_was_deleted_outlasts_a_restart():
+    world = World({"sent": 5})
+    world.judge("east", 3, 5, lambda: world.table.pop("sent") == 5)
+    world.count("west", 3, 5, sent=1)
+    world.count("west", 4, 5)
+    assert world.table["sent"] == world.successor().table["sent"] == 1
+
+
+def test_an_entry_set_to_what_it_is_by_no_attempt_is_not_changed():
+    world = World({"sent": 3})
+    world.count("east", 3, 5, sent=5)
+    world.table["sent"] = 5
+    world.count("east", 3, 6)
+    assert world.table["sent"] == 3
+
+
 def test_a_step_that_all_have_closed_cannot_be_dropped():
     world = World()
     world.count("east", 3, 5, a=3)
