@@ -35,7 +35,7 @@ class CannotStart(Exception):
 
 
 def take_lock(path: Path, *, create: bool) -> int:
-    """Lock a directory; return the file descriptor. Raises BlockingIOError; without `create` FileNotFoundError."""
+    """Lock a directory; return the lock's file descriptor. Raises BlockingIOError if another process has the lock."""
     name = path / LOCK_NAME
     lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     try:
@@ -58,7 +58,7 @@ def mark(lock: int, holder: bytes) -> None:
 def lock_as_owner(path: Path) -> int:
     """Protect a directory from sweeps while the returned file descriptor is open; raise OSError if that fails."""
     owner = os.open(path / OWNER_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    fcntl.flock(owner, fcntl.LOCK_SH)  # only a sweep takes it exclusively, for an instant
+    fcntl.flock(owner, fcntl.LOCK_SH)  # only a sweep takes this lock exclusively, for an instant
     return owner
 
 
@@ -93,7 +93,7 @@ def _expects_successor(path: Path) -> bool:
     if seen_at == 0:
         os.utime(awaited, (_now(), _now()))
         return True
-    return 0 <= _now() - seen_at < AWAITED_S  # it is negative after the machine was started anew
+    return 0 <= _now() - seen_at < AWAITED_S  # the difference is negative after a restart of the machine
 
 
 def _now() -> float:
@@ -111,7 +111,7 @@ def make_temporary(path: Path, busy: Callable[[], None]) -> int:
 
 
 def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, create: bool) -> int:
-    """Lock a directory once a server without owner hands it over, or has stopped there; return the lock.
+    """Wait until the server that runs on a directory hands it over or stops, then lock it; return the lock.
 
     Args: `create` is true for a user's directory, and false for a directory that must hold this owner's data.
 

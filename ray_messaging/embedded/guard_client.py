@@ -88,7 +88,7 @@ class GuardClient:
         return event
 
     def stop(self, guard_pid: int | None) -> None:
-        """Make the guard stop the server and clean up, and wait; kill it by `guard_pid` if it takes too long."""
+        """Make the guard stop the server and clean up; wait, but kill the guard by `guard_pid` after STOP_TIMEOUT_S."""
         with suppress(OSError, ValueError):
             self._orders.write(b"s")  # closing is not enough: a forked child may hold the pipe open
         self._orders.close()

@@ -60,7 +60,7 @@ class GuardWatch:
         return None
 
     def expect_successor(self, path: Path, grace_s: float, host_pid: int) -> None:
-        """Wait `grace_s` for a file `path` of a successor if the owner dies, while the process `host_pid` lives."""
+        """After the owner's death wait `grace_s` for a successor's file `path`, while the process `host_pid` lives."""
         self._host = self._pidfd(host_pid)
         self._grace_s = grace_s if self._host is not None else 0.0
         self._successor = path

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 PORT_ATTEMPTS: Final = 5
-_ANSWER_S: Final = 5.0  # limit for the server's answer whether it has data
+_ANSWER_S: Final = 5.0  # time limit for the server's answer to the question whether it stores any keys
 HANDOVER_S: Final = 15.0  # a server that frees gigabytes of memory takes seconds to stop
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")  # it becomes a line of Valkey's config
 LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
@@ -183,7 +183,7 @@ class EmbeddedServer:
         return config
 
     def take_over(self) -> RedisConfig:
-        """Start as the previous owner's successor. Raises as restart(), and ServerFailed if the data are gone."""
+        """Start as the previous owner's successor. Raises restart()'s errors, and ServerFailed if the data are gone."""
         path = Path(self._kept_dir or self._temporary_dir())
         try:
             if self._kept_dir is None and (path.is_symlink() or path.stat().st_uid != os.getuid()):
@@ -222,7 +222,7 @@ class EmbeddedServer:
         return config
 
     def _launch(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any] | None:
-        """Start a guard and its server; return the reason if that fails, else None."""
+        """Start a guard and its server; return the event that describes the failure, or None if both started."""
         if (former := self._guard) is not None:
             former.stop(None)
         self._started = {}  # its process ids may have been reused
@@ -238,7 +238,7 @@ class EmbeddedServer:
         return failure
 
     def _note_start(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """Record the outcome of a start; return the reason if it failed, else None."""
+        """Record the outcome of a start; return the event that describes the failure, or None if it succeeded."""
         if event.pop("event") == "failed":
             return event
         if event["truncated"]:
@@ -302,7 +302,7 @@ class EmbeddedServer:
     def stop(self, *, erase: bool = False) -> None:
         """Stop the server, and wait until it and its temporary directory are gone. A second call does nothing.
 
-        With `erase`, the server's files in a `data_dir` are removed, too, unless the server has data.
+        With `erase`, the server's files in a `data_dir` are removed, too, unless the server stores any keys.
         """
         erased = Path(self._kept_dir) if erase and self._kept_dir is not None and self._is_empty() else None
         guard, self._guard = self._guard, None
@@ -319,7 +319,7 @@ class EmbeddedServer:
             data_directory.erase(erased)
 
     def _is_empty(self) -> bool:
-        """Return whether the server runs and has no data."""
+        """Return whether the server runs and stores no keys."""
         if self._running is None:
             return False
         import redis  # noqa: PLC0415 - half of the time of `import ray`

@@ -49,7 +49,7 @@ class ServerSupervisor:
         self._config, self.failure, self._began_at = config, None, time.monotonic()
 
     def config(self) -> RedisConfig:
-        """Return the server's address and password; raise its error if it has failed for good."""
+        """Return the server's address and password; raise the failure if the server is not restarted any more."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         assert self._config is not None

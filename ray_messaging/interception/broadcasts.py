@@ -18,7 +18,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 class PairRows(NamedTuple):
-    """The rows of a batch by broadcast. Broadcast i has the rows `starts[i]` to `ends[i]`, one for each hearer."""
+    """The rows of a batch by broadcast. Broadcast i has rows `starts[i]` to `ends[i] - 1`, one for each hearer."""
 
     audience: AudiencePairs
     starts: NDArray[np.intp]
@@ -34,7 +34,7 @@ class PairRows(NamedTuple):
         return int(self.starts[broadcast]), int(self.ends[broadcast])
 
     def rows_of(self, broadcasts: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the rows of some broadcasts."""
+        """Return the rows of the broadcasts with these numbers."""
         return gathered(self.starts[broadcasts], self.counts[broadcasts])
 
 
@@ -58,16 +58,17 @@ def once_each(batch: Batch, rows: PairRows) -> Batch:
 
 
 class BarredPairs:
-    """The pairs of one audience's version that a check bars, cached by sender.
+    """A cache, by sender, of the pairs that a check bars in one version of an audience.
 
-    The check is asked about a sender's pairs at its first broadcast only. A barred pair is stored as the index of its
-    hearer among the sender's hearers. Senders whose ids are not ints are not cached.
+    The check is asked about a sender's pairs at the sender's first broadcast only, unless the cache was full then. A
+    barred pair is stored as the index of its hearer among the sender's hearers. Senders whose ids are not ints are not
+    cached.
     """
 
     def __init__(self, check: PairCheck) -> None:
         self.check = check
-        self._senders = _NONE  # those in the cache, ascending
-        self._hearers = _NONE  # the number of hearers of each
+        self._senders = _NONE  # the senders in the cache, ascending
+        self._hearers = _NONE  # the number of hearers of each sender in the cache
         self._ends = np.zeros(1, np.int64)  # sender i has the entries `_ends[i]` to `_ends[i + 1]` of `_places`
         self._places = _NONE
 
@@ -107,7 +108,7 @@ class BarredPairs:
     def _learn(
         self, senders: NDArray[np.int64], pairs: PairRows, found: NDArray[np.intp], new: NDArray[np.intp], room: int
     ) -> None:
-        """Add the barred pairs of new senders to the cache, each sender once; none if there is no room for all."""
+        """Add the barred pairs of new senders to the cache, each sender once; add none if not all have room."""
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]
         low, high = np.searchsorted(found, [pairs.starts[new], pairs.ends[new]])
@@ -125,16 +126,16 @@ class BarredPairs:
 
 
 class Intersections:
-    """A bounded cache of the pairs that each rule bars, by version of an audience, valid until the rule changes."""
+    """A bounded cache, by version of an audience, of the pairs that each rule bars. It forgets a rule that changes."""
 
     def __init__(self, most: int = KEPT_ENTRIES) -> None:
         self._most = most
-        # Each with its rule, so that no other one gets the id(), and the rule's version; fewer checks are kept.
+        # Both hold the rule, so that no other rule gets its id(), and its version. The number of checks is limited.
         self._entries: OrderedDict[tuple[AudiencePairs, int], tuple[Rule, int, BarredPairs]] = OrderedDict()
         self._checks: OrderedDict[int, tuple[Rule, int, PairCheck | None]] = OrderedDict()
 
     def check(self, rule: Rule) -> PairCheck | None:
-        """Return a rule's present check of pairs, or None if it has none."""
+        """Return a rule's present check of pairs, or None if the rule has none."""
         version = _version(rule)
         known = self._checks.pop(id(rule), None)
         if known is None or known[0] is not rule or known[1] != version:
@@ -145,7 +146,7 @@ class Intersections:
         return known[2]
 
     def rows(self, rule: Rule, check: PairCheck, batch: Batch, pairs: PairRows) -> NDArray[np.intp]:
-        """Return the rows of a batch that a rule's present check bars. It must have all pairs of its broadcasts."""
+        """Return the rows that a rule's present check bars. The batch must have all pairs of its broadcasts."""
         if not pairs.audience.version:  # the audience of all agents, whose pairs change without a new version
             return np.flatnonzero(check.bars(batch.from_ids, batch.to_ids))
         key, version = (pairs.audience, id(rule)), _version(rule)

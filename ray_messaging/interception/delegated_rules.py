@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 # After this time without an answer the interceptor may be dead or suspended: the next batch waits for its verdict.
 LEASE_S = 0.1
-_ASK_AGAIN_S = LEASE_S / 3  # while messages pass, the snapshot is confirmed, and their number is reported, this often
-# The interceptor may tell messagers to multiply both times by a factor: if there are many, each asks it less often.
-_PAUSE_S = 0.02  # without messages for this long, the number of those that have passed is reported
+_ASK_AGAIN_S = LEASE_S / 3  # the interval, while messages pass, of reports of their number, and of confirmations
+# If there are many messagers, the interceptor has them multiply both times by a factor, so that each asks less often.
+_PAUSE_S = 0.02  # after this time without messages, the number of passed messages is reported
 _PATIENCE_S = 10.0
 _LAST_REPORT_S = 0.1
 _MANY = 1_000  # from this many entries on, rules are built in a thread
-_REMEMBERED = 256  # last batches that passed: one that is judged again is not counted again
+_REMEMBERED = 256  # so many passed batches are remembered, so that none is counted again if it is judged again
 
 
 class DelegatedRules:
@@ -41,21 +41,21 @@ class DelegatedRules:
     The server accepts messages that passed by the snapshot only while the snapshot's number is valid. Delegated rules
     can only pass a whole batch: if they would block one of its rows, the interceptor judges the batch. A process that
     is killed may not have reported its last passed messages, so the interceptor's count `judged` may be too low by
-    these.
+    the number of these messages.
     """
 
     def __init__(self, exp_id: str) -> None:
-        self.passed = 0  # messages
+        self.passed = 0  # the number of messages that passed by a snapshot
         self._exp_id = exp_id
         self._lane: LaneClient | None = None
-        self._passing: BatchVerdict | None = None  # the verdict on a batch that passes; None: there is no snapshot
+        self._passing: BatchVerdict | None = None  # the verdict on each batch that passes; None: there is no snapshot
         self._rules: tuple[Rule, ...] = ()
         self._intersections = Intersections()
-        self._until = 0.0  # loop time
+        self._until = 0.0  # the loop time at which the lease of the snapshot ends
         self._stretch = 1.0  # the factor by which the interceptor lengthens the lease
-        self._unreported = 0  # those of `passed` that were not reported to the interceptor yet
-        self._seen = 0  # `passed` when the timer was set
-        self._recent: dict[int, bool] = {}  # batches that passed -> whether they are counted here
+        self._unreported = 0  # how many of the `passed` messages were not reported to the interceptor yet
+        self._seen = 0  # the value of `passed` when the timer was set
+        self._recent: dict[int, bool] = {}  # first message's number of a passed batch -> whether it is counted
         self._asked_at = 0.0
         self._not_before = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -124,7 +124,10 @@ class DelegatedRules:
         self._unreported += messages
 
     def heard(self, lane: LaneClient, number: int, asked_at: float, batch: Batch) -> None:
-        """Handle an answer to a batch, asked for at a loop time. It offers the snapshot with this number, if any."""
+        """Handle the interceptor's answer about a batch, which was asked for at a loop time.
+
+        Args: `number` is the number of the snapshot that the answer offers; 0: it offers none.
+        """
         if self._recent.get(batch.first):  # it passed here, but the server refused it: now the interceptor counts it
             self._recent[batch.first] = False
             self._count(-batch.rows)
@@ -151,7 +154,7 @@ class DelegatedRules:
         self._timer = self._loop.call_later(_PAUSE_S, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Confirm the snapshot and report passed messages: at intervals, and once no more messages come."""
+        """Report passed messages and confirm the snapshot if the interval is over, or no more messages have come."""
         self._timer = None
         if not self._unreported or self._lane is None or not self._lane.alive:
             return

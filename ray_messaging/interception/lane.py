@@ -20,8 +20,8 @@ import numpy as np
 from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 
 OPENING_S = 5.0  # time limit to connect and send the token
-# Most requests of one connection that wait for their answers. Above it, a request for deferred rows gets an answer
-# without verdicts at once, and any other request ends the connection.
+# The most requests of one connection that may wait for answers. Above this number a request for deferred rows gets an
+# answer without verdicts at once, and any other request ends the connection.
 WAITING = 10_000
 JUDGE, WAIT, SNAPSHOT = 0, 1, 2
 REQUEST = Struct("<IB")
@@ -101,7 +101,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
                 self.frame_received(frame)
         if buffer is self._buffer and not self.unhandled:
             self._low = self._high = 0
-            if len(buffer) > _SMALL:  # thousands of callers may hold one each
+            if len(buffer) > _SMALL:  # thousands of callers may hold a buffer each
                 self._buffer = _NOTHING
 
     @property
@@ -199,7 +199,7 @@ class LaneClient(FrameProtocol):
             self.transport.abort()
 
     def frame_received(self, frame: memoryview) -> None:
-        """Handle an answer. One to an abandoned request is dropped, one to an unknown request ends the connection."""
+        """Handle an answer: drop it if its request was abandoned, end the connection if its request is not known."""
         if self._opening is not None and not self._opening.done():
             self._opening.set_result(None)
         elif len(frame) < NUMBER.size:

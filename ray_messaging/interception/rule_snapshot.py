@@ -11,10 +11,10 @@ from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.rule_tables import Table
 
-MIN_SNAPSHOT_NUMBER = 2**32  # above all epochs, and the codes in their place, so that none looks like a snapshot's
+MIN_SNAPSHOT_NUMBER = 2**32  # above all epochs, and all codes in place of epochs
 MAX_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
 MOST_STRETCH = 20.0
-# The instance attributes of each class. A rule with others was changed by hand, and may decide differently.
+# The instance attributes of each class. A rule with other attributes was changed by hand: it may decide differently.
 _ATTRIBUTES = {
     BlackList: {"name", "state", "_index", "_listed", "context", "on_error"},
     AllowGraph: {
@@ -32,10 +32,11 @@ class BlackListSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="black
 
 
 class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
-    """A messager's request for a rule snapshot, or for a newer one than that with the number `held` (0: it has none).
+    """A messager's request for a rule snapshot.
 
-    `passed` is the number of messages that passed by delegated rules since the last request. It is negative if messages
-    that were counted before have now been judged by the interceptor.
+    `held` is the number of the snapshot that the messager has (0: it has none). `passed` is the number of messages that
+    passed by delegated rules since the last request. It is negative if messages that were counted before have now been
+    judged by the interceptor.
     """
 
     held: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -43,11 +44,12 @@ class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
-    """The answer: the number under which verdicts by delegated rules are valid now (0: no rules are delegated).
+    """The interceptor's answer to a request for a rule snapshot.
 
-    The number is unique among all states of the rules and all interceptors. `rules` is None if the messager already
-    holds them. `stretch` is a factor for the time that the snapshot stays valid without a confirmation: if there are
-    many messagers, each asks less often.
+    `number` is the number under which verdicts by delegated rules are valid now (0: no rules are delegated). It is
+    unique among all states of the rules and all interceptors. `rules` is None if the messager already holds the rules.
+    `stretch` is a factor for the time that the snapshot stays valid without a confirmation: if there are many
+    messagers, each of them asks less often.
     """
 
     number: int
@@ -113,7 +115,7 @@ encode_snapshot_request = encode_snapshot = _encoder.encode
 
 
 def decode_snapshot_request(data: bytes | memoryview) -> SnapshotRequest:
-    """Decode a request; raise FrameError if it is not valid."""
+    """Decode a `SnapshotRequest`; raise FrameError if it is not valid."""
     try:
         return _request.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -121,7 +123,7 @@ def decode_snapshot_request(data: bytes | memoryview) -> SnapshotRequest:
 
 
 def decode_snapshot(data: bytes) -> RuleSnapshot:
-    """Decode an answer; raise FrameError if it is not valid, or has too many entries."""
+    """Decode a `RuleSnapshot`; raise FrameError if it is not valid, or has too many entries."""
     try:
         snapshot = _snapshot.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

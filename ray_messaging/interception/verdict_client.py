@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_GLANCE_S = 0.2  # time for an actor to say that it lives, while the caller waits to ask its server again
+_GLANCE_S = 0.2  # the time that an actor gets to say whether its server is lost
 _CALLS = 256  # concurrent `forward` calls to a user's actor
 # Ray's error for an actor that will not come back; by name, as Ray is not imported here.
 _GONE = {"ActorDiedError"}
@@ -59,7 +59,7 @@ class VerdictClient:
         raise NotImplementedError
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows, as soon as there are any, or after PATIENCE_S. Raises as `judge`."""
+        """Return the verdicts on deferred rows, once there are any, or after PATIENCE_S. Raises `judge`'s errors."""
         return await self.judge(batch)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - for subclasses
@@ -101,7 +101,7 @@ def verdict_client_for(
 
 
 class PassAll(VerdictClient):
-    """The client of a messager without interceptor: all messages pass, if the experiment has none either."""
+    """The client of a messager without interceptor: all messages pass, if the experiment has no interceptor either."""
 
     route = "none"
 
@@ -141,7 +141,11 @@ class LocalVerdictClient(VerdictClient):
 
 
 async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-    """Repeat an attempt for so long, unless its error cannot change; then raise InterceptorUnavailable."""
+    """Return the result of an attempt, which is repeated for at most `timeout_s` while it fails.
+
+    Raises: InterceptorUnavailable if no attempt succeeds, or the actor is gone for good; Closed, Fenced or ConfigError
+    at once, because further attempts would fail, too.
+    """
     deadline = asyncio.get_running_loop().time() + timeout_s
     backoff = Backoff(INTERCEPTOR_RETRY, deadline=deadline)
     reason: Exception | None = None
@@ -224,7 +228,7 @@ class RemoteVerdictClient(VerdictClient):
         return (await self._verdicts(batch, with_payload=False, patient=True)).batch_verdict(batch.rows)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that passes broadcasts unexpanded if a snapshot, fetched if need be, has no rules."""
+        """Return a verdict that passes broadcasts without expanding them, or None if the rule snapshot has rules."""
         rules, deadline = self._delegated_rules, asyncio.get_running_loop().time() + self._timeout_s
         if rules is None:
             return None
@@ -252,7 +256,7 @@ class RemoteVerdictClient(VerdictClient):
         )
 
     async def ended(self) -> Closed | None:
-        """Return a Closed error if the interceptor or a server is lost for good; None if that is not known."""
+        """Return a Closed error if the interceptor or a server is known to be lost for good, otherwise None."""
         try:
             async with asyncio.timeout(_GLANCE_S):
                 lost = await self._handle.lost_server.remote()

@@ -148,7 +148,7 @@ _decode = msgspec.msgpack.Decoder(VerdictReply).decode
 
 
 def decode_verdicts(data: bytes) -> VerdictReply:
-    """Decode a reply; raise FrameError if it is not valid."""
+    """Decode a `VerdictReply`; raise FrameError if it is not valid."""
     try:
         verdicts = _decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -61,13 +61,13 @@ class MoveOutcome(IntEnum):
     FULL = 3  # the target is full
     TOO_LARGE = 4  # a frame would exceed the target's limit even if the target were empty
     LOG_FULL = 5
-    GONE = 6  # the target's mailbox does not exist, or in steps it leaves them
+    GONE = 6  # the target's mailbox does not exist, or its group leaves the steps
     OVER = 7  # the attempt was given up
     NOT_YET = 8  # in steps: the target is a member only from a later step than the next one
 
 
 class Attempted(NamedTuple):
-    """Outcome of an attempt, and in steps the step from which it counts; NOT_YET: from which the target is a member."""
+    """Outcome of an attempt; in steps also the step from which it counts (NOT_YET: the target's first step)."""
 
     outcome: MoveOutcome
     since: int = 0

@@ -31,7 +31,7 @@ class RedisStores:
 class RedisBackend:
     """Factory for the stores on a primary, and for the bodies of steps on further servers.
 
-    Args: with `first_steps` each experiment begins with its first messager, and has steps with these settings.
+    Args: `first_steps` are settings of steps. If given, each experiment has steps, and begins with its first messager.
     """
 
     def __init__(self, config: RedisConfig | ShardsConfig, *, first_steps: "StepSettings | None" = None) -> None:

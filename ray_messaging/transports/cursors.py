@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
-Rows = list[tuple[int, float]]  # low and high (exclusive) of each run; inf: up to the end of the entry
+Rows = list[tuple[int, float]]  # of each run: its first row, and the row after its last; inf: to the end of the entry
 
 
 class Cursor(NamedTuple):
@@ -48,7 +48,7 @@ def encode_ranges(ranges: Iterable[AckRange]) -> bytes:
 
 
 def decode_ranges(data: bytes) -> list[AckRange]:
-    """Decode ranges."""
+    """Decode ranges that `encode_ranges` has encoded."""
     found = []
     for text in data.decode().split(";") if data else ():
         after, after_row, end, end_row, rows = text.split(" ")

@@ -23,7 +23,7 @@ class DeadFrame(NamedTuple):
     """Frame that will not be delivered. Its first `row` rows, and those in `acked` (see `cursors`), were handled.
 
     `born` is the number of mailboxes that had been created when its own mailbox was removed, or None if the mailbox's
-    reader could not decode the frame. `exclusive` says that only this mailbox listened for its agents.
+    reader could not decode the frame. `exclusive` says that no other mailbox listened for the agents of this mailbox.
     """
 
     id: str
@@ -152,7 +152,7 @@ class RedisDeadLetters:
         return Listeners(delta.version, delta.changed, born)
 
     async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
-        """Write frames into mailboxes and delete the letter, all or nothing.
+        """Write frames into mailboxes and delete the letter; do all of that, or nothing.
 
         Return the outcome, and the mailbox because of which it failed.
 

@@ -188,7 +188,7 @@ class RedisExperimentStore:
         return epoch
 
     async def _retake_epoch(self, epoch: int) -> bool:
-        """Claim our epoch again if the server has lost that we claimed it; return whether it had."""
+        """Claim our epoch again if the server has lost that we claimed it; return whether it had lost that."""
         if self._before is None:
             return False
         for before in {self._before, b""}:

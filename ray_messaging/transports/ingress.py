@@ -121,7 +121,7 @@ class RedisIngress:
         self._task: asyncio.Task[None] | None = None
         self._commands: deque[Iterator[list[str | bytes]]] = deque()
         self._asked = 0  # the number of confirmations of sent commands that have not arrived
-        self._unconfirmed = 0  # the same, plus the confirmations of commands that were not sent yet
+        self._unconfirmed = 0  # the same number, plus the confirmations of commands not sent yet
         self._waiting: list[asyncio.Future[None]] = []
         self._ours = False
         self._first: dict[bytes, bytes] = {}
@@ -311,11 +311,11 @@ class RedisIngress:
             self._sink(Ingress(channel, data, self._back(pattern.decode())))
 
     def _there(self, name: str) -> str:
-        """Return what the server calls a channel or pattern."""
+        """Return the name that a channel or pattern has on the server."""
         return self._here + name.removeprefix(self._named) if name.startswith(self._named) else name
 
     def _back(self, name: str) -> str:
-        """Return the channel or pattern that the server calls so."""
+        """Return the channel or pattern that has this name on the server."""
         return self._named + name.removeprefix(self._here) if name.startswith(self._here) else name
 
     def _is_elsewhere(self, name: str) -> bool:

@@ -62,7 +62,7 @@ class LargeFrames:
         allow this: `send` must be called then.
 
         Args: `keys` and `head` are the keys of the call of `send`, and its arguments before the first write's.
-        Raises: as `RedisLink.transaction`.
+        Raises: the errors of `RedisLink.transaction`.
         """
         asked = [field for write in writes for field in (write.mailbox, write.seq, write.rows, len(write.frame), -1, 0)]
         open_, close = (self._link.script_command("large_frames", keys, [*head[:5], how, *asked]) for how in _HOW)

@@ -202,17 +202,17 @@ class RedisLog:
         await self._under_epoch("note_resumed", [self.keys.meta, self.keys.state(LOG)], args)
 
     async def agents(self, digest: bytes) -> AgentSet | None:
-        """Return the agents with a digest that a broadcast names; None if nobody has kept them here."""
+        """Return the agents with a digest that a broadcast names; None if the server does not store them."""
         data = await self.link.command("HGET", self.keys.hearers, digest)
         return None if data is None else decode_agents(data)
 
     async def agent_digests(self) -> list[bytes]:
-        """Return the digests of all sets of agents that are kept here."""
+        """Return the digests of all sets of agents that the server stores."""
         found: list[bytes] = await self.link.command("HKEYS", self.keys.hearers)
         return found
 
     async def forget_agents(self, digests: Sequence[bytes]) -> None:
-        """Delete sets of agents that are in the log's folder."""
+        """Delete sets of agents that the event log has stored in its own folder."""
         if digests:
             await self.link.command("HDEL", self.keys.hearers, *digests)
 

@@ -139,7 +139,7 @@ class Kept:
 
 @dataclass(slots=True)
 class ServerFacts:
-    """Answers of a server. `error` says why it gave none. `skew_s` is about the server's clock minus ours."""
+    """A server's answers. `error` says why there are none. `skew_s` is about the server's clock minus ours."""
 
     where: str
     error: str = ""

@@ -1,4 +1,4 @@
-"""Questions to a server about its state. They block, have a short timeout, and use no event loop's connections."""
+"""Blocking questions to a server about its state, with a short timeout, over connections of their own."""
 
 import asyncio
 import time

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _ALL = 2**53  # a step after all others
 _SWEEP_S = 1.0  # the longest wait for a sweep
-_MARK = b"\x01body:"  # no frame begins with this; script write_to_boxes reads the size after it
+_MARK = b"\x01body:"  # no frame begins with these bytes; script write_to_boxes reads the size after it
 
 
 async def at_all(calls: Iterable[Awaitable[T]]) -> list[T]:

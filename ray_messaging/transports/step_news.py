@@ -28,7 +28,7 @@ _ROUNDS: WeakValueDictionary[tuple[Any, ...], _Round] = WeakValueDictionary()
 
 
 class StepNewsReader:
-    """Reader of one stream of news, for one messager. If another messager reads already, it waits for that read."""
+    """Reader of one stream of news, for one messager. If another messager of the process reads, wait for that."""
 
     def __init__(self, link: RedisLink, stream: str) -> None:
         self._reads = BlockingReads(link)

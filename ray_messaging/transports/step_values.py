@@ -35,7 +35,7 @@ class StepSettings(NamedTuple):
     window: int = 8  # how many steps a group may be ahead of the slowest
     horizon: int = 64  # how many steps ahead a message may be sent
     lag: int = 64  # how many steps a hold may be behind; at most `horizon`, because counts are kept for so long
-    lag_large: int = 4  # the same, if the boxes that the hold keeps have more than `lag_bytes`
+    lag_large: int = 4  # the limit in place of `lag` if the boxes that the hold keeps have more than `lag_bytes`
     lag_bytes: int = LAG_BYTES
     digest: bool = False  # whether groups store digests of what they send
     box_rows: int = BOX_ROWS
@@ -162,11 +162,10 @@ class Done(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """What a group states when it closes a step: the number of rows that were written to mailboxes' boxes, and counts.
+    """The facts that a group states when it closes a step. `rows` were written to mailboxes' boxes.
 
-    `counts`, `series`, `blocked`, the messages that rules blocked, and `calls`, those that agents remember, are opaque
-    here. With `state_changed` the group's
-    state becomes `state` (None: no state).
+    `blocked` are the messages that rules blocked, `calls` the calls that agents remember. These, `counts` and `series`
+    are opaque here. With `state_changed` the group's state becomes `state` (None: no state).
     """
 
     rows: int

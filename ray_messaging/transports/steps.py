@@ -268,7 +268,7 @@ class RedisSteps:
         Return None if some frame cannot be written, or the attempt does not have the step open. Then nothing has
         happened, and the calls `send` and `close` say why.
 
-        Raises: Fenced as `close`.
+        Raises: Fenced in the same cases as `close`.
         """
         keys, args = self._sending(request, tag)
         args += _closing(closing, go_on=go_on)
@@ -367,7 +367,7 @@ class RedisSteps:
         }
 
     async def collected(self, through: int) -> list[Collected]:
-        """Return what groups have collected in the steps up to `through`, as far as it was not dropped."""
+        """Return the series and calls that groups collected in the steps up to `through`, unless they were dropped."""
         found: list[Collected] = []
         after, count = "-", 1
         while page := await self._link.command("XRANGE", self._keys.steps("collected"), after, "+", "COUNT", count):
@@ -380,7 +380,7 @@ class RedisSteps:
         return [each for each in found if each.step <= through]
 
     async def collected_born(self, now: str) -> str:
-        """Return since when this server counts the steps of what groups collect: `now`, unless it was asked before."""
+        """Return the `now` of the first call of this method for the experiment, which the server keeps."""
         await self._link.command("HSETNX", self._steps, "collected_born", now)
         return bytes(await self._link.command("HGET", self._steps, "collected_born")).decode()
 

@@ -103,7 +103,7 @@ class RedisTransport:
         self._caller = secrets.token_hex(8)
         self.dead_bytes = dead_bytes
         self._reading = BlockingReads(self.link)
-        self._born: dict[str, str] = {}  # for each mailbox of ours, which of the mailboxes of this name it is
+        self._born: dict[str, str] = {}  # by mailbox, the number that tells it from earlier ones of its name
         self.moves = RedisMoves(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
         self.first_steps: StepSettings | None = None  # for an experiment that begins with its first messager
@@ -119,7 +119,7 @@ class RedisTransport:
             link.observer = observer
 
     async def connect(self) -> None:
-        """Connect to all servers; raises as `RedisLink.connect`, such as ConnectionFailed or ServerRefused."""
+        """Connect to all servers; raises `RedisLink.connect`'s errors, such as ConnectionFailed or ServerRefused."""
         try:
             await at_all(link.connect() for link in self._links)
         except BaseException:
@@ -204,7 +204,7 @@ class RedisTransport:
     async def listen(
         self, record: MailboxRecord, version: int, limits: Limits, *, owner: str, epoch: int | None, over: str = ""
     ) -> Listening | HeldMailbox | None:
-        """Enter a record in the directory if that is still at `version`, and take the mailbox.
+        """Enter a mailbox's record in the directory if the directory is still at `version`, and take the mailbox.
 
         Return None if the directory is at another version, Held if another owner has the mailbox.
 

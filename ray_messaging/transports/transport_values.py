@@ -19,10 +19,10 @@ class FrameFate(IntEnum):
     """Outcome of one frame write in a call of `send`."""
 
     WRITTEN = 0
-    DUPLICATE = 1  # an earlier call has written it
+    DUPLICATE = 1  # an earlier call has written the frame
     FULL = 2  # the mailbox is full, or an earlier frame of this sender was refused
     GONE = 3  # the mailbox's lease has expired
-    TOO_LARGE = 5  # it would exceed the mailbox's limit even if the mailbox were empty
+    TOO_LARGE = 5  # the frame would exceed the mailbox's limit even if the mailbox were empty
     GAP = 4  # the server has lost what this sender wrote before
     LOG_FULL = 6  # the event log is behind: unwritten frames fill a mailbox, or its own stream
     HELD_BACK = 7  # another frame of its transaction was refused
@@ -37,10 +37,10 @@ class SendStatus(IntEnum):
     FENCED = 3
     UNJUDGED = 4  # the call has no verdicts, although the experiment has an interceptor
     READER_FENCED = 5  # for a transaction: a newer reader has the mailbox, or it was removed
-    BEHIND = 6  # for a transaction: the server has lost one that it had confirmed
+    BEHIND = 6  # for a transaction: the server has lost a transaction that it had confirmed
     LOST = 7  # the server has no data of the sender any more
     RESTORED = 8  # the server has the data from before the sender claimed its epoch
-    STEP_OVER = 9  # for a step: it is closed, or another attempt has its group
+    STEP_OVER = 9  # for a step: the step is closed, or another attempt has the group
 
 
 def fenced(name: str, epoch: int) -> Fenced:
@@ -227,7 +227,7 @@ class FramePort(Protocol):
     forgets: bool
 
     async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return the changes since a version (-1: all), after removing mailboxes with an expired lease."""
+        """Return the directory's changes since a version (-1: all), after removing mailboxes with an expired lease."""
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
         """Raise a sender's epoch, which fences earlier senders under this name.
@@ -245,7 +245,7 @@ class FramePort(Protocol):
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish messages, atomically; a frame whose number was written before is DUPLICATE.
 
-        With a conclusion everything is written or nothing; all frames are DUPLICATE if an earlier call has done so.
+        With a conclusion everything is written or nothing; all frames are DUPLICATE if an earlier call wrote them.
         """
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:

@@ -103,7 +103,7 @@ class Block(SlowRule):
         return True
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return one message for each sender: the block may look at each count."""
+        """Return 1 for each sender, because the block may look at the count after each message."""
         return [1] * len(senders)
 
     async def close(self) -> None:
@@ -299,7 +299,7 @@ class Supervisor(StepRule):
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:
         """Return the supervisor's verdicts on the chat of a step, and the messages that it sends."""
-        if self._last is None or self._last[0] != number:  # it may be asked again: no double count
+        if self._last is None or self._last[0] != number:  # a step may be asked about twice, and counts once
             self._last = number, await self._verdicts(number, batch, exp_id)
         return self._last[1]
 

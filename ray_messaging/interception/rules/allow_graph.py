@@ -38,7 +38,7 @@ class AllowGraph(Rule):
         graph: (from_id, to_id) pairs, a DataFrame of them, an audience, or a graph like networkx's (`edges()`,
             `nodes()` and `is_directed()`). Edges of an undirected graph lead both ways.
         networks: more graphs by name. A network may also be a list of ids: then each member may write to each other
-            one.
+            member.
         public: names of networks to whose members all agents may write. The other networks are private: only along an
             edge can a message reach their members.
         user: the user (from_id None) may write to every agent; otherwise only to members of public networks.
@@ -167,7 +167,7 @@ def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], 
 
 
 def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return a list whose item k has the sorted members of more than k networks, and the k-th network of each."""
+    """Return a list whose item k has the sorted members of more than k networks, and each member's k-th network."""
     ints = sorted((member, numbers) for member, numbers in networks_of.items() if isinstance(member, int))
     layers: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     while ints:

@@ -17,7 +17,7 @@ from ray_messaging.interception.server.rule_tables import Table
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 
-_FAILED = "the rule failed: "  # the beginning of `rule.failure`
+_FAILED = "the rule failed: "  # the beginning of each text that `rule.failure` returns
 _CHECK = "check"  # marks the check's entries in `state`, the only keys of three parts
 
 
@@ -101,7 +101,7 @@ class Ban(Rule):
         return found
 
     def _in_parts(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply a check that may keep counts in parts, in each of which only the last row of a key can begin a ban.
+        """Apply a check that may keep counts, in parts: in each part only the last row of a key can begin a ban.
 
         The check must not count messages after the message with which a ban begins. Each sender's rows stay in order.
         """
@@ -112,7 +112,7 @@ class Ban(Rule):
         return found
 
     def _before_bans(self, batch: Batch) -> Iterator[NDArray[np.intp]]:
-        """Yield the rows in parts: each sender's next rows, up to one with a key that the part may have banned before.
+        """Yield the rows in parts: each sender's next rows, up to a row whose key may be banned by the part until then.
 
         Each part visits only its own rows, and one more of each sender: a sender with many rows may need many parts.
         """
@@ -149,7 +149,7 @@ class Ban(Rule):
             verdicts = {
                 int(rows[row]): checked(verdict) for row, verdict in self.inner.check_batch(rest, exp_id).items()
             }
-        except RAISED as error:  # as above
+        except RAISED as error:  # user code: a failure blocks, and is logged
             verdict = self._check_failed(error, len(rest))
             return found if verdict is ALLOW else dict.fromkeys(rows.tolist(), verdict) | found
         begins: dict[Any, int] = {}
@@ -160,7 +160,7 @@ class Ban(Rule):
         return found | verdicts | (self._banned_rows(batch, begins) if begins else {})
 
     def _banned_rows(self, batch: Batch, begins: Mapping[Any, int] | None = None) -> dict[int, Verdict]:
-        """Return blocks for banned rows; with `begins`, for those behind the row at which their key's ban began."""
+        """Return blocks for banned rows; with `begins`, for rows behind the row at which the ban of their key began."""
         rows: dict[int, str] = {}
         for row in self._index.candidates(batch.from_ids, batch.to_ids):
             key = self._key_of(batch, row)
@@ -209,7 +209,7 @@ class Ban(Rule):
         return self.inner.counts_blocked
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return what the check returns."""
+        """Return the result of the check's `room`."""
         with self._in_context():
             return self.inner.room(senders)
 

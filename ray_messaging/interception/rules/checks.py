@@ -10,28 +10,28 @@ T = TypeVar("T")
 
 
 def check_count(setting: str, value: object, least: int, rule: str, why: str = "") -> int:
-    """Return a whole number that is not below `least`."""
+    """Return the value of a setting; raise RuleError unless it is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**62:
         raise RuleError(f"{setting}={value!r} cannot be: give an int of at least {least}{why}", rule=rule)
     return value
 
 
 def check_positive(setting: str, value: float, rule: str, below: float = inf) -> float:
-    """Return a number above 0."""
+    """Return the value of a setting; raise RuleError unless it is a number above 0 and below `below`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:
         raise RuleError(f"{setting}={value!r} cannot be: give a number above 0, such as 0.5", rule=rule)
     return value
 
 
 def check_choice(setting: str, value: T, choices: Sequence[T], rule: str) -> T:
-    """Return one of some values."""
+    """Return the value of a setting; raise RuleError unless it is one of `choices`."""
     if value not in choices:
         raise RuleError(f"{setting}={value!r} is unknown: write {' or '.join(map(repr, choices))}", rule=rule)
     return value
 
 
 def check_name(name: object) -> str:
-    """Return a rule's name."""
+    """Return a rule's name; raise RuleError unless it is a text that is not empty."""
     if not isinstance(name, str) or not name:
         raise RuleError(f"a rule's name must be a text, not {name!r}", rule=repr(name))
     return name

@@ -103,7 +103,7 @@ class RateLimit(Rule):
         self.per_round = None if per_round is None else check_count("per_round", per_round, 1, name)
         self.state: Table[int] | None = None if per_round is None else Table()
         self._clock = clock
-        self._empty_at: dict[AgentId | None, float] = {}  # when the bucket was empty, or would have been
+        self._empty_at: dict[AgentId | None, float] = {}  # when each bucket was empty, or would have been
         self._sweep_at = _LEAST_SWEEP
 
     def __getstate__(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class RoundQuota(Rule):
 
     Args:
         contacts: the number of agents that one agent may write to in a round (None: no limit). It may write to the same
-            agent again. Plain channels are not contacts. Each hearer of a broadcast is one.
+            agent again. Plain channels are not contacts. Each hearer of a broadcast is a contact.
         blocked: once this many messages of an agent were blocked in a round, by any rule, all its messages are blocked
             until `new_round`, also to plain channels (None: no limit). In steps a blocked message counts for the
             agent's next message, a broadcast for the one after it. Outside of steps it counts from the next batch on.
@@ -215,7 +215,7 @@ class RoundQuota(Rule):
         return self.blocked is not None
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return how many messages of each sender are left in its quota of blocked ones; without limit if none is."""
+        """Return how many blocked messages are left in each sender's quota; UNLIMITED if none is left."""
         if self.blocked is None:
             return super().room(senders)
         if _BEGUN not in self.state:

@@ -76,7 +76,7 @@ class ModeratorCalls:
             await asyncio.wait(abandoned, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ModeratorCalls, (self.concurrency, self.timeout_s)  # the pickle of a new one
+        return ModeratorCalls, (self.concurrency, self.timeout_s)  # the copy begins without running calls
 
     async def close(self) -> None:
         """Wait a moment for cancelled calls to end."""
@@ -86,8 +86,8 @@ class ModeratorCalls:
 class Moderator(SlowRule):
     """Ask an async callable about each message.
 
-    It returns True (or ALLOW) to pass a message, False or a text (the reason) to block it, or a `Verdict`. Any other
-    answer, None and "" included, is an error. After an error or a timeout, `on_error` decides.
+    The callable returns True (or ALLOW) to pass a message, False or a text (the reason) to block it, or a `Verdict`.
+    Any other answer, None and "" included, is an error. After an error or a timeout, `on_error` decides.
 
     Verdicts are cached by payload; errors are not. Messages with the same key that are judged at the same time share
     one call.
@@ -173,7 +173,7 @@ class Moderator(SlowRule):
         await self._work.calls.close()
 
     def stats(self) -> dict[str, int]:
-        """Return how many messages were asked, cached, shared (got another message's call), failed, or are waiting."""
+        """Return how many messages were asked about, cached, shared (got another's call), failed, or are waiting."""
         work = self._work
         return {name: getattr(work, name) for name in ("asked", "cached", "shared", "failed", "waiting")}
 
@@ -278,5 +278,5 @@ def _check_judge(judge: Any, rule: str) -> Callable[[Message], Awaitable[Answer]
 
 
 def _payload_digest(message: Message) -> bytes:
-    # Not the payload itself: the cache would keep 10,000 large ones.
+    # The key is not the payload itself, because the cache would keep 10,000 large payloads.
     return blake2b(message.data, digest_size=_DIGEST_BYTES).digest()

@@ -32,7 +32,7 @@ def check_pair(pair: object, rule: str) -> Pair:
 
 
 def check_pairs(pairs: object, rule: str) -> set[Pair]:
-    """Return the pairs, or the single one, of a user; raise RuleError or InvalidAddress if one is not valid."""
+    """Return the pairs that a user gave, or the single pair; raise RuleError or InvalidAddress if any is not valid."""
     if isinstance(pairs, tuple) and len(pairs) == 2 and not any(isinstance(side, tuple | list | set) for side in pairs):
         return {check_pair(pairs, rule)}
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
@@ -145,7 +145,7 @@ class _Bitmap:
 class Network(NamedTuple):
     """A graph: its edges and members.
 
-    In a `complete` one, each member may write to each other one, and the edges are left out.
+    In a `complete` network, each member may write to each other member, and the edges are left out.
     """
 
     edges: set[Edge]
@@ -222,7 +222,7 @@ class Edges:
 
 
 class PairTable:
-    """The pairs that were listed when it was built. None on either side is any agent; the user is not an agent."""
+    """The listed pairs, as of when the table was built. None on either side is any agent; the user is not an agent."""
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
         listed = set(pairs)

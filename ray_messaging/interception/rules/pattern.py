@@ -144,7 +144,7 @@ class Words:
             self._by_part.append((max(text.split(), key=len), word))
 
     def may_hit(self, line: bytes) -> bool:
-        """Return whether a JSON text may hold a word. It is never False if it does, and rarely True if it does not."""
+        """Return whether a JSON text may hold a word. The answer is False only if it holds none."""
         if not line.isascii():
             return True
         if b"\\" in line:

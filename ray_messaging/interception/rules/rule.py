@@ -235,8 +235,8 @@ class StepRule(Rule):
     """A rule that sees all messages of a step at once, before any of them is delivered.
 
     It is asked once all groups have closed the step, and the next step begins once it has answered. If its process
-    dies, it is asked again about the same messages; `state` is then as it was before the step. It sees the messages to
-    agents of groups that the other rules have passed.
+    dies, it is asked again about the same messages; `state` is then as it was before the step. It sees the
+    messages that the other rules have passed, if they are for agents of groups.
 
     Attributes:
         time_limit_s: an answer that takes longer is a failure of the rule.

@@ -30,11 +30,11 @@ def _hashes(ids: IdColumn) -> NDArray[np.uint64]:
 class Sample(Rule):
     """Block or label a random share of the messages, to simulate a lossy network or to study some of the messages.
 
-    In steps the choice is a hash of the seed, the step, the agent and its n-th message there, so that it is the same
-    however often a step runs, and in all numbers of groups. Otherwise it is a hash of the seed, the messager's name and
-    the message's number: a retry gets the same verdict, and a run is repeatable if messagers with the same names send
-    the same messages. Groups always have names, messagers only if one is given. The sender's epoch is left out, because
-    it changes with each restart. The user's messages are picked like others.
+    In steps the choice is a hash of the seed, the step, the agent and the message's place among the agent's messages
+    there. So it is the same however often a step runs, and for any number of groups. Otherwise it is a hash of the
+    seed, the messager's name and the message's number: a retry gets the same verdict, and a run is repeatable if
+    messagers with the same names send the same messages. A group always has a name, a messager only if it is given one.
+    The sender's epoch is left out, because it changes with each restart. The user's messages are picked like others.
 
     Args:
         share: the share to pick, from 0 to 1.

@@ -1,4 +1,4 @@
-"""Attempts at steps, and what each has changed in the tables of rules."""
+"""Attempts at steps, and the changes that each attempt has made in the tables of rules."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -26,21 +26,21 @@ def attempt_at(batch: Batch) -> Attempt | None:
 
 
 def attempt_of(key: str) -> Attempt | None:
-    """Return the attempt in the key of a batch's answer (see `answers.key_of`), or None if it is of no step."""
+    """Return the attempt that the key of an answer names (see `saved_answers.key_of`), or None if it names none."""
     sender, place, *_ = key.rsplit(" ", 3) if key.count(" ") > 2 else ("", "")
     number, _, step = place.partition("@")
     return Attempt(sender, int(step), int(number)) if step else None
 
 
 class StepAttempts:
-    """The latest attempt of each group at a step that asks for verdicts, and its layer in the tables of rules.
+    """The latest attempt of each group that has asked for verdicts, and the attempt's layer in the tables of rules.
 
     A later attempt at the same step drops the layer of the earlier one; the layer of an earlier step is merged into the
     tables. A batch that waits for slow rules has no answer yet: its own layer is not saved, so that a successor of the
     interceptor judges it anew.
 
-    `kept` has, for each group, the step and the number of the attempt of which the saved layer is. `answers` has, for
-    each group, the keys of the answers to its latest attempt in its latest step.
+    `kept` maps each group to the step and the number of the attempt to which the group's saved layer belongs. `answers`
+    maps each group to the keys of the answers to its latest attempt in its latest step.
 
     Args: `tables` returns the tables of the rules that judge messages, by name. `restored` is called with the names of
     the tables of which a layer was dropped. `begun` is called with each new attempt, and the keys of the answers that
@@ -63,7 +63,7 @@ class StepAttempts:
     def load(self, answers: Iterable[str]) -> list[str]:
         """Read the latest attempts from `kept` after it was loaded, and from the keys of all answers that were loaded.
 
-        Returns: the keys of those that are no longer valid.
+        Returns: the keys of the answers that are no longer valid.
         """
         self.answers.clear()
         self._latest = {group: Attempt(group, *place) for group, place in self.kept.items()}
@@ -81,7 +81,7 @@ class StepAttempts:
         return found is not None and key in self.answers.get(found.group, ())
 
     def enter(self, attempt: Attempt) -> bool:
-        """Begin an attempt, or a later step of it, unless it has begun; return False if a later attempt has begun."""
+        """Begin an attempt at a step, unless it has begun; return False if the group has begun a later one."""
         group, before = attempt.group, self._latest.get(attempt.group)
         if before is not None and attempt <= before:
             return attempt == before
@@ -104,7 +104,10 @@ class StepAttempts:
         return True
 
     def note(self, attempt: Attempt, judge: Callable[[], bool]) -> None:
-        """Call `judge`, which returns whether the batch has its answer; its changes of tables are the attempt's."""
+        """Call `judge`, and put the changes that it makes in tables into the attempt's layer.
+
+        Args: `judge` returns whether the batch has its answer.
+        """
         tables = self._tables().values()
         for table in tables:
             table.begin_layer()

@@ -44,12 +44,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-VIOLATIONS = ":violations"  # the name of their table; no rule's name begins with a colon on the server
+VIOLATIONS = ":violations"  # the name of the table of violations; no rule's name begins with a colon on the server
 ROUNDS, ATTEMPTS, CHANGES = ":rounds", ":attempts", ":changes"
 OWN_TABLES = (VIOLATIONS, ROUNDS, ATTEMPTS, CHANGES)
 ANSWERS = ":answers"
 _OVER = ("interceptor", "another driver has the group: this attempt at the step is over")
-_ROUND_CALLS = 100  # the most calls that are known to have begun a round
+_ROUND_CALLS = 100  # so many of the last calls that have begun a round are remembered
 _CLOSE_S = 3.0  # time limit for a rule's close()
 _KEEP_S = 120.0  # by default, senders ask again about a batch for no longer than this
 
@@ -68,7 +68,7 @@ class Interceptor:
         keep_s: how long senders may ask again about a batch, in seconds.
         publish_snapshot: registers the number of a rule snapshot with the server. With it, rules that judge by ids
             alone are delegated to messagers.
-        versions: the rules that judge later steps (None: these rules judge all).
+        versions: the rules that judge later steps (None: `rules` judge all steps).
     """
 
     def __init__(
@@ -91,9 +91,10 @@ class Interceptor:
         self.judged = 0
         self.blocked = 0
         self.violations: Table[int] = Table()
-        # Under "step": the last step whose end has ended a round. Under "calls": the calls that did, and what failed.
+        # Under "step": the last step whose end has ended a round. Under "calls": calls that have begun a round, each
+        # with the names of the rules that failed then.
         self.rounds: Table[Any] = Table()
-        self.changes: Table[Any] = Table()  # the record of changes of the rules, which those who change them keep
+        self.changes: Table[Any] = Table()  # a record of changes of the rules, written by those who change them
         self._attempts = StepAttempts(lambda: self._counted, self._restore_rules, self._attempt_begun)
         self.failures = RuleFailures()
         self._intersections = Intersections()
@@ -113,7 +114,7 @@ class Interceptor:
     # -- judging --------------------------------------------------------------------------------------------------
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch from this process; with a store, once the state is saved.
+        """Return the verdicts on a batch of a messager in this process; with a store, once the state is saved.
 
         Raises: Fenced if a newer interceptor has taken over.
         """
@@ -150,22 +151,22 @@ class Interceptor:
         return self._judge_once(self._as_wanted(batch))
 
     async def _judge_outside(self, batch: Batch) -> bytes:
-        """Judge a batch that is of no step by the rules of the step that reads what comes from outside now."""
+        """Judge a batch from outside of the steps, by the rules of the step in which its messages are read."""
         await self.in_force(await self.versions.following())
         answer = self._judge_once(self._as_wanted(batch))
         return answer if isinstance(answer, bytes) else await answer
 
     def before_step(self, step: int) -> Awaitable[None] | None:
-        """Return what to await before a batch of a step is judged, None if its rules are in force."""
+        """Return what must be awaited before a batch of a step is judged, or None if it can be judged at once."""
         return None if self.gate.begun >= step < self.versions.first else self.in_force(step)
 
     async def in_force(self, step: int) -> None:
-        """Wait until batches of a step may be judged, and put the rules in force that judge the step."""
+        """Wait until batches of a step may be judged, then put the rules that judge the step in force."""
         await self.gate.until(step)
         await self.versions.apply(step)
 
     def _answer_in_step(self, batch: Batch, attempt: Attempt, *, patient: bool) -> bytes | Awaitable[bytes]:
-        """Answer about a batch of a step. An answer that defers all rows means that the rules need more time."""
+        """Answer a request about a batch of a step. If it defers all rows, the rules need more time."""
         before = self.before_step(attempt.step)
         if before is not None:
             return self._answer_after(before, batch, attempt, patient=patient)
@@ -187,7 +188,7 @@ class Interceptor:
         return self.deferral(rows)
 
     def deferral(self, rows: int) -> bytes:
-        """Return the answer about rows that wait for slow rules."""
+        """Return the answer that defers all `rows` rows of a batch, because they wait for slow rules."""
         return self.encode(BatchVerdict(deferred=set(range(rows))), rows)
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, message: object) -> bool:
@@ -202,7 +203,10 @@ class Interceptor:
         return not verdicts.blocked
 
     def snapshot(self, request: bytes | memoryview, messagers: int = 1) -> bytes | Awaitable[bytes]:
-        """Answer one of some messagers that asks for a rule snapshot, and count what passed by delegated rules."""
+        """Answer a messager's request for a rule snapshot, and count the messages that it reports as passed.
+
+        Args: `messagers` is the number of messagers that may ask.
+        """
         self._check()
         asked = decode_snapshot_request(request)
         self.judged += asked.passed
@@ -246,7 +250,7 @@ class Interceptor:
         rules, verdict = self.rules.for_broadcasts if pair_rows(batch) is not None else self.rules.each, BatchVerdict()
         for rule in rules:
             if rule.counts_blocked:
-                rule.room(())  # what it records of the beginning of a round belongs to no attempt
+                rule.room(())  # what the rule records of the beginning of a round belongs to no attempt
         judging = Judging(key, batch, verdict, rules, self._in_parts(batch, rules, verdict), attempt)
         with self.tracer.judging(batch):
             self._slow_rules.advance(judging)
@@ -260,7 +264,7 @@ class Interceptor:
         return self._answers.keep(key, answer, data, sender=batch.sender)
 
     def _in_parts(self, batch: Batch, rules: Sequence[Rule], verdict: BatchVerdict) -> Sections:
-        """Apply rules to a batch, as `RulePipeline.judge` does; count their verdict, and add it to `verdict`."""
+        """Apply rules to a batch, part by part, as `RulePipeline.judge` does; count each part, and add to `verdict`."""
         for rows in parts_of(batch, rules):
             whole = len(rows) == batch.rows
             part = batch if whole else batch.take(rows)
@@ -270,7 +274,7 @@ class Interceptor:
             verdict.add(pipeline.verdict if whole else pipeline.verdict.moved(dict(enumerate(rows.tolist()))))
 
     def answer_of(self, judging: Judging) -> tuple[bytes, bytes]:
-        """Return the answer to a batch of a step, and its record. It is valid until a later attempt, or step."""
+        """Return the answer to a batch of a step, and its record, valid until the group's next attempt or step."""
         answer = self.encode(judging.verdict, judging.batch.rows)
         self._attempts.answers.setdefault(judging.batch.sender, set()).add(judging.key)
         return answer, record(answer, ())
@@ -290,7 +294,7 @@ class Interceptor:
 
     async def _wait(self, batch: Batch) -> bytes:
         if batch.lines is None and self.rules.wants_payload and self._slow_rules.unknown(batch):
-            return self._payload_wanted()  # a predecessor deferred them, and their payloads died with it
+            return self._payload_wanted()  # a predecessor deferred these messages, and their payloads died with it
         verdict = await self._slow_rules.wait(batch)
         return self.encode(verdict, len(batch))
 
@@ -340,7 +344,7 @@ class Interceptor:
         return found
 
     def rule_failed(self, rule: Rule, error: BaseException, messages: int) -> None:
-        """Count messages on which a rule failed, for the rule that is running, which may have called the failed one."""
+        """Count messages on which a rule failed. They count for the running rule, which may have called it."""
         self.failures.note(self.watch.rule or rule, error, messages)
 
     @property
@@ -354,7 +358,7 @@ class Interceptor:
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
-        """Load a predecessor's tables and packed answers; with `merge` beside the state of newly given rules."""
+        """Load a predecessor's tables and packed answers; with `merge` rules keep their entries."""
         for name, table in self._tables.items():
             if tables.get(name):
                 table.load(tables[name], merge=merge)
@@ -375,7 +379,10 @@ class Interceptor:
                 ) from error
 
     async def change(self, change: Callable[[], T], also: Callable[[], Awaitable[None]] | None = None) -> T:
-        """Change rules or their state; at the return it is saved and in force. `also` is awaited before it is saved."""
+        """Call `change`, which changes rules or their state; return its result once the change is saved and in force.
+
+        Args: `also` is awaited before the change is saved, if other rules are in the set than before.
+        """
         before, tables = self.rules.now, dict(self._tables)
         result = change()
         self.delegation.notice_changes()
@@ -397,18 +404,18 @@ class Interceptor:
         return result
 
     def new_round(self, rules: Iterable[Rule] | None = None) -> list[str]:
-        """Begin a new round for rules (None: for all); return the names of the rules that failed at it."""
+        """Begin a new round for rules (None: for all); return the names of the rules that failed to."""
         failures: list[str] = []
         for rule in self.rules if rules is None else rules:
             try:
                 self.watch.run(rule, rule.new_round)
-            except FAILURES as error:  # the others' rounds begin nevertheless
+            except FAILURES as error:  # the rounds of the other rules begin nevertheless
                 self.failures.note(rule, error, at="a new round")
                 failures.append(rule.name)
         return failures
 
     def new_round_once(self, call: str) -> list[str]:
-        """Begin a new round for all rules, unless this call has done so; return as `new_round`."""
+        """Begin a new round for all rules, unless a call of this name has done so; return `new_round`'s result."""
         calls: dict[str, list[str]] = self.rounds.get("calls", {})
         if call not in calls:
             calls = dict([*calls.items(), (call, self.new_round())][-_ROUND_CALLS:])
@@ -416,12 +423,15 @@ class Interceptor:
         return calls[call]
 
     def forget_calls(self) -> None:
-        """Forget the calls and changes of an earlier run: Ray may give its names of calls again."""
+        """Forget the calls and changes of an earlier run, because Ray may give the names of those calls to others."""
         self.rounds.pop("calls", None)
         self.changes.clear()
 
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
-        """End the round of a closed step, once, and count what was blocked at the close. Step rules have done so."""
+        """End the round of a closed step, once, and count the messages that were blocked at its close.
+
+        Rules that judge whole steps have ended their round already.
+        """
 
         def end() -> None:
             self._count_violations(violations)

@@ -92,7 +92,7 @@ class LaneServer:
             await self._server.wait_closed()
 
     def admit(self, caller: "_LanePeer") -> bool:
-        """Add a connection; return False if there are too many. One without a token, the oldest, makes room for it."""
+        """Add a connection. If there are too many, drop the oldest without a token; return False if none is."""
         if len(self.strangers) >= max(1, self._limit // 4) or len(self.connections) >= self._limit:
             oldest = next(iter(self.strangers), None)
             if oldest is None:
@@ -123,7 +123,7 @@ class _LanePeer(FrameProtocol):
         self._server = server
         self._open = False
         self._timer: asyncio.TimerHandle | None = (
-            None  # closes if the token, or then a request, is not complete in time
+            None  # closes the connection if the token, or later a request, is not complete in time
         )
         self._unread: asyncio.TimerHandle | None = None
         self._held = 0
@@ -163,7 +163,7 @@ class _LanePeer(FrameProtocol):
             self.refuse("too much that has only begun")
 
     def _hold(self, size: int) -> bool:
-        """Count the bytes of an incomplete request; return False if those of all callers are too many."""
+        """Count the bytes of an incomplete request; return False if all callers together have too many."""
         change, self._held = size - self._held, size
         self._server.held_bytes += change
         return change <= 0 or self._server.held_bytes <= HELD_BYTES
@@ -174,7 +174,7 @@ class _LanePeer(FrameProtocol):
         if self._unread is None:
             if self.transport.get_write_buffer_size() <= _UNREAD_BYTES:
                 return False
-            asyncio.get_running_loop().call_soon(self._resume)  # only by then has uvloop written, or paused us
+            asyncio.get_running_loop().call_soon(self._resume)  # by then uvloop has written, or called pause_writing
         return True
 
     def _resume(self) -> None:
@@ -182,7 +182,7 @@ class _LanePeer(FrameProtocol):
             self.handle()
 
     def pause_writing(self) -> None:
-        """Stop reading from a caller that does not read its answers, and drop it if it goes on so for STALLED_S."""
+        """Stop reading from a caller that does not read its answers; drop the caller if that lasts for STALLED_S."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
             self._unread = asyncio.get_running_loop().call_later(STALLED_S, self.refuse, "answers that nobody reads")

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 PublishSnapshot = Callable[[int], Awaitable[None]]
 
 CALM_S = 1.0  # rules are delegated once they have not changed for this long
-# A messager that sends asks 30 times a second, and each request takes 50 us of processor time. If there are more than
-# _EAGER messagers, each asks less often.
+# If there are more messagers than this, each asks the interceptor for snapshots less often: a messager that sends would
+# ask 30 times a second, and each request takes 50 us of processor time.
 _EAGER = 32
 _NOTHING = encode_snapshot(RuleSnapshot(0))
 
@@ -46,7 +46,7 @@ class RuleDelegation:
 
     def __init__(self, rules: RuleSet, epoch: int, publish: PublishSnapshot | None, versions: RuleVersions) -> None:
         self._rules = rules
-        self._versions = versions  # nothing is delegated while one waits for its step
+        self._versions = versions  # nothing is delegated while a version waits for its step
         self._publish_number = publish
         self.enabled = publish is not None and epoch > 0
         self.number = 0  # the number of a snapshot of the current rules; each change of the rules takes a new number
@@ -62,7 +62,7 @@ class RuleDelegation:
         self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
         self._delegated = self._rules.each
-        self._packed = 0.0, b""  # the last snapshot, by its stretch
+        self._packed = 0.0, b""  # the stretch of the last encoded snapshot, and the snapshot
         self._since = time.monotonic()
         # The tables of rules that cannot be delegated are not watched: they may change with every batch.
         possible = self.enabled and can_delegate(self._delegated)
@@ -98,7 +98,7 @@ class RuleDelegation:
         """
         self._start_revoking()
         if self._revoking is not None:
-            await asyncio.wait((self._revoking,))  # not cancelled with us
+            await asyncio.wait((self._revoking,))  # the task goes on if this call is cancelled
         if self._failure is not None and self._outdated:
             raise self._failure.with_traceback(None)
         if self._outdated:
@@ -137,7 +137,7 @@ class RuleDelegation:
     # -- giving out snapshots -------------------------------------------------------------------------------------
 
     def answer(self, held: int, messagers: int = 1) -> bytes | Awaitable[bytes]:
-        """Answer one of some messagers, which holds the snapshot with the number `held` (0: none)."""
+        """Answer one of `messagers` messagers, which holds the snapshot with the number `held` (0: none)."""
         number = self.offer
         if number == 0 or self._outdated:  # earlier snapshots are revoked first
             return _NOTHING
@@ -145,7 +145,10 @@ class RuleDelegation:
         return encode_snapshot(RuleSnapshot(number, None, stretch)) if held == number else self._give(stretch)
 
     async def _give(self, stretch: float) -> bytes:
-        """Return a snapshot of the rules, or one without rules if they change while its number is published."""
+        """Publish the number of a snapshot of the rules, then return the snapshot.
+
+        Return the answer that no rules are delegated if the rules change meanwhile, or the server refuses the number.
+        """
         if self._outdated:  # changed since `answer`: a newer snapshot must not hide an older one that is still valid
             return _NOTHING
         number = self._given = self.number
@@ -161,7 +164,7 @@ class RuleDelegation:
         return self._packed[1]
 
     async def renew(self) -> None:
-        """Publish the number again: the server has lost it, and may have an older one now."""
+        """Publish the current number again, because the server has lost it and may have an older number now."""
         self.notice_changes()
         if self._given >= 0:
             await self._publish(self.number)

@@ -24,14 +24,14 @@ from ray_messaging.model.typed.typed_table import TypedColumns
 logger = logging.getLogger(__name__)
 
 Asked = tuple[SlowRule, list[Batch]]  # a slow rule, and the messages to ask it about, each a batch of one
-REASON_CHARS = 2_000  # of a block's reason: every message of a batch may have another one
+REASON_CHARS = 2_000  # the most characters of a block's reason: each message of a batch may have its own
 
 
 class Deferred(NamedTuple):
     """A message that waits for a slow rule.
 
-    `message` is a batch of one, as the rules before have left it. These rules are `passed`, by name, and `so_far` is
-    their verdict. `rules` are the slow rule and those after it.
+    `message` is a batch of one, as the rules before the slow rule have left it. `passed` has the names of these earlier
+    rules, and `so_far` is their verdict. `rules` are the slow rule and the rules after it.
     """
 
     message: Batch
@@ -81,8 +81,11 @@ class RulePipeline:
     ) -> Generator[Asked, Sequence[Verdict] | None, None]:
         """Apply rules in order, after those that the batch has passed.
 
-        It yields what a slow rule must be asked. All rows wait for the verdicts that it is sent. If it is sent None, as
-        by a `for` loop, the messages that the slow rule must be asked about are deferred, and the other rows go on.
+        This generator yields a slow rule, and the messages to ask it about. If the generator is sent the rule's
+        verdicts, all rows go on. If it is sent None, as by a `for` loop, these messages are deferred, and the other
+        rows go on.
+
+        Args: `passed` has the names of the rules that the batch has passed before.
         """
         for place, rule in enumerate(rules):
             if not self.rest.rows:
@@ -190,7 +193,7 @@ class RulePipeline:
         found: dict[int, Verdict],
         slow: Sequence[tuple[range, Batch]],
     ) -> dict[int, Verdict]:
-        """Take the messages out that wait for a slow rule; return what it has found of the rows that stay."""
+        """Remove the messages that wait for a slow rule; return the verdicts found on the rows that stay."""
         for rows, message in slow:
             place = self._place(rows[0])
             self.deferred[place] = Deferred(message, self._take_out(place), rules, passed)
@@ -223,7 +226,7 @@ class RulePipeline:
                 self.verdict.labels.setdefault(name, set()).add(place)
             if verdict.blocked:
                 blocked.append(row)
-                # It keeps the payload that the rule has seen, for the event log.
+                # The blocked message keeps the payload that the rule has seen, for the event log.
                 self.verdict.blocked[place] = (rule.name, verdict.reason[:REASON_CHARS])
             elif line is not None:
                 changed[row] = line
@@ -261,7 +264,7 @@ def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
     if batch.extension is not None and batch.extension.audience is not None and batch.numbers is not None:
         begins = np.diff(batch.numbers.astype(np.int64), prepend=-1) != 0
         before = before[begins][np.cumsum(begins) - 1]
-    # The rows by sender, so that each part costs only its own rows: a sender with many messages may need many parts.
+    # The rows are sorted by sender, so that a part takes time for its own rows only: many messages may need many parts.
     order = np.argsort(senders.codes, kind="stable")
     places = (senders.codes * (batch.rows + 1) + before)[order]  # ascending
     ends = np.cumsum(senders.counts)
@@ -302,7 +305,7 @@ def _sendable(verdict: Verdict) -> bytes | None:
 
 
 def checked_rows(verdicts: Mapping[int, Verdict], count: int) -> dict[int, Verdict]:
-    """Return a rule's verdicts by row; raise TypeError or ValueError if one is no verdict on a row of the batch."""
+    """Return a rule's verdicts by row; raise TypeError or ValueError if any is no verdict on a row of the batch."""
     return {_row(row, count): checked(verdict) for row, verdict in verdicts.items()}
 
 

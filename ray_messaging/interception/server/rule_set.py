@@ -26,8 +26,8 @@ class RuleSet:
     """Rules in order, each with a unique name.
 
     `now` is the tuple of the current rules; each change replaces it. `each` are the rules that judge messages one by
-    one, `for_broadcasts` the same rules with those that judge pairs first. `whole` are the rules that judge a whole
-    step.
+    one. `for_broadcasts` are the same rules, but the rules that judge pairs come first. `whole` are the rules that
+    judge a whole step.
 
     Raises: RuleError if the rules are no list, for an object that is no rule, and for a name that is taken.
     """
@@ -58,7 +58,7 @@ class RuleSet:
         return [rule.name for rule in self.now]
 
     def find(self, which: int | str) -> int:
-        """Return the position of a rule, given by position or name; raise RuleError, with all names, if none fits."""
+        """Return the position of a rule, given by position or name; raise RuleError if there is no such rule."""
         if isinstance(which, str) and which in self.names:
             return self.names.index(which)
         if isinstance(which, int) and not isinstance(which, bool) and -len(self) <= which < len(self):
@@ -73,11 +73,11 @@ class RuleSet:
         return self.now[self.find(which)]
 
     def insert(self, rule: object, index: int | None = None) -> Rule:
-        """Insert a valid rule before the one at `index` (None: at the end); raise RuleError if one is not valid."""
+        """Insert a rule before the rule at `index` (None: at the end); raise RuleError if it is no valid rule."""
         return self._put(rule, [*self.now], len(self) if index is None else _place(index))
 
     def replace(self, which: int | str, rule: object) -> Rule:
-        """Replace a rule by another one; raise RuleError if there is no such rule, or the new one is not valid."""
+        """Replace a rule; raise RuleError if there is no such rule, or the new rule is not valid."""
         place = self.find(which)
         return self._put(rule, [*self.now[:place], *self.now[place + 1 :]], place)
 
@@ -147,7 +147,7 @@ def _place(index: object) -> int:
 class _Error:
     """One distinct error of a rule."""
 
-    text: str  # of the first occurrence
+    text: str  # the error's text when it first occurred
     where: str
     count: int
 
@@ -165,15 +165,18 @@ class _Record:
 class RuleFailures:
     """Counts of the messages on which the current rules failed.
 
-    Two errors are the same if their type and the line that raised them are the same: their texts may differ, as they
-    may name the message.
+    Two errors count as the same error if they have one type and one line has raised them. Their texts may differ,
+    because a text may name the message.
     """
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
 
     def note(self, rule: Rule, error: BaseException, messages: int = 1, *, at: str = "") -> None:
-        """Count messages on which a rule failed, or a call of it (`at`). A new error is logged with its traceback."""
+        """Count messages on which a rule failed. A new error is logged with its traceback.
+
+        Args: `at` says in the log what the rule failed at, if that is not the messages.
+        """
         record = self._records.setdefault(id(rule), _Record(rule))
         text = text_of(error)[:_CHARS]
         record.last, record.last_at = text, time.time()
@@ -217,7 +220,7 @@ class RuleFailures:
 
 
 def _key(error: BaseException, text: str) -> tuple[str, str, str]:
-    """Return the identity of an error. One that was never raised was made by this library, so its text never varies."""
+    """Return the identity of an error. An error that was never raised is this library's own: its text never varies."""
     trace = error.__traceback__
     if trace is None:
         return type(error).__name__, "", text

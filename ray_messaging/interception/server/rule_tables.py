@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 Key = Any  # an id, None, a str, or a tuple of these
-Change = int | list[Any]  # of an entry: what was added to a count; for any other, its value, if it has one
-Layer = str | tuple[str]  # of a group: its saved layer; in a tuple, that of its batch without an answer
-_BASE = ""  # the layer of what is no attempt's
+Change = int | list[Any]  # of a count: what was added; of another entry: a list with its value, [] if it was removed
+Layer = str | tuple[str]  # (a group): its batch without an answer; a group: its saved layer
+_BASE = ""  # the layer of the changes that belong to no attempt
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -33,9 +33,9 @@ class Table(MutableMapping[Key, V], Generic[V]):
     read them: numpy's numbers become Python's, tuples and sets become lists. Setting a key or value that cannot be
     saved raises RuleError; in a rule, that is a failure of the rule.
 
-    What a batch of a step changes is in a layer on top of the entries, which is merged into them or dropped. All layers
-    are seen by all who read, and each adds to the counts of the others. A layer is saved beside the entries once its
-    batch has an answer, so that a successor can still drop it.
+    The changes that a batch of a step makes are in a layer on top of the entries. Later the layer is merged into the
+    entries, or dropped. Whoever reads the table sees the changes of all layers; what several layers add to one count is
+    summed up. A layer is saved beside the entries once its batch has an answer, so that a successor can still drop it.
     """
 
     __slots__ = ("_cleared", "_journal", "_laid", "_layers", "_touched", "_unsaved", "_values", "version")
@@ -45,16 +45,16 @@ class Table(MutableMapping[Key, V], Generic[V]):
         self._touched: set[Key] = set()
         self._cleared = False
         self.version = 0  # counts changes
-        # While a batch of a step is judged: the entries that it changes, each with its value before, if it had one.
+        # While a batch of a step is judged: each entry that it changes, with its earlier value ([]: there was none).
         self._journal: dict[Key, list[Any]] | None = None
-        self._layers: dict[Key, dict[Layer, Change]] = {}  # of each entry that has layers, with its own value first
+        self._layers: dict[Key, dict[Layer, Change]] = {}  # the layers of entries; first comes an entry's own value
         self._laid: dict[Layer, set[Key]] = {}  # the entries of each layer
-        self._unsaved: set[tuple[str, Key]] = set()  # what has changed in saved layers
+        self._unsaved: set[tuple[str, Key]] = set()  # the entries that have changed in saved layers
 
     def __getitem__(self, key: Key) -> V:
         value = self._values[key]
         if self._journal is not None and isinstance(value, list | dict):
-            self._begin_change(key, [])  # it may be changed in place
+            self._begin_change(key, [])  # the caller may change the value in place
         return value
 
     def __setitem__(self, key: Key, value: V) -> None:
@@ -105,13 +105,13 @@ class Table(MutableMapping[Key, V], Generic[V]):
     # -- layers ---------------------------------------------------------------------------------------------------
 
     def begin_layer(self) -> None:
-        """Record what is changed from now on, for a layer."""
+        """Begin to record changes, for a layer."""
         self._journal = {}
 
     def end_layer(self, group: str, *, done: bool) -> bool:
-        """Put what was recorded into a layer of a group; return whether there is anything in it.
+        """Put the recorded changes into a layer of a group; return whether the layer has any changes.
 
-        Args: `done`: the batch has its answer, so the layer is saved.
+        Args: `done` says that the batch has its answer, so that the layer is to be saved.
         """
         journal, self._journal = self._journal or {}, None
         opened: Layer = (group,)
@@ -139,7 +139,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._merge(layer, _BASE)
 
     def drop(self, layer: Layer) -> bool:
-        """Take the changes of a layer back; return whether there were any."""
+        """Undo the changes of a layer; return whether there were any."""
         keys = self._laid.pop(layer, ())
         for key in keys:
             layers = self._layers[key]
@@ -177,7 +177,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._unsaved.add((layer, key))
 
     def _show(self, key: Key, layers: Mapping[Layer, Change]) -> None:
-        """Set an entry to what its layers make of it."""
+        """Set an entry to the value that results from all its layers."""
         value = reduce(_joined, layers.values())
         if isinstance(value, list) and value:
             self._values[key] = _kept(value[0])
@@ -185,7 +185,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._values.pop(key, None)
 
     def _begin_change(self, key: Key, after: list[Any]) -> None:
-        """Note that an entry will change, in the layer that is recorded, or else below its layers."""
+        """Note that an entry will change: in the layer that is being recorded, or else below all layers."""
         if self._journal is not None:
             if key not in self._journal:
                 self._journal[key] = self._copy(key)
@@ -195,7 +195,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         change = _change(self._copy(key), after)
         if isinstance(change, int):
             layers[_BASE] = _joined(layers[_BASE], change)
-        elif change is not None:  # it counts no more, so no attempt can take its part back
+        elif change is not None:  # the new value is no count, so no attempt can take its part of a count back
             for layer in [*layers][1:]:
                 self._laid[layer].discard(key)
                 self._take_off(key, layer)
@@ -221,7 +221,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def changes(self) -> TableChanges | None:
         """Return the changes since the last call, as fields of a Redis hash, or None if there are none.
 
-        A layer's change of an entry is in a field that is an object of the group and the key.
+        A layer's change of an entry has a field of its own, whose name is the JSON object {group: key}.
         """
         if not self.changed:
             return None
@@ -233,7 +233,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             if isinstance(found, list) and found:
                 try:
                     put[_encode(key)] = _encode(found[0])
-                except Exception:  # changed in place after it was set: the others are saved nevertheless
+                except Exception:  # it was changed in place after it was set: the other entries are saved nevertheless
                     logger.exception("the value of a rule under %r cannot be kept, and is left out", key)
             elif not self._cleared:
                 gone.append(_encode(key))
@@ -250,11 +250,11 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return changes
 
     def dump(self) -> Fields:
-        """Return all entries, as their layers make them, as fields of a Redis hash."""
+        """Return all entries, with the changes of all layers, in the form of fields of a Redis hash."""
         return {_encode(key): _encode(value) for key, value in self._values.items()}
 
     def load(self, fields: Mapping[bytes, bytes], *, merge: bool = False) -> None:
-        """Load the fields of `changes`. They replace the current entries, or with `merge` are added to them."""
+        """Load the fields of `changes`. They replace the current entries; with `merge` they are added."""
         for each in (self._touched, self._unsaved, self._layers, self._laid):
             each.clear()
         self._cleared = False
@@ -296,7 +296,7 @@ def _checked(key: Any) -> Key:  # noqa: ANN401 - any key that a rule sets
         return key
     if isinstance(key, tuple):
         parts = tuple(map(_checked, cast("tuple[object, ...]", key)))
-        # Most need no change, and a copy would cost memory for as long as it is kept.
+        # Most keys need no change, and a copy would cost memory for as long as it is kept.
         return key if all(map(is_, parts, key)) and type(key) is tuple else parts
     if isinstance(key, int | np.integer | np.bool_):
         return int(key)
@@ -332,7 +332,7 @@ def _text(text: str) -> str:
         raise RuleError(
             f"a rule cannot keep the text {short_repr(text)}: it is no Unicode ({error})", rule=""
         ) from error
-    return str.__str__(text)  # numpy's, too
+    return str.__str__(text)  # a str of numpy becomes a plain str, too
 
 
 def _key(key: Any) -> Key:  # noqa: ANN401 - JSON

@@ -1,4 +1,4 @@
-"""Which rules judge a batch: versions of the rule set by step, and the latest step of which batches may be judged."""
+"""Versions of the rule set, which judge later steps, and the latest step of which batches may be judged now."""
 
 import asyncio
 import math
@@ -8,26 +8,28 @@ from ray_messaging.interception.rules.rule import Rule
 
 
 class RuleVersions:
-    """The versions of the rule set that are not in force yet, each with the first step that it judges. Here are none.
+    """The versions of the rule set that are not in force yet, each with the first step that it judges.
 
-    A step never begins before the one before it is closed by all while versions wait, so one version is in force at a
-    time: the first batch of a step, or whatever else needs the step's rules, puts its version in force.
+    While versions wait, a step begins only after all groups have closed the previous step, so one version is in force
+    at a time. The first batch of a step, or whatever else needs the step's rules, puts the step's version in force.
+
+    This class has no versions; subclasses have.
     """
 
     @property
     def first(self) -> float:
-        """Return the first step of the next version, infinity if none waits."""
+        """Return the first step of the next version, or infinity if no version waits."""
         return math.inf
 
     def to_come(self) -> Sequence[Rule]:
-        """Return the rules that versions bring which are not in force yet."""
+        """Return the rules of the versions that are not in force yet."""
         return ()
 
     async def apply(self, step: int) -> None:
         """Put the version in force that judges a step."""
 
     async def following(self) -> int:
-        """Return the step that reads what comes from outside now."""
+        """Return the step in which messages are read that come from outside now."""
         return -1
 
 

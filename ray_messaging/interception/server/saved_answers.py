@@ -15,7 +15,7 @@ from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts, e
 from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
 
-_MAX_SENDERS = 20_000  # senders whose last answer is kept; a sender has one batch in flight
+_MAX_SENDERS = 20_000  # the most senders whose last answer is kept; a sender has one batch in flight
 # Limit of the last answers, and of the counted answers, here and on the server. The answer to 16,384 messages, one in
 # ten of them blocked for a reason of its own, takes 14 KB.
 LIMIT_BYTES = 64 * 2**20
@@ -33,7 +33,7 @@ class RuleProgress(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
-    """An answer to a batch, and how far the rules are with each message that it defers, by the message's number."""
+    """An answer to a batch, and by number of each message that the answer defers, the message's progress."""
 
     answer: bytes
     paused: dict[int, RuleProgress] = {}
@@ -65,7 +65,10 @@ _decode = msgspec.msgpack.Decoder(AnswerRecord).decode
 
 
 def key_of(batch: Batch) -> str:
-    """Return the key of a batch's answer, the same if it is sent again. That of a step's batch has the attempt."""
+    """Return the key of a batch's answer, which stays the same if the batch is sent again.
+
+    The key of a batch of a step names the attempt.
+    """
     attempt = attempt_at(batch)
     place = batch.epoch if attempt is None else f"{attempt.number}@{attempt.step}"
     return f"{batch.sender} {place} {batch.first} {batch.rows}"
@@ -104,11 +107,11 @@ class SavedAnswers:
         self._writer = writer
         self._in_step = in_step
         self._epoch: int | None = None
-        # By sender: the key of its last batch, and the answer.
+        # For each sender: the key of its last batch, and the answer to this batch.
         self._last = OnceByCall[str, tuple[str, bytes]](most=_MAX_SENDERS, most_bytes=LIMIT_BYTES)
         self._counted = OnceByCall[str, bytes](most_bytes=LIMIT_BYTES, keep_s=keep_s, held=self._is_needed)
-        self._batches: dict[str, str] = {}  # a counted batch, without its length -> its key
-        self._read: tuple[bytes, dict[int, RuleProgress]] = b"", {}  # the record read last: it is read row by row
+        self._batches: dict[str, str] = {}  # a counted batch's key without the number of rows -> its key
+        self._read: tuple[bytes, dict[int, RuleProgress]] = b"", {}  # the record that was read last
         self._saving: dict[str, asyncio.Task[bytes]] = {}
         writer.all_answers = self._all
 
@@ -123,7 +126,7 @@ class SavedAnswers:
     # -- asking again ---------------------------------------------------------------------------------------------
 
     def get(self, sender: str, key: str) -> bytes | Awaitable[bytes] | None:
-        """Return the answer to a sender's batch, an awaitable if it is not saved yet; None if it is not known."""
+        """Return the answer to a sender's batch, an awaitable if it is not saved yet, or None if none is known."""
         last = self._last.get(sender)
         if last is not None and last[0] == key:
             return last[1]
@@ -153,10 +156,10 @@ class SavedAnswers:
         return None if found is None or found.deferred else found
 
     def progress(self, message: Batch, row: int) -> RuleProgress | None:
-        """Return the saved progress of a deferred message, or None if no rule has counted it."""
+        """Return the saved progress of a deferred message, or None if no rule has counted the message."""
         number = _number(message, row)
         single = self._paused(message.message_id(row)).get(number)
-        if single is not None:  # newer than the record of its batch
+        if single is not None:  # the message's own record is newer than the record of its batch
             return single
         return self._paused(self._batches.get(_head(message), "")).get(number)
 
@@ -202,7 +205,7 @@ class SavedAnswers:
         self.hold(records)
 
     def hold(self, records: Mapping[str, bytes]) -> None:
-        """Keep packed records here. Expired ones are dropped, here and on the server with the next write."""
+        """Keep packed records in memory. Drop expired records, here and on the server with the next write."""
         for key, data in records.items():
             self._note_batch(key)
             forgotten = self._counted.put(key, data, len(data) + _ENTRY_BYTES)

@@ -1,4 +1,4 @@
-"""Messages that wait for slow rules: a batch of a step as a whole, outside of steps each message by itself."""
+"""Messages that wait for slow rules. In steps a whole batch waits; outside of steps each message waits by itself."""
 
 import asyncio
 import logging
@@ -40,9 +40,10 @@ Sections = Generator[Asked, Sequence[Verdict] | None, None]
 class Judging:
     """Messages on their way through the rules: a batch of a step, or one message that was deferred.
 
-    `rules` are those that they may still need, `passed` those before, by name. `sections` yields what a slow rule must
-    be asked, is sent its verdicts, and adds to `verdict`. `asked` is what it has yielded last, None at the end. `done`
-    gets the answer to a batch of a step, and is cancelled if a later attempt has begun.
+    `rules` are the rules that the messages may still need, `passed` the names of the rules before. The generator
+    `sections` yields a slow rule with messages to ask it about, is sent the rule's verdicts, and adds to `verdict`.
+    `asked` is what `sections` has yielded last (None: it has ended). `done` gets the answer to a batch of a step, and
+    is cancelled if a later attempt has begun.
     """
 
     key: str
@@ -60,13 +61,13 @@ class Judging:
 class SlowRuleRunner:
     """Messages that wait for slow rules, in tasks of their own.
 
-    In steps a whole batch waits, so that the rules behind a slow one see its messages in order; a later attempt of the
-    group ends the wait. Outside of steps each message waits by itself, and its sender holds back later ones of its
-    pair.
+    In steps a whole batch waits, so that the rules after a slow rule see the batch's messages in order; a later attempt
+    of the group ends the wait. Outside of steps each message waits by itself, and its sender holds back later messages
+    to the same receiver.
 
     A message continues at the slow rule that it has reached, because the rules before have already counted it. Verdicts
     stay known for `keep_s` seconds, because senders ask again after a lost answer. A message that a predecessor of this
-    interceptor deferred continues from the progress that the predecessor saved; of a batch of a step none is saved.
+    interceptor deferred continues from the progress that the predecessor saved. A batch of a step has none.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class SlowRuleRunner:
         self._answers = answers
         self._attempts = attempts
         self._known = OnceByCall[str, BatchVerdict](keep_s=keep_s)
-        self.running: dict[str, Judging] = {}  # by key
+        self.running: dict[str, Judging] = {}  # the messages that are being judged, by key
         answers.is_deferred = self.running.__contains__
         self._due: deque[Judging] = deque()
 
@@ -96,7 +97,7 @@ class SlowRuleRunner:
     # -- starting -------------------------------------------------------------------------------------------------
 
     def begin(self, deferred: Deferred) -> None:
-        """Judge a message by the slow rule that it has reached, or from where a predecessor got with it."""
+        """Judge a message from the slow rule that it has reached, or from the progress that a predecessor saved."""
         message = deferred.message
         key = message.message_id(0)
         if self.knows(key):
@@ -124,7 +125,7 @@ class SlowRuleRunner:
         yield from pipeline.judge(then)
 
     def start(self, judging: Judging) -> None:
-        """Judge messages in a task. They are in `running`, under their key, until they are judged."""
+        """Begin to judge messages in a task. They are in `running`, under their key, until they are judged."""
         self.running[judging.key] = judging
         self._due.append(judging)
         if len(self._due) == 1:
@@ -150,21 +151,24 @@ class SlowRuleRunner:
     # -- judging --------------------------------------------------------------------------------------------------
 
     async def _run(self, judging: Judging) -> bytes:
-        """Judge messages to the end; return the answer to a batch of a step."""
+        """Judge messages by all rules that are left, and save the verdict; return the encoded answer.
+
+        A single message has the answer b"". If the verdict cannot be saved, the answer defers all rows.
+        """
         try:
             while judging.asked is not None:
                 self.advance(judging, await self._ask_all(judging.asked))
             if judging.attempt is not None:
                 return await self._answers.keep(judging.key, *self._interceptor.answer_of(judging))
             await self._finish(judging.batch, judging.verdict)
-        except Exception:  # its state could not be saved, so the verdict is unknown: senders ask again
+        except Exception:  # the state could not be saved, so the verdict is unknown: senders ask again
             logger.exception("the verdict on %s is lost", judging.key)
             return self._interceptor.deferral(judging.batch.rows)
         self._remember(judging.batch, judging.verdict)
         return b""
 
     def advance(self, judging: Judging, verdicts: Sequence[Verdict] | None = None) -> None:
-        """Apply the rules, from a slow rule's verdicts on, up to the next slow one, or to the end."""
+        """Continue with a slow rule's verdicts (None: at the beginning), up to the next slow rule or to the end."""
 
         def judge() -> bool:
             assert judging.sections is not None
@@ -225,7 +229,7 @@ class SlowRuleRunner:
 
     def _remember(self, message: Batch, verdict: BatchVerdict) -> None:
         passed = not (verdict.blocked or verdict.rewritten or any(verdict.labels.values()))
-        # One object for all that pass: most do.
+        # All messages that pass share one object, because most messages pass.
         self._known.put(message.message_id(0), _PASSED if passed else verdict)
 
     def _save_progress(self, deferred: Deferred) -> None:
@@ -243,7 +247,7 @@ class SlowRuleRunner:
             if self.knows(key):
                 continue
             unsafe = self._answers.unsafe.get(key)
-            if unsafe is not None:  # it was counted, and could not be saved
+            if unsafe is not None:  # the message was counted, but its verdict could not be saved
                 self.start(Judging(key, _one(batch, row), decode_verdicts(unsafe[0]).batch_verdict(1)))
                 continue
             judged = self._answers.verdict_on(key)
@@ -259,13 +263,13 @@ class SlowRuleRunner:
             self._apply_rest(batch.take(np.array(rows, np.intp)), passed, so_far)
 
     def _apply_rest(self, batch: Batch, passed: tuple[str, ...], so_far: BatchVerdict) -> None:
-        """Apply the rules that a batch has not passed yet; `so_far` is the verdict of the others."""
+        """Apply the rules that a batch has not passed yet; `so_far` is the verdict of the rules before."""
         version = self._interceptor.state_version
         lines = {row: line for row, (_, line) in so_far.rewritten.items()}
         batch = batch.with_payloads(lines) if lines else batch
         pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch, so_far=so_far)
         left = [rule for rule in self._interceptor.rules.each if rule.name not in passed]
-        if pair_rows(batch) is not None:  # rules on pairs come before slow ones, and here are no pairs any more
+        if pair_rows(batch) is not None:  # rules on pairs come before slow rules, so the batch has passed them
             left = [rule for rule in left if rule.judges_broadcasts == "message"]
         pipeline.run(left, passed)
         deferred = [*pipeline.deferred.values()]
@@ -275,7 +279,7 @@ class SlowRuleRunner:
             if row not in pipeline.deferred
         ]
         if self._writer.stores and version != self._interceptor.state_version:
-            for message, verdict in settled:  # one write saves them, and the progress, with the counts
+            for message, verdict in settled:  # one write saves these verdicts and the progress with the counts
                 self._interceptor.count(message, verdict)
                 key, answer = message.message_id(0), self._interceptor.encode(verdict, 1)
                 self._answers.unsafe[key] = (answer, record(answer, ()))
@@ -295,7 +299,7 @@ class SlowRuleRunner:
         return [row for row, key in enumerate(keys) if not self.knows(key)]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch once there is one, or after PATIENCE_S; other rows are deferred."""
+        """Return the verdicts on a batch as soon as any row has one, or after PATIENCE_S; defer the other rows."""
         unknown = self.unknown(batch)
         for low in range(0, len(unknown), _SLICE):
             self._resume(batch.take(np.array(unknown[low : low + _SLICE], np.intp)))

@@ -12,7 +12,7 @@ from ray_messaging.transports.experiment_store import StateChanges, TableChanges
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_S = 2.0  # at the end, a server that does not answer gets this long
+_CLOSE_S = 2.0  # the time that a server gets to answer when the interceptor ends
 
 
 class ServerBehindError(Exception):
@@ -102,7 +102,7 @@ class StateWriter:
         return self._store is not None and any(table.changed for table in self._tables.values())
 
     def renew(self) -> "asyncio.Future[None]":
-        """Write all state again, because the server has lost some of it; the future is done once it is there."""
+        """Write all state again, because the server has lost some of it; the future is done once all is there."""
         if self._store is not None:
             self._note_loss()
         return self.keep({})
@@ -174,7 +174,7 @@ class StateWriter:
         self._forget += self._writing.forget
 
     async def _write(self) -> None:
-        """Write, and retry while the server is away: the tables cannot go back to their earlier state."""
+        """Write the changes, and retry while the server is away, because the tables cannot be set back."""
         assert self._store is not None
         while True:
             try:

@@ -71,14 +71,17 @@ class RuleReviewer:
         self._interceptor.gate.set(math.inf)
 
     async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
-        """Begin a step after the supervisor has restarted, with the `state` of the one before, which may have ended."""
+        """Begin a step after the supervisor has restarted, with the `state` that rules kept of the previous step.
+
+        Args: `ended` says whether the supervisor has ended the previous step.
+        """
         tables, violations = ({}, []) if state is None else _decode(state)
         self._violations = dict(violations)
         await self.begin(number, ended=ended)
         self._load(tables)
 
     async def begin(self, number: int, *, ended: bool = True) -> None:
-        """End the round of the step before, if the supervisor has `ended` it, and allow the given step to be judged."""
+        """Allow a step to be judged. First end the previous step's round, if the supervisor has `ended` it."""
         if ended:
             await self._interceptor.end_step(number - 1, self._violations)
         await self._interceptor.versions.apply(number)
@@ -106,7 +109,7 @@ class RuleReviewer:
         return pipeline.verdict, added
 
     async def _ask(self, rule: StepRule, number: int, batch: Batch) -> tuple[Mapping[int, Verdict], list[AddedMessage]]:
-        """Return a rule's verdicts by row, and what it adds. A failure gives the same verdict on all rows."""
+        """Return a rule's verdicts by row, and the messages that it adds. A failure is a verdict on all rows."""
         self.asking = rule
         try:
             found = await self._interceptor.calls.run(
@@ -125,7 +128,7 @@ class RuleReviewer:
             return {} if verdict is ALLOW else dict.fromkeys(range(batch.rows), verdict), []
 
     def _added(self, rule: StepRule, number: int, message: Added) -> AddedMessage:
-        """Return an added message as it is sent; raise TypeError, ValueError or a MessagingError if it is not valid."""
+        """Return an added message, encoded; raise TypeError, ValueError or a MessagingError if it is not valid."""
         if not isinstance(message, Added):
             raise TypeError(f"{message!r} is no message to add: write Added(to_id, payload)")
         deliver = number + 1 if message.deliver_at is None else message.deliver_at

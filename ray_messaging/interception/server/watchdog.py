@@ -1,4 +1,4 @@
-"""Watchdog for rules that hang, and calls of their coroutines. One that hangs stops all others: they share a loop."""
+"""A watchdog for rules that hang, because a rule that hangs stops all others; and calls of rules' coroutines."""
 
 import asyncio
 import ctypes
@@ -24,7 +24,7 @@ T = TypeVar("T")
 # A rule times out after this many checks. Checks are counted and not seconds, because a process may be suspended for a
 # while without any rule that hangs.
 _CHECKS = 4
-_MAX_ABANDONED = 1_000  # cancelled calls of one rule that still run; above it, further calls fail at once
+_MAX_ABANDONED = 1_000  # if more cancelled calls of a rule still run, its further calls fail at once
 
 _interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _interrupt.argtypes = (ctypes.c_ulong, ctypes.c_void_p)
@@ -38,7 +38,7 @@ FAILURES = (*RAISED, Stuck)
 
 
 def told(error: BaseException) -> BaseException:
-    """Return a rule's error, and for a Stuck a TimeoutError that says what it was."""
+    """Return a rule's error; in place of a Stuck, which has no text, return a TimeoutError that explains it."""
     if not isinstance(error, Stuck):
         return error
     return TimeoutError("it was at work for too long, and was interrupted").with_traceback(error.__traceback__)
@@ -59,7 +59,7 @@ class RunningRule:
     def run(self, rule: Rule, call: Callable[..., T], *arguments: object) -> T:
         """Return the result of a rule's call, during which the rule is marked as running.
 
-        An interrupt comes at calls only, and in the `finally` the mark is taken off before the first one.
+        An interrupt comes only when Python code calls something. The `finally` removes the mark before its first call.
         """
         try:
             self.calls += 1
@@ -70,7 +70,7 @@ class RunningRule:
             if self.struck:
                 try:
                     self.take_back()
-                except Stuck:  # as it was called; another one may be under way
+                except Stuck:  # this interrupt came during the call of take_back; another interrupt may be under way
                     self.take_back()
 
     def take_back(self) -> None:
@@ -84,7 +84,7 @@ class RunningRule:
                 continue
 
     def strike(self, thread: int, calls: int) -> None:
-        """Interrupt, from another thread, the rule that runs in a thread if it is still in the call `calls`."""
+        """Interrupt the rule that runs in another thread, if it is still in the call with the number `calls`."""
         with self._lock:
             # `struck` is set before `rule` is read. A caller whose rule is done does both in the other order.
             self.struck = True
@@ -114,11 +114,11 @@ def watched(watch: RunningRule, rule: Rule, begin: Callable[[], Awaitable[T]]) -
 
 
 class RuleCalls:
-    """Calls of rules' coroutines. One that ignores its cancellation is abandoned, and delays no other."""
+    """Calls of rules' coroutines. A call that ignores its cancellation is abandoned, and delays no other call."""
 
     def __init__(self) -> None:
         self.abandoned: dict[asyncio.Task[object], Rule] = {}
-        self.abandoned_at = 0.0  # loop time of the last one
+        self.abandoned_at = 0.0  # the loop time at which a call was abandoned last
 
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]], limit_s: float, result: str) -> T | BaseException:
         """Return the result of a call, or its error: after `limit_s` a TimeoutError that names the missing `result`."""
@@ -150,7 +150,7 @@ async def _ended(rule: Rule, call: Callable[[], Awaitable[T]]) -> T | BaseExcept
 
 
 class Watchdog:
-    """A thread that interrupts a rule after `rule_timeout_s`, and logs it.
+    """A thread that interrupts a rule that has run for `rule_timeout_s`, and logs that.
 
     An interrupt is an exception, which reaches only Python code. With `exit_after_s`, the process ends with a traceback
     on stderr if a rule still blocks the event loop that long after the interrupt; Ray then restarts the actor. It also

@@ -1,4 +1,4 @@
-"""Findings of a health check, each with a level, and with a remedy if it needs one; and the reports behind them."""
+"""Findings of a health check, with levels and remedies, and the reports of actors from which they are made."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from ray_messaging.observability.metrics.families import Family
 
 Level = Literal["ok", "warning", "critical"]
 LEVELS: tuple[Level, ...] = ("ok", "warning", "critical")
-SHOWN = 20  # most findings of one kind
+SHOWN = 20  # the most findings of one kind that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ SERVER_ACTOR = "server's actor"  # its name in findings
 
 @dataclass(slots=True)
 class Disk:
-    """Disk space of a folder, in bytes."""
+    """The free and the total space of the disk that holds a folder, in bytes."""
 
     path: str
     free: int
@@ -132,7 +132,7 @@ class Disk:
 
     @classmethod
     def of(cls, path: str) -> "Disk | None":
-        """Return the disk space of a folder, which need not exist yet; None if the path is a URI."""
+        """Return the free and the total space of the disk that holds a path, or will hold it; None if it is a URI."""
         if "://" in path:
             return None
         folder = Path(path)
@@ -147,7 +147,7 @@ class Report:
     """An actor's report of its clock (unix s), loops and counters.
 
     `error` is the reason why the actor does not work ("": it works). `remedy` is what to do about it; if it is "", the
-    actor retries by itself. `late` has the groups that hold up a step, `held` the handles that commit too late, each
+    actor retries by itself. `late` lists the groups that hold up a step, `held` the handles that commit too late, each
     with a remedy. `metrics` are counts since the actor's process began.
     """
 

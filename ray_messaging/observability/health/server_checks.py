@@ -33,7 +33,7 @@ _RAISE_MAXMEMORY = "raise maxmemory, or have what waits fetched: a full server t
 def check_server(
     facts: ServerFacts, *, allow_eviction: bool = False, embedded: bool = False, wait_replicas: int = 0
 ) -> list[Finding]:
-    """Return the findings about a server, which may not have answered.
+    """Return the findings about a server. If it has not answered, say so in a finding.
 
     Args: `allow_eviction` and `wait_replicas` are the experiment's settings; `embedded` says whether this is an
     embedded server.

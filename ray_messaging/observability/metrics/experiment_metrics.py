@@ -10,7 +10,7 @@ from ray_messaging.transports.server_facts import Kept, ServerFacts
 
 
 class ExperimentReport(NamedTuple):
-    """What actors and server have answered about themselves, and the findings. `server` is None if it was not asked."""
+    """The reports of an experiment's actors and server, and the findings. `server` is None if it was not asked."""
 
     actors: list[ActorFacts]
     server: ServerFacts | None

@@ -18,8 +18,8 @@ class Tracing:
     """Tracing by OpenTelemetry: `sample` is the share of batches that begin a trace, from 0 to 1.
 
     If the sender of a batch is inside a span, the batch belongs to that span's trace instead, if the trace is sampled.
-    `file` takes the spans of all processes of a node as lines of JSON; without it, spans go to the exporter that
-    OpenTelemetry's variables name.
+    `file` names a file that gets the spans of all processes of a node as lines of JSON; without it, spans go to the
+    exporter that OpenTelemetry's variables name.
     """
 
     sample: float = 0.001
@@ -52,7 +52,7 @@ def check_tracing(tracing: object) -> None:
 
 
 def tracer_of(tracing: Tracing | None, exp_id: str, name: str) -> AnyTracer:
-    """Return the tracer of a messager, handle or interceptor. Raises as `check_tracing`."""
+    """Return the tracer of a messager, handle or interceptor. Raises the same errors as `check_tracing`."""
     if tracing is None:
         return UNTRACED
     check_tracing(tracing)

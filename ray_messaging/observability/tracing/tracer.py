@@ -89,7 +89,7 @@ def tracer_provider(file: str | Path | None = None) -> trace.TracerProvider:
 
 
 def flush(file: str | Path | None = None) -> None:
-    """Export all spans that have ended: Ray ends actors without the exit at which OpenTelemetry does it."""
+    """Export all spans that have ended: OpenTelemetry does it when a process exits, but Ray kills its actors."""
     found = trace.get_tracer_provider()
     if file is not None:
         found = _of_file(file)
@@ -149,7 +149,7 @@ def packed(span: Span) -> bytes:
 
 
 def unpacked(data: bytes) -> Context:
-    """Return a context whose parent span is in these bytes. If the bytes are not valid, there is no parent."""
+    """Return a context with the parent span that `packed` has encoded. Invalid bytes give no parent."""
     high, low, span_id, flags = _PACKED.unpack(data)
     found = SpanContext(high << 64 | low, span_id, is_remote=True, trace_flags=TraceFlags(flags))
     return set_span_in_context(NonRecordingSpan(found), Context())
@@ -184,7 +184,7 @@ class SentBatch:
         batch.trace = TracePoint(packed(self._judge), time())
 
     def judged(self, blocked: Sized, deferred: Sized, route: str) -> None:
-        """End the judge span: the verdicts have come, by this route."""
+        """End the judge span, and record in it the verdicts and the route by which they came."""
         assert self._judge is not None
         counts = {"ray_messaging.blocked": len(blocked), "ray_messaging.deferred": len(deferred)}
         self._judge.set_attributes({**counts, "ray_messaging.route": route})
@@ -213,7 +213,7 @@ class SentBatch:
 class Tracer:
     """The maker of the spans of one messager, handle or interceptor, whose name is `name`.
 
-    Only a batch that belongs to a trace gets spans. Where a batch begins, it is decided whether it belongs to one.
+    Only a batch that belongs to a trace gets spans. That is decided where the batch begins.
     """
 
     def __init__(self, tracing: Tracing, exp_id: str, name: str) -> None:

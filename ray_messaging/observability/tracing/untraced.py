@@ -1,4 +1,4 @@
-"""The tracer of an experiment without tracing, which is the spans of a batch that is not traced, too."""
+"""An object that stands in for the tracer, and for a batch's spans, where nothing is traced."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final, TypeAlias

@@ -9,7 +9,7 @@ from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import Wire
 from ray_messaging.transports.connection.replica_guard import TooFewReplicasError
 
-# The server answers a blocking read at its end, so the socket's timeout is longer by this.
+# The server answers when a blocking read ends, so the socket's timeout is longer than the read by these seconds.
 _MARGIN_S = 5.0
 Commands = Sequence[Sequence[Any]]
 

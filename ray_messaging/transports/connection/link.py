@@ -83,7 +83,7 @@ _PASSING = (
     TryAgainError,
 )
 
-_ANSWERS = (ResponseError, BusyLoadingError)  # the server said no, and did nothing
+_ANSWERS = (ResponseError, BusyLoadingError)  # errors with which the server has refused a call, without any effect
 
 
 def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:

@@ -1,7 +1,7 @@
 """One connection to Redis on the hot path, which only writes commands and reads replies.
 
 redis-py connects, authenticates and starts TLS. Then we take over its socket, because redis-py takes 80 us of Python
-per command, and this takes 10.
+per command, and our own protocol takes 10.
 """
 
 import asyncio
@@ -154,7 +154,7 @@ class TakenSocket(asyncio.Protocol):
         return self._lost is None and not self._transport.is_closing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Close this with the reason why the connection was closed."""
+        """Call `close` with the reason why the connection was lost."""
         self.close(RedisConnectionError(f"the connection was cut ({exc or 'closed by the server'})"))
 
     def close(self, why: Exception | None = None) -> None:

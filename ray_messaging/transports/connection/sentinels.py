@@ -24,8 +24,9 @@ _DOWN = frozenset({"s_down", "o_down", "disconnected"})  # flags of a primary th
 class Sentinels:
     """Sentinels of one service. They are asked before each connection, because the primary may have changed.
 
-    redis-py's `discover_master` asks one after the other, and uses the first answer, but a Sentinel that was cut off
-    names the old primary. So we ask all at once, wait for a majority, and use the answer with the highest epoch.
+    redis-py's `discover_master` asks one Sentinel after the other, and uses the first answer, but a Sentinel that was
+    cut off names the old primary. So we ask all at once, wait for a majority, and use the answer with the highest
+    epoch.
     """
 
     def __init__(self, config: RedisConfig) -> None:

@@ -50,5 +50,5 @@ class ServerRuns:
             )
 
     def heard(self, now_ms: int, asked_at: float) -> None:
-        """Record the server's clock at the loop time of a request. A clock that was set back does not lower it."""
+        """Record the server's clock at the loop time of a request. A clock that was set back changes nothing."""
         self._ahead_ms = max(self._ahead_ms, now_ms - asked_at * 1000)

@@ -3,8 +3,8 @@
 -- shared move_attempts ------------------------------------------------------------------------------------------------
 -- Attempts of a mailbox's reader to let agents leave it, by their numbers.
 
--- What an attempt gets that is not to be made: 0 it is done, 7 it was given up, -1 it is an older reader's, -2 the server
--- has lost this one; nil where it is to be made.
+-- Return why an attempt is not to be made: 0 it was made before, 7 it was given up, -1 it is an older reader's, -2 the
+-- server has lost this reader; nil if it is to be made.
 local function check_attempt(key, epoch, mine, number)
   if epoch ~= mine then return epoch and tonumber(epoch) > tonumber(mine) and -1 or -2 end
   local known = redis.call('HMGET', key, 'released', 'departed')
@@ -13,13 +13,13 @@ local function check_attempt(key, epoch, mine, number)
   return known[2] == mine .. ' ' .. number and 0 or 7
 end
 
--- Let a mailbox take nothing, as agents are leaving it.
+-- Make a mailbox refuse all messages while agents are leaving it.
 local function keep_out(key)
   local most = redis.call('HGET', key, 'max_messages')
   if most ~= '0' then redis.call('HSET', key, 'held', most, 'max_messages', 0) end
 end
 
--- Let a mailbox take messages again that took none.
+-- Make a mailbox that refused messages accept them again.
 local function let_in(key)
   local now = redis.call('HMGET', key, 'held', 'max_messages')
   if now[1] and now[2] == '0' then redis.call('HSET', key, 'max_messages', now[1]) end
@@ -27,8 +27,8 @@ local function let_in(key)
 end
 
 -- script move_agents --------------------------------------------------------------------------------------------------
--- Agents leave a mailbox for another one, or for none: the directory says so from then on. All of it or nothing. What
--- waits for them in a mailbox that is read freely goes into the other one, or among the dead letters. In steps it stays in
+-- Move agents from a mailbox to another one, or to none, in the directory; do all of it or nothing. The messages that
+-- wait for them in a mailbox that is read freely goes into the other one, or among the dead letters. In steps it stays in
 -- the boxes where it lies, and the move counts from the first step that nobody has opened. See transports/agent_moves.py.
 --
 -- KEYS[1] meta, [2] records, [3] changes: as in load_directory  [4] dead: see dead_letter_retention

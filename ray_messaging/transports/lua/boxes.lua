@@ -1,4 +1,4 @@
--- Boxes: what one mailbox reads in one step.
+-- Boxes. A box holds the messages that one mailbox reads in one step.
 
 -- shared step_box -----------------------------------------------------------------------------------------------------
 -- Boxes, each of which holds what one mailbox reads in one step.
@@ -15,7 +15,7 @@ local function box_at(prefix, mailbox, step)
           cover = prefix .. 'box-cover:' .. name, stream = prefix .. 'box:' .. name}
 end
 
--- Whether a frame fits; if so it is counted. Nothing empties a box before the end of its step: a full one takes no frame.
+-- Return whether a frame fits in a box; if it fits, count it. Nothing empties a box before the end of its step: a full one takes no frame.
 local function box_takes(box, limits, rows, size)
   if box.rows + rows > tonumber(limits[1]) or box.bytes + size > tonumber(limits[2]) then return false end
   box.rows, box.bytes = box.rows + rows, box.bytes + size
@@ -32,7 +32,7 @@ local function keep_box(prefix, box, ...)
   list_box(prefix, box)
 end
 
--- The box of a stepped mailbox for what comes from outside: nobody has opened its step yet. Nil: its group has left.
+-- Return the box that gets a stepped mailbox's messages from outside: its step was not opened yet. Nil: its group has left.
 local function next_box(prefix, mailbox)
   local now = redis.call('HMGET', prefix .. 'steps', 'latest', 'box_rows', 'box_bytes')
   local group = redis.call('HMGET', prefix .. 'step:' .. mailbox, 'since', 'until')
@@ -228,7 +228,7 @@ return write_to_boxes(KEYS, 7, nil)
 
 -- script list_boxes ---------------------------------------------------------------------------------------------------
 #!lua flags=no-writes
--- List boxes with what counts of each.
+-- Return the boxes for some steps, each with its covers.
 --
 -- KEYS[1] steps: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] [3] the first and the last step of the boxes
@@ -271,7 +271,7 @@ return 1
 --
 -- KEYS[1] bodies  set: the steps of the boxes; bodies:<step> is a hash: name of a frame -> its bytes
 -- ARGV[1] last step that is dropped
--- Returns how many steps had some
+-- Returns how many steps had bodies
 local gone = 0
 for _, step in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   if tonumber(step) <= tonumber(ARGV[1]) then

@@ -10,7 +10,7 @@
 -- shared bus ----------------------------------------------------------------------------------------------------------
 local prefix, owner, number, ears = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 
--- Act, unless this is a repeated call, the answer of which was lost: it gets the same answer.
+-- Do what a call asks for, unless the call is repeated because its answer was lost: then return the same answer.
 local function once(slot, act)
   local key = prefix .. 'said:' .. owner .. ':' .. slot
   local said = redis.call('GET', key)

@@ -1,4 +1,4 @@
--- An experiment as a whole.
+-- Scripts about an experiment as a whole: its runs, its interceptor, its state.
 
 -- script claim_experiment ---------------------------------------------------------------------------------------------
 -- Claim an experiment for a start (run) of it. A late attempt, after another start has it, changes nothing.
@@ -245,5 +245,6 @@ return {redis.call('INFO', 'server'):match('run_id:(%w+)') or '', page[1], page[
 
 -- script write_mark ---------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Write something, so that WAIT covers all before it. Allowed when memory is full: what frees memory is waited for, too.
+-- Write a mark, so that a following WAIT covers all earlier writes. Allowed when memory is full, because calls that free
+-- memory are followed by WAIT, too.
 redis.call('SET', KEYS[1], 1, 'PX', 60000)

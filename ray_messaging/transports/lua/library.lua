@@ -1,4 +1,4 @@
--- What several areas share. Each file here has sections: a `script` is sent to the server by its name, a `shared` one goes
+-- Sections that several files share. Each file here has sections: a `script` is sent to the server by its name, a `shared` one goes
 -- before the scripts that `transports/connection/scripts.py` lists.
 --
 -- Names say what a checkpoint has: a key, or a field of a hash, that begins with `start:` is of one start of the experiment,
@@ -28,7 +28,7 @@ local function channel_here(prefix, channel)
 end
 
 -- shared entry_order --------------------------------------------------------------------------------------------------
--- The lower one of two entry ids, which do not compare as text.
+-- Return the lower one of two entry ids, which cannot be compared as text.
 local function lower(a, b)
   local a_ms, a_n = a:match('^(%d+)-(%d+)$')
   local b_ms, b_n = b:match('^(%d+)-(%d+)$')
@@ -49,7 +49,7 @@ local function raise_number(key, field, above)
 end
 
 -- shared id_ceiling ---------------------------------------------------------------------------------------------------
--- How ids of entries go on rising when a server comes back without its last
+-- Keep the ids of entries rising when a server comes back without its last
 -- writes and with a clock that is behind. Ids are the server's time, readers go by them, and a reader may have read what
 -- the server does not know any more.
 --

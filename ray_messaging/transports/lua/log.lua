@@ -1,4 +1,4 @@
--- The event log's side.
+-- Scripts that the event log calls.
 
 -- script open_log -----------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
@@ -48,7 +48,7 @@ return 1
 
 -- script close_log ----------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Remove the event log: from then on only readers hold entries back.
+-- Unregister the event log: from then on entries are kept only until their readers have committed them.
 --
 -- KEYS[1] meta       hash: log, directory = version
 -- KEYS[2] changes    hash: its fields are the mailboxes

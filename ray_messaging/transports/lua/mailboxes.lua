@@ -1,4 +1,4 @@
--- Mailboxes: who listens and where to, their readers' cursors and leases, and what the directory says beside.
+-- Mailboxes: their records in the directory, their readers' cursors and leases; also schemas and audiences.
 
 -- script take_mailbox -------------------------------------------------------------------------------------------------
 -- Enter a mailbox's record in the directory and take the mailbox.
@@ -95,8 +95,8 @@ return 1
 
 -- script load_directory -----------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Return what changed in the directory since a version. First mailboxes leave it whose lease has expired, and among those
--- that outlive their lease the ones whose state is gone: nobody can write to them.
+-- Return what changed in the directory since a version. Before that, remove mailboxes whose lease has expired, and
+-- mailboxes whose state is gone although they outlive their lease: nobody can write to them.
 --
 -- KEYS[1] meta     hash: directory = version, start:log = 1 while an event log is registered, schemas: see set_schema,
 --                  audiences: see set_audience, hosts: see date_change

@@ -1,4 +1,4 @@
--- Frames into mailboxes: batches, transactions, and the short paths.
+-- Scripts that write frames into mailboxes: for batches, for transactions, and short paths for simple calls.
 
 -- shared verdict_status ----------------------------------------------------------------------------------------------
 -- Return the status of a call by its verdicts: 0 where they count, 2 where they are stale, 4 where nobody was asked though

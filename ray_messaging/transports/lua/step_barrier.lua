@@ -1,4 +1,4 @@
--- Who may open a step, and what a seal does.
+-- The rules by which a step may be opened, and the effects of sealing a step.
 
 -- shared step_is_open -------------------------------------------------------------------------------------------------
 -- See start:open, start:ahead and opened in step_barrier.

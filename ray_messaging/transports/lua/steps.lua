@@ -1,7 +1,7 @@
--- Steps of groups.
+-- Scripts by which groups join, open and close steps.
 
 -- script begin_steps --------------------------------------------------------------------------------------------------
--- Set the steps of an experiment up, unless they are.
+-- Set up the steps of an experiment, unless that was done before.
 --
 -- KEYS[1] steps  hash: see step_barrier
 -- ARGV[1] the settings (JSON)  [2...] field, value of each setting that the scripts use
@@ -93,7 +93,7 @@ tell(ARGV[1], 'senders')
 return -1
 
 -- script set_wait_for -------------------------------------------------------------------------------------------------
--- Set which groups a group waits for, whatever the settings say, and wake those that wait.
+-- Set which groups a group waits for, whatever the settings say, and wake the groups that wait.
 --
 -- KEYS[1] steps: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] all or senders
@@ -205,7 +205,7 @@ return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing_of(5))
 return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing_of(5))
 
 -- script commit_step --------------------------------------------------------------------------------------------------
--- Write all frames of an open step into boxes, and close it: one call for a small step.
+-- Write all frames of an open step into boxes, and close the step, in one call.
 --
 -- KEYS and ARGV[1] to [6] as in send_to_boxes
 -- ARGV[7] to [14] as ARGV[5] to [12] of close_step
