@@ -92,7 +92,7 @@ class LaneServer:
             await self._server.wait_closed()
 
     def admit(self, caller: "_LanePeer") -> bool:
-        """Add a connection. If there are too many, drop the oldest without a token; return False if none is."""
+        """Add a connection. If there are too many, drop the oldest without a token; if all have one, return False."""
         if len(self.strangers) >= max(1, self._limit // 4) or len(self.connections) >= self._limit:
             oldest = next(iter(self.strangers), None)
             if oldest is None:
