@@ -39,7 +39,7 @@ def spans_of(messages: Acked, mailbox: str) -> list[Span]:
 
 
 def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
-    """Return the rows of slices, as `spans_of`."""
+    """Return the rows of slices, in the form in which `spans_of` returns rows of messages."""
     spans: list[Span] = []
     for batch, low, high, _ in slices:
         origin = batch.origin

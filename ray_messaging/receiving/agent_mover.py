@@ -120,7 +120,7 @@ class AgentMover:
                 await self._move(timeout, deadline)
 
     async def _move(self, timeout: float, deadline: float) -> None:
-        """Make attempts until one is done, or is refused for good; raises as `run`."""
+        """Make attempts until one is done, or is refused for good; raise the same errors as `run`."""
         tried: list[int] = []  # the directory's versions for which an attempt may have succeeded
         refused: MoveOutcome | None = None  # why the last attempt has changed nothing
         backoff = Backoff(STALE_DIRECTORY_RETRY, deadline=deadline)
@@ -166,7 +166,7 @@ class AgentMover:
         )
 
     def _attempt(self) -> MoveAttempt:
-        """Return the next attempt by the directory as it is known here; raises as `run`."""
+        """Return the next attempt by the directory as it is known here; raise the same errors as `run`."""
         records, target, version = self._directory.records, self._target, self._directory.version
         here, there = records.get(self._source), None if target is None else records.get(target)
         if here is None or not here.exclusive:
@@ -256,7 +256,7 @@ class UnreadMessages:
     async def held_back(self, agents: AgentSet, timeout: float) -> AsyncIterator[float]:
         """Hold back what waits for agents when all that was fetched for them is committed; yield the move's deadline.
 
-        There is one move at a time. If it fails, a late attempt has no effect any more.
+        There is one move at a time. If the move fails, an attempt that reaches the server later has no effect.
 
         Raises: MoveFailed if messages that were fetched for the agents are not committed within `timeout` seconds.
         """
@@ -267,7 +267,7 @@ class UnreadMessages:
                 await self._await_commits(agents, timeout, deadline)
                 yield deadline
             except BaseException:
-                if self._number > before:  # the last attempt may still be on its way; and the mailbox may take nothing
+                if self._number > before:  # an attempt may arrive late, and the mailbox may accept no messages
                     give_up = partial(self._transport.moves.give_up, self._name, self._epoch, self._number)
                     await persist(give_up, LEASE_RETRY, f"agents do not leave {self._name} after all")
                 raise
@@ -363,7 +363,7 @@ class UnreadMessages:
             return found
 
     def _frames(self, attempt: MoveAttempt, agents: AgentSet, flight: InFlight, aside: list[Piece]) -> UnreadFrames:
-        """Return what an attempt does with all that waits; `flight` is a copy of what is in flight."""
+        """Return what an attempt does with all messages that wait; `flight` is a copy of what is in flight."""
         slices, record, target = pass_over(flight, aside), attempt.record, attempt.target
         subtopics = set(record.by_subtopic())
         stay: list[Returned] = []
@@ -389,7 +389,7 @@ class UnreadMessages:
 
 
 def _leaving(batch: Batch, agents: AgentSet, subtopics: set[str]) -> Mask:
-    """Return which rows of a batch are for agents that leave; rows on other channels than the agents' stay."""
+    """Return a mask of the rows of a batch that leave: the rows to `agents` under `subtopics`."""
     claimed = np.array([topic in subtopics for topic in batch.topics], np.bool_)
     return agents.find(batch.to_ids) & (claimed[0] if batch.topic is None else claimed[batch.topic])
 

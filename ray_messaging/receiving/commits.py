@@ -262,7 +262,7 @@ class InFlight:
         return len(self._starts) + len(self.ahead)
 
     def acks(self) -> SelectiveAcks:
-        """Return all that is acknowledged after the cursor."""
+        """Return the acknowledged rows after the cursor."""
         found = [*self.spans(zip(self._starts, self._ends, strict=True)), *self.ahead]
         return SelectiveAcks(encode_ranges(found), self.apart + sum(one.rows for one in self.ahead))
 
@@ -306,7 +306,7 @@ class Commits:
 
     @property
     def unwritten(self) -> bool:
-        """Return whether something was acknowledged that the server does not know."""
+        """Return whether rows were acknowledged and the server does not know it yet."""
         return self.in_flight.changes != self._written
 
     def acknowledge(self, *, everything: bool = False) -> bool:

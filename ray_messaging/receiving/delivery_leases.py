@@ -40,7 +40,7 @@ NEXT = FetchOptions()
 
 
 class HeldByHandle(NamedTuple):
-    """What one handle holds: `messages` of them, the oldest for `seconds`.
+    """The messages that one handle holds: their number `messages`, and for how many `seconds` it has held the oldest.
 
     `came_again` counts the messages that the handle held for too long, so that they were delivered again. The count
     begins anew when the handle commits a lease in time.
@@ -132,7 +132,7 @@ class DeliveryLeases:
         return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
 
     def held(self) -> list[HeldByHandle]:
-        """Return what each handle holds or has held for too long, except what it gave up or never received."""
+        """Return what each handle holds or has held for too long, without messages it gave up or never received."""
         now, since = asyncio.get_running_loop().time(), defaultdict[str, list[tuple[float, int]]](list)
         for lease in self._leases.values():
             if lease.rows > 0 and lease.due and not lease.lost:
@@ -298,7 +298,7 @@ class DeliveryLeases:
             self._returned.put(lease.token[:2], None)
 
     async def _take(self, holder: str, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
-        """Lease messages of an ended lease, else of the inbox; a complete fetch takes all. None: there are none.
+        """Lease messages of an ended lease, else of the inbox (a complete fetch: all); return None if there are none.
 
         A call that its holder has given up takes nothing.
         """

@@ -187,7 +187,7 @@ class Fetcher:
         self._fetching = asyncio.Lock()
 
     def start(self, commits: Commits, lease: MailboxLease) -> None:
-        """Fetch from a mailbox that is ours now."""
+        """Let fetches take messages from this messager's mailbox, which is open from now on."""
         self._commits, self._lease = commits, lease
 
     @property

@@ -1,4 +1,4 @@
-"""Bounded buffer of frames between the reader and the fetching side."""
+"""A buffer of frames, limited in size, which the reader fills and fetches empty."""
 
 import asyncio
 from collections import deque
@@ -123,7 +123,7 @@ class Inbox:
         self._arrived.set()
 
     async def arrival(self) -> None:
-        """Wait until something is there, or the reader has stopped."""
+        """Wait until the inbox has a frame, or the reader has stopped."""
         self.awaited = True
         await self._arrived.wait()
 

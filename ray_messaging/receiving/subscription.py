@@ -316,7 +316,7 @@ class Subscription:
             logger.info("%s was closed after a newer messager took its mailbox over: %s", self.name, error)
 
     def _report_unleft(self, commits: Commits, error: Exception) -> None:
-        """Log that the mailbox could not be left; raise the error if handled messages will be delivered again."""
+        """Log that the mailbox was not given up in time; raise an error if handled messages will be delivered again."""
         late = isinstance(error, TimeoutError)
         why = f"it took longer than {_LEAVE_S:g} s (is the server away?)" if late else str(error)
         if self._named and commits.unwritten:

@@ -35,14 +35,20 @@ class Unfolder:
         return unfold(broadcasts, await self.edges(broadcasts))
 
     async def edges(self, broadcasts: Batch) -> Edges:
-        """Return the pairs of a folded frame's audience whose hearers are the frame's agents; raises as `unfold`."""
+        """Return the pairs of a folded frame's audience whose hearers are the frame's agents.
+
+        Raises: the same errors as `unfold`.
+        """
         folded = broadcasts.fold
         assert folded is not None
         agents = self.agents_of(folded.agents)
         return await self._audiences.toward(audience_of(broadcasts), agents, folded.agents)
 
     async def toward(self, broadcasts: Batch, agents: AgentSet) -> Edges:
-        """Return the pairs of a folded frame's audience whose hearers are these agents; raises as `unfold`."""
+        """Return the pairs of a folded frame's audience whose hearers are these agents.
+
+        Raises: the same errors as `unfold`.
+        """
         return await self._audiences.toward(audience_of(broadcasts), agents, agents_digest(agents))
 
     def agents_of(self, digest: bytes) -> AgentSet:

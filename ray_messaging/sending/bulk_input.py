@@ -40,11 +40,11 @@ class AllowedSenders:
         self._table: IdTable[np.bool_] | None = None  # None: there are no int ids
 
     def add(self, agents: AgentSet) -> None:
-        """Allow these agents as well."""
+        """Allow the group to send for these agents as well."""
         self._set(self._agents | agents)
 
     def remove(self, agents: AgentSet) -> None:
-        """Allow these agents no longer."""
+        """Allow the group to send for these agents no longer."""
         self.known.clear()
         self._set(self._agents - agents)
 
@@ -208,7 +208,7 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
 
 
 def _is_one(ids: object) -> bool:
-    """Return whether this is one id for all rows instead of a column."""
+    """Return whether a user passed one id for all rows instead of a column of ids."""
     return isinstance(ids, int | str | np.integer)
 
 
@@ -232,7 +232,7 @@ class _Given(NamedTuple):
 
 
 def _given(payloads: object, limit_bytes: int) -> _Given:
-    """Return the payloads that a user passed; raises as `payload_column`."""
+    """Return the payloads that a user passed; raise the same errors as `payload_column`."""
     if is_table(payloads):
         table = table_of(payloads)
         table.check_rows(limit_bytes)

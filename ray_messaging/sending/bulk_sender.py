@@ -57,14 +57,14 @@ class BulkSender:
         return await self._send((partial(self._accumulator.extend, chunk) for chunk in entry_chunks(entries)), rows)
 
     async def send_columns(self, chunks: Sequence[ColumnChunk], topic: str) -> Receipts:
-        """Send messages given as columns; return their receipts. Raises as `send_entries`."""
+        """Send messages given as columns; return their receipts. Raises the same errors as `send_entries`."""
         await self._check(lambda: (chunk.batch((topic,), None, 0.0) for chunk in chunks))
         rows = sum(len(chunk.from_ids) for chunk in chunks)
         cause = cause_here()
         return await self._send((partial(self._put_columns, chunk, topic, cause) for chunk in chunks), rows)
 
     async def send_batches(self, batches: Sequence[EncodedBatch]) -> Receipts:
-        """Send batches; return their receipts. Raises as `send_entries`."""
+        """Send batches; return their receipts. Raises the same errors as `send_entries`."""
         await self._check(lambda: (pending.batch for pending in batches))
         for batch in batches:
             batch.checked = self._frames.directory.schemas.version
@@ -72,7 +72,10 @@ class BulkSender:
         return await self._send(parts, sum(map(len, batches)))
 
     async def relay(self, batches: Sequence[Batch]) -> Receipts:
-        """Send batches that another process has collected; return their receipts. Raises as `send_entries`."""
+        """Send batches that another process has collected; return their receipts.
+
+        Raises: the same errors as `send_entries`.
+        """
         if batches and is_unspread(batches[0]):
             return await self._broadcast(batches)
         await self._check(lambda: batches)
@@ -82,7 +85,7 @@ class BulkSender:
     async def broadcast(self, audience: object, chunks: list[ColumnChunk], topic: str, step: int | None) -> Receipts:
         """Send the message in each row to its sender's hearers; return a receipt for each pair, by row, then hearer.
 
-        Raises: UnknownName for an audience that does not exist; otherwise as `send_entries`.
+        Raises: UnknownName for an audience that does not exist; otherwise the same errors as `send_entries`.
         """
         named = AudiencePairs(name_of(audience), UNRESOLVED)
         return await self._broadcast(unspread_batches(chunks, named, topic, step))

@@ -1,4 +1,4 @@
-"""Rows that wait for a slow rule, and later rows of the same pairs, which must not overtake them."""
+"""Rows that wait for a slow rule, and later rows of the same pairs, which must not overtake the waiting rows."""
 
 import asyncio
 import logging
@@ -62,7 +62,7 @@ class DeferredRequest(NamedTuple):
 
 
 class DeferredRows:
-    """The rows of a sender that wait for a slow rule, or for an earlier row of their pair that does.
+    """The rows of a sender that wait for a slow rule, or for an earlier row of their pair that waits for one.
 
     Each pair of sender and recipient has a queue.
     """

@@ -36,7 +36,7 @@ UNOWNED = ""  # the queue of messages on channels without a mailbox
 class OutboundFrame(FrameWrite, eq=False, kw_only=True):
     """A write of some rows of a batch, `taken` (None: all), whose number is set by each call that sends it.
 
-    `nbytes` is the size of frame, publications and note. The last two fields are set when it is queued.
+    `nbytes` is the size of frame, publications and note. The last two fields are set when the frame is queued.
     """
 
     in_flight: InFlightBatch
@@ -293,7 +293,7 @@ class FrameRouter:
         return [*split_rows(rows, volumes, min(record.frame_bytes, CALL_BYTES), most_rows)]
 
     def _fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> tuple[Batch, Rows]:
-        """Return the rows of a batch (None: all) for a mailbox, as `fold` returns them."""
+        """Return the rows of a batch (None: all) for a mailbox in the form that `fold` returns."""
         batch = in_flight.outgoing
         reaching = [mailbox in names for names in self.directory.routes]
         there = np.flatnonzero(np.array(reaching)[self._routes(in_flight.batch)])
@@ -309,7 +309,7 @@ class FrameRouter:
         return found[2]
 
     def _named(self, digest: bytes, record: MailboxRecord, batch: Batch) -> bytes:
-        """Return the digest of a mailbox's agents. If it is new, and there is an event log, note that it lacks them."""
+        """Return the digest of a mailbox's agents. If the set is new, and there is an event log, add it to `unkept`."""
         if self.directory.logged and digest not in self._kept:
             self.unkept[digest] = record.agents(batch.topics[0])
         return digest
@@ -324,7 +324,7 @@ class FrameRouter:
         self._kept = set()
 
     def _kinds(self, in_flight: InFlightBatch) -> NDArray[np.intp] | None:
-        """Return a number for each row, equal for rows that rules rewrote and labelled alike; None if they did neither.
+        """Return a number for each row, equal for rows that rules changed alike; None if no row is changed.
 
         It is cached for the frames of the same batch that follow.
         """

@@ -132,7 +132,7 @@ class FrameSender:
             await self.take_epoch()
 
     async def take_epoch(self) -> None:
-        """Claim a higher epoch, and read which frames and transactions the server has.
+        """Claim a higher epoch, and read which frames and transactions the server has written.
 
         If there is no answer, the server may have a higher epoch than ours, so this is repeated before anything is
         sent.
@@ -184,7 +184,7 @@ class FrameSender:
 
     @property
     def retry_at(self) -> float | None:
-        """Return when to try again (loop time), or None if nothing waits."""
+        """Return the loop time at which `send` is to be called again, or None if no frame waits."""
         queued = self.queues.retry_at
         if queued is not None:
             queued = max(queued, self._refused_until)
@@ -293,7 +293,9 @@ class FrameSender:
             await self._process_refusals(reply, sent, refused)
 
     async def settle_refusal(self, reply: SendReply, sent: list[OutboundFrame]) -> None:
-        """Find out what the server has after it refused a call or some of its frames. No attempt can arrive after this.
+        """Make sure that no attempt at a call arrives late, after the server refused the call or some of its frames.
+
+        If an attempt may still arrive, claim a higher epoch, and read which frames the server has written.
 
         Raises: Fenced if another sender has our name, or the server lost it.
         """

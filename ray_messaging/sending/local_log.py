@@ -22,7 +22,7 @@ class SendLog(Protocol):
 
 
 class LocalLog:
-    """The latest sends, up to `limit` messages and `limit_bytes`. Older ones are dropped, and counted."""
+    """The latest sends, up to `limit` messages and `limit_bytes`. Older sends are dropped, and counted."""
 
     def __init__(self, exp_id: str, limit: int, limit_bytes: int) -> None:
         self._exp_id = exp_id

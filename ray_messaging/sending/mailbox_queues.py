@@ -10,9 +10,9 @@ from ray_messaging.sending.frame_router import OutboundFrame
 class MailboxQueue:
     """The frames that wait for one mailbox.
 
-    `written` is the sequence number of the last frame that the server has. `attempted` counts the frames at the head
-    that are part of a call in flight, or of one that may still reach the server. `refused` says that the head was
-    refused.
+    `written` is the sequence number of the last frame that the server has written. `attempted` counts the frames at the
+    head that are part of a call in flight, or of a call that may still reach the server. `refused` says that the head
+    was refused.
     """
 
     __slots__ = ("_backoff", "attempted", "frames", "refused", "retry_at", "written")
@@ -92,7 +92,7 @@ class MailboxQueues(dict[str, MailboxQueue]):
 
     @property
     def retry_at(self) -> float | None:
-        """Return when to try again (loop time), or None if no frame waits."""
+        """Return the loop time of the next try to write frames, or None if no frame waits."""
         return min((queue.retry_at for queue in self.values() if queue.frames), default=None)
 
     def refused(self, now: float) -> list[MailboxQueue]:

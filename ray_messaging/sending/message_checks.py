@@ -78,7 +78,7 @@ class MessageChecks:
         return self.addressed(from_id, recipient, topic, payload)
 
     def addressed(self, from_id: SenderId, to_id: AgentId | None, topic: str, payload: object) -> CheckedMessage:
-        """Check a message to an address that is known to be valid. Raises as `checked`."""
+        """Check a message to an address that is known to be valid. Raises the same errors as `checked`."""
         if from_id is None or from_id is OMITTED:
             if self._allowed is not None and (from_id is OMITTED or not self._user_is_explicit):
                 raise no_from_id(self._name)
@@ -90,7 +90,7 @@ class MessageChecks:
         return CheckedMessage(from_id, to_id, topic, encode_payload(payload, self._payload_bytes))
 
     def entries(self, messages: Sequence[Outgoing]) -> list[Entry]:
-        """Check and encode messages; raises as `checked`, for the first invalid one."""
+        """Check and encode messages; raise the same errors as `checked`, for the first invalid one."""
         group = None if self._allowed is None else self._name
         entries = entries_of(messages, self.address, self._payload_bytes, group)
         if self._allowed is not None:
@@ -101,7 +101,7 @@ class MessageChecks:
     def columns(self, from_ids: object, to_ids: object, payloads: object) -> list[ColumnChunk]:
         """Check and encode columns.
 
-        Raises: as `checked`; InvalidColumns if the columns do not fit together.
+        Raises: the same errors as `checked`; InvalidColumns if the columns do not fit together.
         """
         chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         self.check_senders(chunk.from_ids for chunk in chunks)

@@ -12,7 +12,7 @@ from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 
 
 def check_batches(schemas: Schemas, batches: Iterable[Batch]) -> None:
-    """Raise PayloadMismatch for the first payload that does not fit."""
+    """Raise PayloadMismatch for the first payload that does not fit the schema of its subtopic."""
     first = 0
     for batch in batches:
         for _, error in _mismatches(schemas, batch, first):

@@ -147,7 +147,10 @@ class TransactionSender:
             frame.seq = last[frame.mailbox] = last.get(frame.mailbox, written) + 1
 
     async def _process(self, reply: SendReply, number: int) -> SendReply | None:
-        """Find out from a reply whether the transaction was concluded, if an earlier attempt may still arrive."""
+        """Return None, and set the messages' fates, if the transaction was concluded; otherwise return the reply.
+
+        After a refusal, this makes sure that no earlier attempt arrives late.
+        """
         frames = self._frames
         subscriber_counts = reply.takers
         if reply.status is SendStatus.OK and all(fate in _WRITTEN for fate in reply.fates):

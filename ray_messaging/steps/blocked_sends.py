@@ -23,7 +23,7 @@ _Parts = list[tuple[bytes, bytes]]  # for each batch its frame, without payloads
 
 
 class BlockedSend(NamedTuple):
-    """A message that a rule blocked. For a question `message_id` is what `ask` returned."""
+    """A message that a rule blocked. For a question, `message_id` is the id that `ask` returned."""
 
     message_id: str
     from_id: AgentId
@@ -45,7 +45,7 @@ def _part(batch: Batch, blocks: Mapping[int, tuple[str, str]]) -> tuple[bytes, b
 
 
 class BlockedSends(Sequence[BlockedSend]):
-    """What some agents sent in a step and rules blocked, by sender and n-th send. `from_ids` and `to_ids` are columns.
+    """Messages that some agents sent in a step and that rules blocked, ordered by sender and n-th send.
 
     `places` has the places of the senders.
 
@@ -90,7 +90,7 @@ class BlockedSends(Sequence[BlockedSend]):
         return BlockedSend(question_id(self._step, self._ordinals[row], from_id), from_id, self._to_ids[row], *why)
 
     def of(self, place: int) -> Sequence[BlockedSend]:
-        """Return what the agent at a place sent."""
+        """Return the blocked messages of the agent at a place."""
         if not len(self):
             return ()
         low, high = np.searchsorted(self.places, [place, place + 1]).tolist()

@@ -1,4 +1,4 @@
-"""Frames of boxes as batches."""
+"""Decoding of the frames of boxes into batches, and the supervisor's changes of these batches."""
 
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -90,7 +90,7 @@ def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
 
 
 class _Hits(NamedTuple):
-    """The rows of a batch that amendments change, and of each the place of its amendment: its batch, and its row there.
+    """The rows of a batch that amendments change, and for each row the batch and the row of its amendment.
 
     `blocked` says which of the rows are blocked. The others get the amendment's payload and labels.
     """
@@ -193,7 +193,7 @@ def _kinds(pairs: Batch, changed: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _spread(folded: Batch, edges: Edges) -> Batch:
-    """Return all pairs of broadcasts, also those that do not count. Each broadcast is numbered by its row."""
+    """Return all pairs of broadcasts, even pairs that do not count. The number of a broadcast is its row."""
     numbered = copy(folded)
     numbered.numbers = None
     return spread(numbered, edges)
@@ -207,7 +207,7 @@ def _places(batches: Sequence[Batch]) -> tuple[NDArray[np.intp], NDArray[np.intp
 
 
 def _groups(numbers: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """Return the places of each number, ascending."""
+    """Return, for each number, the places where it occurs, ascending."""
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(numbers) else []
 

@@ -1,7 +1,7 @@
 """One limit for the remembered calls of all groups: a rate at an even pace, a number at once, and a budget.
 
 One `CallLimits` grants; each group has a `CallGate`, at which its calls wait. A gate asks for all calls that wait, one
-question at a time, and states what it holds instead of what has changed, so that what it says may be lost or repeated.
+question at a time. It states all that it holds, not what has changed, so a lost or repeated statement does no harm.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _EARLY_S: Final = 0.05  # so long before the last of them, a gate asks again
 
 
 class HeldCalls(NamedTuple):
-    """What a gate holds: how many calls were granted to it so far, how many of these have ended, and were not made.
+    """The calls of a gate: how many were granted to it so far, how many of them have ended, and how many were not made.
 
     `gate` is unique: a group that has restarted has a gate of its own.
     """
@@ -33,7 +33,7 @@ class HeldCalls(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Answer to a gate: in how many seconds each of some calls may begin. `spent`: the budget is, so that none may."""
+    """Answer to a gate: in how many seconds each granted call may begin. `spent`: no budget is left, so none begins."""
 
     delays: list[float]
     spent: bool = False
@@ -72,7 +72,7 @@ class CallLimits:
             return Grant(delays)
 
     async def note(self, held: HeldCalls) -> None:
-        """Take note of what a gate holds. It may be earlier than what is known: then it changes nothing."""
+        """Record the calls that a gate holds. A statement that is older than the recorded one changes nothing."""
         known = self._held.get(held.group, held)
         if known.gate == held.gate:
             held = known._replace(ended=max(known.ended, held.ended), unused=max(known.unused, held.unused))
@@ -125,7 +125,7 @@ class CallGate:
         return len(self._waiting)
 
     async def enter(self) -> None:
-        """Wait until a call may begin; `leave` says that it has ended. Raises BudgetSpent if none may any more."""
+        """Wait until a call may begin; when it has ended, call `leave`. Raises BudgetSpent if the budget is spent."""
         waiter: Future[None] = Future()
         self._loop.call_soon_threadsafe(self._add, waiter)
         try:
@@ -136,7 +136,7 @@ class CallGate:
             raise
 
     def leave(self) -> None:
-        """Say that a call has ended."""
+        """Record that a call has ended, so that another call may begin."""
         self._loop.call_soon_threadsafe(self._end, 1, 0)
 
     def _add(self, waiter: Future[None]) -> None:

@@ -59,9 +59,9 @@ class CallMemory:
         return self._again or self.parent is not None
 
     async def recall(self, key: str) -> tuple[str, KeptCall] | None:
-        """Return who has answered, KEPT for an earlier attempt or PARENT for an earlier run, and the result.
+        """Return where a call's result is from, and the result: KEPT (an earlier attempt), or PARENT (an earlier run).
 
-        None: nobody has.
+        Return None if there is no result.
 
         Raises: StepAborted if the server does not return the results; LogError if the earlier run cannot be read.
         """
@@ -73,7 +73,7 @@ class CallMemory:
         return self.known(key)
 
     def known(self, key: str) -> tuple[str, KeptCall] | None:
-        """Return what `recall` would return; None also while the results are not loaded."""
+        """Return what `recall` would return, or None while the results are not loaded."""
         if (answer := self._answers.get(key)) is None:
             return None
         source, result = answer
@@ -91,7 +91,7 @@ class CallMemory:
         self._answers = answers | {key: (KEPT, result) for key, result in kept.items()}
 
     async def keep(self, key: str, call: KeptCall) -> None:
-        """Keep a result; return when the server has it.
+        """Keep a result; return when the server has stored it.
 
         Raises: PayloadTooLarge if the result is above the limit; StepAborted if the server did not keep it.
         """

@@ -33,9 +33,9 @@ Mask = NDArray[np.bool_]
 
 
 class ReadBoxes(NamedTuple):
-    """What a group reads in a step: messages, broadcasts (`folded`), and again the messages from `outside`.
+    """The messages and broadcasts (`folded`) that a group reads in a step. `outside` repeats the messages from outside.
 
-    Those from outside are in the order of their arrival.
+    The messages in `outside` are in the order of their arrival.
     """
 
     batches: list[Batch]
@@ -44,9 +44,9 @@ class ReadBoxes(NamedTuple):
 
 
 class OpenBox(NamedTuple):
-    """The frames of a box that count, and for whom the group reads them.
+    """The frames of a box that count, and the agents for which the group reads them.
 
-    It reads them for `agents`, or if `besides`, for all other agents of the box.
+    The group reads for `agents`; with `besides`, for all agents of the box except `agents`.
     """
 
     frames: Sequence[BoxFrame]
@@ -100,7 +100,7 @@ class GroupBoxes:
         return found
 
     async def _toward(self, batch: Batch, box: OpenBox, record: MailboxRecord) -> FoldedBatch:
-        """Return what the group reads of broadcasts; raises as `toward_agents`."""
+        """Return the broadcasts with the pairs that the group reads; raise the same errors as `toward_agents`."""
         agents = record.agents(batch.topics[0])
         return await toward_agents(self._unfolder, batch, agents, _chosen(box, agents))
 

@@ -138,7 +138,7 @@ class Step:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> None:
-        """Send n messages given as columns, as `Messager.send_columns` takes them; raises as `send`."""
+        """Send n messages given as columns, as `Messager.send_columns` takes them; raise the same errors as `send`."""
         self.sends.add_columns(from_ids, to_ids, payloads, subtopic, deliver_at)
 
     def broadcast(
@@ -152,7 +152,7 @@ class Step:
     ) -> None:
         """Send one message to all hearers of an agent in an audience, by its handle or name.
 
-        Raises: as `send`; UnknownName for an audience that does not exist in this step.
+        Raises: the same errors as `send`; UnknownName for an audience that does not exist in this step.
         """
         self.sends.broadcast(from_id, audience, payload, subtopic, deliver_at)
 
@@ -165,7 +165,7 @@ class Step:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> None:
-        """Send n broadcasts given as columns; raises as `broadcast`, and InvalidColumns."""
+        """Send n broadcasts given as columns; raise the same errors as `broadcast`, and InvalidColumns."""
         self.sends.add_broadcasts(from_ids, audience, payloads, subtopic, deliver_at)
 
     def heard(self, audience: object) -> Heard:
@@ -190,7 +190,7 @@ class Step:
         """Ask an agent, which reads the question in the next step or in step `deliver_at`; return the question's id.
 
         The answer has that id as its `in_reply_to`. If the agent answers in the step in which it reads the question,
-        the answer is read in the step after that. Raises as `send`.
+        the answer is read in the step after that. Raises the same errors as `send`.
         """
         return self.sends.ask(from_id, to_id, payload, subtopic, deliver_at)
 
@@ -203,7 +203,10 @@ class Step:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> Sequence[str]:
-        """Ask n agents, with columns as in `send_columns`; return the questions' ids. Raises as `send_columns`."""
+        """Ask n agents, with columns as in `send_columns`; return the questions' ids.
+
+        Raises: the same errors as `send_columns`.
+        """
         senders, ordinals = self.sends.add_columns(from_ids, to_ids, payloads, subtopic, deliver_at, asks=True)
         return StepQuestionIds(self.number, joined_ids(senders), joined_arrays(ordinals))
 
@@ -221,7 +224,10 @@ class Step:
     def reply_columns(
         self, messages: Message | Iterable[Message], payloads: object, *, deliver_at: int | None = None
     ) -> None:
-        """Answer many questions, with one payload for each or one for all; raises as `reply`, and InvalidColumns."""
+        """Answer many questions, with one payload for each or one for all.
+
+        Raises: the same errors as `reply`, and InvalidColumns.
+        """
         questions = self._inbox.questions_of(messages, self.number)
         if questions:
             rows = np.concatenate([np.arange(part.low, part.high) for part in questions])
@@ -247,12 +253,18 @@ class Step:
         self.moves.add(name, column, positions)
 
     def keep_series(self, series: bytes) -> None:
-        """Keep a part of the run's series with this step; raise PayloadTooLarge above MessagingConfig.state_bytes."""
+        """Store a part of the run's series when this step is committed.
+
+        Raises: PayloadTooLarge if it is larger than MessagingConfig.state_bytes.
+        """
         self._check_size(series, "collects", "collect less, or in fewer steps by collect_every=")
         self.series = series
 
     def keep_calls(self, calls: bytes) -> None:
-        """Keep the calls that agents remember with this step; raises as `keep_series`."""
+        """Store the remembered calls of the agents when this step is committed.
+
+        Raises: PayloadTooLarge if they are larger than MessagingConfig.state_bytes.
+        """
         self._check_size(calls, "has calls of", "let the functions return less")
         self.calls = calls
 

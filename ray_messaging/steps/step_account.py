@@ -89,7 +89,7 @@ class StepAccount:
         self._fates, self.total, self.unheard = Counter(fates), Counter(total), Counter(unheard)
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
-        """Add a batch of rows with their fates. If some have an error instead, the step is not committed."""
+        """Add a batch of rows with their fates. If a row has an error instead, the step is not committed."""
         if outcome.pairs is not None:
             self._add_broadcasts(batch, outcome.pairs)
             return
@@ -104,7 +104,7 @@ class StepAccount:
             self._sum += sum_of(digest_rows(batch, outcome.codes, outcome.blocks, self.audiences))
 
     def _add_broadcasts(self, batch: Batch, pairs: PairFates) -> None:
-        """Add broadcasts with the fates of their pairs. Each is hashed once for each fate, and counts once per pair."""
+        """Add broadcasts with the fates of their pairs. It is hashed once for each fate, and counts once per pair."""
         for code, counts in ((DELIVERED, pairs.delivered), (UNDELIVERABLE, pairs.undeliverable)):
             rows = np.flatnonzero(counts)
             if len(rows):
@@ -143,7 +143,7 @@ class StepAccount:
 def outside_rows(read: Sequence[FoldedBatch | Batch]) -> list[tuple[DigestRow, int]]:
     """Return messages from outside to agents in their form for the digest, each with how often it counts.
 
-    Those that a rule rewrote are left out, also by the event log.
+    Messages that a rule rewrote are left out; the event log leaves them out, too.
     """
     rows: list[DigestRow] = []
     places, hearers = [], []
@@ -277,7 +277,10 @@ def digest_of(counts: dict[str, StepCounts]) -> bytes:
 
 
 async def sealed_history(store: "RedisSteps", step: int) -> bytes:
-    """Return the digest of all steps up to and including `step`; raises as `sealed_counts` and `digest_of`."""
+    """Return the digest of all steps up to and including `step`.
+
+    Raises: the same errors as `sealed_counts` and `digest_of`.
+    """
     chained = b""
     await sealed_counts(store, step)
     for number in range(step + 1):

@@ -54,7 +54,7 @@ class StepBroadcasts:
         return [EncodedBatch(batch=spread(part, reaches.edges)) for part in parts]
 
     async def _reach(self, audience: AudiencePairs, topic: str, senders: AgentPlaces) -> Reaches:
-        """Return who hears the broadcasts of some senders to an audience; cached until senders or audience change."""
+        """Return how many agents hear each sender in an audience; cached until senders or audience change."""
         key, version = (audience, topic), self._directory.version if audience == EVERYBODY else 0
         found = self._reaches.get(key)
         if found is None or found[0] is not senders or found[1] != version:

@@ -130,7 +130,7 @@ class StepInbox:
 
     @cached_property
     def _spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the messages of each agent begin, and their number. A model by group seldom needs this."""
+        """Return the index of each agent's first message, and the number of its messages."""
         places = self._places
         # Between the agents' messages there may be others, on other channels to which the group listens.
         owned = np.flatnonzero(places >= 0)
@@ -148,7 +148,10 @@ class StepInbox:
         return self._slice(low, low + count)
 
     def questions_of(self, messages: Acked, number: int) -> list[Slice]:
-        """Return the messages to answer, as slices; raise NoQuestion for one of another step, or no question."""
+        """Return the messages to answer in the form of slices.
+
+        Raises: NoQuestion if a message was read in another step, or is not a question.
+        """
         found = slices_of(messages)
         check_questions(found)
         for part in found:
@@ -198,7 +201,7 @@ class _DecodedRows:
         self._messages: list[Any] = []  # None: it was taken, and its reader may have changed it
 
     def take(self, low: int, high: int) -> list[Message]:
-        """Return the messages of an agent, which has some of the rows. Each time these are other objects."""
+        """Return new objects for the messages of an agent, which are some of these rows."""
         batch = self.batch
         if batch is None or low == high:
             return []
@@ -213,7 +216,7 @@ class _DecodedRows:
 
 
 class _AgentMessages(Messages):
-    """The messages of one agent in a step. Its fields are set when more than number and messages is asked for."""
+    """The messages of one agent in a step. Its fields are set when one besides its length and messages is used."""
 
     __slots__ = ("_high", "_low", "_near")
 

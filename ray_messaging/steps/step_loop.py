@@ -121,7 +121,7 @@ class StepLoop:
         self._account = StepAccount(digest=settings.digest)
 
     async def steps(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step, None]:
-        """Yield the steps up to `until`, exclusive. Requesting the next step commits the current one.
+        """Yield the steps before `until`. Requesting the next step commits the current one.
 
         With `leave` the group is no longer a member from `until` on, and the others do not wait for it.
 
@@ -192,7 +192,10 @@ class StepLoop:
         return await self._wait_to_take(ends)
 
     async def _wait_to_take(self, ends: int | None) -> DrivenGroup:
-        """Become the group's driver. If another driver has it, wait until its lease has ended; raises as `_take`."""
+        """Become the group's driver. If another driver has it, wait until its lease has ended.
+
+        Raises: the same errors as `_take`.
+        """
         backoff, clock = Backoff(STEP_DRIVER_RETRY), asyncio.get_running_loop().time
         found = await self._store.take(self._group, self._driver, STEP_LEASE_S, until=ends)
         seen_at = clock()

@@ -1,4 +1,4 @@
-"""The new positions that groups set for their agents in one step, and the new versions of audiences with them."""
+"""The new positions that groups set for their agents in one step, and the audience versions made from the positions."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -62,7 +62,7 @@ class StepMoves:
         return {name: _merged(name, parts) for name, parts in self._moves.items()}
 
     def writes(self, step: int) -> Iterator[FrameWrite]:
-        """Yield the frames with a step's new positions; raises as `by_audience`."""
+        """Yield the frames with a step's new positions; raise the same errors as `by_audience`."""
         number = 0
         for name, found in self.by_audience().items():
             for low in range(0, len(found.ids), _ROWS):

@@ -125,7 +125,7 @@ class StepSends:
     def ask(
         self, from_id: AgentId, to_id: AgentId, payload: object, subtopic: str, deliver_at: int | None = None
     ) -> str:
-        """Send a question; return its id. Raises as `send`."""
+        """Send a question; return its id. Raises the same errors as `send`."""
         recipient, line = check_id(to_id), encode_payload(payload, self._payload_bytes)
         route = Route(check_subtopic(subtopic), self._deliver(deliver_at), asks=True)
         place = self._begin_apart(from_id, route)
@@ -134,7 +134,7 @@ class StepSends:
         return question_id(self.step, ordinal, check_id(from_id))
 
     def reply(self, question: Slice, payload: object, exp_id: str, deliver_at: int | None = None) -> None:
-        """Answer the question in a slice of one row; raises as `send`."""
+        """Answer the question in a slice of one row; raise the same errors as `send`."""
         batch, row = question.batch, question.low
         line, to_id, from_id = encode_payload(payload, self._payload_bytes), batch.from_ids[row], batch.to_ids[row]
         topic = answer_topic(batch, row, exp_id)
@@ -149,7 +149,7 @@ class StepSends:
     ) -> None:
         """Send one message to the hearers of an agent.
 
-        Raises: as `send`; UnknownName for an audience that does not exist.
+        Raises: the same errors as `send`; UnknownName for an audience that does not exist.
         """
         line = encode_payload(payload, self._payload_bytes)
         place = self._begin_apart(from_id, self._broadcast_route(audience, subtopic, deliver_at))
@@ -168,14 +168,14 @@ class StepSends:
     ) -> None:
         """Send broadcasts given as columns.
 
-        Raises: as `broadcast`; InvalidColumns if the columns do not fit together. Then none is added.
+        Raises: the same errors as `broadcast`; InvalidColumns if the columns do not fit together. Then none is added.
         """
         self._add_columns(from_ids, 0, payloads, self._broadcast_route(audience, subtopic, deliver_at))
 
     def add_replies(self, question: Slice, payloads: object, exp_id: str, deliver_at: int | None) -> None:
         """Answer the questions in a slice.
 
-        Raises: as `send`; InvalidColumns if the payloads do not fit the questions. Then none is answered.
+        Raises: the same errors as `send`; InvalidColumns if the payloads do not fit. Then no question is answered.
         """
         self.check_open()
         self._check_thread()
@@ -206,7 +206,7 @@ class StepSends:
     ) -> tuple[list[IdColumn], list[NDArray[np.uint32]]]:
         """Add n messages given as columns; return their senders and ordinals.
 
-        Raises: as `send`; InvalidColumns if the columns do not fit together. Then none is added.
+        Raises: the same errors as `send`; InvalidColumns if the columns do not fit together. Then none is added.
         """
         route = Route(check_subtopic(subtopic), self._deliver(deliver_at), asks=asks)
         return self._add_columns(from_ids, to_ids, payloads, route)
@@ -267,13 +267,16 @@ class StepSends:
         self._cells += (self._lines.setdefault(key, len(self._lines)), to_id, place)
 
     def _begin_run(self, subtopic: str, deliver_at: int | None) -> None:
-        """Begin a run of messages with one route; raises as `send`, except for ids and payload."""
+        """Begin a run of messages with one route; raise the same errors as `send`, except for ids and payload."""
         self.check_open()
         self._take_route(Route(check_subtopic(subtopic), self._deliver(deliver_at)))
         self._subtopic, self._deliver_at = subtopic, deliver_at
 
     def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
-        """Begin a message with a route of its own; return its sender's place. Raises as `send`, but for the payload."""
+        """Begin a message with a route of its own; return its sender's place.
+
+        Raises: the same errors as `send`, except the errors about the payload.
+        """
         self._check_sending()
         place = self._place_of(from_id)
         self._take_route(route)

@@ -202,7 +202,7 @@ class JudgedBroadcasts:
         self._unfolders: dict[str, Unfolder] = {}  # by mailbox
 
     async def unfold(self, mailbox: str, broadcasts: Batch) -> Batch:
-        """Return the messages of a mailbox's folded frame; raises as `Unfolder.unfold`."""
+        """Return the messages of a mailbox's folded frame; raise the same errors as `Unfolder.unfold`."""
         audience = audience_of(broadcasts)
         if audience not in self.digests:
             await self._reload()

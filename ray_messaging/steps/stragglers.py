@@ -37,7 +37,7 @@ class Straggler(NamedTuple):
 
 
 def stragglers(progress: Progress, after_s: float) -> list[Straggler]:
-    """Return the groups without progress for `after_s`, if another group has closed the step that they have not."""
+    """Return the groups that made no progress for `after_s` seconds in a step that another group has closed."""
     paused = progress.target is not None and progress.sealed >= progress.target
     if paused or all(group.closed <= progress.sealed for group in progress.groups.values()):
         return []
