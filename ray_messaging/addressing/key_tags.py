@@ -5,7 +5,7 @@ from itertools import count
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 
 
 def shard_keys(exp_id: str, shard: int, in_cluster: int) -> Keys:

@@ -24,7 +24,8 @@ from itertools import groupby, islice, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from ray_messaging.addressing.channels import Keys, agent_channel, check_name, mark_of_db
+from ray_messaging.addressing.channels import agent_channel, check_name, mark_of_db
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.versions import needs, warn_unless_tested
 from ray_messaging.config import MessagingConfig

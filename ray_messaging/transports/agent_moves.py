@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.directory import MailboxRecord, encode_record
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks, keep_of
 from ray_messaging.transports.dead_letter_store import Returned
 from ray_messaging.transports.transport_values import fenced, lost

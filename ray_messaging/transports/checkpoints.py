@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ray_messaging.addressing.channels import START, Keys
+from ray_messaging.addressing.server_keys import START, Keys
 from ray_messaging.limits_and_timeouts import SCAN_COUNT
 from ray_messaging.transports.connection.link import RedisLink
 

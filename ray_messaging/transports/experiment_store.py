@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.backoff import RULE_STATE_RETRY, Backoff
 from ray_messaging.errors import ConfigError, Fenced
 from ray_messaging.limits_and_timeouts import SCAN_COUNT

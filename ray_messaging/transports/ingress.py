@@ -13,7 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ray_messaging.addressing.channels import Keys, all_agents
+from ray_messaging.addressing.channels import all_agents
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.backoff import REDIS_REFUSED, REDIS_RESUBSCRIBE, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import Closed, MessagingError, ServerRefused

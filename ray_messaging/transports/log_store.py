@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ray_messaging.addressing.channels import START, Keys
 from ray_messaging.addressing.directory import decode_agents
+from ray_messaging.addressing.server_keys import START, Keys
 from ray_messaging.errors import Fenced
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.transports.connection.blocking_reads import BlockingReads

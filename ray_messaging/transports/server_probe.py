@@ -11,8 +11,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
-from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.key_tags import shard_keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ServerRefused
 from ray_messaging.transports.connection.connection_options import connection_options

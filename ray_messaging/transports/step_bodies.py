@@ -13,7 +13,7 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.task_health import end
 from ray_messaging.errors import BodyLost, MessagingError
 from ray_messaging.limits_and_timeouts import BODY_ARREARS

@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import LARGE

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.directory import HostDates, MailboxRecord, decode_record, encode_agents, encode_record
 from ray_messaging.addressing.key_tags import shard_keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.audiences.audience_records import decode_audiences
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import RedisConfig, ShardsConfig

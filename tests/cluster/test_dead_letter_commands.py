@@ -8,7 +8,7 @@ import redis
 from typer.testing import CliRunner
 
 from ray_messaging import ConfigError, Messaging, UnknownName
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
 

@@ -4,7 +4,7 @@ import pytest
 from support.other_cluster import OtherCluster, texts_of
 
 from ray_messaging import AlreadyExists, EventLog
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.errors import MessagingError
 
 pytestmark = pytest.mark.long

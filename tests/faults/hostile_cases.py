@@ -7,7 +7,7 @@ from support.frames import sealed
 
 from faults.case import Case, weaker
 from faults.stage import Stage, until
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from ray_messaging import InvalidAddress, Messager, Outgoing, RedisConfig
 from ray_messaging.addressing.channels import (
     ChannelNames,
-    Keys,
     agent_channel,
     build_channel,
     check_id,
@@ -21,6 +20,7 @@ from ray_messaging.addressing.channels import (
     check_subtopic,
     parse_channel,
 )
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.errors import MessagingError
 from ray_messaging.model.columns import IdColumn
 

@@ -1,6 +1,6 @@
 """What further servers have of an experiment: the bodies of large frames of its steps."""
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.config import ShardsConfig
 from support.contracts import client_of
 

@@ -10,7 +10,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from ray_messaging import Messager, Messages, MessagingConfig, Outgoing
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.config import ShardsConfig
 from ray_messaging.messages import slice_of
 from ray_messaging.model.columns import IdColumn

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 
 from ray_messaging import Outgoing
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.config import ShardsConfig
 from ray_messaging.interception import delegated_rules

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import redis
 
-from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.directory import MailboxRecord
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.cluster.actors.log_host import LogHost
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig

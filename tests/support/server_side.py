@@ -2,7 +2,7 @@
 
 import asyncio
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.cli.doctor import examine_server
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
 from ray_messaging.observability.health.mailbox_checks import check_kept

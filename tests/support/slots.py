@@ -8,8 +8,8 @@ from contextlib import ExitStack, suppress
 import redis
 from redis.crc import key_slot
 
-from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.key_tags import shard_keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.config import RedisConfig
 from support.patience import Busy
 from support.replicated import SECRET, USER, Servers, until

@@ -25,7 +25,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError as RedisMovedError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import (

@@ -7,7 +7,7 @@ from typing import Any
 import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.transports.connection.scripts import script_at
 
 # Each command that we need, in a form that a server accepts in a transaction. K is a key; C, E and A are channels.

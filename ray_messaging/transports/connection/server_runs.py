@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Mapping
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.transports.connection.protocol import Wire
 from ray_messaging.transports.experiment_store import check_format, check_shards
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from ray_messaging.addressing.channels import (
     Address,
-    Keys,
     agent_channel,
     answer_mailbox,
     build_channel,
@@ -20,6 +19,7 @@ from ray_messaging.addressing.channels import (
     survey_mailbox,
 )
 from ray_messaging.addressing.patterns import glob_pattern, is_glob
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.errors import InvalidAddress
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

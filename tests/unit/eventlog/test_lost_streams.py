@@ -7,7 +7,7 @@ from support.contracts import client_of, until
 from support.embedded_server import client
 from support.log_writing import logged
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.cluster.actors.log_host import LogHost
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig

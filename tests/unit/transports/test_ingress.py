@@ -6,7 +6,7 @@ import pytest
 from support.answering import HOST, answering
 
 from ray_messaging import RedisConfig
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.errors import Closed
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.ingress import RedisIngress

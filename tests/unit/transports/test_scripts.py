@@ -5,7 +5,7 @@ import random
 import pytest
 import redis
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.transports.connection.scripts import script_text
 
 STATE = {"max_messages": 20, "max_bytes": 300, "messages": 0, "bytes": 0, "born": 5}
