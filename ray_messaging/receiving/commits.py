@@ -42,7 +42,7 @@ class EntryRows(msgspec.Struct, gc=False):
     entry: str
     low: int
     high: int
-    whole: bool  # it includes the entry's last row
+    whole: bool  # the rows include the entry's last row
     nbytes: int  # the size of the frame, if it was taken as a whole
 
     @property
@@ -336,7 +336,7 @@ class Commits:
         """Return all that is acknowledged after the cursor; None if there is nothing, here and on the server."""
         if not (self._ranges_stored or self.in_flight.apart or self.in_flight.ahead):
             return None
-        self._ranges_stored = True  # until the server has confirmed that it has none
+        self._ranges_stored = True  # until the server has confirmed that it stores no ranges
         return self.in_flight.acks()
 
     def conclusion(self, state: bytes | None, *, fetched: bool, changed: bool) -> Conclusion:

@@ -69,7 +69,7 @@ _BEFORE_ALL: Place = (0, 0, 0)
 class _Lease:
     token: Token
     holder: str
-    due: float  # loop time at which it ends, so that another caller gets the messages
+    due: float  # loop time at which the lease ends, so that another caller gets the messages
     slices: list[Slice]
     rows: int  # the number of unacknowledged rows
     asked: int  # the number of the fetch that it answers

@@ -49,8 +49,8 @@ class Inbox:
         self.awaited = False  # a fetch has waited for the last frame
         self._withheld: AgentSet | None = None  # agents that leave: nothing is taken from their first message on
         self.paused = False  # nothing may be taken
-        self._guarded = False  # some agents' messages are withheld, or it is paused
-        self.flowing = asyncio.Event()  # set unless it is paused
+        self._guarded = False  # some agents' messages are withheld, or the inbox is paused
+        self.flowing = asyncio.Event()  # set unless the inbox is paused
         self.undisturbed = asyncio.Event()  # set unless messages of some agents are withheld
         self.flowing.set()
         self.undisturbed.set()

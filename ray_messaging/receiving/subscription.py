@@ -123,7 +123,7 @@ class Subscription:
         self._named = named
         self._spec = SubscriptionSpec(directory.exp_id)
         self._changing = asyncio.Lock()
-        self.epoch: int | None = None  # of this mailbox's reader; None: it has none yet
+        self.epoch: int | None = None  # of this mailbox's reader; None: no reader yet
         self._reader: Reader | None = None
         self._commits: Commits | None = None
         self._unread: UnreadMessages | None = None

@@ -329,7 +329,7 @@ class Accumulator:
         self.check_loop()
         self._count()
         if self.capacity.crowded:
-            self._futures = iter(())  # so that no new message overtakes this one
+            self._futures = iter(())  # so that no new message overtakes the caller's
             await self.capacity.wait()
         if self.broken is not None:
             raise self.broken.with_traceback(None)

@@ -188,7 +188,7 @@ class FrameRouter:
         extension = batch.extension
         if extension is None or extension.in_reply_to is None:
             return None
-        if extension.asked_outside:  # whether that mailbox is gone is found out when the step is sealed
+        if extension.asked_outside:  # sealing the step finds out whether the asker's mailbox is gone
             return ASKER + extension.reply_mailbox
         return extension.reply_mailbox if extension.reply_mailbox in self.directory.records else None
 
@@ -374,5 +374,5 @@ def _row_bytes(batch: Batch) -> int:
     columns += [column for each in ids for column in (each.values, each.kinds)]
     in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
     in_columns += 0 if batch.extension is None else batch.extension.row_bytes
-    # A row that is listed in the header takes a uint32 there.
+    # A row that is listed in the header takes a uint32 in it.
     return in_columns + sum(each.width for each in ids) + 4 * (len(batch.labels) + (batch.noted is not None))

@@ -40,7 +40,7 @@ from ray_messaging.transports.transport_values import (
 
 logger = logging.getLogger(__name__)
 
-# The sequence numbers of mailboxes that are gone are deleted when there are so many, with so many in each call.
+# How many sequence numbers of mailboxes that are gone pile up before they are deleted, and how many a call deletes.
 _GONE, _MOST_FIELDS = 64, 1_000
 _OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)  # the server refuses the sender itself
 _LARGE = 16 * 2**10  # a frame below this size is sent again without asking first whether there is room
@@ -338,7 +338,7 @@ class FrameSender:
         else:
             for frame, fate in refused:
                 queue = self.queues[frame.mailbox]
-                if queue.frames and queue.frames[0] is frame:  # otherwise it waits for another one
+                if queue.frames and queue.frames[0] is frame:  # otherwise it waits for an earlier frame
                     self._process_refused(queue, status, fate)
 
     def _process_refused(self, queue: MailboxQueue, status: SendStatus, fate: FrameFate) -> None:

@@ -23,10 +23,10 @@ class BatchOwner(Protocol):
     """The object that is called when rows of a batch in flight are done."""
 
     def rows_done(self, rows: int, nbytes: int) -> None:
-        """Handle that `rows` rows, with `nbytes` bytes of payload, have their fate or error."""
+        """Take note that `rows` rows, with `nbytes` bytes of payload, have their fate or error."""
 
     def batch_done(self, batch: "InFlightBatch") -> None:
-        """Handle that all rows have their fate or error."""
+        """Take note that all rows have their fate or error."""
 
 
 class InFlightBatch:
@@ -86,7 +86,7 @@ class InFlightBatch:
 
     @property
     def open(self) -> bool:
-        """Return whether some row is open."""
+        """Return whether a row has neither fate nor error yet."""
         return self.left > 0
 
     @property
@@ -100,7 +100,7 @@ class InFlightBatch:
         return self._open
 
     def still_open(self, rows: Rows) -> Rows:
-        """Return the open rows among some rows."""
+        """Return those of the given rows that are open."""
         return rows[self._opened()[rows]]
 
     @property
@@ -143,7 +143,7 @@ class InFlightBatch:
     # -- fates ----------------------------------------------------------------------------------------------------
 
     def expect(self, rows: Rows | list[int], copies: int | NDArray[np.intp]) -> None:
-        """Record the number of mailboxes to which these rows, or each of them, are written."""
+        """Record to how many mailboxes each row is written: one number for all rows, or one for each."""
         if self.copies is None:
             if isinstance(copies, int) and copies == 1:
                 return
@@ -210,7 +210,7 @@ class InFlightBatch:
     def _tell(self, rows: Rows | None) -> None:
         """Set the receipts or errors in the futures of rows that were just closed (None: all)."""
         pending = self.pending
-        if self._told or (self.left and not pending.singles and len(pending.bulks) == 1):  # it waits for all rows
+        if self._told or (self.left and not pending.singles and len(pending.bulks) == 1):  # a bulk waits for all rows
             return
         self.outcome.done_at = time.time()
         all_rows = rows is None or (not self.left and len(rows) == self.batch.rows and not self.errors)
@@ -252,7 +252,7 @@ class InFlightBatch:
         others = [found for found in dict.fromkeys(self.errors[row] for row in rows) if type(found) is not type(error)]
         text = str(error.args[0])
         if isinstance(error, OutcomeUnknown) and others:
-            # Sending all rows again would send some twice.
+            # Sending all rows again would send some rows twice.
             text += f". Others of these failed for another reason: {others[0]}"
         facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
         made = type(error)(text, **facts)

@@ -40,7 +40,7 @@ class SendLoop:
     def __init__(
         self, frames: FrameSender, verdict_client: VerdictClient, settings: MessagingConfig, source: "Accumulator"
     ) -> None:
-        self.verdict_client = verdict_client  # another one is used from the next batch on
+        self.verdict_client = verdict_client  # a new client is used from the next batch on
         self.batches = 0  # the number of batches that were sent
         self.deferred = DeferredRows(self)
         self.turned_at = time.monotonic()
@@ -74,7 +74,7 @@ class SendLoop:
         """Wake the loop, because there is something to do."""
         if not self._awake:
             self._awake = True
-            self.turned_at = time.monotonic()  # it had nothing to do while it slept
+            self.turned_at = time.monotonic()  # the loop had nothing to do while it slept
             self._wake.set()
 
     def made_progress(self) -> None:

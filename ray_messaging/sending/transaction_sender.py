@@ -52,7 +52,7 @@ class TransactionSender:
         self._done = False
         self._verdict_epoch = FOREIGN
         self._outbound: list[OutboundFrame] = []
-        self._routed_at = -1  # the directory's version by which it was routed
+        self._routed_at = -1  # the directory's version by which the transaction was routed
         self._backoff = Backoff(TRANSACTION_RETRY)
         self._until = 0.0  # its timeout, in loop time
         self._verdicts_until: float | None = None
