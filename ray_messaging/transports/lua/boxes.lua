@@ -216,7 +216,7 @@ end
 -- script send_to_boxes ------------------------------------------------------------------------------------------------
 -- Write frames of an open step into boxes, which step_box describes.
 --
--- KEYS[1] meta   hash: interceptor, standing: see send
+-- KEYS[1] meta   hash: start:interceptor, start:standing: see send
 -- KEYS[2] steps  hash, KEYS[3] step:<group>, KEYS[4] start:sent:<group>: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's attempt  [4] step  [5] sender
 -- ARGV[6] interceptor epoch, or as in send

@@ -3,8 +3,8 @@
 -- script claim_experiment ---------------------------------------------------------------------------------------------
 -- Claim an experiment for a start (run) of it. A late attempt, after another start has it, changes nothing.
 --
--- KEYS[1] meta  hash: start:run = the start that has it, start:erasing = the run that has to erase what was there before it, beat: see
---               heartbeat; format = the number of what lies on the server, shards = how many there are: with others a
+-- KEYS[1] meta  hash: start:run = the start that has it, start:erasing = the run that has to erase what was there before it,
+--               start:beat: see heartbeat; format = the number of what lies on the server, start:shards = how many there are: with others a
 --               process is refused, see raise_entry_ids
 -- ARGV[1] the run that the caller found ("": none)  [2] its own  [3] 1: it erases what is there  [4] its format
 -- ARGV[5] number of shards
@@ -28,7 +28,7 @@ return now[2] and 2 or 1
 -- streams above those that the former run gave out. Allowed when memory is full.
 --
 -- KEYS[1] meta     hash: see id_ceiling; start:log = 1 while an event log is registered; format and
---                  shards: see claim_experiment
+--                  start:shards: see claim_experiment
 -- KEYS[2] changes  hash: its fields are the mailboxes
 -- ARGV[1] prefix of this experiment's keys: mailbox:<mailbox>:<born> is a stream, state:<mailbox> a hash (born)
 -- ARGV[2] the life that the caller knew ("": none)  [3] ms that its clock shows by now at most, as far as the caller knows
@@ -112,8 +112,8 @@ return 1
 #!lua flags=allow-oom
 -- Raise the heartbeat of an interceptor, and return the server's data about it.
 --
--- KEYS[1] meta  hash: start:run = the start of the experiment that has it, start:interceptor = epoch of the one that may write, kept =
---               number of its last write, beat = counts while it lives (none: it was closed)
+-- KEYS[1] meta  hash: start:run = the start of the experiment that has it, start:interceptor = epoch of the one that may write,
+--               start:kept = number of its last write, start:beat = counts while it lives (none: it was closed)
 -- ARGV[1] the caller's run  [2] its epoch  [3] 1: it lives, 0: it ends
 -- Returns {run, interceptor, kept}
 local now = redis.call('HMGET', KEYS[1], 'start:run', 'start:interceptor', 'start:kept')

@@ -50,7 +50,7 @@ return 1
 #!lua flags=allow-oom
 -- Unregister the event log: from then on entries are kept only until their readers have committed them.
 --
--- KEYS[1] meta       hash: log, directory = version
+-- KEYS[1] meta       hash: start:log, directory = version
 -- KEYS[2] changes    hash: its fields are the mailboxes
 -- KEYS[3] log state  hash: epoch of the log's writer; it stays, so that the call can be repeated
 -- KEYS[4] ended      set: <name>:<born> of streams whose mailbox is gone: start:ended:<name>:<born> is such a stream

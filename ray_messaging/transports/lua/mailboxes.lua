@@ -3,8 +3,8 @@
 -- script take_mailbox -------------------------------------------------------------------------------------------------
 -- Enter a mailbox's record in the directory and take the mailbox.
 --
--- KEYS[1] meta  hash: directory, log, born = the last incarnation of a mailbox, wide = 1 once somebody may take all
---         agents' channels by one pattern, life, ceiling: see id_ceiling, format, shards:
+-- KEYS[1] meta  hash: directory, start:log, born = the last incarnation of a mailbox, wide = 1 once somebody may take all
+--         agents' channels by one pattern, life, ceiling: see id_ceiling, format, start:shards:
 --         see claim_experiment  [2] records  [3] changes: as in load_directory
 -- KEYS[4] state  hash: epoch, born (which incarnation of its name: the stream is mailbox:<name>:<born>), since = ms
 --         when it came, entry and row of the cursor, keep, messages, bytes, max_messages, max_bytes, leased, owner,
