@@ -65,7 +65,7 @@ def fresh(home):
         command = [sys.executable, EXAMPLES / program, *arguments]
         done = subprocess.run(command, env=env, cwd=home, capture_output=True, text=True, check=False, timeout=280)
         assert done.returncode == 0, done.stderr
-        assert "Traceback" not in done.stderr
+        assert not re.search("^Traceback", done.stderr, re.MULTILINE)  # Ray Data's workers, whom it stops, print theirs
         return done.stdout
 
     return run

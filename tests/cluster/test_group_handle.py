@@ -14,10 +14,11 @@ from support.frames import frames_of_columns
 from ray_messaging import Outgoing
 from ray_messaging.cluster.handles.group import group_lane
 from ray_messaging.cluster.handles.group.group_lane import LaneReply
-from ray_messaging.cluster.lane_calls import RelayCall
+from ray_messaging.cluster.lane_calls import FetchCall, RelayCall
 from ray_messaging.common.awaitables import finish
 from ray_messaging.errors import ConfigError, OutcomeUnknown, UnknownSender
 from ray_messaging.interception.lane import LaneAddress
+from ray_messaging.receiving.delivery_leases import NEXT
 from ray_messaging.sending.bulk_input import columns_of
 
 LIMIT = 2**20
@@ -284,7 +285,8 @@ def test_a_fetch_that_cannot_be_is_refused(pair, options, words):
 def test_a_waiting_fetch_gets_the_messages_of_a_dead_caller(hasty, make_group):
     group = make_group(hasty)
     sent = fill(group, 3)
-    assert ids(ray.get(group.actor.fetch.remote("dead", None, None, 10.0))[1]) == sent
+    call = FetchCall("dead", None, None, 10.0, NEXT)
+    assert ids(ray.get(group.actor.answer.remote(call))[1]) == sent
     assert ids(group.fetch_messages(timeout=None)) == sent
 
 
