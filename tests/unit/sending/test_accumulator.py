@@ -303,7 +303,7 @@ async def test_close_waits_for_a_bulk_send_that_was_accepted(pair, way):
 @WAYS
 @pytest.mark.usefixtures("small_batches")
 async def test_a_full_mailbox_in_the_middle_of_a_bulk_send(pair, way):
-    sender, receiver, _ = await pair(is_open=True, mailbox_messages=8, send_timeout_s=0.1)
+    sender, receiver, _ = await pair(is_open=True, mailbox_messages=8, send_timeout_s=0.5)
     with pytest.raises(MailboxFull) as caught:
         await asyncio.wait_for(bulk_send(sender, way, 20), WAIT_S)
     receipts, ids = caught.value.receipts, caught.value.message_ids
