@@ -19,6 +19,7 @@ from pydantic import (
 from ray_messaging.errors import ConfigError
 from ray_messaging.limits_and_timeouts import (
     BODY_BYTES,
+    CUT_TIMEOUT_S,
     DEAD_BYTES,
     FRAME_BYTES,
     FRAME_ROWS,
@@ -409,6 +410,11 @@ class MessagingConfig(_Settings):
         30.0,
         "seconds for which a send is retried, with pauses, whatever the server answers: no server, full mailbox, "
         "full log, a mailbox whose keys are gone",
+    )
+    cut_timeout_s: PositiveFloat = _setting(
+        CUT_TIMEOUT_S,
+        "seconds for which a step waits for a server that it cannot reach, such as during a cut of the network; Ray "
+        "takes 30 to 66 s to find a dead machine, and starts its groups elsewhere",
     )
     interceptor_timeout_s: PositiveFloat = _setting(30.0, "seconds that a send waits for a silent interceptor")
     rule_timeout_s: PositiveFloat = _setting(
