@@ -1,4 +1,4 @@
-"""The arguments of a run, checked, and its plan: each group's agents, with data and neighbours, which stay after a move."""
+"""The arguments of a run, checked, and its plan: the agents of each group, with the data and neighbours of each."""
 
 import inspect
 from collections import Counter
