@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
     from ray_messaging.cluster.run.agent import Agent
     from ray_messaging.cluster.run.crowd import Crowd
+    from ray_messaging.cluster.run.local_run import run
     from ray_messaging.cluster.run.result import Result
     from ray_messaging.cluster.run.run import Run
     from ray_messaging.compat.msg import Msg
@@ -125,6 +126,7 @@ _HOMES = {
     "Survey": "ray_messaging.cluster.handles.survey",
     "Tracing": "ray_messaging.observability.tracing.settings",
     "columns": "ray_messaging.model.typed.input",
+    "run": "ray_messaging.cluster.run.local_run",
 }
 
 __all__ = [
@@ -210,6 +212,7 @@ __all__ = [
     "columns",
     "compare",
     "rules",
+    "run",
 ]
 
 if not TYPE_CHECKING:  # with __getattr__ in sight, checkers would accept any name

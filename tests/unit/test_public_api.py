@@ -25,7 +25,7 @@ NAMES = [
     "PayloadTooLarge", "QuestionBlocked", "Receipt", "Receipts", "RedisConfig", "Result", "Rule", "RuleError", "Run",
     "ServerFailed", "ServerRefused", "Step", "StepAborted", "StepFailed", "StepTooLarge", "Steps", "Survey",
     "TraceError", "Tracing", "TransactionError", "TransitError", "Unbalanced", "UndeclaredSend", "UnknownName",
-    "UnknownSender", "columns", "compare", "rules",
+    "UnknownSender", "columns", "compare", "rules", "run",
 ]  # fmt: skip
 
 RULES = [

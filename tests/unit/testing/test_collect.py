@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ray_messaging import ConfigError, Count, Mean, PayloadTooLarge, StepFailed
-from ray_messaging.testing import run
+from ray_messaging import ConfigError, Count, Mean, PayloadTooLarge, StepFailed, run
 
 
 def person(me, inbox):
