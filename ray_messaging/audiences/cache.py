@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.audience_records import Audiences
+from ray_messaging.audiences.audience_kinds import Audiences
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.source import AudienceSource

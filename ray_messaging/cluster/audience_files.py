@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, Audiences, encode_facts
+from ray_messaging.audiences.audience_kinds import AudienceFacts, AudienceKind, Audiences, encode_facts
 from ray_messaging.audiences.building import Positions
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.files import read_edges, version_folder, write_edges

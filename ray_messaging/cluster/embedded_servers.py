@@ -18,9 +18,9 @@ from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.ray_calls import context, find_named
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.config import RedisConfig, ServerConfig, ShardsConfig, Steps
+from ray_messaging.default_limits_and_leases import SHARDS
 from ray_messaging.embedded.data_directory import APPEND_ONLY_NAME
 from ray_messaging.errors import Closed, ConfigError
-from ray_messaging.limits_and_timeouts import SHARDS
 
 Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"

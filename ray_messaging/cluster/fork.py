@@ -21,7 +21,7 @@ from ray_messaging.sending.bulk_input import ColumnChunk
 from ray_messaging.surveys.surveys import open_mailbox, questions
 
 if TYPE_CHECKING:
-    from ray_messaging.audiences.audience_records import Audiences
+    from ray_messaging.audiences.audience_kinds import Audiences
     from ray_messaging.cluster.messaging import Messaging
     from ray_messaging.engine import Engine
     from ray_messaging.eventlog.event_log import EventLog

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.task_health import end
+from ray_messaging.default_limits_and_leases import BODY_ARREARS
 from ray_messaging.errors import BodyLost, MessagingError
-from ray_messaging.limits_and_timeouts import BODY_ARREARS
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import LARGE, LargeCommand
 from ray_messaging.transports.step_values import ASKER, OUTSIDE, PLACES, BoxFrame, StepTag

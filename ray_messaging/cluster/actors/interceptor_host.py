@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.audiences.audience_records import Audiences
+from ray_messaging.audiences.audience_kinds import Audiences
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.cluster.actors.ownership import Heartbeat, take_claim
 from ray_messaging.cluster.actors.rule_editor import RuleEditor

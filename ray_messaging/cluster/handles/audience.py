@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import check_name
-from ray_messaging.audiences.audience_records import AudienceKind, AudienceVersion
+from ray_messaging.audiences.audience_kinds import AudienceKind, AudienceVersion
 from ray_messaging.audiences.building import Positions, build_edges
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges

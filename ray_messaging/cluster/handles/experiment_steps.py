@@ -13,8 +13,8 @@ from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.common.notebook import html_table
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.texts import steps_done
+from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import ConfigError, MessagingError
-from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.step_account import StepCounts, digest_of

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.interception.broadcasts import Intersections, pair_rows
 from ray_messaging.interception.rule_snapshot import decode_snapshot_request
@@ -35,7 +36,6 @@ from ray_messaging.interception.verdicts import (
     decode_verdicts,
     encode_verdicts,
 )
-from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.wire.frames import decode

@@ -10,8 +10,8 @@ from support.step_society import open_step
 from ray_messaging.audiences.cache import EVERYBODY
 from ray_messaging.audiences.folding import agents_digest
 from ray_messaging.audiences.member_edges import MemberEdges
+from ray_messaging.default_limits_and_leases import BATCH_ROWS
 from ray_messaging.errors import ConfigError, FrameError
-from ray_messaging.limits_and_timeouts import BATCH_ROWS
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension, Fold

@@ -33,8 +33,8 @@ from ray_messaging.conversations.answer_stream import AnswerPart, Answers, Answe
 from ray_messaging.conversations.handling import HandlerFailure, asker_here
 from ray_messaging.conversations.replies import blocked_among, note_replied, replies_to, waits_for_failure
 from ray_messaging.conversations.serving import Handler, MessageServer, OnError, Serving
+from ray_messaging.default_limits_and_leases import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.errors import CommitFailed, ConfigError, MessagingError, OutcomeUnknown
-from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.model.agent_sets import AgentSet, column_of

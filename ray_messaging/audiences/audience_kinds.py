@@ -1,4 +1,8 @@
-"""Records of audiences in the directory: their versions, and the step from which each version counts."""
+"""The kinds of audiences, and the versions of each audience in the directory.
+
+To add a kind: name it in `AudienceKind`, build its pairs in `building.py`, take its arguments in
+`cluster/handles/audience.py`.
+"""
 
 from collections.abc import Mapping
 from enum import StrEnum

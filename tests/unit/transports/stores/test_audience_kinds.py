@@ -3,7 +3,7 @@
 import pytest
 
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, encode_facts
+from ray_messaging.audiences.audience_kinds import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.transports.step_values import Closing, Driver, Opened, StepSettings
 
