@@ -13,7 +13,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
 from ray_messaging.errors import ConfigError, StepFailed
-from ray_messaging.model.series import AGENT, AGENT_NAME, STEP
+from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.run_actor import GroupResult

@@ -13,8 +13,8 @@ from ray_messaging.common.awaitables import call_problem, is_async
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.aggregates import aggregates_of, check_collect
 from ray_messaging.model.edge_pairs import edge_pairs
-from ray_messaging.model.series import check_collect
 from ray_messaging.receiving.call_checks import check_timeout
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def check_run(model: object, options: "RunOptions") -> None:
     if not isinstance(options.concurrency, int) or options.concurrency < 1:
         raise ConfigError(f"concurrency={options.concurrency!r} must be a number, at least 1")
     check_timeout(options.timeout, positive=True)
-    for name, given in (("timeout", options.timeout), ("only_active", options.only_active or None)):
+    living = any(each.living for each in aggregates_of(options.collect)) or None
+    for name, given in (("timeout", options.timeout), ("only_active", options.only_active or None), ("living", living)):
         if given is not None and options.by == "group":
             raise ConfigError(f'{name}={given!r} is of the calls for one agent: leave it out with by="group"')
 
