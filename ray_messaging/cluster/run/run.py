@@ -204,7 +204,7 @@ class Run(AbstractContextManager["Run"]):
         change = NO_CHANGE if messaging._fork is None else messaging._fork.change
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
             stranger = next(iter(strangers))
-            raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: give the states of agents")
+            raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
         self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent, change)
         self._actors = actors = kept.take(plan_refs)
         self._open = True
@@ -444,7 +444,9 @@ def plans_for(options: RunOptions, agents: object, groups: object, graph: object
     """Return the groups of a run; raise ConfigError for arguments that are invalid, or have no use with by="group"."""
     plans = plan_groups(agents, groups, graph, cpus)
     if options.by == "group" and (graph is not None or any(plan.rows for plan in plans)):
-        raise ConfigError('with by="group" pass the graph and the data of agents as shared=')
+        raise ConfigError(
+            'with by="group" the model gets no graph and no data of agents by itself: pass both in shared='
+        )
     return plans
 
 
@@ -463,13 +465,15 @@ def check_run(model: object, options: RunOptions) -> None:
     if options.start is not None and (not callable(options.start) or is_async(options.start)):
         raise ConfigError(f"start={options.start!r} must be a plain function that returns a dict: lambda me: {{}}")
     if options.start is not None and (problem := call_problem(options.start, 1)):
-        raise ConfigError(f"start={options.start!r} must take one argument, as lambda me: {{}}: {problem}")
+        raise ConfigError(f"start={options.start!r} must take one argument, such as lambda me: {{}}: {problem}")
     if not isinstance(options.concurrency, int) or options.concurrency < 1:
         raise ConfigError(f"concurrency={options.concurrency!r} must be a number, at least 1")
     check_timeout(options.timeout, positive=True)
     for name, given in (("timeout", options.timeout), ("only_active", options.only_active or None)):
         if given is not None and options.by == "group":
-            raise ConfigError(f'{name}={given!r} is of the calls for one agent: leave it out with by="group"')
+            raise ConfigError(
+                f'{name}={given!r} is only for models that are called for each agent: leave it out with by="group"'
+            )
 
 
 def _results(refs: Sequence[Any]) -> list[Any]:

@@ -117,7 +117,7 @@ def _given_groups(everybody: AgentSet, groups: Mapping[Any, Any]) -> dict[str, I
         hosted, total = hosted | ids, total + len(ids)
     for kind, left in (("in no group", everybody - hosted), ("in a group, and not in agents", hosted - everybody)):
         if len(left):
-            raise ConfigError(f"{len(left):,} agents are {kind}, as {next(iter(left))!r}")
+            raise ConfigError(f"{len(left):,} agents are {kind}, such as {next(iter(left))!r}")
     if total > len(everybody):
         raise ConfigError("some agents are in two groups: each agent has one")
     return dict(found)
@@ -154,7 +154,7 @@ def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: I
         ends -= AgentSet.of(hosted)
     if len(ends):
         raise ConfigError(
-            f"graph has edges of {len(ends):,} ids that are no agents of this run, as {next(iter(ends))!r}"
+            f"graph has edges of {len(ends):,} ids that are no agents of this run, such as {next(iter(ends))!r}"
         )
 
 
