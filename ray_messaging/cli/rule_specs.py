@@ -102,7 +102,7 @@ def _settings(
         except ValueError as error:
             expected = "a whole number" if known[key] is int else "a number"
             raise ConfigError(
-                f"{kind}: {value.strip()!r} is no number: write {expected}, as in {KNOWN[kind].example}"
+                f"{kind}: {value.strip()!r} is no number: write {expected}, such as {KNOWN[kind].example}"
             ) from error
     if bare is not None and bare not in settings:
         raise ConfigError(f"{kind}: {bare} is missing: write {KNOWN[kind].example}")

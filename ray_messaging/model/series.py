@@ -67,7 +67,7 @@ class Mean(_Aggregate):
         """
         _, column = column_of(self.name, values)
         if not isinstance(column, np.ndarray):
-            raise UnfitValue(f"{self!r} needs numbers, and agents have texts: Count({self.name!r}) counts them", 0)
+            raise UnfitValue(f"{self!r} needs numbers, and agents have texts: Count({self.name!r}) counts texts", 0)
         if column.dtype.kind != "f":
             return "mean", (len(column), _packed(int(column.sum(dtype=object)) << _UNIT), 0.0)
         finite = np.isfinite(column)
@@ -92,7 +92,9 @@ class Count(_Aggregate):
         """Return the kind, and each value with the number of agents that have it; raise UnfitValue for floats."""
         kind, column = column_of(self.name, values)
         if isinstance(column, np.ndarray) and column.dtype.kind == "f":
-            raise UnfitValue(f"{self!r} needs texts, bools or whole numbers, and agents have floats: round them", 0)
+            raise UnfitValue(
+                f"{self!r} needs texts, bools or whole numbers, and agents have floats: round the floats", 0
+            )
         return f"count of {kind}", [*Counter(column if isinstance(column, list) else column.tolist()).items()]
 
     @staticmethod
@@ -132,8 +134,8 @@ def check_collect(collect: object, every: object) -> None:
     fits = callable(collect) or (listed and all(isinstance(each, Mean | Count) for each in listed))
     if collect is not None and not fits:
         raise ConfigError(
-            f"collect={collect!r} must be a function that returns a dict, as lambda me: {{'mood': me.state['mood']}}, "
-            "or aggregates: Mean('mood'), Count('health'), or a list of such"
+            f"collect={collect!r} must be a function that returns a dict, such as lambda me: {{'mood': "
+            "me.state['mood']}, or an aggregate, such as Mean('mood') or Count('health'), or a list of aggregates"
         )
     aggregates = [each for each in listed if isinstance(each, Mean | Count)]
     for each in aggregates:

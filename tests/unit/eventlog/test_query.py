@@ -218,7 +218,7 @@ def test_a_conversation(log):
     assert positions(log.conversation(2, 1, fate="delivered", limit=1)) == [0]
     assert positions(log.conversation(2, None)) == [1, 2]
     assert positions(log.conversation(2, "2")) == [6]
-    with pytest.raises(InvalidQuery, match="agent=3 in a conversation"):
+    with pytest.raises(InvalidQuery, match="agent=3 cannot be given for a conversation"):
         log.conversation(1, 2, agent=3)
 
 
