@@ -245,7 +245,10 @@ def decode_record(data: bytes) -> MailboxRecord:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a mailbox's record in the directory cannot be read: {error}") from error
     if record.frame_rows < 1 or record.frame_bytes < 1:  # no frame would be small enough
-        raise FrameError(f"the record of mailbox {record.mailbox} in the directory is invalid: it takes no frame")
+        raise FrameError(
+            f"the record of mailbox {record.mailbox} in the directory is invalid: it says that no frame is small "
+            "enough for the mailbox"
+        )
     return record
 
 

@@ -105,7 +105,10 @@ class Audiences:
         try:
             return AudienceVersion(name, last.version, last.since, _read_facts(last.facts))
         except msgspec.MsgspecError as error:
-            raise ConfigError(f"audience {name!r} is of a later release of ray_messaging: {error}") from error
+            raise ConfigError(
+                f"audience {name!r} was made by a later release of ray_messaging, and this release cannot read it "
+                f"({error}): upgrade ray_messaging in this process"
+            ) from error
 
     def _missing(self, name: str, versions: tuple[StoredVersion, ...], step: int | None) -> str:
         if versions and versions[-1].facts:

@@ -91,7 +91,7 @@ def name_of(audience: object) -> str:
     if not isinstance(name, str):
         raise UnknownName(
             f"{audience!r} is no audience: pass what messaging.create_audience or messaging.audience returned, or the "
-            "name",
+            "name of an audience",
             kind="audience",
             value=audience,
         )

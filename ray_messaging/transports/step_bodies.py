@@ -180,7 +180,9 @@ class StepBodies:
         try:
             await self.drop(shard, through)
         except MessagingError as error:
-            logger.warning("what shard %d has of steps that are over stays there, trying on: %s", shard, error)
+            logger.warning(
+                "the data of ended steps could not be deleted on shard %d, and this is tried again: %s", shard, error
+            )
 
     async def erase(self) -> None:
         """Delete all bodies."""

@@ -278,10 +278,14 @@ def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
     Raises: ConfigError if `hears` does not map each group to a list of groups; InvalidAddress for an invalid name.
     """
     if not isinstance(hears, Mapping):
-        raise ConfigError(f"hears={hears!r} must have the groups that each group hears: {{'north': ['south']}}")
+        raise ConfigError(
+            f"hears={hears!r} must name, for each group, the groups that it hears, such as {{'north': ['south']}}"
+        )
     for group, senders in hears.items():
         if isinstance(senders, str) or not isinstance(senders, Iterable):
-            raise ConfigError(f"hears[{group!r}] is {senders!r}: it must be a list of groups, as [{str(senders)!r}]")
+            raise ConfigError(
+                f"hears[{group!r}] is {senders!r}: it must be a list of groups, such as [{str(senders)!r}]"
+            )
     return {
         check_name("group", group): {check_name("group", sender) for sender in senders}
         for group, senders in hears.items()

@@ -327,7 +327,7 @@ class Interceptor:
             answer = verdict.encode(self.epoch, wants_payload=self.rules.wants_payload, snapshot=snapshot)
             if len(answer) <= FRAME_LIMIT:
                 return answer
-            raise ValueError(f"they take {len(answer)} bytes, the limit is {FRAME_LIMIT}: rewrite less in one batch")  # noqa: TRY301
+            raise ValueError(f"the verdicts take {len(answer)} bytes, above {FRAME_LIMIT}: rewrite less in a batch")  # noqa: TRY301
         except Exception as error:
             # A verdict can pass every check and still not be sendable; the sender must not wait forever.
             logger.exception("the verdicts on a batch of %d messages cannot be sent", rows)

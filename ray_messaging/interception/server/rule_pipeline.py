@@ -312,5 +312,5 @@ def checked_rows(verdicts: Mapping[int, Verdict], count: int) -> dict[int, Verdi
 def _row(row: object, count: int) -> int:
     number = index(row)  # type: ignore[arg-type]  # others raise
     if not 0 <= number < count:
-        raise ValueError(f"it judges row {number} of {count}")
+        raise ValueError(f"it judges row {number}, and the batch has {count} rows")
     return number

@@ -91,7 +91,8 @@ class StampedHandle:
     def step(self, step: int | None) -> None:
         if self._experiment.steps:
             raise ConfigError(
-                f"the step of group {self.name!r} is that of its loop: `for step in group.steps(until=...)`"
+                f"the step of group {self.name!r} cannot be set: its loop `for step in group.steps(until=...)` says "
+                "which step it is"
             )
         self._stamp.step = step
 
@@ -574,7 +575,9 @@ class Fetched(Messages):
 
     def __enter__(self) -> Self:
         if not self._lender.waiting.blocks:
-            raise ConfigError("messages that `group.aio` fetched need `async with`: their commit waits in the loop")
+            raise ConfigError(
+                "messages that `group.aio` fetched need `async with`, not `with`, because their commit must be awaited"
+            )
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
