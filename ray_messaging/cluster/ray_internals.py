@@ -111,7 +111,9 @@ def owner_known_dead(key: str) -> bool:
         info = state._connect_and_get_accessor().get_worker_info(WorkerID.from_hex(key))
         return info is not None and not gcs_pb2.WorkerTableData.FromString(info).is_alive  # type: ignore[attr-defined]
     except _MISSING as error:
-        logger.warning("Ray cannot say whether %s is dead (%s): its lease must expire first", key, error)
+        logger.warning(
+            "Ray cannot say whether %s is dead (%s), so its mailbox is free only once its lease has expired", key, error
+        )
         return False
 
 

@@ -4,7 +4,7 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from ray_messaging.limits_and_timeouts import (
+from ray_messaging.default_limits_and_leases import (
     KEEPALIVE_IDLE_S,
     KEEPALIVE_PROBE_S,
     KEEPALIVE_PROBES,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from ray_messaging.common.sockets import notice_cuts
-from ray_messaging.limits_and_timeouts import FRAME_LIMIT
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 
 OPENING_S = 5.0  # time limit to connect and send the token
 # The most requests of one connection that may wait for answers. Above this number a request for deferred rows gets an

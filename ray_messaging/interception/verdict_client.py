@@ -68,6 +68,13 @@ class VerdictClient:
         """Return a verdict that passes broadcasts without expanding them to hearers; None if there may be rules."""
         return None
 
+    async def outdated(self, *, successor: bool) -> None:  # noqa: ARG002 - for subclasses
+        """Handle the server's answer that verdicts of this client do not count any more.
+
+        Args: with `successor` another interceptor has taken over, and the one that was asked must not be asked again.
+        """
+        await self.close()
+
     async def close(self) -> None:
         """Close the connection to the interceptor."""
 
@@ -232,19 +239,12 @@ class RemoteVerdictClient(VerdictClient):
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
         """Return a verdict that passes broadcasts without expanding them, or None if the rule snapshot has rules."""
-        rules, deadline = self._delegated_rules, asyncio.get_running_loop().time() + self._timeout_s
+        rules = self._delegated_rules
         if rules is None:
             return None
-        while not rules.valid:
+        if not rules.held:
             await self.judge(broadcasts.take(np.zeros(0, np.intp)))
             await rules.fetched()
-            if not rules.late:
-                break
-            if asyncio.get_running_loop().time() > deadline:
-                raise InterceptorUnavailable(
-                    f"each answer of the interceptor in {self._timeout_s:g} s came too late to count, so nothing was "
-                    "sent: does something block the event loop, or is the machine overloaded? Then send again"
-                )
         return rules.judge(broadcasts) if rules.empty else None
 
     async def _verdicts(self, batch: Batch, *, with_payload: bool, patient: bool = False) -> VerdictReply:
@@ -336,6 +336,16 @@ class RemoteVerdictClient(VerdictClient):
         lane.close()
         if self._lane is lane:
             self._lane = None
+
+    async def outdated(self, *, successor: bool) -> None:
+        """Drop the delegated rules; if there is another interceptor, close the connection to the lane, too.
+
+        If only the rules have changed, all senders hear of it at about the same time: each asks again over its lane.
+        """
+        if successor:
+            await self.close()
+        elif self._delegated_rules is not None:
+            self._delegated_rules.drop()
 
     async def close(self) -> None:
         """Close the connection to the lane, and drop the delegated rules."""

@@ -5,8 +5,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ray_messaging.config import Steps
+from ray_messaging.default_limits_and_leases import BOX_BYTES, BOX_ROWS, LAG_BYTES, STEP_LEASE_S
 from ray_messaging.errors import ConfigError, Fenced, UnknownName
-from ray_messaging.limits_and_timeouts import BOX_BYTES, BOX_ROWS, LAG_BYTES, STEP_LEASE_S
 
 OUTSIDE = ""  # the group of frames from outside
 SUPERVISOR = ":rules"  # the member that closes each step after all groups; lists of groups do not contain it

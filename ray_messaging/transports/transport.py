@@ -12,11 +12,11 @@ import msgspec
 from ray_messaging.addressing.directory import HostDates, MailboxRecord, decode_record, encode_agents, encode_record
 from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.addressing.server_keys import Keys
-from ray_messaging.audiences.audience_records import decode_audiences
+from ray_messaging.audiences.audience_kinds import decode_audiences
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import RedisConfig, ShardsConfig
+from ray_messaging.default_limits_and_leases import DEAD_BYTES
 from ray_messaging.errors import Closed, ConnectionFailed, ServerRefused
-from ray_messaging.limits_and_timeouts import DEAD_BYTES
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.agent_moves import RedisMoves

@@ -103,8 +103,8 @@ class InterceptorActor:
         ours = self._host.experiment.exp_id
         if exp_id not in {None, ours}:
             raise ConfigError(
-                f"a messager of experiment {exp_id!r} was given the interceptor of experiment {ours!r}: pass it "
-                f"Messaging.connect({exp_id!r}).interceptor"
+                f"a messager of experiment {exp_id!r} was given the interceptor of experiment {ours!r}: pass "
+                f"Messaging.connect({exp_id!r}).interceptor to that messager"
             )
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, msg: Any) -> bool:  # noqa: ANN401 - the seed's

@@ -7,8 +7,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ray_messaging.common.sockets import keepalive_options
 from ray_messaging.config import RedisConfig
+from ray_messaging.default_limits_and_leases import CONNECT_TIMEOUT_S
 from ray_messaging.errors import ConfigError
-from ray_messaging.limits_and_timeouts import CONNECT_TIMEOUT_S
 
 try:
     from redis.driver_info import DriverInfo

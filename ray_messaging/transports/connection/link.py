@@ -29,6 +29,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.config import RedisConfig
+from ray_messaging.default_limits_and_leases import CONNECT_TIMEOUT_S
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -38,7 +39,6 @@ from ray_messaging.errors import (
     NotReplicated,
     ServerRefused,
 )
-from ray_messaging.limits_and_timeouts import CONNECT_TIMEOUT_S
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.connection.connection_options import tls_trouble
 from ray_messaging.transports.connection.connector import Connector

@@ -29,9 +29,9 @@ from ray_messaging.common.awaitables import Life, at_loop_end
 from ray_messaging.common.backoff import LANE_RETRY
 from ray_messaging.common.process_tuning import keep_memory
 from ray_messaging.common.sockets import notice_cuts
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.errors import FrameError, MessagingError
 from ray_messaging.interception.lane import JUDGE, NUMBER, REQUEST, WAITING, LaneAddress, LaneClient
-from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 
 logger = logging.getLogger(__name__)
 
