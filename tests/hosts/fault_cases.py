@@ -30,6 +30,7 @@ def digest_of_one_process():
     return digest_of(result)
 
 
+SERVER_OPTIONS = ["--protected-mode", "no", "--appendonly", "yes", "--daemonize", "yes", "--dir", "/tmp/home"]
 SENTINEL = """\
 port 26379
 protected-mode no
@@ -160,10 +161,7 @@ class Case:
         if not self.own_server:
             return None
         primary, password = hosts.ip(self.own_server), ["--requirepass", PASSWORD, "--masterauth", PASSWORD]
-        options = [
-            *password,
-            *["--protected-mode", "no", "--appendonly", "yes", "--daemonize", "yes", "--dir", "/tmp/home"],
-        ]
+        options = [*password, *SERVER_OPTIONS]
         hosts.run(self.own_server, "redis-server", "--port", "6390", *options)
         if not self.sentinels:
             return f"redis://:{PASSWORD}@{primary}:6390"

@@ -1,8 +1,8 @@
 """A program on one of the hosts: a run in which each agent knows what must be in its inbox.
 
 python society.py JSON, with `ray`, `exp_id`, `on_existing`, `steps`, `pause_s`, `settings` and `redis`. It prints lines
-of JSON: the groups' hosts once the run has begun, what `messaging.health()` says whenever a line comes on stdin, and the
-result or the error.
+of JSON: the groups' hosts once the run has begun, what `messaging.health()` says whenever a line comes on stdin, and
+the result or the error.
 """
 
 import hashlib
