@@ -18,6 +18,7 @@ from pydantic import (
 
 from ray_messaging.default_limits_and_leases import (
     BODY_BYTES,
+    CUT_TIMEOUT_S,
     DEAD_BYTES,
     FRAME_BYTES,
     FRAME_ROWS,
@@ -411,6 +412,11 @@ class MessagingConfig(_Settings):
         30.0,
         "seconds for which a send is retried, with pauses, whatever the server answers: no server, full mailbox, "
         "full log, a mailbox whose keys are gone",
+    )
+    cut_timeout_s: PositiveFloat = _setting(
+        CUT_TIMEOUT_S,
+        "seconds for which a step waits for a server that it cannot reach, such as during a cut of the network; Ray "
+        "takes 30 to 66 s to find a dead machine, and starts its groups elsewhere",
     )
     interceptor_timeout_s: PositiveFloat = _setting(30.0, "seconds that a send waits for a silent interceptor")
     rule_timeout_s: PositiveFloat = _setting(

@@ -78,6 +78,15 @@ MODERATOR_TIMEOUT_S = 30.0
 LEASE_S = 30.0
 LOAN_S = 60.0
 
+# Seconds for which a step waits for a server that it cannot reach. It is longer than Ray takes to find a dead machine,
+# 30 to 66 s: until then the group may run on, and after that Ray starts it elsewhere.
+CUT_TIMEOUT_S = 100.0
+
+# Seconds after which an end of a connection finds that the other end is gone, however long the kernel would retransmit:
+# an idle connection is asked for a sign of life after KEEPALIVE_IDLE_S, and then KEEPALIVE_PROBES times.
+UNACKNOWLEDGED_S = 15.0
+KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, KEEPALIVE_PROBES = 10, 5, 3
+
 # Seconds: the longest wait for news of steps in one call, so that a server that does not answer is noticed; and the
 # time without a sign of life after which a step's driver, or its supervisor, counts as gone.
 STEP_NEWS_TIMEOUT_S = 5.0

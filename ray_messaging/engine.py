@@ -80,6 +80,8 @@ class Engine:
         self.tracer = tracer_of(tracing, self.exp_id, self.name)
         if observer is not None:
             self.transport.observe(observer)
+        if self.named:
+            self.transport.called_by(repr(self.name))
         self.directory = Directory(self.exp_id)
         # Read once, because pydantic's attributes are slow.
         payload_bytes = self.settings.payload_bytes

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from ray_messaging.common.sockets import notice_cuts
 from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 
 OPENING_S = 5.0  # time limit to connect and send the token
@@ -59,6 +60,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's do not derive from asyncio's
+        notice_cuts(transport.get_extra_info("socket"))
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's
         """Return the part of the buffer into which the next bytes are written."""

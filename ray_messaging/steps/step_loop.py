@@ -129,11 +129,13 @@ class StepLoop:
         StepAborted, StepTooLarge, Fenced or Closed, it is not committed, and a new driver runs it again.
         """
         self.until = check_until(until)
-        taken = await self._take(self.until, leave=leave)
-        sender = AttemptSender(self._engine, self._store, taken.attempt, self._account, taken.closed + 1)
-        await sender.open()
-        self._host(sender.directory, taken.closed + 1)
-        self.before = self._record_of(sender.directory).at(taken.closed, sender.directory.dates).agents()
+        transport = self._engine.transport
+        transport.begin_steps(self._engine.settings.cut_timeout_s)
+        try:
+            taken, sender = await self._begin(leave=leave)
+        except BaseException:
+            transport.end_steps()
+            raise
         step: Step | None = None
         renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
         try:
@@ -164,6 +166,7 @@ class StepLoop:
                 self.committed, self.state, self.before = number, step.state, step.places.agents
                 self.fates, self.unheard = Counter(counts.total), counts.unheard
         finally:
+            transport.end_steps()  # what ends the steps waits no longer than other calls
             if step is not None:
                 step.sends.end()
             try:
@@ -173,6 +176,15 @@ class StepLoop:
             if not self._engine.closed:  # otherwise a call would connect again
                 with suppress(MessagingError):  # without this call the lease ends by itself
                     await self._store.let_go(self._group, taken.attempt)
+
+    async def _begin(self, *, leave: bool) -> tuple[DrivenGroup, AttemptSender]:
+        """Become the group's driver, and open its sender. Raises the same errors as `_take`."""
+        taken = await self._take(self.until, leave=leave)
+        sender = AttemptSender(self._engine, self._store, taken.attempt, self._account, taken.closed + 1)
+        await sender.open()
+        self._host(sender.directory, taken.closed + 1)
+        self.before = self._record_of(sender.directory).at(taken.closed, sender.directory.dates).agents()
+        return taken, sender
 
     # -- the driver -----------------------------------------------------------------------------------------------
 

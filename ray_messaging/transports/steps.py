@@ -553,9 +553,9 @@ def _int(value: bytes | None) -> int | None:
 
 
 def _group(fields: list[Any]) -> GroupProgress:
-    closed, opened, task, start, idle_ms, since, until = fields
+    closed, opened, task, start, idle_ms, since, until, silent_ms = fields
     driver = Driver(task.decode(), int(start)) if task else None
-    return GroupProgress(int(closed), _int(opened), driver, int(idle_ms), int(since), _int(until))
+    return GroupProgress(int(closed), _int(opened), driver, int(idle_ms), int(since), _int(until), int(silent_ms))
 
 
 def _cover(name: bytes, value: bytes) -> Cover:

@@ -14,7 +14,7 @@ import pytest
 from support.ripple import ripple, ripple_start
 from support.rumour import Rumour, blocks, sequential, small_world
 
-from ray_messaging import ConfigError, RuleError, StepFailed
+from ray_messaging import ConfigError, RuleError, StepFailed, run
 from ray_messaging.interception.rules import (
     ALLOW,
     BlackList,
@@ -27,7 +27,6 @@ from ray_messaging.interception.rules import (
     Table,
     block,
 )
-from ray_messaging.testing import run
 
 RUMOUR = Rumour(small_world(24), steps=4, chance=110)
 

@@ -16,9 +16,9 @@ import pandas as pd
 import pytest
 from support.patience import WAIT_S
 
+from ray_messaging import run
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.model_watch import ModelWatch
-from ray_messaging.testing import run
 
 SEEN, TABLE, LIMITS = [], {"n": 0}, {"high": 5}
 count = 0
