@@ -160,8 +160,8 @@ def no_channel(channel: object) -> InvalidAddress:
     except InvalidAddress:
         agent = "agent_id"
     return InvalidAddress(
-        f"channel {channel!r} must be a str: that of agent {agent} is messager.get_agent_chat_channel({agent}), and "
-        f"Outgoing.to_agent({agent}, payload) needs none",
+        f"channel {channel!r} must be a str: the channel of agent {agent} is "
+        f"messager.get_agent_chat_channel({agent}), and Outgoing.to_agent({agent}, payload) needs no channel",
         value=channel,
     )
 

@@ -14,12 +14,16 @@ from ray_messaging.cli.rule_specs import parse_rules
 from ray_messaging.cli.session import output
 from ray_messaging.errors import ConfigError
 
-Model = Annotated[str, typer.Option("--model", metavar="MODULE:FUNCTION", help="The model, as town:person.")]
+Model = Annotated[
+    str, typer.Option("--model", metavar="MODULE:FUNCTION", help=("The model as MODULE:FUNCTION, such as town:person."))
+]
 
 
 def fork(
     parent: Annotated[Path, typer.Argument(metavar="PARENT", help="The log's folder of a run with checkpoints.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new run's folder, whose name it gets.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help=("The new run's folder; the run gets the folder's name."))
+    ],
     model: Model,
     until: Annotated[int, typer.Option(help="The first step that is not run.")],
     at_step: Annotated[int | None, typer.Option(help="The first step that may differ; default: after the end.")] = None,

@@ -176,8 +176,8 @@ def unended(folder: "Folder") -> str | None:
     elif not Path(start.data).exists():
         where = f"{start.data}, the folder of its server, had them, and is gone"
     return (
-        f"the run in {folder.where} that began at {start.began} has no end: it runs still, or was killed, and then "
-        f"rows of what was sent last are missing here; {where}"
+        f"the run in {folder.where} that began at {start.began} has no end on record: it is still running, or it was "
+        f"killed; if it was killed, the rows of its last messages are missing here; {where}"
     )
 
 

@@ -27,9 +27,11 @@ class Straggler(NamedTuple):
             )
         if self.is_open:
             driven = f", driven by {self.driver!r}" if self.driver else ", and its driver has gone"
-            return f"group {self.group!r} is in step {self.step} since {self.idle_s:.0f} s{driven}"
+            return f"group {self.group!r} has been in step {self.step} for {self.idle_s:.0f} s{driven}"
         if not self.driver:
-            return f"no task has opened group {self.group!r}: step {self.step} waits for it since {self.idle_s:.0f} s"
+            return (
+                f"no task has opened group {self.group!r}: step {self.step} has waited for it for {self.idle_s:.0f} s"
+            )
         return f"group {self.group!r} has not begun step {self.step} for {self.idle_s:.0f} s, driven by {self.driver!r}"
 
     @property

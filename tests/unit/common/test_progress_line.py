@@ -49,7 +49,7 @@ def test_the_first_line_comes_at_once_and_others_now_and_then(clock, capsys):
     steps = Steps([Straggler("west", 5, 41.0, is_open=False, driver="")])
     with RunProgress(steps, 20, shown=True) as progress:
         progress.show()
-        first = "step 5 of 20, waiting for west; no task has opened group 'west': step 5 waits for it since 41 s\n"
+        first = "step 5 of 20, waiting for west; no task has opened group 'west': step 5 has waited for it for 41 s\n"
         assert capsys.readouterr().err == first
         clock[0] += 9
         progress.show()

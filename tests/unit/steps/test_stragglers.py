@@ -23,14 +23,14 @@ AHEAD = group(12, driver="messager ahead", idle_s=99)
     [
         (
             group(11, opened=12, driver="messager x", idle_s=41),
-            "group 'x' is in step 12 since 41 s, driven by 'messager x'",
+            "group 'x' has been in step 12 for 41 s, driven by 'messager x'",
         ),
-        (group(11, opened=12, idle_s=41), "group 'x' is in step 12 since 41 s, and its driver has gone"),
-        (group(11, idle_s=41), "no task has opened group 'x': step 12 waits for it since 41 s"),
         (
             group(11, opened=12, driver="m", idle_s=13, silent_s=12),
             "step 12 waits for group 'x', from whose driver, 'm', the server has heard nothing for 12 s",
         ),
+        (group(11, opened=12, idle_s=41), "group 'x' has been in step 12 for 41 s, and its driver has gone"),
+        (group(11, idle_s=41), "no task has opened group 'x': step 12 has waited for it for 41 s"),
         (group(11, driver="m", idle_s=41), "group 'x' has not begun step 12 for 41 s, driven by 'm'"),
     ],
 )
