@@ -177,12 +177,8 @@ def _neighbours(graph: Any) -> dict[AgentId, tuple[AgentId, ...]]:  # noqa: ANN4
     if isinstance(graph, str):
         raise ConfigError(f"graph={graph!r} names an audience, which only messaging.run can look up: pass the edges")
     edges = edge_pairs(graph)
-    if (
-        isinstance(edges, np.ndarray)
-        and edges.dtype.kind in "iu"
-        and edges.dtype != np.uint64
-        and edges.shape[1:] == (2,)
-    ):
+    ints = isinstance(edges, np.ndarray) and edges.dtype.kind in "iu" and edges.dtype != np.uint64
+    if ints and edges.shape[1:] == (2,) and len(edges):
         return _neighbours_of_ints(edges)
     pairs = edges.tolist() if isinstance(edges, np.ndarray) else [*edges]
     found: dict[AgentId, dict[AgentId, None]] = {}
