@@ -58,7 +58,7 @@ class Aggregate:
         _, column = column_of(self.name, values)
         if isinstance(column, np.ndarray):
             return column.astype(np.int64) if column.dtype.kind == "b" else column
-        raise UnfitValue(f"{self!r} needs numbers, and agents have texts: Count({self.name!r}) counts them", 0)
+        raise UnfitValue(f"{self!r} needs numbers, and agents have texts: Count({self.name!r}) counts texts", 0)
 
     def _partial(self, column: NDArray[Any]) -> Any:  # noqa: ANN401 - what msgpack can hold
         raise NotImplementedError
@@ -234,7 +234,9 @@ class Count(Aggregate):
         """Return the kind, and each value with the number of agents that have it; raise UnfitValue for floats."""
         kind, column = column_of(self.name, values)
         if isinstance(column, np.ndarray) and column.dtype.kind == "f":
-            raise UnfitValue(f"{self!r} needs texts, bools or whole numbers, and agents have floats: round them", 0)
+            raise UnfitValue(
+                f"{self!r} needs texts, bools or whole numbers, and agents have floats: round the floats", 0
+            )
         listed = column if isinstance(column, list) else column.tolist()
         if counted is not None:
             listed = [value for value, counts in zip(listed, counted.tolist(), strict=True) if counts]
@@ -287,8 +289,8 @@ def check_collect(collect: object, every: object) -> None:
     fits = callable(collect) or (listed and all(isinstance(each, Aggregate) for each in listed))
     if collect is not None and not fits:
         raise ConfigError(
-            f"collect={collect!r} must be a function that returns a dict, as lambda me: {{'mood': me.state['mood']}}, "
-            "or aggregates: Mean('mood'), Count('health'), or a list of such"
+            f"collect={collect!r} must be a function that returns a dict, such as lambda me: {{'mood': "
+            "me.state['mood']}, or an aggregate, such as Mean('mood') or Count('health'), or a list of aggregates"
         )
     aggregates = [each for each in listed if isinstance(each, Aggregate)]
     for each in aggregates:

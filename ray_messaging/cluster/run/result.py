@@ -152,8 +152,9 @@ def series_frame(table: Any) -> Any:  # noqa: ANN401 - a pyarrow.Table, and a pa
     """Return a table of series as a DataFrame, whose index is the step, or the step and the agent."""
     if table is None:
         raise ConfigError(
-            "this call of run has collected nothing: pass collect=, as collect=lambda me: {'mood': me.state['mood']}; "
-            "if the run has a log, messaging.log.series() has what earlier calls have collected"
+            "this call of run has collected nothing: pass collect=, such as collect=lambda me: "
+            "{'mood': me.state['mood']}; if the run has a log, messaging.log.series() has what earlier calls have "
+            "collected"
         )
     columns = {name: table[name].to_numpy() for name in table.column_names if name not in (AGENT, AGENT_NAME)}
     if AGENT not in table.column_names:
