@@ -60,7 +60,7 @@ class _OurSettings(ModelMetaclass):
             if given:
                 names = list(self.model_fields)
                 raise ConfigError(
-                    f"{self.__name__} takes its settings by name, as {self.__name__}({names[0]}=...): "
+                    f"{self.__name__} takes its settings by name, such as {self.__name__}({names[0]}=...): "
                     f"{', '.join(names)}{self._unnamed}"
                 )
             return super().__call__(**fields)
