@@ -131,9 +131,10 @@ class StepLoop:
         self.until = check_until(until)
         taken = await self._take(self.until, leave=leave)
         sender = AttemptSender(self._engine, self._store, taken.attempt, self._account, taken.closed + 1)
-        await sender.open()
-        self._host(sender.directory, taken.closed + 1)
-        self.before = self._record_of(sender.directory).at(taken.closed, sender.directory.dates).agents()
+        await sender.reload()
+        directory = self._engine.directory
+        self._host(directory, taken.closed + 1)
+        self.before = self._record_of(directory).at(taken.closed, directory.dates).agents()
         step: Step | None = None
         renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
         try:
@@ -149,8 +150,8 @@ class StepLoop:
                 if opened is None:
                     return
                 await sender.begin(opened)
-                self._host(sender.directory, number)
-                step = await self._step(opened, taken.attempt, box, sender.directory)
+                self._host(directory, number)
+                step = await self._step(opened, taken.attempt, box, directory)
                 again = number == taken.closed + 1
                 limit = self._engine.settings.payload_bytes
                 self.calls = CallMemory(self._store, self._group, taken.attempt, number, limit=limit, again=again)
@@ -166,10 +167,7 @@ class StepLoop:
         finally:
             if step is not None:
                 step.sends.end()
-            try:
-                await end(renewing)
-            finally:  # even if the driver is cancelled a second time
-                await sender.stop()
+            await end(renewing)
             if not self._engine.closed:  # otherwise a call would connect again
                 with suppress(MessagingError):  # without this call the lease ends by itself
                     await self._store.let_go(self._group, taken.attempt)
