@@ -5,6 +5,7 @@ A messager applies a snapshot of the rules itself: batches that pass need no cal
 
 import asyncio
 import logging
+from collections import deque
 from contextlib import suppress
 from functools import cached_property
 
@@ -32,6 +33,7 @@ _PAUSE_S = 0.02  # after this time without messages, the number of passed messag
 _PATIENCE_S = 10.0
 _LAST_REPORT_S = 0.1
 _MANY = 1_000  # from this many entries on, rules are built in a thread
+_SNAPSHOTS = 16  # so many numbers of snapshots are remembered: a refusal may come when there is a later one
 _REMEMBERED = 256  # so many passed batches are remembered, so that none is counted again if it is judged again
 
 
@@ -50,6 +52,7 @@ class DelegatedRules:
         self._lane: LaneClient | None = None
         self._passing: BatchVerdict | None = None  # the verdict on each batch that passes; None: there is no snapshot
         self._rules: tuple[Rule, ...] = ()
+        self._numbers: deque[int] = deque(maxlen=_SNAPSHOTS)  # of the last snapshots
         self._intersections = Intersections()
         self._until = 0.0  # the loop time at which the lease of the snapshot ends
         self._stretch = 1.0  # the factor by which the interceptor lengthens the lease
@@ -144,6 +147,14 @@ class DelegatedRules:
         else:
             self._drop()
 
+    def refused(self, number: int) -> bool:
+        """Drop a snapshot that the server no longer accepts; return False if the number is not that of a snapshot."""
+        if number not in self._numbers:
+            return False
+        if self._passing is not None and self._passing.epoch == number:
+            self._drop()
+        return True
+
     def _drop(self) -> None:
         self._passing, self._rules, self._until = None, (), 0.0
 
@@ -207,6 +218,7 @@ class DelegatedRules:
         rules = snapshot.build() if snapshot.entries < _MANY else await asyncio.to_thread(snapshot.build)
         if self._lane is lane and snapshot.number:
             self._passing, self._rules = BatchVerdict(epoch=snapshot.number), rules
+            self._numbers.append(snapshot.number)
             self._until = asked_at + self._stretch * LEASE_S
 
     async def close(self) -> None:

@@ -66,6 +66,10 @@ class VerdictClient:
         """Return a verdict that passes broadcasts without expanding them to hearers; None if there may be rules."""
         return None
 
+    async def refused(self, epoch: int) -> None:  # noqa: ARG002 - for subclasses
+        """Take note that the server refuses verdicts under an epoch: whoever gave them must not be asked again."""
+        await self.close()
+
     async def close(self) -> None:
         """Close the connection to the interceptor."""
 
@@ -323,6 +327,14 @@ class RemoteVerdictClient(VerdictClient):
         lane.close()
         if self._lane is lane:
             self._lane = None
+
+    async def refused(self, epoch: int) -> None:
+        """Take note that the server refuses verdicts under an epoch.
+
+        If they were by delegated rules, only the rules have changed: the interceptor is asked, over the same lane.
+        """
+        if self._delegated_rules is None or not self._delegated_rules.refused(epoch):
+            await self.close()
 
     async def close(self) -> None:
         """Close the connection to the lane, and drop the delegated rules."""

@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 
 from ray_messaging.addressing.directory import Routes
+from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.limits_and_timeouts import CALL_BYTES
 from ray_messaging.model.fates import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.model.schema import Schemas
@@ -29,6 +30,7 @@ class Destination:
         self.observer = observer
         self.schemas = schemas
         self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts no longer count
+        self.stale_epoch = FOREIGN  # the epoch of these verdicts
         self.queues = MailboxQueues()
         self.router = FrameRouter(routes, mirror=mirror)  # its routes are those of the queued frames
 
@@ -111,8 +113,9 @@ class Destination:
             frame.in_flight.outcome.keep_addresses(frame.in_flight.batch)
         frame.in_flight.settle(frame.batch_rows(), fates)
 
-    def refuse_verdicts(self) -> None:
-        """Take all frames from the queues, because the server refused the verdicts under which they passed."""
+    def refuse_verdicts(self, epoch: int) -> None:
+        """Take all frames from the queues, because the server refuses the verdicts under an epoch."""
+        self.stale_epoch = epoch
         for frame in self.queues.take_all():
             rows = self.stale_verdicts.get(frame.in_flight, np.zeros(0, np.intp))
             self.stale_verdicts[frame.in_flight] = np.union1d(rows, frame.batch_rows())

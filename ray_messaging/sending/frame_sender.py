@@ -275,15 +275,17 @@ class FrameSender(Destination):
         await self.settle_refusal(reply, sent)
         for frame, _ in refused:
             self.queues[frame.mailbox].attempted = 0
-        await self._prepare_next(reply.status, refused)
+        await self._prepare_next(reply.status, refused, sent[0].verdict_epoch)
 
-    async def _prepare_next(self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
+    async def _prepare_next(
+        self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]], verdict_epoch: int
+    ) -> None:
         """Remove the cause of a refusal, or wait until it is gone. Fail frames that can never be written."""
         if status is SendStatus.STALE_DIRECTORY:
             self._directory_stale = True
             self._back_off(status)
         elif status is SendStatus.STALE_VERDICTS:
-            self.refuse_verdicts()
+            self.refuse_verdicts(verdict_epoch)
         elif gone := {frame.mailbox for frame, fate in refused if fate is FrameFate.GONE}:
             await self.reload()
             self.reroute(again=True)

@@ -205,7 +205,7 @@ class SendLoop:
             if loop.time() > deadline:
                 self._frames.abandon(InterceptorUnavailable(send_errors.STALE))
                 return
-            await self.verdict_client.close()  # a predecessor that still answers must not be asked again
+            await self.verdict_client.refused(self._frames.stale_epoch)
             for in_flight, rows in self._frames.stale_verdicts.items():
                 await self._judge(in_flight, rows)
             self._frames.stale_verdicts = {}
@@ -233,13 +233,13 @@ class SendLoop:
         if self._frames.fenced is not None:
             raise self._frames.fenced
 
-    async def judge_transaction(self, in_flight: InFlightBatch, *, again: bool) -> int:
+    async def judge_transaction(self, in_flight: InFlightBatch, *, refused: int | None = None) -> int:
         """Get all verdicts on a transaction's batch, including those of slow rules; return the verdict epoch.
 
-        Args: with `again`, ask the successor of the interceptor that was asked before.
+        Args: `refused` is the epoch of earlier verdicts, which the server refused.
         """
-        if again:
-            await self.verdict_client.close()  # a predecessor that still answers must not be asked again
+        if refused is not None:
+            await self.verdict_client.refused(refused)
         if not in_flight.errors:
             verdict = await self._ask(in_flight)
             in_flight.apply(verdict)

@@ -94,7 +94,7 @@ class TransactionSender:
 
     async def _conclude(self) -> None:
         if self._in_flight is not None:
-            self._verdict_epoch = await self._loop.judge_transaction(self._in_flight, again=False)
+            self._verdict_epoch = await self._loop.judge_transaction(self._in_flight)
         self._until = asyncio.get_running_loop().time() + self._settings.send_timeout_s
         self._route()
         while (reply := await self._attempt()) is not None:
@@ -212,7 +212,8 @@ class TransactionSender:
             raise InterceptorUnavailable(send_errors.STALE)
         await self._pause()
         if self._in_flight is not None:
-            self._verdict_epoch = await self._loop.judge_transaction(self._in_flight, again=True)
+            refused = self._verdict_epoch
+            self._verdict_epoch = await self._loop.judge_transaction(self._in_flight, refused=refused)
             self._route()
 
     async def _pause(self) -> None:

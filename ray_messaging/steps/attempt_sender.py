@@ -259,7 +259,7 @@ class AttemptSender:
             if clock() > deadline:
                 raise InterceptorUnavailable(send_errors.STALE)
             rows = destination.stale_verdicts.pop(in_flight)
-            await self._engine.verdict_client.close()  # a predecessor that still answers must not be asked again
+            await self._engine.verdict_client.refused(destination.stale_epoch)
             await backoff.sleep()
 
     # -- batches --------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class StepDestination(Destination):
                     self.dequeue(frame)
                     self.stored(frame)
             if reply.status is SendStatus.STALE_VERDICTS:
-                self.refuse_verdicts()
+                self.refuse_verdicts(frames[0].verdict_epoch)
             elif FrameFate.GONE in reply.fates:
                 await self.reload()
                 self.reroute(again=True)
