@@ -9,10 +9,11 @@ from support.contracts import WAIT_S, fetch_all
 from support.delegation import Actor, InterceptorEpoch, delegate_at_once
 from support.interceptors import Held, interceptor_with
 from support.judged_steps import Seen
+from support.step_faults import commit_in_parts, without_verdicts
 from support.step_society import LoggedGroups
 from support.stepped import begin_steps
 
-from ray_messaging import InterceptorUnavailable, StepAborted, rules
+from ray_messaging import StepAborted, rules
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ async def test_messages_accepted_before_the_agents_are_hosted_go_where_they_woul
 async def test_rules_that_change_between_steps_leave_the_lanes_open(actor, groups, monkeypatch, in_parts):
     delegate_at_once(monkeypatch)
     if in_parts:
-        monkeypatch.setattr("ray_messaging.steps.attempt_sender.CALL_BYTES", 0)
+        commit_in_parts(monkeypatch)
     await begin_steps(groups, groups=3)
     found = await groups.groups(3, actor, agents=range(9))
     changed, opened = asyncio.Event(), []
@@ -106,11 +107,8 @@ async def test_a_broadcast_without_verdict_aborts_the_step(server, exp_id, tmp_p
         await society.gather("all", hosted)
         messager = society.messagers[0]
 
-        async def unavailable(_batch):
-            raise InterceptorUnavailable("the interceptor gave no verdict")
-
         def act(step):
-            setattr(messager.engine.verdict_client, call, unavailable)
+            without_verdicts(messager, call)
             step.broadcast(next(agent for agent in hosted if agent in step.places.agents), "all", {"n": 1})
 
         async with asyncio.timeout(WAIT_S):
@@ -140,7 +138,7 @@ async def test_an_interceptor_that_stands_still_aborts_the_step_once_its_time_is
     actor, messagers, in_parts, monkeypatch
 ):
     if in_parts:
-        monkeypatch.setattr("ray_messaging.steps.attempt_sender.CALL_BYTES", 0)
+        commit_in_parts(monkeypatch)
     setup = await messagers(name="setup")
     await begin_steps(setup)
     west = await messagers(actor, name="west", host=[1, 2], interceptor_timeout_s=0.2)
