@@ -5,8 +5,7 @@ import asyncio
 import numpy as np
 
 from ray_messaging.addressing.directory import Routes
-from ray_messaging.interception.verdicts import FOREIGN
-from ray_messaging.limits_and_timeouts import CALL_BYTES
+from ray_messaging.default_limits_and_leases import CALL_BYTES
 from ray_messaging.model.fates import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.model.schema import Schemas
 from ray_messaging.observability.observer import Observer
@@ -14,7 +13,9 @@ from ray_messaging.sending.frame_router import UNOWNED, FrameRouter, OutboundFra
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.mailbox_queues import MailboxQueues
 from ray_messaging.sending.schema_checks import fitting
-from ray_messaging.transports.transport_values import LOG
+from ray_messaging.transports.transport_values import LOG, SendStatus
+
+OF_VERDICTS = (SendStatus.STALE_VERDICTS, SendStatus.OTHER_RULES)  # new verdicts are needed
 
 
 class Destination:
@@ -30,7 +31,7 @@ class Destination:
         self.observer = observer
         self.schemas = schemas
         self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts no longer count
-        self.stale_epoch = FOREIGN  # the epoch of these verdicts
+        self.stale_by = SendStatus.OK  # why they do not count: STALE_VERDICTS or OTHER_RULES
         self.queues = MailboxQueues()
         self.router = FrameRouter(routes, mirror=mirror)  # its routes are those of the queued frames
 
@@ -113,9 +114,9 @@ class Destination:
             frame.in_flight.outcome.keep_addresses(frame.in_flight.batch)
         frame.in_flight.settle(frame.batch_rows(), fates)
 
-    def refuse_verdicts(self, epoch: int) -> None:
-        """Take all frames from the queues, because the server refuses the verdicts under an epoch."""
-        self.stale_epoch = epoch
+    def refuse_verdicts(self, status: SendStatus) -> None:
+        """Take all frames from the queues, because the server refused the verdicts of some."""
+        self.stale_by = status
         for frame in self.queues.take_all():
             rows = self.stale_verdicts.get(frame.in_flight, np.zeros(0, np.intp))
             self.stale_verdicts[frame.in_flight] = np.union1d(rows, frame.batch_rows())

@@ -20,7 +20,7 @@ from ray_messaging.errors import (
 )
 from ray_messaging.observability.observer import Observer
 from ray_messaging.sending import send_errors
-from ray_messaging.sending.destination import Destination
+from ray_messaging.sending.destination import OF_VERDICTS, Destination
 from ray_messaging.sending.frame_router import UNOWNED, OutboundFrame
 from ray_messaging.sending.in_flight_batch import InFlightBatch
 from ray_messaging.sending.mailbox_queues import MailboxQueue
@@ -275,17 +275,15 @@ class FrameSender(Destination):
         await self.settle_refusal(reply, sent)
         for frame, _ in refused:
             self.queues[frame.mailbox].attempted = 0
-        await self._prepare_next(reply.status, refused, sent[0].verdict_epoch)
+        await self._prepare_next(reply.status, refused)
 
-    async def _prepare_next(
-        self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]], verdict_epoch: int
-    ) -> None:
+    async def _prepare_next(self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
         """Remove the cause of a refusal, or wait until it is gone. Fail frames that can never be written."""
         if status is SendStatus.STALE_DIRECTORY:
             self._directory_stale = True
             self._back_off(status)
-        elif status is SendStatus.STALE_VERDICTS:
-            self.refuse_verdicts(verdict_epoch)
+        elif status in OF_VERDICTS:
+            self.refuse_verdicts(status)
         elif gone := {frame.mailbox for frame, fate in refused if fate is FrameFate.GONE}:
             await self.reload()
             self.reroute(again=True)

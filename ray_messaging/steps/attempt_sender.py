@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, STALE_VERDICT_RETRY, Backoff
+from ray_messaging.default_limits_and_leases import CALL_BYTES
 from ray_messaging.engine import Engine
 from ray_messaging.errors import (
     Closed,
@@ -20,7 +21,6 @@ from ray_messaging.errors import (
     UndeclaredSend,
 )
 from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
-from ray_messaging.limits_and_timeouts import CALL_BYTES
 from ray_messaging.model.fates import DELIVERED
 from ray_messaging.model.series import shape_in_words
 from ray_messaging.sending import send_errors
@@ -35,7 +35,7 @@ from ray_messaging.steps.step_broadcasts import StepBroadcasts
 from ray_messaging.steps.step_destination import AttemptBoxes, StepDestination, in_box
 from ray_messaging.steps.step_moves import MovedAudiences
 from ray_messaging.transports.step_values import Closing, Committed, Done, Opened, Refused, WaitFor, Waiting
-from ray_messaging.transports.transport_values import FrameFate
+from ray_messaging.transports.transport_values import FrameFate, SendStatus
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -259,7 +259,8 @@ class AttemptSender:
             if clock() > deadline:
                 raise InterceptorUnavailable(send_errors.STALE)
             rows = destination.stale_verdicts.pop(in_flight)
-            await self._engine.verdict_client.refused(destination.stale_epoch)
+            successor = destination.stale_by is SendStatus.STALE_VERDICTS
+            await self._engine.verdict_client.outdated(successor=successor)
             await backoff.sleep()
 
     # -- batches --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from ray_messaging.addressing.directory import Routes
 from ray_messaging.engine import Engine
 from ray_messaging.errors import StepAborted, StepTooLarge
 from ray_messaging.sending import send_errors
-from ray_messaging.sending.destination import Destination
+from ray_messaging.sending.destination import OF_VERDICTS, Destination
 from ray_messaging.sending.frame_router import OutboundFrame
 from ray_messaging.transports.step_values import StepTag
 from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
@@ -146,8 +146,8 @@ class StepDestination(Destination):
                 if fate in _WRITTEN:
                     self.dequeue(frame)
                     self.stored(frame)
-            if reply.status is SendStatus.STALE_VERDICTS:
-                self.refuse_verdicts(frames[0].verdict_epoch)
+            if reply.status in OF_VERDICTS:
+                self.refuse_verdicts(reply.status)
             elif FrameFate.GONE in reply.fates:
                 await self.reload()
                 self.reroute(again=True)
