@@ -198,7 +198,7 @@ class Run(AbstractContextManager["Run"]):
         change = NO_CHANGE if messaging._fork is None else messaging._fork.change
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
             stranger = next(iter(strangers))
-            raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: give the states of agents")
+            raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
         self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent, change)
         self._actors = actors = kept.take(plan_refs)
         self._open = True
