@@ -15,11 +15,10 @@ def villages(group, step):
     """Take a trait of a neighbour who is alike; in a step those of one colour of a chess board do, by a coin."""
     culture, shared = group.state["culture"], group.shared
     if step.number:
-        heard, luck = step.messages, step.uniform(2 + FEATURES)
-        counts = np.bincount(np.searchsorted(group.ids, heard.to_ids), minlength=len(culture))
+        counts, luck = step.heard_counts, step.uniform(2 + FEATURES)
         who = np.flatnonzero(counts)
         chosen = (np.cumsum(counts) - counts + luck[:, 0] * counts).astype(int)[who]
-        other = heard.column("culture")[chosen]
+        other = step.messages.column("culture")[chosen]
         differs = other != culture[who]
         takes = (luck[who, 1] < 1 - differs.mean(axis=1)) & differs.any(axis=1)
         feature = np.where(differs, luck[who, 2:], -1).argmax(axis=1)

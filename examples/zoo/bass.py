@@ -14,7 +14,7 @@ STEPS = 10  # in a year
 def market(group, step):
     """Buy by chance, or as one has heard of it; who has bought talks to somebody now and then."""
     luck, bought = step.uniform(3), group.state["step"] >= 0
-    heard = np.isin(group.ids, step.messages.to_ids)
+    heard = step.heard_counts > 0
     buys = ~bought & (heard | (luck[:, 0] < ALONE / STEPS))
     group.state["step"][buys] = step.number
     talks = (bought | buys) & (luck[:, 1] < TALK / STEPS)

@@ -44,9 +44,9 @@ def expected(degree):
         enough = [m for m in range(1, told + 1) if m >= THRESHOLD * friends]
         return sum(comb(told, m) * q**m * (1 - q) ** (told - m) for m in enough)
 
-    have = {k: exp(-degree) * degree**k / factorial(k) for k in range(60)}
+    have = {k: exp(-degree) * degree**k / factorial(k) for k in range(40)}
     q = FIRST
-    for _ in range(500):
+    for _ in range(100):
         q = FIRST + (1 - FIRST) * sum(k / degree * have[k] * adopts(k, k - 1, q) for k in have if k)
     return FIRST + (1 - FIRST) * sum(have[k] * adopts(k, k, q) for k in have)
 
