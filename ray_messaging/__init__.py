@@ -82,6 +82,8 @@ if TYPE_CHECKING:
     from ray_messaging.outgoing import Outgoing
     from ray_messaging.receipt import Receipt, Receipts
     from ray_messaging.steps.step import Step
+    from ray_messaging.studies.batch_run import batch_run
+    from ray_messaging.studies.study import Study
 
     __version__: str
 
@@ -123,8 +125,10 @@ _HOMES = {
     "Run": "ray_messaging.cluster.run.run",
     "Step": "ray_messaging.steps.step",
     "Steps": "ray_messaging.config",
+    "Study": "ray_messaging.studies.study",
     "Survey": "ray_messaging.cluster.handles.survey",
     "Tracing": "ray_messaging.observability.tracing.settings",
+    "batch_run": "ray_messaging.studies.batch_run",
     "columns": "ray_messaging.model.typed.input",
     "run": "ray_messaging.cluster.run.local_run",
 }
@@ -200,6 +204,7 @@ __all__ = [
     "StepFailed",
     "StepTooLarge",
     "Steps",
+    "Study",
     "Survey",
     "TraceError",
     "Tracing",
@@ -209,6 +214,7 @@ __all__ = [
     "UndeclaredSend",
     "UnknownName",
     "UnknownSender",
+    "batch_run",
     "columns",
     "compare",
     "rules",

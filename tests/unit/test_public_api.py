@@ -23,9 +23,9 @@ NAMES = [
     "Messages", "Messaging", "MessagingConfig", "MessagingError", "MoveFailed", "Msg", "NoAnswer", "NoQuestion",
     "NotListening", "NotRepeatable", "NotReplicated", "OutcomeUnknown", "Outgoing", "PayloadMismatch",
     "PayloadTooLarge", "QuestionBlocked", "Receipt", "Receipts", "RedisConfig", "Result", "Rule", "RuleError", "Run",
-    "ServerFailed", "ServerRefused", "Step", "StepAborted", "StepFailed", "StepTooLarge", "Steps", "Survey",
+    "ServerFailed", "ServerRefused", "Step", "StepAborted", "StepFailed", "StepTooLarge", "Steps", "Study", "Survey",
     "TraceError", "Tracing", "TransactionError", "TransitError", "Unbalanced", "UndeclaredSend", "UnknownName",
-    "UnknownSender", "columns", "compare", "rules", "run",
+    "UnknownSender", "batch_run", "columns", "compare", "rules", "run",
 ]  # fmt: skip
 
 RULES = [
