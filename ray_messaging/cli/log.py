@@ -36,7 +36,7 @@ Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Plot traffic and groups to a .png, .pdf or .svg file.")
 ]
 Expand = Annotated[bool, typer.Option("--expand", help="A row for each hearer of a broadcast.")]
-Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Start this many rows (of all) before the end.")]
+Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Print this many of the last rows first.")]
 TailLimit = Annotated[
     int | None,
     typer.Option("--limit", min=0, metavar="N", help="End after N rows, old and new ones together."),
@@ -165,7 +165,7 @@ def thread(
     _print_lines(table, as_json=as_json, otherwise="No message has this id.")
 
 
-@app.command(short_help="Print what the sender of a message had in hand, and why that was sent.")
+@app.command(short_help="Print why a message was sent: what its sender had read, and why that was sent.")
 def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Json = False) -> None:
     """Print a message, below it those that its sender had in hand when it sent it, and why those were sent.
 
@@ -178,7 +178,7 @@ def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Js
         output().print(str(found))
 
 
-@app.command(short_help="Print whom a message could have moved, step by step.")
+@app.command(short_help="Print which agents a message could have influenced, step by step.")
 def effects(target: Target, message_id: MessageId, depth: Steps = DEPTH, as_json: Json = False) -> None:
     """Print how many agents a message of a step could have moved, step by step: with --json the agents, a line each."""
     found = open_log(target).effects(message_id, depth)

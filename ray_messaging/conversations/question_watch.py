@@ -146,10 +146,11 @@ class QuestionWatch:
 
 
 _GONE = (
-    "no group has it any more: its group was removed, or it has left it. What waited for it is among the dead letters"
+    "no group hosts the agent any more: its group was removed, or the agent has left it. Messages that waited for "
+    "the agent are among the dead letters"
 )
 _ENDED = (
-    "nobody serves {!r}: its service has ended ({}). The question waits there for the next one that serves or fetches"
+    "nobody serves {!r}: its service has ended ({}). The question waits in that mailbox for the next `serve` or fetch"
 )
 
 
@@ -168,6 +169,6 @@ def in_circle(pairs: Iterable[tuple[object, object]]) -> str:
     """
     told = ", ".join(f"agent {one!r} waits for agent {other!r}" for one, other in pairs)
     return told and (
-        f"its answer would wait for itself: {told}, and no handler of them is free. Raise `serve(concurrency=)`, "
-        "answer without asking back, or send an ordinary message"
+        f"its answer would wait for itself: {told}, and none of these agents has a free handler. Raise "
+        "`serve(concurrency=)`, answer without asking back, or send an ordinary message"
     )

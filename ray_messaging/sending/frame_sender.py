@@ -9,6 +9,7 @@ import numpy as np
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.backoff import FENCE_RETRY, REFUSED_CALL_RETRY, Backoff
+from ray_messaging.default_limits_and_leases import CALL_BYTES
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -19,7 +20,6 @@ from ray_messaging.errors import (
     PayloadTooLarge,
     TransitError,
 )
-from ray_messaging.limits_and_timeouts import CALL_BYTES
 from ray_messaging.model.fates import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.observability.observer import Observer
 from ray_messaging.sending import send_errors
@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 # How many sequence numbers of mailboxes that are gone pile up before they are deleted, and how many a call deletes.
 _GONE, _MOST_FIELDS = 64, 1_000
 _OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)  # the server refuses the sender itself
+OF_VERDICTS = (SendStatus.STALE_VERDICTS, SendStatus.OTHER_RULES)  # new verdicts are needed
 _LARGE = 16 * 2**10  # a frame below this size is sent again without asking first whether there is room
 
 
@@ -72,6 +73,7 @@ class FrameSender:
         self.behind = False  # the server lost a transaction that it had confirmed
         self.attempted = False  # a call is in flight, or its reply is not processed yet
         self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts no longer count
+        self.stale_by = SendStatus.OK  # why they do not count: STALE_VERDICTS or OTHER_RULES
         self.queues = MailboxQueues()
         self._some_refused = False  # a queue may have a head that was refused
         self._transport = transport
@@ -325,7 +327,8 @@ class FrameSender:
         if status is SendStatus.STALE_DIRECTORY:
             self._directory_stale = True
             self._back_off(status)
-        elif status is SendStatus.STALE_VERDICTS:
+        elif status in OF_VERDICTS:
+            self.stale_by = status
             for frame in self.queues.take_all():
                 rows = self.stale_verdicts.get(frame.in_flight, np.zeros(0, np.intp))
                 self.stale_verdicts[frame.in_flight] = np.union1d(rows, frame.batch_rows())

@@ -20,6 +20,7 @@ from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.pending_batch import PendingBatch, TransactionBatch
 from ray_messaging.sending.schema_checks import some_misfit
 from ray_messaging.sending.transaction_sender import TransactionSender
+from ray_messaging.transports.transport_values import SendStatus
 
 if TYPE_CHECKING:
     from ray_messaging.sending.accumulator import Accumulator
@@ -215,14 +216,14 @@ class SendLoop:
         return passed
 
     async def _judge_again(self) -> None:
-        """Get new verdicts, by the interceptor's successor, on rows that its predecessor passed; wait until it runs."""
+        """Get new verdicts on rows that passed by earlier rules, or by a predecessor; wait until there are any."""
         loop, backoff = asyncio.get_running_loop(), Backoff(STALE_VERDICT_RETRY)
         deadline = loop.time() + self._settings.interceptor_timeout_s
         while self._frames.stale_verdicts:
             if loop.time() > deadline:
                 self._frames.abandon(InterceptorUnavailable(send_errors.STALE))
                 return
-            await self.verdict_client.close()  # a predecessor that still answers must not be asked again
+            await self.verdict_client.outdated(successor=self._frames.stale_by is SendStatus.STALE_VERDICTS)
             for in_flight, rows in self._frames.stale_verdicts.items():
                 await self._judge(in_flight, rows)
             self._frames.stale_verdicts = {}
@@ -250,13 +251,8 @@ class SendLoop:
         if self._frames.fenced is not None:
             raise self._frames.fenced
 
-    async def judge_transaction(self, in_flight: InFlightBatch, *, again: bool) -> int:
-        """Get all verdicts on a transaction's batch, including those of slow rules; return the verdict epoch.
-
-        Args: with `again`, ask the successor of the interceptor that was asked before.
-        """
-        if again:
-            await self.verdict_client.close()  # a predecessor that still answers must not be asked again
+    async def judge_transaction(self, in_flight: InFlightBatch) -> int:
+        """Get all verdicts on a transaction's batch, including those of slow rules; return the verdict epoch."""
         if not in_flight.errors:
             verdict = await self._ask(in_flight)
             in_flight.apply(verdict)

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.model_source import name_of, source_of
@@ -15,7 +15,7 @@ from ray_messaging.cluster.run.run_plan import check_run
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
-from ray_messaging.model.series import Count, are_aggregates
+from ray_messaging.model.aggregates import Aggregate, Count, aggregates_of
 from ray_messaging.studies.by_name import bound, check_names, values_of
 from ray_messaging.studies.design import PlannedRun, Row, design_of
 from ray_messaging.studies.one_run import EndedRun, RunTemplate
@@ -23,9 +23,6 @@ from ray_messaging.studies.ray_workers import workers_for
 from ray_messaging.studies.run_workers import packed
 from ray_messaging.studies.study import Study
 from ray_messaging.studies.study_folder import DIED, StudyFolder
-
-if TYPE_CHECKING:
-    from ray_messaging.model.series import Aggregate
 
 _DEATHS = 3  # of a run's workers, after which the run is the cause
 _FLUSH_S, _FLUSH_RUNS, _FLUSH_BYTES = 1.0, 500, 2**25  # ended runs are written after so long, or so many of them
@@ -137,7 +134,7 @@ def batch_run(
     return study
 
 
-def _outcomes(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], list["Aggregate"]]:  # noqa: ANN401 - as the user has written it
+def _outcomes(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], list[Aggregate]]:  # noqa: ANN401 - as the user has written it
     """Return the functions among outcomes, by name or under "", and the aggregates."""
     functions: list[tuple[str, Callable[..., Any]]] = []
     aggregates: list[Aggregate] = []
@@ -150,7 +147,7 @@ def _outcomes(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], list
                         "as {'steps': lambda result: result.steps}"
                     )
                 functions.append((name, function))
-        elif are_aggregates(each) and not isinstance(each, Sequence):
+        elif isinstance(each, Aggregate):
             aggregates.append(each)
         elif callable(each):
             functions.append(("", each))
@@ -165,23 +162,15 @@ def _outcomes(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], list
     return functions, aggregates
 
 
-def _collect(collect: Any, aggregates: Sequence["Aggregate"]) -> Any:  # noqa: ANN401 - as the user has written it
+def _collect(collect: Any, aggregates: Sequence[Aggregate]) -> Any:  # noqa: ANN401 - as the user has written it
     if not aggregates:
         return collect
-    if collect is None:
-        return [*aggregates]
-    if not are_aggregates(collect):
+    if collect is not None and not aggregates_of(collect):
         raise ConfigError(
             f"outcomes= has {aggregates[0]!r}, and collect= is a function: a run collects either aggregates or values "
             "of each agent. Compute this outcome of the result, as lambda result: result.to_pandas()['mood'].mean()"
         )
-    return [*_aggregates_of(collect), *aggregates]
-
-
-def _aggregates_of(collect: Any) -> Sequence["Aggregate"]:  # noqa: ANN401 - as the user has written it
-    if not are_aggregates(collect):
-        return ()
-    return collect if isinstance(collect, Sequence) else [collect]
+    return [*aggregates_of(collect), *aggregates]
 
 
 def _listed(value: Any) -> Any:  # noqa: ANN401 - as the user has written it
@@ -218,11 +207,16 @@ def _record(
         "seed": int(seed),
         "parameters": [*design[0].row],
         "outcomes": [name for name, _ in functions if name],
-        "counts": [each.name for each in _aggregates_of(collect) if isinstance(each, Count)],
-        "options": options | {"collect": None if callable(collect) else repr(collect)},
+        "counts": [each.name for each in aggregates_of(collect) if isinstance(each, Count)],
+        "options": options | {"collect": [*map(_told, aggregates_of(collect))]},
         "sources": sources,
         "inputs": inputs,
     }
+
+
+def _told(aggregate: Aggregate) -> str:
+    of = source_of(aggregate.of) if callable(aggregate.of) else repr(aggregate.of)
+    return f"{aggregate!r}, of={of}, living={aggregate.living}"
 
 
 def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[PlannedRun]) -> None:

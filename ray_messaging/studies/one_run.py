@@ -13,8 +13,9 @@ from ray_messaging.cluster.run.agent import users_trace
 from ray_messaging.cluster.run.local_run import run
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.model.aggregates import aggregates_of
 from ray_messaging.model.exact import encode_exactly
-from ray_messaging.model.series import STEP, are_aggregates
+from ray_messaging.model.series_columns import STEP
 from ray_messaging.studies.by_name import bound, values_of
 from ray_messaging.studies.design import TAKEN, PlannedRun, plain_value
 
@@ -104,7 +105,7 @@ def _outcomes(template: RunTemplate, result: Result, values: Mapping[str, Any]) 
 
 def _last_aggregates(template: RunTemplate, result: Result) -> dict[str, Any]:
     """Return the aggregates of the last step."""
-    if not are_aggregates(template.options.get("collect")) or not len(result.collected):
+    if not aggregates_of(template.options.get("collect")) or not len(result.collected):
         return {}
     (last,) = result.collected.slice(len(result.collected) - 1).to_pylist()
     if (at := last.pop(STEP)) != result.steps - 1:

@@ -12,7 +12,7 @@ from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError, LogError
-from ray_messaging.model.series import AGENT, AGENT_NAME, STEP
+from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP
 from ray_messaging.studies.bootstrap import RESAMPLES, effect_size, mean_interval
 from ray_messaging.studies.design import DIGEST, ERROR, REPLICATE, SECONDS, SEED, Row, plain_value
 from ray_messaging.studies.study_folder import StoredRun, StudyFolder

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from ray_messaging.common.tables import MOST_EXACT
-from ray_messaging.model.series import AGENT, TAKEN
+from ray_messaging.model.series_columns import AGENT, TAKEN
 
 _KIND, _JSON = b"ray_messaging", b"json"  # in the metadata of a column's field
 _INT64 = 2**63
@@ -68,7 +68,7 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
     for field in schema:
         if field.name in table.column_names:
             columns.append(table.column(field.name).cast(field.type))
-        elif by_agent or not pa.types.is_integer(field.type):
+        elif by_agent or "=" not in field.name:
             columns.append(pa.nulls(len(table), field.type))
         else:
             columns.append(pa.array([0] * len(table), field.type))

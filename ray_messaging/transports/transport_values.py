@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ray_messaging.addressing.directory import NO_DATES, NO_SCHEMAS, HostDates, MailboxRecord
-from ray_messaging.audiences.audience_records import NO_AUDIENCES, AudienceTexts
+from ray_messaging.audiences.audience_kinds import NO_AUDIENCES, AudienceTexts
 from ray_messaging.errors import Fenced
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks
@@ -33,7 +33,7 @@ class SendStatus(IntEnum):
 
     OK = 0
     STALE_DIRECTORY = 1
-    STALE_VERDICTS = 2
+    STALE_VERDICTS = 2  # another interceptor has taken over
     FENCED = 3
     UNJUDGED = 4  # the call has no verdicts, although the experiment has an interceptor
     READER_FENCED = 5  # for a transaction: a newer reader has the mailbox, or it was removed
@@ -41,6 +41,7 @@ class SendStatus(IntEnum):
     LOST = 7  # the server has no data of the sender any more
     RESTORED = 8  # the server has the data from before the sender claimed its epoch
     STEP_OVER = 9  # for a step: the step is closed, or another attempt has the group
+    OTHER_RULES = 10  # the rules by which the batch passed have changed; the interceptor is the same
 
 
 def fenced(name: str, epoch: int) -> Fenced:

@@ -19,7 +19,7 @@ from support.survey_records import ask_survey, surveys_of
 
 from ray_messaging import AlreadyExists, ConnectionFailed, Count, EventLog, Mean, Message, StepAborted, Steps
 from ray_messaging.addressing.channels import agent_channel
-from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, encode_facts
+from ray_messaging.audiences.audience_kinds import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.audiences.building import Positions, build_edges
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.files import read_edges, version_folder, write_edges

@@ -17,6 +17,7 @@ from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.task_health import end
 from ray_messaging.common.texts import steps_done
 from ray_messaging.config import Steps
+from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import StepFailed
 from ray_messaging.interception.rules.rule import Rule, forces_all
@@ -24,7 +25,6 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.interception.verdicts import FOREIGN
-from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.messager import GroupMessager
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.step_loop import check_until

@@ -13,7 +13,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
 from ray_messaging.errors import ConfigError, StepFailed
-from ray_messaging.model.series import AGENT, AGENT_NAME, STEP
+from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.run_actor import GroupResult
@@ -152,8 +152,9 @@ def series_frame(table: Any) -> Any:  # noqa: ANN401 - a pyarrow.Table, and a pa
     """Return a table of series as a DataFrame, whose index is the step, or the step and the agent."""
     if table is None:
         raise ConfigError(
-            "this call of run has collected nothing: pass collect=, as collect=lambda me: {'mood': me.state['mood']}; "
-            "if the run has a log, messaging.log.series() has what earlier calls have collected"
+            "this call of run has collected nothing: pass collect=, such as collect=lambda me: "
+            "{'mood': me.state['mood']}; if the run has a log, messaging.log.series() has what earlier calls have "
+            "collected"
         )
     columns = {name: table[name].to_numpy() for name in table.column_names if name not in (AGENT, AGENT_NAME)}
     if AGENT not in table.column_names:

@@ -191,14 +191,14 @@ class Run(AbstractContextManager["Run"]):
         parent = parent_of(messaging)
         if parent is not None and messaging._fork is None:
             sys.stderr.write(
-                f"this goes on with a fork of {parent}, and not by Messaging.fork(..., on_existing='resume'): what "
-                "reached that run from outside later, such as the user's messages, is not sent again, nor is a state "
-                "set\n"
+                f"this run continues a fork of {parent}, but was not started by Messaging.fork(..., "
+                "on_existing='resume'): messages that reached the parent from outside later, such as the user's, are "
+                "not sent again, and no state is set\n"
             )
         change = NO_CHANGE if messaging._fork is None else messaging._fork.change
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
             stranger = next(iter(strangers))
-            raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: give the states of agents")
+            raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
         self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent, change)
         self._actors = actors = kept.take(plan_refs)
         self._open = True

@@ -27,7 +27,7 @@ from ray_messaging.transports.server_facts import (
 
 SLOW_MS = 20.0
 SKEW_S = 1.0
-_RAISE_MAXMEMORY = "raise maxmemory, or have what waits fetched: a full server takes no messages"
+_RAISE_MAXMEMORY = "raise maxmemory, or fetch the messages that wait: a full server takes no messages"
 
 
 def check_server(

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.studies import work_here
 
-from ray_messaging import ConfigError, Count, LogError, Mean, Study, batch_run, rules, run
+from ray_messaging import ConfigError, Count, LogError, Mean, Share, Study, batch_run, rules, run
 from ray_messaging.studies.one_run import EndedRun
 
 KEPT = "runs.parquet", "series.parquet"
@@ -81,17 +81,18 @@ def test_a_row_reaches_all_functions_and_each_run_is_that_of_run(here, tmp_path)
     assert result.fates["blocked"] == last["blocked"]
 
 
-def test_aggregates_are_outcomes_and_series_and_a_count_that_is_absent_is_zero(here, tmp_path):
+@pytest.mark.parametrize(("kind", "all_agents"), [(Count, 4), (Share, 1.0)])
+def test_aggregates_are_outcomes_and_series_and_what_is_absent_is_zero(here, tmp_path, kind, all_agents):
     def sick(me, inbox, *, chance):
         me.state["is"] = "ill" if me.step >= chance else "well"
 
-    study = sweep(tmp_path / "s", sick, {"chance": [2, 9]}, outcomes=[Count("is"), lambda result: {"n": 4}])
+    study = sweep(tmp_path / "s", sick, {"chance": [2, 9]}, outcomes=[kind("is"), lambda result: {"n": 4}])
     table = study.to_pandas()
-    assert table[["is=ill", "is=well", "n"]].to_numpy().tolist() == [[4, 0, 4], [0, 4, 4]]
+    assert table[["is=ill", "is=well", "n"]].to_numpy().tolist() == [[all_agents, 0, 4], [0, all_agents, 4]]
     series = study.series
     assert [*series.columns] == ["chance", "replicate", "step", "is=ill", "is=well"]
-    assert series["is=ill"].tolist() == [0, 0, 4, 0, 0, 0]
-    assert series["is=well"].dtype == "int64"
+    assert series["is=ill"].tolist() == [0, 0, all_agents, 0, 0, 0]
+    assert series["is=well"].dtype == ("int64" if kind is Count else "float64")
 
 
 def test_values_of_all_agents_are_a_series(here, tmp_path):
