@@ -5,7 +5,6 @@ import os
 import select
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -69,45 +68,46 @@ def test_a_process_that_dies_is_replaced_by_one_with_the_same_model(tmp_path, mo
 
 
 PROGRAM = """
-import sys, time
+import sys
 from pathlib import Path
 from ray_messaging import Mean, batch_run
+
+GATE = Path(sys.argv[1])
 
 def person(me, inbox, *, chance):
     me.state["heard"] = float(me.rng.random() + chance)
 
-def shown(result, seed, replicate):
-    with Path(sys.argv[1]).open("a") as done:
-        done.write(f"{seed}\\n")
+def one(result, replicate):
+    if replicate:
+        GATE.read_text()  # of a pipe that nobody writes: it waits
     return 1
 
 batch_run(
-    person, {"chance": [0.2, 0.7]}, agents=2, until=2, replicates=6, workers=2, folder=sys.argv[2],
-    outcomes=[Mean("heard"), {"one": shown}], progress=False,
+    person, {"chance": [0.2, 0.7]}, agents=2, until=2, replicates=3, workers=2, folder=sys.argv[2],
+    outcomes=[Mean("heard"), {"one": one}], progress=False,
 )
-print("end", flush=True)
 """
 
 
 @pytest.mark.long
 def test_a_program_that_is_killed_goes_on_and_its_processes_end_with_it(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM))
-    killed = start(program, tmp_path / "done", tmp_path / "s")
-    wait_for((tmp_path / "s" / "runs-00000000.parquet").exists, "the first runs")
+    program, gate = tmp_path / "program.py", tmp_path / "gate"
+    program.write_text(PROGRAM)
+    os.mkfifo(gate)
+    killed = start(program, gate, tmp_path / "s")
+    wait_for((tmp_path / "s" / "runs-00000000.parquet").exists, "the first run")
     children = children_of(killed.pid)
     assert len(children) == 2
     killed.kill()
     killed.wait()
-    before = len(Study(tmp_path / "s"))
-    assert 0 < before < 12
     assert all(wait_for_end(descriptor) for descriptor in children)
-    again = start(program, tmp_path / "done", tmp_path / "s")
-    assert again.wait() == 0
-    other = start(program, tmp_path / "other-done", tmp_path / "other")
-    assert other.wait() == 0
+    assert len(Study(tmp_path / "s")) == 1
+    gate.unlink()
+    gate.touch()
+    for folder in ("s", "other"):
+        assert start(program, gate, tmp_path / folder).wait() == 0
     assert (tmp_path / "s" / "runs.parquet").read_bytes() == (tmp_path / "other" / "runs.parquet").read_bytes()
-    assert len(Study(tmp_path / "s").to_pandas()) == 12
+    assert len(Study(tmp_path / "s").to_pandas()) == 6
 
 
 def start(program, *arguments):
