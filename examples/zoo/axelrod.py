@@ -3,8 +3,7 @@
 import numpy as np
 
 from examples.zoo.claims import Claim
-from examples.zoo.lattice import FOUR, edges
-from ray_messaging import columns, run
+from ray_messaging import columns, grid, run
 
 NAME = "Dissemination of culture"
 SOURCE = "R. Axelrod, J. Conflict Resolution 41 (1997) 203, table 2, doi:10.1177/0022002797041002001"
@@ -29,7 +28,7 @@ def villages(group, step):
 
 def regions(replicates, *, traits, steps):
     """Return the number of regions of equal culture in each territory; NaN unless all are stable."""
-    one, people = edges(SIDE, FOUR, torus=False), SIDE * SIDE
+    one, people = grid(SIDE, SIDE, moore=False), SIDE * SIDE
     pairs = np.concatenate([one + people * territory for territory in range(replicates)]).T
     colour = (pairs[1] % people // SIDE + pairs[1]) % 2
     shared = {

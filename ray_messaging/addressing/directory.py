@@ -219,7 +219,7 @@ def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
 def _origins(
     before: MailboxRecord, version: int, dates: HostDates, came_from: MailboxRecord | None
 ) -> list[FormerMailbox]:
-    """Return the mailboxes from which a record's agents came, with those of agents from record `came_from`."""
+    """Return the mailboxes from which a record's agents came, and from which agents of the record `came_from` came."""
     if came_from is None:
         return before.origins
     found: dict[tuple[str, int], FormerMailbox] = {}
@@ -253,7 +253,7 @@ def decode_record(data: bytes) -> MailboxRecord:
 
 
 class IdTable(Generic[T]):
-    """Map of int64 ids to values, such as routes: a dense array if the ids are close together, else a binary search."""
+    """Map of int64 ids to values, such as routes: a dense array for ids that are close together, or a binary search."""
 
     def __init__(self, ids: NDArray[np.int64], routes: NDArray[T]) -> None:
         self.ids = ids  # they ascend
@@ -340,7 +340,7 @@ class Directory:
         self._glob_lengths = sorted({len(prefix) for prefix in self._globs})
 
     def owner_of(self, agents: Iterable[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
-        """Return the first of these agents that an exclusive mailbox other than `besides` claims, with that mailbox."""
+        """Return the first of these agents that an exclusive mailbox other than `besides` claims, and the mailbox."""
         asked = AgentSet.of(agents)
         for record in self.records.values():
             if record.exclusive and record.mailbox != besides:

@@ -176,7 +176,7 @@ class Conversation:
             if asker is not None:
                 rows.behind[len(rows.answers)] = asker.chain
             rows.answers.append(answer)
-            await asyncio.sleep(0)  # sends the question first, as setting the timer takes as long as all checks
+            await asyncio.sleep(0)  # sends the question first, because setting the timer takes as long as all checks
             async with asyncio.timeout_at(due):
                 receipt = await sent
                 if receipt:

@@ -219,7 +219,7 @@ def answer_failed(answer: Message) -> AnswerFailed:
     error, text = str(told.get("error", "error")), str(told.get("text", ""))
     return AnswerFailed(
         f"the handler of agent {answer.from_id!r} failed on question {answer.in_reply_to} ({error}: {text}); the "
-        "question is a dead letter there, or waits for the next one that serves",
+        "question is a dead letter of that agent's group, or waits for its next `serve`",
         agent=answer.from_id,
         question=answer.in_reply_to or "",
         timeout=None,

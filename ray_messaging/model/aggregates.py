@@ -152,8 +152,8 @@ class Quantile(Aggregate):
     It is numpy's `quantile` with one rounding at the end; NaN if some number is NaN, or if there are no agents. Each
     step keeps the numbers of all agents until it is read.
 
-    Args: `q` is between 0 and 1: 0.5 is the median. All others as for `Mean`: several quantiles of one key are
-    `Quantile("p10", 0.1, of="wealth")` and so on.
+    Args: `q` is between 0 and 1: 0.5 is the median. The other arguments are those of `Mean`. To collect several
+    quantiles of one key, write `Quantile("p10", 0.1, of="wealth")` and so on.
     """
 
     kind = "quantile"

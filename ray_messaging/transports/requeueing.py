@@ -144,7 +144,7 @@ _NONE, _CLAIMS, _WHOLE = range(3)  # the part of a mailbox's record that counts
 _FOLDED = "it is a broadcast, of which only its mailbox knew the hearers: drop it, and have its sender broadcast again"
 _NOBODY = "nobody listens for its recipients now (mailboxes that may have these messages already do not count)"
 _UNSTEADY = "mailboxes come and go all the time: try again"
-_OTHERS = "nobody listens for the others, which are a letter of their own now"
+_OTHERS = "nobody listens for its other recipients, whose messages are a dead letter of their own now"
 _WHY = {
     Requeued.MISSING: "it is not there any more",
     Requeued.FULL: "mailbox {!r} has no room for it: fetch what waits there, then try again",

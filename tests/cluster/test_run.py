@@ -260,7 +260,7 @@ def test_a_run_that_resumes_with_a_changed_model_is_told(ray_cluster, tmp_path, 
             assert result.states[0] == {"slogan": slogan}
         told = [line for line in capfd.readouterr().err.splitlines() if "slogans.person" in line]
         assert len(told) == (slogan == "two!")
-    assert told[0].startswith("the source of the model slogans.person is not that of this run's last start")
+    assert told[0].startswith("the source of the model slogans.person differs from that of this run's last start")
 
 
 @pytest.mark.long
@@ -276,7 +276,7 @@ def test_a_later_call_with_other_inputs_is_told(ray_cluster, tmp_path, capfd):
             for number, given in enumerate(arguments):
                 messaging.run(lambda me, inbox: None, **given, groups=1, until=2 * until + number + 1, progress=False)
                 lines = capfd.readouterr().err.splitlines()
-                found.append([line.partition("=")[0] for line in lines if "of this call of run is not" in line])
+                found.append([line.partition("=")[0] for line in lines if "of this call of run differs" in line])
     assert found == [[], ["shared"], [], ["the DataFrame agents", "graph", "shared"]]
 
 

@@ -398,7 +398,7 @@ class Messager(metaclass=_ActorClass):
             raise self._in.ended.with_traceback(None)
 
     def _end_waits(self) -> None:
-        """Wake those who wait for messages: none will come, as this disconnects or another client has the session."""
+        """End all waits for messages, because this messager disconnects or another client has the session."""
         self._came.set()
         self._closed.set()
 

@@ -18,6 +18,13 @@ def neighbours(agents, graph, groups=2):
     return {agent: [*found] for plan in plans for agent, (_, found) in plan.rows.items()}
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, np.uint8, np.uint64])
+@pytest.mark.parametrize("rows", [0, 1, 100])
+def test_an_array_of_edges_gives_the_neighbours_of_its_pairs(dtype, rows):
+    edges = np.random.default_rng(rows).integers(0, 9, (rows, 2)).astype(dtype)
+    assert neighbours(9, edges) == neighbours(9, [(int(one), int(other)) for one, other in edges])
+
+
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
