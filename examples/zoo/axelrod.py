@@ -52,7 +52,7 @@ CLAIMS = [
     Claim(
         f"regions, 5 features, {traits} traits", regions, value, "both are means of ten, which vary by half of it",
         spread=0.5 * value, apart=1.5 * value / 10**0.5, replicates=10, small=2 if traits == 15 else 0,
-        sizes={"traits": traits, "steps": steps}, small_sizes={"steps": 1000},
+        sizes={"traits": traits, "steps": steps}, small_sizes={"steps": 1500},
     )
     for traits, value, steps in ((5, 1.0, 4000), (10, 3.2, 4000), (15, 20.0, 2000))
 ]  # fmt: skip

@@ -32,8 +32,8 @@ def generations(replicates, *, side=60):
         if mark == "O"
     }
     result = run(
-        cell, agents=side * side, until=150, graph=grid(side, side, torus=True), only_active=True, collect=Mean("lives"),
-        start=lambda me: {"lives": me.id in alive},
+        cell, agents=side * side, until=150, graph=grid(side, side, torus=True), only_active=True,
+        collect=Mean("lives"), start=lambda me: {"lives": me.id in alive},
     )  # fmt: skip
     return [float(result.series.index[result.series["lives"] == 0][0])] * replicates
 
