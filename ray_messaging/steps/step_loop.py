@@ -135,6 +135,8 @@ class StepLoop:
         self._host(sender.directory, taken.closed + 1)
         self.before = self._record_of(sender.directory).at(taken.closed, sender.directory.dates).agents()
         step: Step | None = None
+        with_news = self._settings.wait_for is WaitFor.ALL
+        box = BoxReader(self._store, box_name(self._group, taken.closed + 1), with_news=with_news, filled=True)
         renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
         try:
             self.committed, self.state = taken.closed, taken.state
@@ -142,9 +144,7 @@ class StepLoop:
             self._account.total, self._account.unheard = Counter(before.total), Counter(before.unheard)
             self.fates, self.unheard = Counter(before.total), before.unheard
             found: Opened | Waiting | Done | None = None
-            box = BoxReader(self._store, "", with_news=self._settings.wait_for is WaitFor.ALL)
             while (number := self.committed + 1) < self.until:
-                box = box.following(box_name(self._group, number))
                 opened = await self._open(taken.attempt, number, found, box)
                 if opened is None:
                     return
@@ -158,7 +158,11 @@ class StepLoop:
                 yield step
                 self._check_open()
                 changed = step.state != self.state
-                found, counts = await sender.commit(step, changed=changed, go_on=number + 1 < self.until)
+                await box.end()
+                box = box.following(box_name(self._group, number + 1))
+                if go_on := number + 1 < self.until:
+                    box.expect(opened.news, STEP_NEWS_TIMEOUT_S)
+                found, counts = await sender.commit(step, changed=changed, go_on=go_on)
                 if self._engine.observer is not None:
                     self._engine.observer.step_committed(number, time.perf_counter() - began)
                 self.committed, self.state, self.before = number, step.state, step.places.agents
@@ -168,6 +172,7 @@ class StepLoop:
                 step.sends.end()
             try:
                 await end(renewing)
+                await box.end()
             finally:  # even if the driver is cancelled a second time
                 await sender.stop()
             if not self._engine.closed:  # otherwise a call would connect again
@@ -243,7 +248,7 @@ class StepLoop:
                 if news.opened >= number:
                     self._check_open()
                     covers = tuple(await box.covers()) if news.boxes else ()
-                    return Opened(number, covers, news.directory, news.blocked)
+                    return Opened(number, covers, news.directory, news.blocked, news.place)
             self._check_open()
             found = await self._store.open(self._group, attempt, number)
         return found
