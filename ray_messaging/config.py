@@ -16,12 +16,14 @@ from pydantic import (
     model_validator,
 )
 
-from ray_messaging.errors import ConfigError
-from ray_messaging.limits_and_timeouts import (
+from ray_messaging.default_limits_and_leases import (
     BODY_BYTES,
+    CUT_TIMEOUT_S,
     DEAD_BYTES,
     FRAME_BYTES,
     FRAME_ROWS,
+    LEASE_S,
+    LOAN_S,
     MAILBOX_BYTES,
     MAILBOX_MESSAGES,
     PAYLOAD_LIMIT,
@@ -29,6 +31,7 @@ from ray_messaging.limits_and_timeouts import (
     SHARDS,
     TRANSACTION_BYTES,
 )
+from ray_messaging.errors import ConfigError
 
 _LONGEST_S = 1e9  # 30 years: a server accepts no infinite time
 
@@ -410,15 +413,20 @@ class MessagingConfig(_Settings):
         "seconds for which a send is retried, with pauses, whatever the server answers: no server, full mailbox, "
         "full log, a mailbox whose keys are gone",
     )
+    cut_timeout_s: PositiveFloat = _setting(
+        CUT_TIMEOUT_S,
+        "seconds for which a step waits for a server that it cannot reach, such as during a cut of the network; Ray "
+        "takes 30 to 66 s to find a dead machine, and starts its groups elsewhere",
+    )
     interceptor_timeout_s: PositiveFloat = _setting(30.0, "seconds that a send waits for a silent interceptor")
     rule_timeout_s: PositiveFloat = _setting(
         RULE_TIMEOUT_S, "seconds for one batch; then the rule has failed, and is interrupted", le=_LONGEST_S
     )
     lease_s: PositiveFloat = _setting(
-        30.0, "seconds without a sign of life after which a messager counts as gone", le=_LONGEST_S
+        LEASE_S, "seconds without a sign of life after which a messager counts as gone", le=_LONGEST_S
     )
     loan_s: PositiveFloat = _setting(
-        60.0, "seconds until messages that a Ray caller fetched are redelivered to others", le=_LONGEST_S
+        LOAN_S, "seconds until messages that a Ray caller fetched are redelivered to others", le=_LONGEST_S
     )
     dead_bytes: PositiveInt = _setting(
         DEAD_BYTES, "bytes of dead letters; above it the oldest are dropped, and counted"

@@ -80,6 +80,8 @@ class Engine:
         self.tracer = tracer_of(tracing, self.exp_id, self.name)
         if observer is not None:
             self.transport.observe(observer)
+        if self.named:
+            self.transport.called_by(repr(self.name))
         self.directory = Directory(self.exp_id)
         # Read once, because pydantic's attributes are slow.
         payload_bytes = self.settings.payload_bytes
@@ -256,7 +258,10 @@ class Engine:
     @step.setter
     def step(self, step: int | None) -> None:
         if self.steps is not None:
-            raise ConfigError("the step of a group in an experiment with steps is that of its `steps()` loop")
+            raise ConfigError(
+                "the step of a group in an experiment with steps cannot be set: its `steps()` loop says which step "
+                "it is"
+            )
         self._step = check_step(step)
         if self.accumulator is not None:
             self.accumulator.step = self._step
@@ -345,7 +350,9 @@ class Engine:
         if record is None or not record.exclusive:
             raise ConfigError(f"{self.name!r} hosts no agents: `await messager.host_agents(ids, subtopics)` first")
         if not self.named:
-            raise ConfigError("agents come and go in a mailbox that lasts: give the messager a name")
+            raise ConfigError(
+                "agents can come and go only in a mailbox that outlives its process: give the messager a name"
+            )
         return record
 
     def _agents_changed(self, came: AgentSet, went: AgentSet) -> None:

@@ -171,16 +171,20 @@ def parse_channel(exp_id: str, channel: object) -> Address:
     if not isinstance(channel, str):
         raise no_channel(channel)
     if len(channel) > 6 * NAME_LENGTH or not channel or _CONTROL.search(channel):
-        raise InvalidAddress(f"channel {channel[:80]!r} is empty, too long or holds control characters", value=channel)
+        raise InvalidAddress(
+            f"channel {channel[:80]!r} cannot be used: it is empty, too long, or holds control characters",
+            value=channel,
+        )
     if is_glob(channel):
         raise InvalidAddress(
-            f"channel {channel!r} is a pattern: one can subscribe to it, not send to it", value=channel
+            f"channel {channel!r} is a pattern, which is only for subscribing: send to one channel", value=channel
         )
     if not channel.startswith("exps:"):
         _check_text("channel", channel)
         if channel.startswith(_OURS):  # a foreign client could fake our own Pub/Sub marks
             raise InvalidAddress(
-                f"channel {channel!r} begins as our own keys: choose a name that does not begin with {_OURS}",
+                f"channel {channel!r} begins like the keys of ray_messaging itself: choose a name that does not begin "
+                f"with {_OURS}",
                 value=channel,
             )
         return Address(None, ":" + channel)
@@ -197,8 +201,8 @@ def _check_experiment(exp_id: str, channel: str) -> None:
     parts = channel.split(":")
     if parts[1] != exp_id:
         raise InvalidAddress(
-            f"channel {channel!r} belongs to experiment {parts[1]!r}, this messager to {exp_id!r}: nothing crosses "
-            "experiments, open a messager there",
+            f"channel {channel!r} belongs to experiment {parts[1]!r}, and this messager to experiment {exp_id!r}: "
+            f"messages stay within their experiment, so open a messager in experiment {parts[1]!r}",
             value=channel,
         )
     if len(parts) < 3 or (parts[2] == "agents" and len(parts) != 5):
@@ -271,8 +275,8 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
     checked = check_id(to_id)
     if recipient is not None and checked != recipient:
         raise InvalidAddress(
-            f"to_id {to_id!r} contradicts the channel {channel!r}, which is agent {recipient!r}'s: leave to_id out, or "
-            "send on its own channel",
+            f"to_id {to_id!r} contradicts the channel {channel!r}, which is agent {recipient!r}'s: leave to_id out, "
+            f"or send on a channel of agent {to_id!r}",
             value=to_id,
         )
     return checked

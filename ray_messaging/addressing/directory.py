@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, build_channel, check_name
 from ray_messaging.addressing.patterns import compile_glob, literal_prefix
-from ray_messaging.audiences.audience_records import NO_AUDIENCES, Audiences, AudienceTexts
+from ray_messaging.audiences.audience_kinds import NO_AUDIENCES, Audiences, AudienceTexts
+from ray_messaging.default_limits_and_leases import FRAME_BYTES, FRAME_ROWS
 from ray_messaging.errors import FrameError
-from ray_messaging.limits_and_timeouts import FRAME_BYTES, FRAME_ROWS
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ascending
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, STR, IdColumn
@@ -245,7 +245,10 @@ def decode_record(data: bytes) -> MailboxRecord:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a mailbox's record in the directory cannot be read: {error}") from error
     if record.frame_rows < 1 or record.frame_bytes < 1:  # no frame would be small enough
-        raise FrameError(f"the record of mailbox {record.mailbox} in the directory is invalid: it takes no frame")
+        raise FrameError(
+            f"the record of mailbox {record.mailbox} in the directory is invalid: it says that no frame is small "
+            "enough for the mailbox"
+        )
     return record
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.audience_records import Audiences
+from ray_messaging.audiences.audience_kinds import Audiences
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.source import AudienceSource
@@ -91,7 +91,7 @@ def name_of(audience: object) -> str:
     if not isinstance(name, str):
         raise UnknownName(
             f"{audience!r} is no audience: pass what messaging.create_audience or messaging.audience returned, or the "
-            "name",
+            "name of an audience",
             kind="audience",
             value=audience,
         )

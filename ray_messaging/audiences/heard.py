@@ -129,7 +129,9 @@ class Heard:
         values = self._column(name)
         if values.dtype.kind not in "biuf" or values.ndim > _VECTORS:
             example = repr(values[0])[:50] if len(values) else values.dtype
-            raise InvalidColumns(f"column {name!r} has no numbers, but values as {example}: use column()", column=name)
+            raise InvalidColumns(
+                f"column {name!r} has no numbers, but values such as {example}: use column()", column=name
+            )
         if values.ndim == _VECTORS:
             return np.stack([reduced(np.ascontiguousarray(part)) for part in values.T], axis=1)
         result: NDArray[Any] = reduced(values)

@@ -52,9 +52,11 @@ def _model(named: str) -> Callable[..., Any]:
         found = getattr(imported, name) if name else imported
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"--model {named!r} cannot be imported ({error}): write MODULE:FUNCTION, town:person"
+            f"--model {named!r} cannot be imported ({error}): write MODULE:FUNCTION, such as town:person"
         ) from error
     if not callable(found):
-        raise ConfigError(f"--model {named!r} is a {type(found).__name__}: write MODULE:FUNCTION, town:person")
+        raise ConfigError(
+            f"--model {named!r} is a {type(found).__name__}, not a function: write MODULE:FUNCTION, such as town:person"
+        )
     cloudpickle.register_pickle_by_value(imported)  # the groups' processes need not find the file
     return cast("Callable[..., Any]", found)

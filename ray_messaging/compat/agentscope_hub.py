@@ -105,7 +105,7 @@ class MsgHub:
         """Remove agents from the hub. When the returned task ends, all processes know that they have left."""
         before, gone = [*self.participants], {_id_of(each) for each in _listed(participant)}
         for unknown in gone - {*before}:
-            logger.warning("agent %r takes no part in hub %s, so it stays out", unknown, self.name)
+            logger.warning("agent %r is no participant of hub %s, so it need not be removed", unknown, self.name)
         self.participants = [each for each in before if each not in gone]
         return self._changed(before, [])
 
@@ -217,7 +217,9 @@ class MsgHub:
     async def _hear(self, message: Message) -> None:
         to_id, said = message.to_id, message.payload
         if not isinstance(said, dict) or said.get("hub") != self.name or to_id is None:
-            raise InvalidPayload(f"agent {to_id!r} got what hub {self.name!r} did not say: {str(said)[:200]}")
+            raise InvalidPayload(
+                f"agent {to_id!r} got a message that hub {self.name!r} did not send: {str(said)[:200]}"
+            )
         if to_id == self._desk:
             asked = self._asked.get(said["ticket"])  # None: it came too late
             if asked is not None and not asked.done():

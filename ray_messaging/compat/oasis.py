@@ -18,6 +18,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.conversations.answer_stream import Answers
 from ray_messaging.conversations.conversation import not_asked
 from ray_messaging.conversations.replies import blocked_among
+from ray_messaging.default_limits_and_leases import ANSWER_TIMEOUT_S
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import (
     InvalidAddress,
@@ -28,7 +29,6 @@ from ray_messaging.errors import (
     PayloadTooLarge,
     UnknownName,
 )
-from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
 from ray_messaging.model.fates import DELIVERED, FATES

@@ -208,8 +208,9 @@ class Inboxes:
         if idle.get(most):
             self._warned = True
             logger.warning(
-                "all inboxes wait: %d messages are in hand, %d of them for agent %r, whose inbox has no reader. Open "
-                "messager.inbox(%r), or let another messager host that agent",
+                "no inbox gets further messages: %d messages, the most at a time, are fetched and not handled, %d of "
+                "them for agent %r, whose inbox nobody reads. Open messager.inbox(%r), or let another messager host "
+                "that agent",
                 _MOST,
                 idle[most],
                 most,

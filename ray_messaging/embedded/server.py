@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from ray_messaging.common.process_tuning import KEPT_VARIABLES
 from ray_messaging.config import RedisConfig
+from ray_messaging.default_limits_and_leases import EMBEDDED_CONNECT_S
 from ray_messaging.embedded import data_directory
 from ray_messaging.embedded.guard_client import GuardClient
 from ray_messaging.embedded.machine import (
@@ -25,7 +26,6 @@ from ray_messaging.embedded.machine import (
     rewrite_bytes,
 )
 from ray_messaging.errors import ConfigError, ServerFailed
-from ray_messaging.limits_and_timeouts import EMBEDDED_CONNECT_S
 
 logger = logging.getLogger(__name__)
 

@@ -115,8 +115,8 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
     folder = Folder(log_dir)
     if not folder.exists():
         raise LogError(
-            f"{log_dir} is not there, which has the calls of the earlier run: put it back, or all calls would be made "
-            "again",
+            f"folder {log_dir}, which has the results of the earlier run's calls, is missing: put it back; without it "
+            "all calls would be made again",
             path=log_dir,
         )
     return {

@@ -122,7 +122,8 @@ class Folder:
         for segment in self.segments(any_schema=any_schema):
             if segment.exp_id != exp_id:
                 raise self._error(
-                    f"it holds the log of experiment {segment.exp_id!r}, this is {exp_id!r}: pass a log_dir of its own",
+                    f"it holds the log of experiment {segment.exp_id!r}, and this is experiment {exp_id!r}: give each "
+                    "experiment a log_dir of its own",
                     segment.path,
                 )
 

@@ -289,8 +289,8 @@ def claim(folder: "Folder", writer: str, experiment: str) -> None:
     account = read_account(folder)
     if account.experiment not in {"", experiment}:
         raise LogError(
-            f"the event log's folder {folder.where} is that of experiment {account.experiment!r}, and this is "
-            f"{experiment!r}: pass a log_dir of its own, or remove that folder",
+            f"the event log's folder {folder.where} belongs to experiment {account.experiment!r}, and this is "
+            f"experiment {experiment!r}: pass another log_dir, or remove that folder",
             path=folder.where,
         )
     _change(folder, account, writer=writer, experiment=experiment)

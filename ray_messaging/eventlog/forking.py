@@ -25,7 +25,7 @@ from ray_messaging.eventlog.folder_records import FORMAT, Parent, RunRecord, rea
 from ray_messaging.eventlog.log_schema import POSITION, channel_head, head_of
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 from ray_messaging.eventlog.series_tables import read_series, series_file
-from ray_messaging.model.series import STEP
+from ray_messaging.model.series_columns import STEP
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.transports.step_values import CollectedKind
 

@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _GLANCE_S = 0.2  # the time that an actor gets to say whether its server is lost
+_ADDRESS_S = 5.0  # the time that an actor gets to say where its lane is, once a lane was open
 _CALLS = 256  # concurrent `forward` calls to a user's actor
 # Ray's error for an actor that will not come back; by name, as Ray is not imported here.
 _GONE = {"ActorDiedError"}
@@ -208,6 +210,7 @@ class RemoteVerdictClient(VerdictClient):
         self._timeout_s = timeout_s
         self._with_payload = False
         self._lane: LaneClient | None = None
+        self._address: LaneAddress | None = None  # of the last lane that could be opened
         self._by_ray_until = 0.0
         self._opening = asyncio.Lock()
         self.route = "lane"
@@ -304,8 +307,18 @@ class RemoteVerdictClient(VerdictClient):
             raise
 
     async def _open(self) -> LaneClient | None:
-        """Open the actor's current lane; return None if that fails."""
-        address = LaneAddress(*await self._handle.lane.remote(**self._options))
+        """Open the actor's current lane; return None if that fails.
+
+        After a cut of the network the lane can be reached sooner than Ray, which makes new connections with long
+        pauses. So the last lane is tried first. TimeoutError is raised if neither answers: then the caller tries again.
+        """
+        before = self._address
+        if before is not None:
+            with suppress(OSError):
+                self._lane = await LaneClient.open(before, self._timeout_s / 2)
+                return self._lane
+        async with asyncio.timeout(None if before is None else _ADDRESS_S):
+            address = LaneAddress(*await self._handle.lane.remote(**self._options))
         try:
             # Half of the time: the other half is for the Ray call, if the lane cannot be opened.
             self._lane = await LaneClient.open(address, self._timeout_s / 2)
@@ -315,7 +328,7 @@ class RemoteVerdictClient(VerdictClient):
                 logger.warning("cannot open the verdict lane at %r (%s): asking by Ray calls, slower", address, error)
             self.route = "ray"
             return None
-        self.route = "lane"
+        self.route, self._address = "lane", address
         return self._lane
 
     def _drop(self, lane: LaneClient) -> None:

@@ -197,7 +197,7 @@ def _listed(value: Any, place: Place) -> Any:  # noqa: ANN401 - an array, or a n
         what = "NaT" if value.dtype.kind == "M" else str(value.dtype)
         raise InvalidPayload(
             f"{_PREFIX}{shown(place)} has {what}, which JSON does not have; send None or a text for it, or a number, "
-            "as array / numpy.timedelta64(1, 's')"
+            "such as array / numpy.timedelta64(1, 's')"
         )
     listed = value.tolist()
     if isinstance(listed, np.generic):  # its type does not exist in Python
@@ -210,8 +210,8 @@ def _check_parts(value: Any, place: Place) -> None:  # noqa: ANN401 - a dataclas
     for name, part in parts_of(value).items():  # type: ignore[attr-defined]  # the parts of an object are a dict
         if _has_set(part):
             raise InvalidPayload(
-                f"{_PREFIX}{shown((place, name))} is or holds a set within an object, whose order would be that of the "
-                "process: make it a list, sorted(...)"
+                f"{_PREFIX}{shown((place, name))} is or holds a set within an object, and the order of a set differs "
+                "between processes: make it a list, by sorted(...)"
             )
         _form(part, (place, name))
 

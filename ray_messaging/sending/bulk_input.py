@@ -15,8 +15,8 @@ from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.compat.msg import Msg
 from ray_messaging.compat.payload_objects import is_object
+from ray_messaging.default_limits_and_leases import BATCH_BYTES, BATCH_ROWS, BROADCAST_PAIRS, CALL_BYTES, COLUMN_ROWS
 from ray_messaging.errors import InvalidColumns, InvalidPayload, UnknownSender
-from ray_messaging.limits_and_timeouts import BATCH_BYTES, BATCH_ROWS, BROADCAST_PAIRS, CALL_BYTES, COLUMN_ROWS
 from ray_messaging.message import cause_here
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.batch import Batch

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import build_channel
 from ray_messaging.addressing.directory import NOBODY, Directory, MailboxRecord
 from ray_messaging.audiences.folding import agents_digest, fold, row_kinds
-from ray_messaging.limits_and_timeouts import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
+from ray_messaging.default_limits_and_leases import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Fold

@@ -9,6 +9,7 @@ import numpy as np
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.backoff import FENCE_RETRY, REFUSED_CALL_RETRY, Backoff
+from ray_messaging.default_limits_and_leases import CALL_BYTES
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -19,7 +20,6 @@ from ray_messaging.errors import (
     PayloadTooLarge,
     TransitError,
 )
-from ray_messaging.limits_and_timeouts import CALL_BYTES
 from ray_messaging.model.fates import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.observability.observer import Observer
 from ray_messaging.sending import send_errors

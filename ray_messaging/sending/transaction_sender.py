@@ -7,6 +7,7 @@ import msgspec
 
 from ray_messaging.common.backoff import TRANSACTION_RETRY, Backoff
 from ray_messaging.config import MessagingConfig
+from ray_messaging.default_limits_and_leases import TRANSACTION_BYTES
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -17,7 +18,6 @@ from ray_messaging.errors import (
     TransitError,
 )
 from ray_messaging.interception.verdicts import FOREIGN
-from ray_messaging.limits_and_timeouts import TRANSACTION_BYTES
 from ray_messaging.receipt import Receipts
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.frame_router import UNOWNED, OutboundFrame

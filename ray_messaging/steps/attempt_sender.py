@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, Backoff
+from ray_messaging.default_limits_and_leases import CALL_BYTES
 from ray_messaging.engine import Engine
 from ray_messaging.errors import (
     Closed,
@@ -19,7 +20,6 @@ from ray_messaging.errors import (
     TransitError,
     UndeclaredSend,
 )
-from ray_messaging.limits_and_timeouts import CALL_BYTES
 from ray_messaging.model.fates import DELIVERED
 from ray_messaging.model.series import shape_in_words
 from ray_messaging.sending.accumulator import Accumulator

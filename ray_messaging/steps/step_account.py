@@ -232,8 +232,8 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
     sealed = (await store.progress()).sealed
     if number > sealed:
         raise UnknownName(
-            f"step {number} is not committed by all groups; the last one is {sealed if sealed >= 0 else 'none yet'}: "
-            f"call messaging.steps.wait(until={number + 1}) before",
+            f"step {number} is not committed by all groups yet; the last step that is: "
+            f"{sealed if sealed >= 0 else 'none'}. Call messaging.steps.wait(until={number + 1}) first",
             kind="step",
             value=number,
         )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from ray_messaging.addressing.directory import Directory, MailboxRecord
 from ray_messaging.common.backoff import STEP_DRIVER_RETRY, Backoff
 from ray_messaging.common.task_health import end
+from ray_messaging.default_limits_and_leases import STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
 from ray_messaging.engine import Engine
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, MessagingError, NotListening
-from ray_messaging.limits_and_timeouts import STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
@@ -129,11 +129,13 @@ class StepLoop:
         StepAborted, StepTooLarge, Fenced or Closed, it is not committed, and a new driver runs it again.
         """
         self.until = check_until(until)
-        taken = await self._take(self.until, leave=leave)
-        sender = AttemptSender(self._engine, self._store, taken.attempt, self._account, taken.closed + 1)
-        await sender.open()
-        self._host(sender.directory, taken.closed + 1)
-        self.before = self._record_of(sender.directory).at(taken.closed, sender.directory.dates).agents()
+        transport = self._engine.transport
+        transport.begin_steps(self._engine.settings.cut_timeout_s)
+        try:
+            taken, sender = await self._begin(leave=leave)
+        except BaseException:
+            transport.end_steps()
+            raise
         step: Step | None = None
         with_news = self._settings.wait_for is WaitFor.ALL
         box = BoxReader(self._store, box_name(self._group, taken.closed + 1), with_news=with_news, filled=True)
@@ -168,6 +170,7 @@ class StepLoop:
                 self.committed, self.state, self.before = number, step.state, step.places.agents
                 self.fates, self.unheard = Counter(counts.total), counts.unheard
         finally:
+            transport.end_steps()  # what ends the steps waits no longer than other calls
             if step is not None:
                 step.sends.end()
             try:
@@ -178,6 +181,15 @@ class StepLoop:
             if not self._engine.closed:  # otherwise a call would connect again
                 with suppress(MessagingError):  # without this call the lease ends by itself
                     await self._store.let_go(self._group, taken.attempt)
+
+    async def _begin(self, *, leave: bool) -> tuple[DrivenGroup, AttemptSender]:
+        """Become the group's driver, and open its sender. Raises the same errors as `_take`."""
+        taken = await self._take(self.until, leave=leave)
+        sender = AttemptSender(self._engine, self._store, taken.attempt, self._account, taken.closed + 1)
+        await sender.open()
+        self._host(sender.directory, taken.closed + 1)
+        self.before = self._record_of(sender.directory).at(taken.closed, sender.directory.dates).agents()
+        return taken, sender
 
     # -- the driver -----------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ import msgspec
 
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.backoff import RULE_STATE_RETRY, Backoff
+from ray_messaging.default_limits_and_leases import SCAN_COUNT
 from ray_messaging.errors import ConfigError, Fenced
-from ray_messaging.limits_and_timeouts import SCAN_COUNT
 
 if TYPE_CHECKING:
     from ray_messaging.transports.connection.link import RedisLink

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ray_messaging.addressing.directory import NO_DATES, NO_SCHEMAS, HostDates, MailboxRecord
-from ray_messaging.audiences.audience_records import NO_AUDIENCES, AudienceTexts
+from ray_messaging.audiences.audience_kinds import NO_AUDIENCES, AudienceTexts
 from ray_messaging.errors import Fenced
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks

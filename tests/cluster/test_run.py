@@ -22,7 +22,7 @@ from support.ripple import ripple, ripple_start
 from support.step_society import AGENTS, SEED, STEPS, messages_of, person, sequential
 
 from ray_messaging import AlreadyExists, ConfigError, Messaging, StepFailed, Steps
-from ray_messaging.testing import run as local_run
+from ray_messaging import run as local_run
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from ray_messaging import ConfigError, MessagingConfig, RedisConfig, Steps
-from ray_messaging import limits_and_timeouts as limits
+from ray_messaging import default_limits_and_leases as limits
 from ray_messaging.compat.mqtt import MqttConfig
 
 SECRET = "s3cret"

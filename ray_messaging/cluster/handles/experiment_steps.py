@@ -13,8 +13,8 @@ from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.common.notebook import html_table
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.texts import steps_done
+from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import ConfigError, MessagingError
-from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.step_account import StepCounts, digest_of
@@ -278,10 +278,14 @@ def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
     Raises: ConfigError if `hears` does not map each group to a list of groups; InvalidAddress for an invalid name.
     """
     if not isinstance(hears, Mapping):
-        raise ConfigError(f"hears={hears!r} must have the groups that each group hears: {{'north': ['south']}}")
+        raise ConfigError(
+            f"hears={hears!r} must name, for each group, the groups that it hears, such as {{'north': ['south']}}"
+        )
     for group, senders in hears.items():
         if isinstance(senders, str) or not isinstance(senders, Iterable):
-            raise ConfigError(f"hears[{group!r}] is {senders!r}: it must be a list of groups, as [{str(senders)!r}]")
+            raise ConfigError(
+                f"hears[{group!r}] is {senders!r}: it must be a list of groups, such as [{str(senders)!r}]"
+            )
     return {
         check_name("group", group): {check_name("group", sender) for sender in senders}
         for group, senders in hears.items()

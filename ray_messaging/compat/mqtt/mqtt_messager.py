@@ -22,10 +22,10 @@ from ray_messaging.compat.mqtt.mqtt_connection import AT_ONCE, Connection
 from ray_messaging.compat.mqtt.topics import Wanted, check_topic, recipient_of, subscriptions_of
 from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
+from ray_messaging.default_limits_and_leases import BATCH_ROWS
 from ray_messaging.errors import Closed, MessagingError, NotListening
 from ray_messaging.interception.verdict_client import ForeignVerdictClient, PassAll, verdict_client_for
 from ray_messaging.interception.verdicts import BatchVerdict
-from ray_messaging.limits_and_timeouts import BATCH_ROWS
 from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.model.fates import BLOCKED, PUBLISHED, UNKNOWN

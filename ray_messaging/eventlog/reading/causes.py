@@ -116,7 +116,11 @@ def why(view: View, *, message_id: str, depth: int = DEPTH, most: int = MOST) ->
     root = found_message(view, message_id)
     if root.ordinal is None and _cause_of(root) is None:
         raise outside_of_steps(
-            root, "a message of a step, an answer, or what a handler of serve or the body of `async for` has sent"
+            root,
+            (
+                "a message of a step, an answer, or a message that a handler of serve or the body of `async for` has "
+                "sent"
+            ),
         )
     search = _Search(view, width)
     rows, found = [root], [root]
@@ -171,7 +175,9 @@ def _joined(rows: list[LogRow]) -> LogRow:
 
 def outside_of_steps(row: LogRow, others: str) -> ConfigError:
     """Return the error for a message that was not sent in a step; `others` are messages whose causes are known."""
-    return ConfigError(f"message {row.message_id!r} was sent outside of steps: ask about {others}")
+    return ConfigError(
+        f"message {row.message_id!r} was sent outside of steps, where causes are not recorded: ask about {others}"
+    )
 
 
 def _cause_of(row: LogRow) -> str | None:

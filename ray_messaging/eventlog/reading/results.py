@@ -158,8 +158,8 @@ def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     for field in schema:
         if whole.schema.field(field.name).type != field.type:
             raise InvalidQuery(
-                f"column {field.name!r} has whole numbers that {field.type}, the type of all its rows, does not hold "
-                "exactly: export to .jsonl",
+                f"column {field.name!r} has whole numbers that {field.type}, the type of the whole column, cannot "
+                "hold exactly: export to .jsonl",
                 field="path",
                 value=field.name,
             )

@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_messaging.common import task_health
+from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import BodyLost, FrameError, LogError
 from ray_messaging.eventlog.folder import StepPosition
 from ray_messaging.eventlog.log_schema import joined_rows, stored_column
@@ -20,7 +21,6 @@ from ray_messaging.eventlog.writing.hearers import FrameHearers
 from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.eventlog.writing.repeated_columns import each_its_own
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
-from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE
 from ray_messaging.model.fates import FATES

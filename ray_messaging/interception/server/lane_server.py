@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
 
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.errors import Fenced, FrameError
 from ray_messaging.interception.lane import (
     JUDGE,
@@ -21,7 +22,6 @@ from ray_messaging.interception.lane import (
     LaneAddress,
 )
 from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
-from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.wire.frames import decode
 
 logger = logging.getLogger(__name__)

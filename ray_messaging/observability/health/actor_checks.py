@@ -20,6 +20,7 @@ from ray_messaging.observability.health.findings import (
     usage_of_limit,
     warning,
 )
+from ray_messaging.observability.health.node_checks import CUT_OFF
 from ray_messaging.observability.health.server_checks import check_clock
 
 MANY_RESTARTS = 5
@@ -111,11 +112,15 @@ def _silent(actor: ActorFacts) -> Finding:
         return critical(
             actor.name, f"its actor starts again ({actor.state}), and does not answer yet", _without(actor, remedy)
         )
+    if actor.cut_off_from:
+        text = f"does not answer: the network does not reach its node, {actor.where}, from {actor.cut_off_from}"
+        return critical(actor.name, text, _without(actor, CUT_OFF))
     remedy = (
         "a rule or a call holds its event loop, or its process stands still: py-spy dump --pid shows where; kill it, "
         "and Ray starts it again"
     )
-    return critical(actor.name, f"does not answer ({actor.why or 'no reason known'})", _without(actor, remedy))
+    on = f" on node {actor.where}" if actor.where else ""
+    return critical(actor.name, f"does not answer{on} ({actor.why or 'no reason known'})", _without(actor, remedy))
 
 
 def _without(actor: ActorFacts, remedy: str) -> str:

@@ -168,6 +168,8 @@ class ActorFacts:
 
     `name` is "interceptor", "log", "group 'x'" or SERVER_ACTOR. `state` is Ray's (ALIVE, RESTARTING, DEAD ...). `why`
     says why there is no report. `skew_s` is the actor's clock minus this process's clock, plus or minus `margin_s`.
+    For an actor without a report, `where` is the host of its node, and `cut_off_from` says from where the network does
+    not reach that ("": it does).
     """
 
     name: str
@@ -178,3 +180,5 @@ class ActorFacts:
     restarts: int = 0
     skew_s: float = 0.0
     margin_s: float = 0.0
+    where: str = ""
+    cut_off_from: str = ""

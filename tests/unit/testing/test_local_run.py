@@ -14,7 +14,7 @@ import pytest
 from support.ripple import ripple, ripple_start
 from support.rumour import Rumour, blocks, sequential, small_world
 
-from ray_messaging import ConfigError, RuleError, StepFailed
+from ray_messaging import ConfigError, RuleError, StepFailed, run
 from ray_messaging.interception.rules import (
     ALLOW,
     BlackList,
@@ -27,7 +27,6 @@ from ray_messaging.interception.rules import (
     Table,
     block,
 )
-from ray_messaging.testing import run
 
 RUMOUR = Rumour(small_world(24), steps=4, chance=110)
 
@@ -232,7 +231,7 @@ def test_what_a_model_says_wrong_is_an_error_at_once():
         ({"until": -1}, ConfigError, "until=-1"),
         ({"until": None}, ConfigError, "until=None"),
         ({"graph": [(0, 1)], "by": "group"}, ConfigError, "shared="),
-        ({"only_active": True, "by": "group"}, ConfigError, 'of the calls for one agent: leave it out with by="group"'),
+        ({"only_active": True, "by": "group"}, ConfigError, "only for models that are called for each agent"),
         ({"rules": BlackList([(1, 2)])}, RuleError, "rules must be a list: write rules="),
         ({"rules": 7}, RuleError, "rules must be a list of rules, not 7"),
     ],
