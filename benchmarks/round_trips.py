@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,7 +165,7 @@ async def steps_by_hand(hosts: Hosts) -> list[float]:
                 step.send(first + agent, others + agent, {"n": step.number})
 
     await asyncio.gather(drive(sides[0], 0), drive(sides[1], half))
-    return [after - before for before, after in zip(begun[4:], begun[5:], strict=False)]
+    return [after - before for before, after in pairwise(begun[4:])]
 
 
 def person(me: Any, inbox: Any) -> None:
@@ -177,11 +178,11 @@ def person(me: Any, inbox: Any) -> None:
 @contextmanager
 def on_ray(server: RedisConfig, one_way_s: float) -> Iterator[Any]:
     """Start an experiment with steps on Ray, all of whose processes reach the server by one link."""
-    from ray_messaging import Messaging, Steps  # noqa: PLC0415 - it loads Ray
+    from ray_messaging import Messaging, Steps
 
     with Link(server.port, one_way_s) as link:
         config = server.model_copy(update={"port": link.port})
-        with Messaging.start("trips", redis=config, steps=Steps(seed=7), on_existing="replace") as messaging:
+        with Messaging.start("trips", redis=config, steps=Steps(seed=7), on_existing="reset") as messaging:
             yield messaging
 
 
@@ -193,7 +194,7 @@ def run(server: RedisConfig, one_way_s: float) -> list[float]:
     with on_ray(server, one_way_s) as messaging:
         result = messaging.run(person, agents=AGENTS, groups=GROUPS, until=STEPS + 6, progress=False)
         stamps = result.states[0]["stamps"]
-    return [after - before for before, after in zip(stamps[5:], stamps[6:], strict=False)]
+    return [after - before for before, after in pairwise(stamps[5:])]
 
 
 def advance(server: RedisConfig, one_way_s: float) -> list[float]:
@@ -201,7 +202,7 @@ def advance(server: RedisConfig, one_way_s: float) -> list[float]:
     taken: list[float] = []
     with (
         on_ray(server, one_way_s) as messaging,
-        messaging.start_run(person, agents=AGENTS, groups=GROUPS, progress=False) as standing,
+        messaging.start_run(person, agents=AGENTS, groups=GROUPS) as standing,
     ):
         for _ in range(STEPS + 6):
             begun = time.perf_counter()
@@ -210,7 +211,9 @@ def advance(server: RedisConfig, one_way_s: float) -> list[float]:
     return taken[6:]
 
 
-async def _measured(case: Callable[[Hosts], Awaitable[list[float]]], server: RedisConfig, one_way_s: float) -> list[float]:
+async def _measured(
+    case: Callable[[Hosts], Awaitable[list[float]]], server: RedisConfig, one_way_s: float
+) -> list[float]:
     async with AsyncExitStack() as stack:
         return await case(Hosts(server, case.__name__, one_way_s, stack))
 

@@ -5,7 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -128,6 +128,18 @@ class StepLoop:
         Raises: ConfigError for an invalid `until`; AlreadyExists if another task drives the group. If a step raises
         StepAborted, StepTooLarge, Fenced or Closed, it is not committed, and a new driver runs it again.
         """
+        async with aclosing(self.standing(until, leave=leave)) as steps:
+            async for step in steps:
+                if step is None:
+                    return
+                yield step
+
+    async def standing(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step | None, None]:
+        """Yield the steps before `until` as `steps` does, then None, as often as asked, until `until` is raised.
+
+        Meanwhile the group keeps its driver: the following steps begin without asking the server who drives it, and
+        what it has sent before.
+        """
         self.until = check_until(until)
         transport = self._engine.transport
         transport.begin_steps(self._engine.settings.cut_timeout_s)
@@ -146,7 +158,15 @@ class StepLoop:
             self._account.total, self._account.unheard = Counter(before.total), Counter(before.unheard)
             self.fates, self.unheard = Counter(before.total), before.unheard
             found: Opened | Waiting | Done | None = None
-            while (number := self.committed + 1) < self.until:
+            while True:
+                if (number := self.committed + 1) >= self.until:
+                    found = None
+                    transport.end_steps()
+                    try:
+                        yield None
+                    finally:
+                        transport.begin_steps(self._engine.settings.cut_timeout_s)
+                    continue
                 opened = await self._open(taken.attempt, number, found, box)
                 if opened is None:
                     return
@@ -167,6 +187,7 @@ class StepLoop:
                 found, counts = await sender.commit(step, changed=changed, go_on=go_on)
                 if self._engine.observer is not None:
                     self._engine.observer.step_committed(number, time.perf_counter() - began)
+                step.sends.end()
                 self.committed, self.state, self.before = number, step.state, step.places.agents
                 self.fates, self.unheard = Counter(counts.total), counts.unheard
         finally:
@@ -262,7 +283,8 @@ class StepLoop:
                     covers = tuple(await box.covers()) if news.boxes else ()
                     return Opened(number, covers, news.directory, news.blocked, news.place)
             self._check_open()
-            found = await self._store.open(self._group, attempt, number)
+            first, opening = found is None, self._store.open(self._group, attempt, number)
+            found = await (box.beside(opening) if first else opening)
         return found
 
     def _check_open(self) -> None:

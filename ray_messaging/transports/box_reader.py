@@ -1,14 +1,23 @@
 """Reader of one box: the messages that one mailbox reads in one step."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ray_messaging.common.task_health import end
 from ray_messaging.errors import FrameError, MessagingError
 from ray_messaging.transports.cursors import order
-from ray_messaging.transports.step_values import BoxFrame, BoxStart, Cover, News, counted
+from ray_messaging.transports.step_values import (
+    BoxFrame,
+    BoxStart,
+    Cover,
+    Done,
+    News,
+    Opened,
+    Waiting,
+    counted,
+)
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -58,6 +67,11 @@ class BoxReader:
         if self._with_news and self._filled and not self._large and news:
             self._awaited = asyncio.create_task(self._wait(news, block_s), name="ray_messaging step news")
 
+    async def beside(self, opening: Awaitable[Opened | Waiting | Done]) -> Opened | Waiting | Done:
+        """Return the answer of a call that opens the box's step, and read the beginning of the box right after it."""
+        answer, self._start = await asyncio.gather(opening, self._store.open_box(self._box, _FIRST))
+        return answer
+
     async def end(self) -> None:
         """End a wait that nobody needs."""
         if self._awaited is not None:
@@ -103,14 +117,12 @@ class BoxReader:
         return list(covers)
 
     async def _take_start(self, awaited: "asyncio.Task[News]") -> None:
-        """Take the frames that come with the news of an answer that this group already has."""
+        """Take the beginning of the box, which comes with the news of an answer that this group already has."""
         await asyncio.wait((awaited,), timeout=_BESIDE_S)
         if awaited.done():
             self._awaited = None
             with suppress(MessagingError):  # the next call raises it, if it matters
                 await awaited
-            if self._start is not None and not self._frames:
-                self._frames = list(self._start.frames)
 
     async def covered(self, covers: Sequence[Cover]) -> list[BoxFrame]:
         """Return the frames of attempts that count, in order of arrival; raise FrameError if the server lost some."""
@@ -118,6 +130,8 @@ class BoxReader:
             await self._take_start(self._awaited)
         if not covers:
             return []
+        if self._start is not None and not self._frames:
+            self._frames = list(self._start.frames)
         found = counted(self._frames, covers)
         if found is None:
             await self.read_ahead()
