@@ -104,7 +104,8 @@ class RunActor:
         self._since = time.time()  # no module of the user was imported before this time
         self._messager = messager
         self._loop: StepLoop | None = None
-        self._steps: AsyncGenerator[Step | None, None] | None = None  # of the loop, which stands between two calls
+        self._steps: AsyncGenerator[Step | None, None] | None = None  # of the loop
+        self._stands = False  # no call of `run` is under way, and the loop waits for the next one
         self._society: AgentLoop | CrowdSociety | None = None
         self._homes: Homes | None = None
         self._watch: ModelWatch | None = None
@@ -183,7 +184,7 @@ class RunActor:
         if self._loop is None or self._steps is None:
             self._loop = step_loop(self._messager.engine)
             self._steps = self._loop.standing(end)
-        loop, steps = self._loop, self._steps
+        loop, steps, self._stands = self._loop, self._steps, False
         loop.until = end
         try:
             async with AsyncExitStack() as stack:
@@ -192,6 +193,7 @@ class RunActor:
                     if step is None:
                         if stands:
                             stack.pop_all()
+                            self._stands = True
                         break
                     again = False
                     await self._run_step(step, loop, society, homes, parent_calls)
@@ -262,7 +264,7 @@ class RunActor:
 
     async def _end_steps(self) -> None:
         """Give up the group, so that another driver can take it."""
-        steps, self._steps = self._steps, None
+        steps, self._steps, self._stands = self._steps, None, False
         if steps is not None:
             await steps.aclose()
 
@@ -284,7 +286,8 @@ class RunActor:
         """Let remembered calls end and be kept; then leave the mailbox, which stays on the server for a resumed run."""
         if isinstance(self._society, AgentLoop):
             await self._society.end()
-        await self._end_steps()
+        if self._stands:  # else a call of `run` is under way, which ends them
+            await self._end_steps()
         if self._messager is not None:
             await self._messager.close()
 
