@@ -213,7 +213,10 @@ class AgentMover:
 
     def _late(self, outcome: MoveOutcome, timeout: float) -> MoveFailed:
         why = {
-            MoveOutcome.FULL: f"the mailbox of {self._target!r} has no room for what waits: let it fetch",
+            MoveOutcome.FULL: (
+                f"the mailbox of {self._target!r} has no room for the messages that wait: let group {self._target!r} "
+                "fetch"
+            ),
             MoveOutcome.LOG_FULL: "the event log is behind: wait for it",
         }.get(outcome, "mailboxes come and go, or fill faster than they are read: wait for that to end")
         return self._failed(

@@ -65,7 +65,7 @@ class ReplayAccount:
             (self.out_of_order, f"{self.out_of_order:,} messages arrived after a later one of their pair"),
             (self.misdirected, f"{self.misdirected:,} messages arrived with other ids, or at another group"),
             (self.changed, f"{self.changed:,} messages arrived with another text or time"),
-            (self.unexpected, f"{self.unexpected:,} messages arrived that are none of ours"),
+            (self.unexpected, f"{self.unexpected:,} messages arrived that this replay did not send"),
             (self.agents_differ, f"{self.agents_differ:,} agents received another number than was delivered to them"),
         )
         return [words for wrong, words in checks if wrong]

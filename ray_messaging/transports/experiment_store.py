@@ -62,8 +62,8 @@ def other_run(exp_id: str, epoch: int) -> Fenced:
     """Build the error for the start of an experiment that a later start has replaced."""
     return Fenced(
         f"experiment {exp_id!r} was started anew on its server since, by another cluster or with on_existing='reset', "
-        "or the server was flushed: nothing of this start passes any more. Shut it down, and start the experiment "
-        "again, or under another exp_id",
+        "or the server was flushed: this start can neither send nor receive any more. Shut it down, and start the "
+        "experiment again, or under another exp_id",
         name=exp_id,
         epoch=epoch,
     )

@@ -25,8 +25,8 @@ NAMES = [
     "PayloadMismatch", "PayloadTooLarge", "Quantile", "QuestionBlocked", "Receipt", "Receipts", "RedisConfig",
     "Result", "Rule", "RuleError", "Run", "ServerFailed", "ServerRefused", "Share", "Step", "StepAborted",
     "StepFailed", "StepTooLarge", "Steps", "Sum", "Survey", "TraceError", "Tracing", "TransactionError",
-    "TransitError", "Unbalanced", "UndeclaredSend", "UnknownName", "UnknownSender", "columns", "compare", "rules",
-    "run",
+    "TransitError", "Unbalanced", "UndeclaredSend", "UnknownName", "UnknownSender", "columns", "compare", "grid",
+    "rules", "run",
 ]  # fmt: skip
 
 RULES = [

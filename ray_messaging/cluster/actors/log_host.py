@@ -134,8 +134,8 @@ class LogHost:
             folder_records.note_missing(
                 self._folder,
                 run,
-                f"the run that began at {record.starts[-1].began} was killed, and its server's data are gone: rows of "
-                "what was sent last are missing",
+                f"the run that began at {record.starts[-1].began} was killed, and its server's data are gone: the "
+                "rows of its last messages are missing",
             )
         if reset:
             self._folder.erase()

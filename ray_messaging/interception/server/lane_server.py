@@ -160,7 +160,7 @@ class _LanePeer(FrameProtocol):
             if begun:
                 self._timer = asyncio.get_running_loop().call_later(STALLED_S, self.refuse, "a request without an end")
         if begun != self._held and not self._hold(begun):
-            self.refuse("too much that has only begun")
+            self.refuse("too many bytes of requests that have only begun")
 
     def _hold(self, size: int) -> bool:
         """Count the bytes of an incomplete request; return False if all callers together have too many."""

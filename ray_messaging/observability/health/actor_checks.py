@@ -74,7 +74,8 @@ def check_actor(actor: ActorFacts) -> Iterator[Finding]:
         yield critical(
             actor.name,
             report.error,
-            report.remedy or _without(actor, "mend what it says: it tries again by itself once a second"),
+            report.remedy
+            or _without(actor, ("mend the cause that the error names: the actor tries again by itself once a second")),
         )
     problems = [finding for loop in report.loops if (finding := _loop(actor.name, loop)) is not None]
     yield from problems

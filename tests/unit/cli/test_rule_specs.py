@@ -61,7 +61,7 @@ def test_bans_name_the_rule_that_finds_violations():
         ("", "unknown rule ''"),
         ("black-list", "lacks its settings: write .*such as black-list:1-2"),
         ("max-length:", "such as max-length:500"),
-        ("max-length:many", "'many' is no number: write a whole number, as in max-length:500"),
+        ("max-length:many", "'many' is no number: write a whole number, such as max-length:500"),
         ("max-length:1", "blocks every payload"),
         ("black-list:1-2-3", "cannot read '1-2-3' as a pair .* in quotes"),
         ("black-list:12", "cannot read '12' as a pair"),
