@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from ray_messaging.messager import Messager
     from ray_messaging.messages import Messages
     from ray_messaging.model.aggregates import Count, Gini, Max, Mean, Min, Quantile, Share, Sum
+    from ray_messaging.model.lattice import grid
     from ray_messaging.model.typed.input import columns
     from ray_messaging.observability.health.findings import Finding, Health
     from ray_messaging.observability.tracing.settings import Tracing
@@ -136,6 +137,7 @@ _HOMES = {
     "batch_run": "ray_messaging.studies.batch_run",
     "columns": "ray_messaging.model.typed.input",
     "compare": "ray_messaging.eventlog.comparison",
+    "grid": "ray_messaging.model.lattice",
     "run": "ray_messaging.cluster.run.local_run",
 }
 
@@ -229,6 +231,7 @@ __all__ = [
     "batch_run",
     "columns",
     "compare",
+    "grid",
     "rules",
     "run",
 ]

@@ -2,8 +2,8 @@
 
 A channel is the address that users and foreign Redis clients see:
 
-    exps:{exp_id}:agents:{agent_id}:{subtopic}      an agent's
-    exps:{exp_id}:user-payback                      the user's
+    exps:{exp_id}:agents:{agent_id}:{subtopic}      a channel of an agent
+    exps:{exp_id}:user-payback                      the channel of the user
     anything else without control characters        a plain channel
 
 In a channel, the characters : * ? [ ] and backslash of an agent's id are written as %3A %2A %3F %5B %5D %5C. If the id
@@ -11,7 +11,8 @@ itself contains such a code, or a code whose % is written as %25 (once or severa
 %25. So ids and their forms in channels correspond one to one.
 
 Internally a channel is an `Address`: the agent's id (None for plain channels) and a topic. A topic is the subtopic of
-an agent's channel, or `:` and the whole name of a plain one. The two are never equal, because a subtopic has no colon.
+an agent's channel, or `:` and the whole name of a plain channel. The two are never equal, because a subtopic has no
+colon.
 """
 
 import re
@@ -138,7 +139,7 @@ def check_id(agent_id: object) -> AgentId:
 def check_subtopic(subtopic: object) -> str:
     """Return `subtopic` if it is valid in a channel; raise InvalidAddress otherwise."""
     if not isinstance(subtopic, str):
-        raise InvalidAddress(f"subtopic {subtopic!r} must be a str", value=subtopic)
+        raise InvalidAddress(f"a subtopic must be a str, not {subtopic!r}", value=subtopic)
     _check_text("subtopic", subtopic, _UNFIT_SUBTOPIC)
     return subtopic
 

@@ -22,7 +22,7 @@ _SMALL = 2**31  # ids below this fit into half a key
 _DENSE = 2**26  # smaller ids are looked up in a table with a place for each id
 _SPARE = 16  # a table of cells may have this many places for each agent
 _PARTS = 4  # cells along the first axis for one radius; with more cells, few points less would be compared
-_LEAST_RADIUS = 1e-150  # squares of much smaller radii are 0; those of radii far above its inverse are infinite
+_LEAST_RADIUS = 1e-150  # squares of much smaller radii are 0; squares of radii far above its inverse are infinite
 _BLOCK = 4096  # points that a thread handles in one piece of work
 _COUNTED = 2**26  # most distances that are compared to count the pairs of positions that have too many
 _THREADS = 4  # more threads would wait for each other: parts of numpy run in one thread at a time
@@ -370,7 +370,7 @@ class _Grid:
     def _squares(self, places: NDArray[np.intp], block: range, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the squared distances of a block's points from points at `places`, `counts[i]` for point i."""
         squares, of = np.zeros(1), slice(block.start, block.stop, block.step)
-        with np.errstate(over="ignore"):  # an infinite square is that of a far point
+        with np.errstate(over="ignore"):  # the square is infinite for a far point
             for column in self._columns:
                 ways = column.take(places)
                 ways -= np.repeat(column[of], counts)

@@ -47,7 +47,7 @@ class AudienceCache:
                         value=audience.name,
                     )
                 found = await self._source.load(*audience)
-                # Messages may still come to the version before this one, but to no earlier version.
+                # Messages may still come to the previous version, but to no earlier version.
                 for each, digest in [*self._edges]:
                     if each.name == audience.name and each.version < audience.version - 1:
                         del self._edges[each, digest]
@@ -66,7 +66,7 @@ class AudienceCache:
         await mover.move_in_step(name, step, ids, points)
 
     async def toward(self, audience: AudiencePairs, agents: AgentSet, digest: bytes) -> Edges:
-        """Return the pairs of a version whose hearers are among `agents`; `digest` is that of `agents`.
+        """Return the pairs of a version whose hearers are among `agents`; `digest` is the digest of `agents`.
 
         Raises: the same errors as `edges`.
         """

@@ -84,7 +84,7 @@ def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: Json = False) -> 
 
 
 def show_health(console: Console, health: Health) -> None:
-    """Print the findings, problems last: as a table on a terminal, else one line for each."""
+    """Print the findings, problems last: as a table on a terminal, otherwise one line for each."""
     well = [finding for finding in health.findings if finding.level == "ok"]
     problems = health.problems[::-1]
     if console.is_terminal and console.width >= _TABLE_WIDTH:

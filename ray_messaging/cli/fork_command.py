@@ -32,7 +32,7 @@ def fork(
 ) -> None:
     """Go on with a run from a checkpoint, as another run, and say where the two differ.
 
-    Agents and groups are the parent's. A model that needs a graph, shared objects or a start is forked in Python.
+    Agents and groups are the parent's. If a model needs a graph, shared objects or a start, fork the run in Python.
     """
     from ray_messaging import Messaging, compare  # noqa: PLC0415 - they take a second
 
@@ -50,7 +50,7 @@ def fork(
 
 def _model(named: str) -> Callable[..., Any]:
     module, _, name = named.partition(":")
-    sys.path.insert(0, "")  # the present folder, as `python -m` has it
+    sys.path.insert(0, "")  # the present folder, so that models in it can be imported, as by `python -m`
     try:
         imported = importlib.import_module(module)
         found = getattr(imported, name) if name else imported

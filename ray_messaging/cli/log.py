@@ -89,7 +89,7 @@ def finish(folder: Annotated[str, typer.Argument(metavar="LOG_DIR", help="The lo
 @app.command(short_help="Print the matching rows.")
 @with_fields()
 def query(target: Target, fields: dict[str, Any], as_json: Json = False, expand: Expand = False) -> None:
-    """Print the matching rows in log order: with --json all of them, else the first ones."""
+    """Print the matching rows in log order: with --json all of them, otherwise the first rows."""
     log = open_log(target)
     if as_json:
         for page in log.pages(**fields, text=True, expand=expand):
@@ -114,7 +114,7 @@ def sql(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A SELECT over the table messages.")],
     as_json: Json = False,
 ) -> None:
-    """Print the answer to a SELECT over the table messages, with DuckDB: with --json all rows, else the first ones."""
+    """Print the answer to a SELECT over the table messages: with --json all rows, otherwise the first rows."""
     try:
         table = open_log(target).sql(query)
     except ImportError as error:
@@ -167,9 +167,9 @@ def thread(
 
 @app.command(short_help="Print why a message was sent: what its sender had read, and why that was sent.")
 def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Json = False) -> None:
-    """Print a message, below it those that its sender had in hand when it sent it, and why those were sent.
+    """Print a message, below it the messages that its sender had read when it sent it, and why those were sent.
 
-    With --json each message of the tree is a line, before its causes; `cause_of` is the one above it.
+    With --json each message of the tree is a line, before its causes; `cause_of` is the message above it in the tree.
     """
     found = open_log(target).why(message_id, depth)
     if as_json:
@@ -193,7 +193,7 @@ def effects(target: Target, message_id: MessageId, depth: Steps = DEPTH, as_json
 def tail(
     target: Target, fields: dict[str, Any], lines: Lines = 10, limit: TailLimit = None, as_json: Json = False
 ) -> None:
-    """Print the last matching rows, then new ones until Ctrl-C. A finished run has no new ones."""
+    """Print the last matching rows, then new rows until Ctrl-C. A finished run has no new rows."""
     log = open_log(target)
     after = max(-1, log.end - lines)
     if limit is not None:

@@ -85,7 +85,7 @@ def run(
 
 
 def _lone_latency_ms(exp_id: str, rules: Sequence[Rule], redis: str | None) -> dict[str, float | None]:
-    """Measure single messages, in an experiment of their own: they are no part of the traffic, nor of its log."""
+    """Measure single messages in an experiment of their own, so that they are not in the traffic and its log."""
     messaging = Messaging.start(exp_id, redis=redis, rules=rules)
     try:
         return lone_latency_ms(messaging)

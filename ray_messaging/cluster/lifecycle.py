@@ -84,9 +84,9 @@ class StartedExperiment:
         self._start_servers(spec, kept)
         # Ray may repeat all calls of this actor.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": spec.interceptor_name}
-        # The interceptor runs on the node of the primary, without which it could do nothing. So the loss of another
-        # node does not stop it.
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
+        # The interceptor runs on the node of this process, as the embedded primary and the log do, and ends with it.
+        # Ray does not keep a soft affinity of an actor that asks for no resources.
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         try:
             # Ray copies small arguments for a restart; large ones (a long black list) must stay in its object store.
             large = len(ray.cloudpickle.dumps(spec)) > _INLINE_BYTES

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.inspector_process import Inspector
     from ray_messaging.cluster.lifecycle import StartedExperiment
     from ray_messaging.cluster.moves import AgentMove
+    from ray_messaging.cluster.placement import ActorOptions, GroupPlacement
     from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel
     from ray_messaging.cluster.run.result import Result
     from ray_messaging.cluster.run.run import Run, RunActors
@@ -344,27 +345,42 @@ class Messaging(AbstractContextManager["Messaging"]):
         agents: Iterable[AgentId],
         *,
         subtopics: Sequence[str] = SUBTOPICS,
-        actor_options: dict[str, Any] | None = None,
+        placement: "GroupPlacement" = "spread",
+        actor_options: "ActorOptions" = None,
     ) -> "Group":
         """Start a group, a Ray actor that hosts agents. It lives as long as the process that made it.
 
+        Args: as for `create_groups`.
         Raises: AlreadyExists if the name or an agent is taken; InvalidAddress for an invalid name or id; Closed if the
         experiment has ended.
         """
-        return self.create_groups({name: agents}, subtopics=subtopics, actor_options=actor_options)[name]
+        made = self.create_groups({name: agents}, subtopics=subtopics, placement=placement, actor_options=actor_options)
+        return made[name]
 
     def create_groups(
         self,
         groups: Mapping[str, Iterable[AgentId]],
         *,
         subtopics: Sequence[str] = SUBTOPICS,
-        actor_options: dict[str, Any] | None = None,
+        placement: "GroupPlacement" = "spread",
+        actor_options: "ActorOptions" = None,
     ) -> "dict[str, Group]":
         """Start several groups, {name: agents}, in about the time of one. If one fails to start, none is kept.
 
-        Raises: the same errors as `create_group`.
+        Args:
+            groups: The agents of each group, by its name.
+            subtopics: The subtopics on which the agents listen.
+            placement: On which nodes of the cluster the groups start: "spread" over all, "pack" on this process's node
+                as long as it has room, or by group: a node's id or name, or the resources that its node must have,
+                as `{"east": "host-b", "west": {"GPU": 1}}`; a group that is not named is spread. A group that is given
+                a node ends with it, any other one starts again elsewhere. It warns after 10 s of resources that no
+                node has.
+            actor_options: Options of Ray's for the actors, such as num_cpus or runtime_env, for all or by group.
+
+        Raises: ConfigError for a node, a group or an option that does not exist; otherwise the same errors as
+        `create_group`.
         """
-        return self._groups.create(groups, subtopics, actor_options)
+        return self._groups.create(groups, subtopics, placement, actor_options)
 
     def group(self, name: str) -> "Group":
         """Return a group by its name; raise UnknownName if the experiment has no such group."""
@@ -567,6 +583,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         *,
         until: int,
         by: Literal["agent"] = "agent",
+        placement: "GroupPlacement" = "spread",
+        actor_options: "ActorOptions" = None,
         progress: bool = True,
         **given: "Unpack[AgentArguments]",
     ) -> "Result": ...
@@ -577,6 +595,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         *,
         until: int,
         by: Literal["group"],
+        placement: "GroupPlacement" = "spread",
+        actor_options: "ActorOptions" = None,
         progress: bool = True,
         **given: "Unpack[GroupArguments]",
     ) -> "Result": ...
@@ -596,6 +616,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         collect: object = None,
         collect_every: int = 1,
         only_active: bool = False,
+        placement: "GroupPlacement" = "spread",
+        actor_options: "ActorOptions" = None,
         progress: bool = True,
     ) -> "Result":
         """Run a model step by step, in one Ray actor per group, and return the agents' states (see docs/steps.md).
@@ -626,6 +648,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             only_active: After its first step, an agent is called only if it has messages, a rule has blocked what it
                 sent, a fork has set its state, or it called `me.stay_active()` when it was called last. Pregel calls
                 this a vote to halt. If nobody is active, steps go on, and cost next to nothing.
+            placement: On which nodes the groups start: "spread", "pack", or by group; see `create_groups`.
+            actor_options: Options of Ray's for the groups' actors, for all or by group; see `create_groups`.
             progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
 
         Ctrl-C ends the run after the open step, and `stopped` in the result is True. A second Ctrl-C ends it at once.
@@ -641,7 +665,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         check_until(until)
         options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
         try:
-            with Run(self, model, agents, groups, graph, shared, options, self._run_actors, until) as standing:
+            placed = (placement, actor_options)
+            with Run(self, model, agents, groups, graph, shared, options, self._run_actors, placed, until) as standing:
                 parts = standing._go_on(until, progress=progress, with_states=True)
             return standing._gathered(parts, until)
         except StepFailed as error:
@@ -650,10 +675,24 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @overload
     def start_run(
-        self, model: "AgentModel", *, by: Literal["agent"] = "agent", **given: "Unpack[AgentArguments]"
+        self,
+        model: "AgentModel",
+        *,
+        by: Literal["agent"] = "agent",
+        placement: "GroupPlacement" = "spread",
+        actor_options: "ActorOptions" = None,
+        **given: "Unpack[AgentArguments]",
     ) -> "Run": ...
     @overload
-    def start_run(self, model: "GroupModel", *, by: Literal["group"], **given: "Unpack[GroupArguments]") -> "Run": ...
+    def start_run(
+        self,
+        model: "GroupModel",
+        *,
+        by: Literal["group"],
+        placement: "GroupPlacement" = "spread",
+        actor_options: "ActorOptions" = None,
+        **given: "Unpack[GroupArguments]",
+    ) -> "Run": ...
     def start_run(
         self,
         model: "Callable[..., object]",
@@ -669,6 +708,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         collect: object = None,
         collect_every: int = 1,
         only_active: bool = False,
+        placement: "GroupPlacement" = "spread",
+        actor_options: "ActorOptions" = None,
     ) -> "Run":
         """Start a run that goes on step by step, as you tell it: `run.advance(1)`, `run.states()`, `run.series`.
 
@@ -679,7 +720,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         from ray_messaging.cluster.run.run_actor import RunOptions
 
         options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
-        return Run(self, model, agents, groups, graph, shared, options, self._run_actors)
+        placed = (placement, actor_options)
+        return Run(self, model, agents, groups, graph, shared, options, self._run_actors, placed)
 
     # -- the user's questions -------------------------------------------------------------------------------------
 

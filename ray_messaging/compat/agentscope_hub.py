@@ -1,8 +1,8 @@
 """AgentScope 1's MsgHub over processes: agents of this process and of other processes hear each other.
 
-Each process enters a hub of the same name, with its own agents as objects and the others by their ids. What an agent
-replies goes to all others through the experiment: the experiment's rules and log apply, and if a process was killed,
-the reply waits for its successor.
+Each process enters a hub of the same name. It passes its own agents as objects, and agents of other processes by their
+ids. What an agent replies goes to all others through the experiment: the experiment's rules and log apply, and if a
+process was killed, the reply waits for its successor.
 """
 
 import asyncio
@@ -50,7 +50,8 @@ class MsgHub:
 
     Args:
         messager: The messager of this process. The hub hosts its agents there, and fetches its messages.
-        participants: Agents that live here, and ids of the others. The id of an agent is its `name`, or else its `id`.
+        participants: Agents that live here, and ids of agents that live elsewhere. The id of an agent is its `name`, or
+            its `id` if it has no name.
         announcement: A message from the user to all participants at the start. Only one process passes it.
         name: The hub's name, the same in each process.
     """

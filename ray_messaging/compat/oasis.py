@@ -102,7 +102,7 @@ class Channel:
         await self.close()
 
     async def close(self) -> None:
-        """End this process' side of the channel: actions in hand get an error, and so do the waits of its agents."""
+        """End this process's side of the channel: actions in hand, and agents that wait for results, get an error."""
         if self._leaving is not None:
             await self._leaving
         await self._leave("its channel was closed")
@@ -296,7 +296,7 @@ class Channel:
             self._leaving = asyncio.create_task(leave, name="ray_messaging end of a platform")
 
     async def _leave(self, why: str) -> None:
-        """Close the platform's mailbox: tell the agents that wait, and let later ones know at once."""
+        """Close the platform's mailbox, and tell the agents that wait. Agents that ask later get the error at once."""
         for message in [*self._in_hand.values(), *self._taken]:
             self._results.put((message, {"error": why}))
         self._in_hand.clear()

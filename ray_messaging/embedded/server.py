@@ -92,8 +92,8 @@ class EmbeddedServer:
             directory.
         maxmemory_bytes: Refuse writes above this size; nothing is evicted. None: half of the memory of machine or
             container.
-        fsync: Have the disk write what is in a `data_dir` each second: a power cut loses about a second, otherwise half
-            a minute. A killed process never loses anything, unless the disk is full.
+        fsync: Have the disk write a `data_dir` each second: a power cut then loses about a second of data, otherwise
+            half a minute. A killed process never loses anything, unless the disk is full.
         succession: Allow a successor of the owner to take the server over.
         epilogue: A command to run after the server, if its owner died and no successor came.
         brief: Make another server on the same `data_dir` wait for the end of this one, however long that takes.

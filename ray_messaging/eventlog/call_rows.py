@@ -93,7 +93,7 @@ def read_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
 
 
 def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Dataset, dict[str, str]]:
-    """Return the stored calls, and the SQL expressions of those columns that must be computed from several stored ones.
+    """Return the stored calls, and the SQL expressions of the columns that are computed from several stored columns.
 
     Raises: the same errors as `stored_calls`.
     """

@@ -125,7 +125,7 @@ def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, 
 def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
     """Add the arguments of a call of `messaging.run` to the record, if there is one.
 
-    Returns: the arguments that the last call recorded, if an earlier start of the run made that call, else None.
+    Returns: the arguments that the last call recorded, if an earlier start of the run made that call; otherwise None.
 
     Raises: OSError if the record cannot be written, LogError if the present one is damaged.
     """

@@ -226,7 +226,10 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
 
 
 def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the table in a segment's file, with only those of the given columns that it has (None: all columns)."""
+    """Return the table in a segment's file.
+
+    It has the given columns as far as the file has them (None: all columns).
+    """
     try:
         file = pq.ParquetFile(path, filesystem=parent.filesystem)
         there = set(file.schema_arrow.names)

@@ -152,8 +152,8 @@ class Quantile(Aggregate):
     It is numpy's `quantile` with one rounding at the end; NaN if some number is NaN, or if there are no agents. Each
     step keeps the numbers of all agents until it is read.
 
-    Args: `q` is between 0 and 1: 0.5 is the median. All others as for `Mean`: several quantiles of one key are
-    `Quantile("p10", 0.1, of="wealth")` and so on.
+    Args: `q` is between 0 and 1: 0.5 is the median. The other arguments are those of `Mean`. To collect several
+    quantiles of one key, write `Quantile("p10", 0.1, of="wealth")` and so on.
     """
 
     kind = "quantile"
@@ -297,12 +297,15 @@ def check_collect(collect: object, every: object) -> None:
         if type(each.name) is not str or not each.name or "=" in each.name or each.name in TAKEN:
             raise ConfigError(f"the name of {each!r} must be a text without '=', and not one of {', '.join(TAKEN)}")
         if each.of is not None and not callable(each.of) and (type(each.of) is not str or not each.of):
-            raise ConfigError(f"of={each.of!r} of {each!r} must be a function, as lambda me: ..., or a state's key")
+            raise ConfigError(
+                f"of={each.of!r} of {each!r} must be a function, such as lambda me: ..., or a key of the state"
+            )
         if isinstance(each, Quantile) and not (_is_number(each.q) and 0 <= each.q <= 1):
             raise ConfigError(f"q={each.q!r} of {each!r} must be a number from 0 to 1: 0.5 is the median")
     if len({each.name for each in aggregates}) < len(aggregates):
         raise ConfigError(
-            f"two aggregates of collect={collect!r} have one name: give one another, as Mean('average', of='wealth')"
+            f"two aggregates of collect={collect!r} have one name: give one of them another name, such as "
+            "Mean('average', of='wealth')"
         )
 
 

@@ -71,11 +71,11 @@ def plain_text(payloads: object) -> bytes | None:
 
 
 def plain_lines(text: bytes, payloads: Sequence[object]) -> bytes | None:
-    """Turn the JSON list that `plain_text` made of dicts into lines: those of `encode_lines`, in half of its time.
+    """Turn the JSON list that `plain_text` made of dicts into the lines that `encode_lines` makes, in half of the time.
 
     The commas between payloads become line ends. Return None if the text is short, if a comma within a payload may look
-    like one between payloads, as in a list of dicts, or if `encode_lines` may make other bytes (see `PLAIN`; the caller
-    looks for null).
+    like a comma between payloads, such as in a list of dicts, or if `encode_lines` may make other bytes (see `PLAIN`;
+    the caller looks for null).
     """
     if len(text) < _MANY or encode_dict(payloads[0]).find(_BETWEEN) >= 0:  # payloads are most often alike
         return None

@@ -1,4 +1,4 @@
-"""The values of agents that a run collects, as columns of one kind: bools, numbers or texts, none of them rounded."""
+"""The values of agents that a run collects, as columns of bools, numbers or texts. No value is rounded."""
 
 import struct
 from collections.abc import Callable, Sequence

@@ -124,11 +124,11 @@ def sum_of_like(
     heads = np.tile(np.frombuffer(head, np.uint8), (len(payloads), 1))
     for at, column in ((_FROM_ID, from_ids), (_ORDINAL, ordinals), (_TO_ID, to_ids)):
         heads[:, at : at + 8] = column.astype("<i8").view(np.uint8).reshape(-1, 8)
-    joined, size = heads.tobytes(), len(head)
-    hashed = [
-        blake2b(joined[at : at + size] + _length(len(payload)) + payload, digest_size=SIZE).digest()
-        for at, payload in zip(range(0, len(joined), size), payloads, strict=True)
-    ]
+    joined, size, begun, hashed = heads.tobytes(), len(head), blake2b(digest_size=SIZE), list[bytes]()
+    for at, payload in zip(range(0, len(joined), size), payloads, strict=True):
+        hashing = begun.copy()  # in half of the time of a new one
+        hashing.update(joined[at : at + size] + _length(len(payload)) + payload)
+        hashed.append(hashing.digest())
     parts = np.frombuffer(b"".join(hashed), "<u4").reshape(-1, SIZE // 4).sum(axis=0, dtype=np.uint64)
     total: int = sum(part << 32 * place for place, part in enumerate(parts.tolist()))
     return total % _MODULUS

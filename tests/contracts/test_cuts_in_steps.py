@@ -8,8 +8,7 @@ from faults.proxy import Proxy
 from support.patience import WAIT_S
 from support.stepped import begin_steps
 
-from ray_messaging.errors import ConnectionFailed, StepAborted
-from ray_messaging.transports.step_values import Driver
+from ray_messaging import ConnectionFailed, StepAborted
 
 SEND_S = 0.4  # the bound of a send outside of steps
 
@@ -81,22 +80,3 @@ async def test_outside_of_steps_a_call_keeps_the_bound_of_a_send(valkey_config, 
         async with asyncio.timeout(WAIT_S):
             await sender.send(1, 1, {})
     proxy.cut_replies = 0.0
-
-
-async def test_the_server_knows_since_when_it_has_not_heard_of_a_driver(valkey_config, opener):
-    store = await begin_steps(await opener(valkey_config, name="setup"), groups=1)
-    await opener(valkey_config, name="east", host=[1])
-    taken = await store.take("east", Driver("task", 1), 10.0)
-
-    async def now():
-        return (await store.progress()).groups["east"]
-
-    while (before := await now()).idle_ms < 5:
-        pass
-    assert before.silent_ms >= 5
-    await store.renew("east", taken.attempt)
-    after = await now()
-    assert after.idle_ms >= after.silent_ms + 5  # a sign of life is no progress
-    assert not after.cut_off
-    assert after._replace(silent_ms=11_000).cut_off
-    assert not after._replace(silent_ms=11_000, driver=None).cut_off

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hosts.society import AGENTS, digest_of, person
-from support.hosts import Hosts
+from support.hosts import NAMES, Hosts
 from support.patience import wait_for
 
 from ray_messaging.testing import run
@@ -28,6 +28,19 @@ def digest_of_one_process():
     """Return the digest of the society without Ray, hosts and faults."""
     result = run(person, agents=range(AGENTS), until=STEPS, shared={"pause_s": 0.0})
     return digest_of(result)
+
+
+SERVER_OPTIONS = ["--protected-mode", "no", "--appendonly", "yes", "--daemonize", "yes", "--dir", "/tmp/home"]
+SENTINEL = """\
+port 26379
+protected-mode no
+daemonize yes
+dir /tmp/home
+sentinel monitor town {primary} 6390 2
+sentinel auth-pass town {password}
+sentinel down-after-milliseconds town 3000
+sentinel failover-timeout town 10000
+"""
 
 
 @dataclass
@@ -54,6 +67,7 @@ class RunningSociety:
     """The program of society.py on a host. `lines` has what it has said."""
 
     def __init__(self, hosts, host, options):
+        self.options = options
         self._process = hosts.start(
             host, "python", HERE / "society.py", json.dumps(options), env={"RAY_AUTH_MODE": "disabled"},
             stdin=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -102,6 +116,7 @@ class Case:
     pace_s: float = 0.05
     driver: str = "a"
     own_server: str = ""  # the host of a Redis of one's own; "": an embedded one
+    sentinels: bool = False  # its replicas and Sentinels are on all hosts
     told: str = ""  # what each health check during the fault names
     shifted: str = ""  # the host whose clock is 2 h ahead
     fails: bool = False  # the run ends with an error
@@ -112,12 +127,13 @@ class Case:
         with Hosts() as hosts:
             self._start_ray(hosts)
             redis = self._start_server(hosts)
-            options = {"exp_id": "town", "steps": STEPS, "pause_s": self.pace_s}
-            society = RunningSociety(hosts, self.driver, options | {"settings": self.settings, "redis": redis})
+            options = {"ray": "a:6380", "exp_id": "town", "on_existing": "error", "steps": STEPS}
+            options |= {"pause_s": self.pace_s, "settings": self.settings, "redis": redis}
+            society = RunningSociety(hosts, self.driver, options)
             try:
                 [begun] = wait_for(lambda: society.said("begun"), "the begin of the run", START_S)
                 outcome.begun = begun["begun"]
-                self.work(hosts, society)
+                society = self.work(hosts, society) or society
                 [ended] = wait_for(lambda: society.said("digest", "error"), "the end of the run", END_S)
                 outcome.result, outcome.error = ended, ended.get("error", "")
             finally:
@@ -144,9 +160,19 @@ class Case:
     def _start_server(self, hosts):
         if not self.own_server:
             return None
-        options = ["--protected-mode", "no", "--requirepass", PASSWORD, "--appendonly", "yes", "--daemonize", "yes"]
-        hosts.run(self.own_server, "redis-server", "--port", "6390", *options, "--dir", "/tmp/home")
-        return f"redis://:{PASSWORD}@{hosts.ip(self.own_server)}:6390"
+        primary, password = hosts.ip(self.own_server), ["--requirepass", PASSWORD, "--masterauth", PASSWORD]
+        options = [*password, *SERVER_OPTIONS]
+        hosts.run(self.own_server, "redis-server", "--port", "6390", *options)
+        if not self.sentinels:
+            return f"redis://:{PASSWORD}@{primary}:6390"
+        for host in sorted({*NAMES} - {self.own_server}):
+            hosts.run(host, "redis-server", "--port", "6390", *options, "--replicaof", primary, "6390")
+        ask = ["redis-cli", "--no-auth-warning", "-a", PASSWORD, "-p", "6390", "info", "replication"]
+        wait_for(lambda: hosts.run(self.own_server, *ask).count("state=online") == 2, "two replicas")
+        for host in NAMES:
+            hosts.path(host, "/tmp/home/sentinel.conf").write_text(SENTINEL.format(primary=primary, password=PASSWORD))
+            hosts.run(host, "redis-server", "/tmp/home/sentinel.conf", "--sentinel")
+        return f"redis+sentinel://:{PASSWORD}@a:26379,b:26379,c:26379/town"
 
 
 def cut(host, seconds, *, health_after_s=None):
@@ -182,6 +208,17 @@ def kill(host):
     return lambda hosts, _society: hosts.kill(host)
 
 
+def resume_elsewhere(hosts, society):
+    """Kill the machine of the driver and of Ray's head; start Ray on the others, and resume the run there."""
+    hosts.kill("a")
+    society.end()
+    for host, where in (("b", ("--head", "--port=6380", "--include-dashboard=false")), ("c", ("--address=b:6380",))):
+        hosts.run(host, "ray", "stop", "--force")
+        options = [f"--node-ip-address={hosts.ip(host)}", "--object-store-memory=100000000", "--num-cpus=1"]
+        hosts.run(host, "ray", "start", *where, *options, env={"RAY_AUTH_MODE": "disabled"})
+    return RunningSociety(hosts, "b", society.options | {"ray": "b:6380", "on_existing": "resume"})
+
+
 def slow(hosts, _society):
     """Make the links of a host slow, to the end of the run."""
     hosts.set_round_trip(40)
@@ -206,6 +243,14 @@ CASES = [
     Case("C killed", kill("c")),
     Case("C with the server cut for 36 s", cut("c", 36), own_server="c"),
     Case("C with the server killed", kill("c"), own_server="c", settings={"cut_timeout_s": 30.0}, fails=True),
+    Case(
+        "C with the primary killed, and failover by Sentinels",
+        kill("c"),
+        own_server="c",
+        sentinels=True,
+        settings={"wait_replicas": 1, "send_timeout_s": 60.0},
+    ),
+    Case("the head killed, and the run resumed elsewhere", resume_elsewhere, own_server="c"),
     Case("B's links at 5 Mbit/s and 40 ms", slow),
     Case("C's clock 2 h ahead", nothing, shifted="c"),
 ]

@@ -1,8 +1,8 @@
 """A program on one of the hosts: a run in which each agent knows what must be in its inbox.
 
-python society.py JSON, with `exp_id`, `steps`, `pause_s`, `settings` and `redis`. It prints lines of JSON: the groups'
-hosts and the step once the run has begun, what `messaging.health()` says whenever a line comes on stdin, and the result
-or the error.
+python society.py JSON, with `ray`, `exp_id`, `on_existing`, `steps`, `pause_s`, `settings` and `redis`. It prints lines
+of JSON: the groups' hosts once the run has begun, what `messaging.health()` says whenever a line comes on stdin, and
+the result or the error.
 """
 
 import hashlib
@@ -79,10 +79,11 @@ def tell_health(messaging):
 
 
 def main(options):
-    ray.init(address="a:6380", log_to_driver=False)
+    ray.init(address=options["ray"], log_to_driver=False)
     messaging = Messaging.start(
         options["exp_id"],
         redis=options["redis"],
+        on_existing=options["on_existing"],
         steps=Steps(digest=True),
         settings=MessagingConfig(**options["settings"]),
     )

@@ -26,7 +26,7 @@ NAMES = [
     "QuestionBlocked", "Receipt", "Receipts", "RedisConfig", "Result", "Rule", "RuleError", "Run", "ServerFailed",
     "ServerRefused", "Share", "Step", "StepAborted", "StepFailed", "StepTooLarge", "Steps", "Study", "Sum",
     "Survey", "TraceError", "Tracing", "TransactionError", "TransitError", "Unbalanced", "UndeclaredSend",
-    "UnknownName", "UnknownSender", "batch_run", "columns", "compare", "rules", "run",
+    "UnknownName", "UnknownSender", "batch_run", "columns", "compare", "grid", "rules", "run",
 ]  # fmt: skip
 
 RULES = [

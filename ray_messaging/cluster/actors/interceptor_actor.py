@@ -235,6 +235,8 @@ class InterceptorActor:
         """Return the milliseconds that a connection to each address took, or None where there is none in time."""
         return await measure(addresses)
 
+    # It is asked each second while a server cannot be reached: during a cut Ray must not pile these calls up.
+    @_method(max_task_retries=0)  # type: ignore[untyped-decorator]
     async def lost_server(self) -> str | None:
         """Return an error text that names the embedded server that is lost for good, or None if none is lost."""
         return None if self._embedded is None else await asyncio.to_thread(lost_server, self._embedded)

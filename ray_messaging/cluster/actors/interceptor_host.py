@@ -64,6 +64,7 @@ class InterceptorHost:
         reset = spec.on_existing == "reset"
         stores = backend_of(redis).stores(spec.exp_id, spec.settings, run=spec.run, reset=reset)
         self.transport, self._server, self._dead_letters = stores.transport, stores.experiment, stores.dead_letters
+        self.transport.called_by("the interceptor")
         self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
         self._store = RuleStore(self._server, spec.exp_id, spec.run)

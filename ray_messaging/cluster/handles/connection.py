@@ -2,12 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ActorUnschedulableError, RayActorError, RayTaskError
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.group.waiting import Blocking, InLoop, Waiting
@@ -22,6 +22,7 @@ NAMESPACE = "ray_messaging"
 
 # The most time that Ray needs to report a killed actor as dead, and the time between two checks, in seconds.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
+_LATE_S = 10.0  # a process that starts as others do is ready before that
 _LEAST, _PER_PROCESSOR = 8, 2  # the number of processes that start at a time: at least, and per processor
 
 
@@ -52,7 +53,7 @@ async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool =
     """
     try:
         return await waiting.value(ref)
-    except (RayTaskError, RayActorError) as error:
+    except (RayTaskError, RayActorError, ActorUnschedulableError) as error:
         raise translated(error, actor_name=actor_name, sends=sends) from error
 
 
@@ -103,44 +104,62 @@ async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf
                 await waiting.value(ref)
             except ActorUnavailableError:
                 continue
-            except (RayTaskError, RayActorError):  # the caller's next call gets the error
+            except (RayTaskError, RayActorError, ActorUnschedulableError):  # the caller's next call gets the error
                 pass
             return
         if not calls:  # all failed at once
             await waiting.pause(ACTOR_CALL_RETRY.first_s)
 
 
-def translated(error: RayTaskError | RayActorError, *, actor_name: str, sends: bool = False) -> Exception:
+def translated(
+    error: RayTaskError | RayActorError | ActorUnschedulableError, *, actor_name: str, sends: bool = False
+) -> Exception:
     """Turn Ray's error into the error that the actor raised, or into one of ours if the actor is gone."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, MessagingError):
         return cause
+    if isinstance(error, ActorUnschedulableError):
+        return Closed(
+            f"{actor_name} is gone with the machine to which it belongs ({_reason(error)}): start the experiment anew, "
+            "by on_existing='resume' where its data are"
+        )
     if isinstance(error, ActorDiedError | ActorUnavailableError):
         if sends:
             later = "it was shut down" if isinstance(error, ActorDiedError) else "it starts again, so send again"
             return OutcomeUnknown(
                 f"{actor_name} went down before or during this send, which may or may not have happened; {later}"
             )
-        why = (str(error).strip().splitlines() or ["no reason given"])[-1]
-        return Closed(f"{actor_name} is gone: it was shut down, or it died and cannot come back ({why})")
+        return Closed(f"{actor_name} is gone: it was shut down, or it died and cannot come back ({_reason(error)})")
     return error
 
 
-def start_in_turn(starts: Iterable[Callable[[], Any]], check: Callable[[Any], object]) -> None:
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no reason given"])[-1]
+
+
+def start_in_turn(
+    starts: Iterable[Callable[[], Any]],
+    check: Callable[[Any], object],
+    late: Callable[[Sequence[Any]], object] | None = None,
+) -> None:
     """Start processes, at most twice as many at a time as the cluster has processors.
 
     If more started at once, they would slow each other so much that some would take the server for dead. The first
     error ends the starts.
 
     Args: each of `starts` returns an ObjectRef that is ready when the process is; `check` gets such a reference, and
-    raises the error of a start that failed.
+    raises the error of a start that failed; `late` gets, once, those that wait when none was ready for ten seconds.
     """
     at_once = max(_LEAST, _PER_PROCESSOR * int(ray.cluster_resources().get("CPU", 0)))
     waiting = iter(starts)
     under_way = [start() for start in islice(waiting, at_once)]
     while under_way:
-        [done], under_way = wait(under_way)
-        check(done)
+        done, under_way = wait(under_way, timeout=None if late is None else _LATE_S)
+        if not done and late is not None:
+            late(under_way)
+            late = None
+            continue
+        check(done[0])
         under_way += [start() for start in islice(waiting, 1)]
 
 

@@ -10,6 +10,7 @@ from ray_messaging.cluster.actors.group_actor import GroupActor
 from ray_messaging.cluster.handles.connection import ExperimentConnection, find_actor, result, start_in_turn
 from ray_messaging.cluster.handles.group.group import Group
 from ray_messaging.cluster.lifecycle import ACTOR, StartedExperiment, leave
+from ray_messaging.cluster.placement import ActorOptions, GroupPlacement, Placement
 from ray_messaging.cluster.ray_calls import kill, start_actor, wait
 from ray_messaging.errors import AlreadyExists, Closed, UnknownName, ended
 from ray_messaging.model.agent_sets import column_of
@@ -32,12 +33,14 @@ class Groups:
         self,
         groups: Mapping[str, Iterable[AgentId]],
         subtopics: Sequence[str],
-        actor_options: dict[str, Any] | None,
+        placement: GroupPlacement,
+        actor_options: ActorOptions,
     ) -> dict[str, Group]:
         """Start several groups at the same time. If one fails to start, none is kept."""
         topics = tuple(map(check_subtopic, subtopics))
         hosted = {check_name("group name", name): column_of(agents, once=True) for name, agents in groups.items()}
         before = self._names_while_it_runs()
+        places = Placement(placement, actor_options, hosted)
         experiment = self._connection.with_password()
         actors: dict[str, Any] = {}
         opened: dict[Any, str] = {}  # the calls that open the mailboxes
@@ -45,7 +48,7 @@ class Groups:
         def start(name: str, agents: IdColumn) -> Any:  # noqa: ANN401 - an ObjectRef
             named: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": experiment.group_name(name)}
             try:
-                actor = start_actor(self._exp_id, GroupActor, named | (actor_options or {}), experiment, name)
+                actor = start_actor(self._exp_id, GroupActor, named | places.of(name), experiment, name)
                 call = actor.open.remote(agents, topics)  # on Ray Client this call raises the error
             except ValueError as error:
                 raise AlreadyExists(
@@ -62,6 +65,7 @@ class Groups:
             start_in_turn(
                 (partial(start, *group) for group in hosted.items()),
                 lambda call: result(call, actor_name=f"group {opened[call]!r}"),
+                lambda calls: places.warn([opened[call] for call in calls]),
             )
         except BaseException:
             for actor in actors.values():

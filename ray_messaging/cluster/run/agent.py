@@ -324,6 +324,10 @@ class AgentLoop:
         if self._calls is not None:
             await self._calls.end_and_wait(Closed(f"the run of group {self._group!r} has ended"))
 
+    def forget(self) -> None:
+        """Forget the agents of a run that has ended: they refer to this object, which then goes when its owner does."""
+        self._agents = []
+
     @property
     def states(self) -> dict[AgentId, dict[str, Any]]:
         """Return the state of each agent."""

@@ -1,7 +1,6 @@
 """`ray_messaging.run`: the engine, rules and order of `Messaging.run` in this process, on a private server."""
 
 import asyncio
-import gc
 import pickle
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
@@ -13,6 +12,7 @@ from ray_messaging.cluster.run.result import Result, cause_of, gathered
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
+from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.task_health import end
 from ray_messaging.common.texts import steps_done
@@ -118,14 +118,13 @@ def run(
     check_until(until)
     plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1)
     copies = [_copy("shared", shared) for _ in plans]
+    relax_collector()
     RuleSet(rules)  # raises RuleError
     made = [_copy("the rule", rule) for rule in rules]
     try:
         return run_in_own_loop(lambda: _run(plans, model, until, options, copies, made, seed, progress=progress))
     except StepFailed as error:
         raise error.with_traceback(None) from cause_of(error)  # without our own frames
-    finally:
-        gc.collect()  # agents, their group and its thread refer to each other
 
 
 def _copy(name: str, value: T) -> T:
@@ -178,6 +177,7 @@ async def _run(
         calls, told = [], set[str]()
         for plan, messager, copied in zip(plans, messagers, shared, strict=True):
             actor = RunActor(messager, told)
+            stack.callback(actor.forget)
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
             calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, 1, with_states=True)))
             stack.push_async_callback(end, calls[-1])

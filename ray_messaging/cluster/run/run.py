@@ -20,6 +20,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.handles.connection import result, start_in_turn
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
 from ray_messaging.cluster.lifecycle import attempt, leave
+from ray_messaging.cluster.placement import ActorOptions, GroupPlacement, Placement
 from ray_messaging.cluster.ray_calls import get, kill, start_actor, wait
 from ray_messaging.cluster.run.agent import NO_CHANGE
 from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
@@ -55,13 +56,18 @@ class RunActors:
         self.inputs: Mapping[str, Any] = {}  # digests of what the last call of `run` was given
         self.turns = itertools.count(1)  # numbers of the actors' calls
         self._kept: dict[str, Any] = {}
+        self._options: Mapping[str, Mapping[str, Any]] = {}  # of the actors that were asked for last
         self._end: threading.Timer | None = None
         self._lock = threading.Lock()
 
-    def take(self, groups: Collection[str]) -> dict[str, Any]:
-        """Return the kept actors of some groups that can be used for another run, and end all other kept actors."""
-        kept = self._detach()
-        asked = {name: actor.is_current.remote() for name, actor in kept.items() if name in groups}
+    def take(self, groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the kept actors of some groups that can be used for another run, and end all other kept actors.
+
+        Args: `groups` has the options of each group's actor; an actor that started with others is not used.
+        """
+        kept, before, self._options = self._detach(), self._options, groups
+        same = {name for name, options in groups.items() if before.get(name) == options}
+        asked = {name: actor.is_current.remote() for name, actor in kept.items() if name in same}
         found = {name: kept.pop(name) for name, answer in asked.items() if _says_yes(answer)}
         _end(kept)
         return found
@@ -172,12 +178,14 @@ class Run(AbstractContextManager["Run"]):
         shared: object,
         options: RunOptions,
         kept: RunActors,
+        placed: tuple[GroupPlacement, ActorOptions],
         until: int | None = None,
     ) -> None:
         check_run(model, options)
         if isinstance(graph, str):
             graph = messaging.audience(graph)
         plans = plans_for(options, agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
+        places = Placement(*placed, [plan.name for plan in plans])
         kept.close_run()
         progress, moved = messaging.steps.progress(), messaging.steps.moved()
         check_same(plans, messaging.steps.hosted(), begun=progress.latest >= 0, moved=moved.keys())
@@ -200,7 +208,7 @@ class Run(AbstractContextManager["Run"]):
             stranger = next(iter(strangers))
             raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
         self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent, change)
-        self._actors = actors = kept.take(plan_refs)
+        self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})
         self._open = True
         self._spent = False
         with self._ending():
@@ -210,13 +218,21 @@ class Run(AbstractContextManager["Run"]):
                 sys.stderr.write(line)
             kept.inputs = inputs
 
+            opened: dict[Any, str] = {}  # the calls that open the mailboxes
+
             def start(name: str) -> Any:  # noqa: ANN401 - an ObjectRef
                 if name not in actors:
-                    actors[name] = start_actor(messaging.exp_id, RunActor, _KIND)
-                return actors[name].open.remote(messaging, plan_refs[name])
+                    actors[name] = start_actor(messaging.exp_id, RunActor, _KIND | places.of(name))
+                call = actors[name].open.remote(messaging, plan_refs[name])
+                opened[call] = name
+                return call
 
             # All groups have their mailboxes before the first step begins.
-            start_in_turn((partial(start, name) for name in plan_refs), lambda opened: _results([opened]))
+            start_in_turn(
+                (partial(start, name) for name in plan_refs),
+                lambda call: _results([call]),
+                lambda calls: places.warn([opened[call] for call in calls]),
+            )
             if graph is not None and not moved and messaging.steps.wait_for == WaitFor.SENDERS:
                 messaging.steps.declare(senders_of(plans))
         kept.run = self

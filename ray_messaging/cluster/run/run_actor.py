@@ -248,6 +248,11 @@ class RunActor:
         self._messager = self._loop = self._society = self._homes = self._watch = self._last = None
         gc.collect()  # agents and their group refer to each other
 
+    def forget(self) -> None:
+        """Forget the agents of a run that has ended, so that they go without a search for what refers to itself."""
+        if isinstance(self._society, AgentLoop):
+            self._society.forget()
+
     def is_current(self) -> bool:
         """Return whether a new process would run the same code: no file of an imported module has changed."""
         for module in [*sys.modules.values()]:

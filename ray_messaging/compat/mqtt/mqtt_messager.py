@@ -271,7 +271,13 @@ class Messager(metaclass=_ActorClass):
             except MessagingError as error:
                 _fail(sends, error)
             except BaseException:
-                _fail(sends, Closed("this messager has stopped, and nobody knows whether this was sent"))
+                _fail(
+                    sends,
+                    Closed(
+                        "this messager was stopped during this send, and the message may or may not arrive: ask its "
+                        "receiver, or send again"
+                    ),
+                )
                 raise
 
     async def _send(self, out: Connection, sends: list[_Send]) -> None:
@@ -398,7 +404,7 @@ class Messager(metaclass=_ActorClass):
             raise self._in.ended.with_traceback(None)
 
     def _end_waits(self) -> None:
-        """Wake those who wait for messages: none will come, as this disconnects or another client has the session."""
+        """End all waits for messages, because this messager disconnects or another client has the session."""
         self._came.set()
         self._closed.set()
 

@@ -39,7 +39,7 @@ _Hand = tuple[AgentId, int]  # an agent, and a step: together they identify the 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """A message, and as its causes the messages that its sender had in hand then, each with its own causes.
+    """A message, and its causes: the messages that its sender had in hand when it sent it, each with its own causes.
 
     `answered` says whether the message above this one answers it. `more` counts the messages in hand that `causes`
     leaves out. `note` says why there are no causes; it is "" if there are causes, or if the tree ends here. `calls` are
@@ -193,7 +193,7 @@ def hand_of(row: LogRow) -> _Hand | None:
 
 
 class _Search:
-    """The messages that senders had in hand, as far as they were looked up: for each hand at most `most` messages."""
+    """The messages that senders had in hand, as far as they were looked up: at most `most` for each message."""
 
     def __init__(self, view: View, most: int) -> None:
         self.calls: dict[_Hand, list[Called]] = {}

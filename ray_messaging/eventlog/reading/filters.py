@@ -211,7 +211,10 @@ class Filters:
             raise invalid(name, value, "but every row has one: leave the field out to get all")
 
     def limited(self, limit: int | None, *, loose: bool) -> "Filters":
-        """Return a copy with another limit. A `loose` copy lets every broadcast match, as its row has no recipient."""
+        """Return a copy with another limit.
+
+        A `loose` copy lets every broadcast match, because the row of a broadcast has no recipient.
+        """
         made = copy(self)
         made._loose, made.limit = loose, limit
         return made

@@ -222,7 +222,7 @@ class FrameHearers:
         return None
 
     def unamended(self, batch: Batch, amendments: Sequence[Batch]) -> Batch | None:
-        """Return the broadcasts of a batch without those that amendments change for all hearers; None if none is left.
+        """Return the broadcasts of a batch that amendments do not change for all hearers; None if there are none.
 
         Args: `amendments` are the amendments that `amendments_of` returns for the batch.
         """

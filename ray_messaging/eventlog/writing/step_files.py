@@ -48,7 +48,7 @@ class CollectedWriter:
             await self._retry(partial(self._store.drop_collected, found.entries))
 
     async def unwritten(self) -> Unwritten:
-        """Return the collected data of the steps that the feed has passed on, as far as the server has it."""
+        """Return the collected data of the steps that the feed has passed on, as far as the server still has them."""
         return Unwritten(self._born, await self._retry(partial(self._store.collected, self._feed.position.handled)))
 
     def _write(self, found: Unwritten) -> None:

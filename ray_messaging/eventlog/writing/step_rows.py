@@ -210,9 +210,10 @@ class StepFeed:
     async def _frames(
         self, box: str, covers: list[Cover], after: str, step: int | None = None
     ) -> tuple[list[BoxFrame], FrameHearers]:
-        """Return the frames that `covers` lists, without those of attempts that do not count, and the frames' hearers.
+        """Return the frames that `covers` lists, without frames of attempts that do not count, and their hearers.
 
-        Args: reading begins after the entry `after`; step is that of the wanted frames (None: frames from outside).
+        Args: reading begins after the entry `after`; `step` is the step of the wanted frames (None: frames from
+        outside).
         """
         named = {(cover.group, cover.sent, cover.attempt) for cover in covers}
         frames: list[BoxFrame] = []
@@ -260,7 +261,9 @@ class StepFeed:
     def _part(
         self, box: str, frame: BoxFrame, hearers_of: FrameHearers, amendments: Sequence[Batch] = ()
     ) -> LoggedPart | None:
-        """Return the rows of a frame; None if it has none. Broadcasts amended for all hearers are in notes instead.
+        """Return the rows of a frame; None if the frame has no rows.
+
+        Broadcasts amended for all hearers are in notes instead.
 
         Args: `amendments` are the amendments of the frame's broadcasts.
         """

@@ -113,7 +113,7 @@ class FolderFacts(RunFacts):
         return len(self._folder.collected_files(CollectedKind.SERIES)) > _SERIES_FILES
 
     def series(self, agent: str | None = None) -> Series | None:
-        """Return the values that the run has collected of all agents, or of one; None if there are none or too many."""
+        """Return the values that the run has collected of all agents, or of one agent; None: no values, or too many."""
         if self._is_long():
             return None
         table = self._once(self._series)

@@ -108,7 +108,7 @@ def filled_column(parts: Sequence[Part], name: str) -> Any:  # noqa: ANN401 - an
 
 
 def arrow_columns(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return the columns of an Arrow table: typed ones as `payload.name`, the JSON of other payloads as `payload`.
+    """Return the columns of an Arrow table: typed columns as `payload.name`, the JSON of other payloads as `payload`.
 
     Rows without a column have null in it. Raises InvalidColumns if a column has two types.
     """

@@ -1,4 +1,4 @@
-"""Health checks of a cluster's nodes: which of them the network reaches, from where, and what waits for the others."""
+"""Health checks of a cluster's nodes: from where each node can be reached, and what waits for nodes that cannot."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ CUT_OFF = (
 class NodeFacts:
     """Facts about one node of the Ray cluster.
 
-    `reached` has the milliseconds that a connection to it took, by who made it (None: there was none in time). `groups`
-    are the groups of agents on it.
+    `reached` has the milliseconds that a connection to the node took, by the host that made it (None: there was none in
+    time). `groups` are the groups of agents on the node.
     """
 
     node: str

@@ -33,7 +33,7 @@ _RAISE_MAXMEMORY = "raise maxmemory, or fetch the messages that wait: a full ser
 def check_server(
     facts: ServerFacts, *, allow_eviction: bool = False, embedded: bool = False, wait_replicas: int = 0
 ) -> list[Finding]:
-    """Return the findings about a server. If it has not answered, say so in a finding.
+    """Return the findings about a server. If the server has not answered, a finding says so.
 
     Args: `allow_eviction` and `wait_replicas` are the experiment's settings; `embedded` says whether this is an
     embedded server.

@@ -2,11 +2,13 @@
 
 import asyncio
 import copy
+import gc
 import json
 import os
 import pickle
 import signal
 import threading
+import weakref
 
 import numpy as np
 import pandas as pd
@@ -268,6 +270,30 @@ def test_the_models_of_all_groups_end_when_one_fails():
     with pytest.raises(StepFailed, match="no such mood"):
         run(person, agents=2, until=3, groups=2)
     assert ended == [1]
+
+
+class Shared:
+    pass
+
+
+@pytest.mark.parametrize("by", ["agent", "group"])
+def test_what_a_run_has_made_goes_with_its_end(by):
+    kept, threads = [], {*threading.enumerate()}
+
+    def person(me, inbox):
+        kept.append(weakref.ref(me.shared))
+
+    gc.collect()
+    gc.disable()  # in a large process a collection takes longer than a small run
+    try:
+        run(person, agents=3, until=2, by=by, shared=Shared())
+        assert kept
+        assert {reference() for reference in kept} == {None}
+    finally:
+        gc.enable()
+    for thread in {*threading.enumerate()} - threads:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_ctrl_c_ends_a_run():

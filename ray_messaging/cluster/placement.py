@@ -1,0 +1,164 @@
+"""Placement of groups: on which nodes of the Ray cluster their actors start, and what they ask of a node."""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ray_messaging.cluster.ray_calls import context
+from ray_messaging.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+GroupPlacement = Literal["spread", "pack"] | Mapping[str, str | Mapping[str, float]]
+ActorOptions = Mapping[str, Any] | None
+
+_WORDS = ("spread", "pack")
+_OWN = (
+    "scheduling_strategy",
+    "label_selector",
+    "placement_group",
+    "_labels",
+)  # options by which a user places an actor
+_ASKED = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # options of Ray's, and the resources they ask for
+# Ray chooses a random node for an actor that asks for nothing, whatever its strategy says, unless this is hard. So a
+# group asks for one byte of the memory that each node offers.
+_LEAST = {"memory": 1}
+
+
+class Placement:
+    """The options with which the actors of some groups start.
+
+    Args:
+        placement: "spread", "pack", or by group a node's id, its name, or the resources that its node must have; other
+            groups are spread.
+        actor_options: Options of Ray's for all of these groups, or by group.
+        groups: The names of the groups.
+
+    Raises: ConfigError for a group, a node or an option that does not exist.
+    """
+
+    def __init__(self, placement: GroupPlacement, actor_options: ActorOptions, groups: Iterable[str]) -> None:
+        names = [*groups]
+        _check_placement(placement, names)
+        by_group = _by_group(actor_options, names)
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        self._options = {name: _options(name, placement, by_group[name], nodes) for name in names}
+
+    def of(self, group: str) -> dict[str, Any]:
+        """Return the options of a group's actor."""
+        return self._options[group]
+
+    def key(self, group: str) -> dict[str, Any]:
+        """Return a group's options as values that can be compared, which Ray's strategies are not."""
+        return {name: getattr(option, "__dict__", option) for name, option in self._options[group].items()}
+
+    def warn(self, groups: Collection[str]) -> None:
+        """Log a warning for each of these groups, which still wait for their node, if no node has what they ask for."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        for name in groups:
+            wanted = _resources(self._options[name])
+            if any(all(node.get(what, 0) >= amount for what, amount in wanted.items()) for node in nodes):
+                continue
+            most = {what: max((node.get(what, 0) for node in nodes), default=0) for what in wanted}
+            lacking = {what: amount for what, amount in wanted.items() if most[what] < amount} or wanted
+            told = " and ".join(f"{what}={amount:g}" for what, amount in lacking.items())
+            logger.warning(
+                "group %r waits for a node with %s, and no node of the cluster has that (%s): start one by `ray start "
+                "--address=... --resources='{...}'`, or change actor_options= or placement=",
+                name,
+                told,
+                ", ".join(f"the most {what} is {most[what]:g}" for what in lacking),
+            )
+
+
+def _check_placement(placement: object, groups: Collection[str]) -> None:
+    example = "'spread', 'pack', or {'group0': 'a node', 'group1': {'GPU': 1}}"
+    if isinstance(placement, str) and placement in _WORDS:
+        return
+    if not isinstance(placement, Mapping):
+        raise ConfigError(f"placement={placement!r} is unknown: write {example}")
+    if strangers := [name for name in placement if name not in groups]:
+        raise ConfigError(
+            f"placement= has {strangers[0]!r}, which is none of these groups: {', '.join(sorted(groups)[:8])}"
+        )
+    for name, where in placement.items():
+        if not isinstance(where, str | Mapping) or not where:
+            raise ConfigError(f"placement= has {where!r} for group {name!r}: write {example}")
+
+
+def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return the options of each group; raise ConfigError for options that Ray does not have."""
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(f"actor_options={given!r} must be options of Ray's, as {{'num_cpus': 1}}, or these by group")
+    apart = bool(given) and all(name in groups and isinstance(each, Mapping) for name, each in (given or {}).items())
+    if apart and given is not None and "resources" not in given and "runtime_env" not in given:
+        found = {name: dict(given.get(name, {})) for name in groups}
+    else:
+        found = {name: dict(given or {}) for name in groups}
+    for name, options in found.items():
+        if not options:
+            continue
+        try:
+            ray.remote(**options)(_Probe)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"actor_options={options!r} of group {name!r} are no options of Ray's: {error}"
+            ) from error
+    return found
+
+
+class _Probe:
+    """A class for Ray to check options with; no actor of it is started."""
+
+
+def _options(
+    name: str,
+    placement: GroupPlacement,
+    given: dict[str, Any],
+    nodes: Collection[Mapping[str, Any]],
+) -> dict[str, Any]:
+    where: str | Mapping[str, float] = placement if isinstance(placement, str) else placement.get(name, "spread")
+    if isinstance(where, Mapping):
+        given = _with_resources(given, where)
+        where = "spread"
+    elif where not in _WORDS:
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(_node(name, where, nodes), soft=False)} | given
+    # In a placement group that takes all that a task or a trial starts, groups stay there.
+    if len(nodes) < 2 or any(option in given for option in _OWN) or ray.util.get_current_placement_group() is not None:
+        return given
+    if where == "spread":
+        strategy: Any = "SPREAD"
+    else:
+        strategy = NodeAffinitySchedulingStrategy(context().get_node_id(), soft=True, _spill_on_unavailable=True)
+    return ({} if any(_resources(given).values()) else _LEAST) | {"scheduling_strategy": strategy} | given
+
+
+def _with_resources(given: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that also ask for resources, which may be CPU, GPU and memory."""
+    named = {of: option for option, of in _ASKED.items()}
+    found = given | {named[what]: amount for what, amount in wanted.items() if what in named}
+    own = {what: amount for what, amount in wanted.items() if what not in named}
+    return found | ({"resources": dict(given.get("resources") or {}) | own} if own else {})
+
+
+def _resources(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the resources that an actor with these options asks of its node."""
+    asked = {of: options.get(option) or 0 for option, of in _ASKED.items()} | dict(options.get("resources") or {})
+    return {what: amount for what, amount in asked.items() if amount}
+
+
+def _node(group: str, where: str, nodes: Collection[Mapping[str, Any]]) -> str:
+    """Return the id of the node with this id, name, host name or address."""
+    found = [
+        node["NodeID"]
+        for node in nodes
+        if where in {node["NodeID"], node.get("NodeName"), node["NodeManagerHostname"], node["NodeManagerAddress"]}
+    ]
+    if len(found) == 1:
+        return str(found[0])
+    there = ", ".join(f"{node['NodeManagerHostname']} ({node['NodeID']})" for node in nodes)
+    several = "several nodes" if found else "no node"
+    raise ConfigError(f"placement= has {where!r} for group {group!r}, and {several} of the cluster is that: {there}")
