@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
     from ray_messaging.cluster.run.agent import Agent
     from ray_messaging.cluster.run.crowd import Crowd
+    from ray_messaging.cluster.run.local_run import run
     from ray_messaging.cluster.run.result import Result
     from ray_messaging.cluster.run.run import Run
     from ray_messaging.compat.msg import Msg
@@ -74,7 +75,8 @@ if TYPE_CHECKING:
     from ray_messaging.message import Message
     from ray_messaging.messager import Messager
     from ray_messaging.messages import Messages
-    from ray_messaging.model.series import Count, Mean
+    from ray_messaging.model.aggregates import Count, Gini, Max, Mean, Min, Quantile, Share, Sum
+    from ray_messaging.model.lattice import grid
     from ray_messaging.model.typed.input import columns
     from ray_messaging.observability.health.findings import Finding, Health
     from ray_messaging.observability.tracing.settings import Tracing
@@ -95,36 +97,44 @@ _HOMES = {
     "BlockedListener": "ray_messaging.cluster.handles.remote_log",
     "BlockedMessage": "ray_messaging.cluster.handles.remote_log",
     "Calls": "ray_messaging.config",
-    "Count": "ray_messaging.model.series",
+    "Count": "ray_messaging.model.aggregates",
     "Crowd": "ray_messaging.cluster.run.crowd",
     "EventLog": "ray_messaging.eventlog.event_log",
-    "compare": "ray_messaging.eventlog.comparison",
     "Finding": "ray_messaging.observability.health.findings",
+    "Gini": "ray_messaging.model.aggregates",
     "Group": "ray_messaging.cluster.handles.group.group",
     "GroupAnswers": "ray_messaging.conversations.answer_stream",
     "Health": "ray_messaging.observability.health.findings",
     "Inspector": "ray_messaging.cluster.inspector_process",
     "LocalServer": "ray_messaging.embedded.local_server",
     "LogRow": "ray_messaging.eventlog.reading.event_rows",
-    "Mean": "ray_messaging.model.series",
+    "Max": "ray_messaging.model.aggregates",
+    "Mean": "ray_messaging.model.aggregates",
     "Message": "ray_messaging.message",
     "Messager": "ray_messaging.messager",
     "Messages": "ray_messaging.messages",
     "Messaging": "ray_messaging.cluster.messaging",
     "MessagingConfig": "ray_messaging.config",
+    "Min": "ray_messaging.model.aggregates",
     "Msg": "ray_messaging.compat.msg",
     "Outgoing": "ray_messaging.outgoing",
+    "Quantile": "ray_messaging.model.aggregates",
     "Receipt": "ray_messaging.receipt",
     "Receipts": "ray_messaging.receipt",
     "RedisConfig": "ray_messaging.config",
     "Result": "ray_messaging.cluster.run.result",
     "Rule": "ray_messaging.interception.rules.rule",
     "Run": "ray_messaging.cluster.run.run",
+    "Share": "ray_messaging.model.aggregates",
     "Step": "ray_messaging.steps.step",
     "Steps": "ray_messaging.config",
+    "Sum": "ray_messaging.model.aggregates",
     "Survey": "ray_messaging.cluster.handles.survey",
     "Tracing": "ray_messaging.observability.tracing.settings",
     "columns": "ray_messaging.model.typed.input",
+    "compare": "ray_messaging.eventlog.comparison",
+    "grid": "ray_messaging.model.lattice",
+    "run": "ray_messaging.cluster.run.local_run",
 }
 
 __all__ = [
@@ -151,6 +161,7 @@ __all__ = [
     "FetchTooLarge",
     "Finding",
     "FrameError",
+    "Gini",
     "Group",
     "GroupAnswers",
     "Health",
@@ -165,6 +176,7 @@ __all__ = [
     "LogError",
     "LogRow",
     "MailboxFull",
+    "Max",
     "Mean",
     "Message",
     "Messager",
@@ -172,6 +184,7 @@ __all__ = [
     "Messaging",
     "MessagingConfig",
     "MessagingError",
+    "Min",
     "MoveFailed",
     "Msg",
     "NoAnswer",
@@ -183,6 +196,7 @@ __all__ = [
     "Outgoing",
     "PayloadMismatch",
     "PayloadTooLarge",
+    "Quantile",
     "QuestionBlocked",
     "Receipt",
     "Receipts",
@@ -193,11 +207,13 @@ __all__ = [
     "Run",
     "ServerFailed",
     "ServerRefused",
+    "Share",
     "Step",
     "StepAborted",
     "StepFailed",
     "StepTooLarge",
     "Steps",
+    "Sum",
     "Survey",
     "TraceError",
     "Tracing",
@@ -209,7 +225,9 @@ __all__ = [
     "UnknownSender",
     "columns",
     "compare",
+    "grid",
     "rules",
+    "run",
 ]
 
 if not TYPE_CHECKING:  # with __getattr__ in sight, checkers would accept any name

@@ -36,7 +36,6 @@ from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.sending.accumulator import Accumulator
 from ray_messaging.sending.bulk_sender import BulkSender
-from ray_messaging.sending.frame_router import FrameRouter
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.local_log import LocalLog
 from ray_messaging.sending.message_checks import MessageChecks
@@ -80,15 +79,18 @@ class Engine:
         self.tracer = tracer_of(tracing, self.exp_id, self.name)
         if observer is not None:
             self.transport.observe(observer)
+        if self.named:
+            self.transport.called_by(repr(self.name))
         self.directory = Directory(self.exp_id)
         # Read once, because pydantic's attributes are slow.
         payload_bytes = self.settings.payload_bytes
         self.checks = MessageChecks(self.exp_id, self.name, payload_bytes, user_is_explicit=user_is_explicit)
         self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
         self.closed = self.closing = False  # closing: its owner has begun to close this
-        router = FrameRouter(self.directory, mirror=self.settings.mirror)
         keep_s = 0 if self.named else KEEP_S
-        self.frame_sender = FrameSender(transport, self.directory, router, self.name, keep_s, observer)
+        self.frame_sender = FrameSender(
+            transport, self.directory, self.name, keep_s, mirror=self.settings.mirror, observer=observer
+        )
         self.accumulator: Accumulator | None = None
         self.accepting: Accumulator | None = None  # the accumulator, while this is open
         self.subscription: Subscription | None = None
@@ -256,7 +258,10 @@ class Engine:
     @step.setter
     def step(self, step: int | None) -> None:
         if self.steps is not None:
-            raise ConfigError("the step of a group in an experiment with steps is that of its `steps()` loop")
+            raise ConfigError(
+                "the step of a group in an experiment with steps cannot be set: its `steps()` loop says which step "
+                "it is"
+            )
         self._step = check_step(step)
         if self.accumulator is not None:
             self.accumulator.step = self._step
@@ -345,7 +350,9 @@ class Engine:
         if record is None or not record.exclusive:
             raise ConfigError(f"{self.name!r} hosts no agents: `await messager.host_agents(ids, subtopics)` first")
         if not self.named:
-            raise ConfigError("agents come and go in a mailbox that lasts: give the messager a name")
+            raise ConfigError(
+                "agents can come and go only in a mailbox that outlives its process: give the messager a name"
+            )
         return record
 
     def _agents_changed(self, came: AgentSet, went: AgentSet) -> None:

@@ -14,9 +14,9 @@ from ray_messaging.conversations.answer_stream import Answers
 from ray_messaging.conversations.conversation import Conversation
 from ray_messaging.conversations.inboxes import Inboxes, InboxMessages
 from ray_messaging.conversations.serving import Handler, MessageServer, OnError, Serving
+from ray_messaging.default_limits_and_leases import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, ConfigError
-from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import AgentSet, column_of
@@ -419,8 +419,8 @@ class Messager(names.ChannelNames):
         agent_id = None if agent_id is None else names.check_id(agent_id)
         if agent_id is not None and not self.engine.receiving.listens_for(agent_id):
             raise ConfigError(
-                f"{self.name!r} does not listen for agent {agent_id!r}, so its inbox stays empty: host_agents, or open "
-                "the inbox at the messager that hosts it"
+                f"{self.name!r} does not listen for agent {agent_id!r}, so its inbox stays empty: call host_agents "
+                "with this agent, or open the inbox at the messager that hosts the agent"
             )
         return self._inboxes.messages_of(agent_id)
 

@@ -40,10 +40,11 @@ from ray_messaging import (
     Step,
     Survey,
     rules,
+    run,
 )
 from ray_messaging.compat.mqtt import Messager as MqttMessager
 from ray_messaging.compat.mqtt import MqttConfig
-from ray_messaging.testing import check_repeatable, run
+from ray_messaging.testing import check_repeatable
 from ray_messaging.transaction import Transaction
 
 

@@ -2,8 +2,8 @@
 
 A channel is the address that users and foreign Redis clients see:
 
-    exps:{exp_id}:agents:{agent_id}:{subtopic}      an agent's
-    exps:{exp_id}:user-payback                      the user's
+    exps:{exp_id}:agents:{agent_id}:{subtopic}      a channel of an agent
+    exps:{exp_id}:user-payback                      the channel of the user
     anything else without control characters        a plain channel
 
 In a channel, the characters : * ? [ ] and backslash of an agent's id are written as %3A %2A %3F %5B %5D %5C. If the id
@@ -11,7 +11,8 @@ itself contains such a code, or a code whose % is written as %25 (once or severa
 %25. So ids and their forms in channels correspond one to one.
 
 Internally a channel is an `Address`: the agent's id (None for plain channels) and a topic. A topic is the subtopic of
-an agent's channel, or `:` and the whole name of a plain one. The two are never equal, because a subtopic has no colon.
+an agent's channel, or `:` and the whole name of a plain channel. The two are never equal, because a subtopic has no
+colon.
 """
 
 import re
@@ -138,7 +139,7 @@ def check_id(agent_id: object) -> AgentId:
 def check_subtopic(subtopic: object) -> str:
     """Return `subtopic` if it is valid in a channel; raise InvalidAddress otherwise."""
     if not isinstance(subtopic, str):
-        raise InvalidAddress(f"subtopic {subtopic!r} must be a str", value=subtopic)
+        raise InvalidAddress(f"a subtopic must be a str, not {subtopic!r}", value=subtopic)
     _check_text("subtopic", subtopic, _UNFIT_SUBTOPIC)
     return subtopic
 
@@ -160,8 +161,8 @@ def no_channel(channel: object) -> InvalidAddress:
     except InvalidAddress:
         agent = "agent_id"
     return InvalidAddress(
-        f"channel {channel!r} must be a str: that of agent {agent} is messager.get_agent_chat_channel({agent}), and "
-        f"Outgoing.to_agent({agent}, payload) needs none",
+        f"channel {channel!r} must be a str: the channel of agent {agent} is "
+        f"messager.get_agent_chat_channel({agent}), and Outgoing.to_agent({agent}, payload) needs no channel",
         value=channel,
     )
 
@@ -171,16 +172,20 @@ def parse_channel(exp_id: str, channel: object) -> Address:
     if not isinstance(channel, str):
         raise no_channel(channel)
     if len(channel) > 6 * NAME_LENGTH or not channel or _CONTROL.search(channel):
-        raise InvalidAddress(f"channel {channel[:80]!r} is empty, too long or holds control characters", value=channel)
+        raise InvalidAddress(
+            f"channel {channel[:80]!r} cannot be used: it is empty, too long, or holds control characters",
+            value=channel,
+        )
     if is_glob(channel):
         raise InvalidAddress(
-            f"channel {channel!r} is a pattern: one can subscribe to it, not send to it", value=channel
+            f"channel {channel!r} is a pattern, which is only for subscribing: send to one channel", value=channel
         )
     if not channel.startswith("exps:"):
         _check_text("channel", channel)
         if channel.startswith(_OURS):  # a foreign client could fake our own Pub/Sub marks
             raise InvalidAddress(
-                f"channel {channel!r} begins as our own keys: choose a name that does not begin with {_OURS}",
+                f"channel {channel!r} begins like the keys of ray_messaging itself: choose a name that does not begin "
+                f"with {_OURS}",
                 value=channel,
             )
         return Address(None, ":" + channel)
@@ -197,8 +202,8 @@ def _check_experiment(exp_id: str, channel: str) -> None:
     parts = channel.split(":")
     if parts[1] != exp_id:
         raise InvalidAddress(
-            f"channel {channel!r} belongs to experiment {parts[1]!r}, this messager to {exp_id!r}: nothing crosses "
-            "experiments, open a messager there",
+            f"channel {channel!r} belongs to experiment {parts[1]!r}, and this messager to experiment {exp_id!r}: "
+            f"messages stay within their experiment, so open a messager in experiment {parts[1]!r}",
             value=channel,
         )
     if len(parts) < 3 or (parts[2] == "agents" and len(parts) != 5):
@@ -271,8 +276,8 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
     checked = check_id(to_id)
     if recipient is not None and checked != recipient:
         raise InvalidAddress(
-            f"to_id {to_id!r} contradicts the channel {channel!r}, which is agent {recipient!r}'s: leave to_id out, or "
-            "send on its own channel",
+            f"to_id {to_id!r} contradicts the channel {channel!r}, which is agent {recipient!r}'s: leave to_id out, "
+            f"or send on a channel of agent {to_id!r}",
             value=to_id,
         )
     return checked

@@ -22,7 +22,7 @@ _SMALL = 2**31  # ids below this fit into half a key
 _DENSE = 2**26  # smaller ids are looked up in a table with a place for each id
 _SPARE = 16  # a table of cells may have this many places for each agent
 _PARTS = 4  # cells along the first axis for one radius; with more cells, few points less would be compared
-_LEAST_RADIUS = 1e-150  # squares of much smaller radii are 0; those of radii far above its inverse are infinite
+_LEAST_RADIUS = 1e-150  # squares of much smaller radii are 0; squares of radii far above its inverse are infinite
 _BLOCK = 4096  # points that a thread handles in one piece of work
 _COUNTED = 2**26  # most distances that are compared to count the pairs of positions that have too many
 _THREADS = 4  # more threads would wait for each other: parts of numpy run in one thread at a time
@@ -103,7 +103,8 @@ def _checked(chunk: object, first: int) -> NDArray[Any]:
     pairs = chunk if isinstance(chunk, np.ndarray) else np.array(chunk, object)
     if pairs.ndim != 2 or pairs.shape[1] != 2:
         raise InvalidColumns(
-            f"edges must be an array (m, 2) of sender and hearer, or chunks of it; this one has the shape {pairs.shape}"
+            "edges must be an array of shape (m, 2), a sender and a hearer in each row, or an iterable of such "
+            f"arrays; the given array has the shape {pairs.shape}"
         )
     if pairs.dtype.kind == "i":
         return pairs
@@ -111,8 +112,8 @@ def _checked(chunk: object, first: int) -> NDArray[Any]:
         for end in ends:
             if not isinstance(check_id(end), int):
                 raise InvalidColumns(
-                    f"edge {first + row} is {tuple(ends)!r}: both ends must be int ids; agents with other ids "
-                    "join an audience of members=",
+                    f"edge {first + row} is {tuple(ends)!r}: both ends must be int ids; agents whose ids are texts "
+                    "need an audience that is made with members=",
                     row=first + row,
                 )
     return pairs.astype(np.int64)
@@ -182,13 +183,13 @@ class Positions(NamedTuple):
             raise ConfigError(f"radius={radius!r} must be a number above 0")
         if not _LEAST_RADIUS <= radius <= 1 / _LEAST_RADIUS:
             raise ConfigError(
-                f"radius={radius!r} must be between {_LEAST_RADIUS:g} and {1 / _LEAST_RADIUS:g}, because floats cannot "
-                "hold its square exactly enough: use another unit"
+                f"radius={radius!r} must be between {_LEAST_RADIUS:g} and {1 / _LEAST_RADIUS:g}, because floats "
+                "cannot hold its square exactly enough: use another unit of length"
             )
         checked = checked_points(points, len(ids))
         if ids.kinds is not None:
             named = next(agent for agent in ids.tolist() if not isinstance(agent, int))
-            raise InvalidColumns(f"agents with positions have int ids, not {named!r}")
+            raise InvalidColumns(f"agents with positions must have int ids, not {named!r}")
         order = np.argsort(ids.values, kind="stable")
         return cls(ids.values[order], checked[order], float(radius), limit)
 
@@ -369,7 +370,7 @@ class _Grid:
     def _squares(self, places: NDArray[np.intp], block: range, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the squared distances of a block's points from points at `places`, `counts[i]` for point i."""
         squares, of = np.zeros(1), slice(block.start, block.stop, block.step)
-        with np.errstate(over="ignore"):  # an infinite square is that of a far point
+        with np.errstate(over="ignore"):  # the square is infinite for a far point
             for column in self._columns:
                 ways = column.take(places)
                 ways -= np.repeat(column[of], counts)
@@ -408,13 +409,16 @@ def checked_points(points: object, rows: int, dimensions: int | None = None) -> 
     try:
         found = np.array(points, np.float64)
     except (TypeError, ValueError) as error:
-        raise InvalidColumns(f"positions must be numbers, an array (n, 2) or (n, 3): {error}") from error
+        raise InvalidColumns(f"positions must be an array of numbers, of shape (n, 2) or (n, 3): {error}") from error
     if found.ndim != 2 or len(found) != rows or found.shape[1] != (dimensions or found.shape[1]) or not found.shape[1]:
         wanted = f"({rows}, {dimensions or 2})"
-        raise InvalidColumns(f"positions must have the shape {wanted}, a row for each agent; these have {found.shape}")
+        raise InvalidColumns(
+            f"positions must have the shape {wanted}, a row for each agent; the given positions have the shape "
+            f"{found.shape}"
+        )
     bad = np.flatnonzero(~np.isfinite(found).all(axis=1))
     if len(bad):
         row = int(bad[0])
         where = f"row {row} of the positions is {found[row].tolist()}"
-        raise InvalidColumns(f"{where}: each must be a finite number", row=row)
+        raise InvalidColumns(f"{where}: each coordinate must be a finite number", row=row)
     return found

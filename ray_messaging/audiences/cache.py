@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.audience_records import Audiences
+from ray_messaging.audiences.audience_kinds import Audiences
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.source import AudienceSource
@@ -47,7 +47,7 @@ class AudienceCache:
                         value=audience.name,
                     )
                 found = await self._source.load(*audience)
-                # Messages may still come to the version before this one, but to no earlier version.
+                # Messages may still come to the previous version, but to no earlier version.
                 for each, digest in [*self._edges]:
                     if each.name == audience.name and each.version < audience.version - 1:
                         del self._edges[each, digest]
@@ -66,7 +66,7 @@ class AudienceCache:
         await mover.move_in_step(name, step, ids, points)
 
     async def toward(self, audience: AudiencePairs, agents: AgentSet, digest: bytes) -> Edges:
-        """Return the pairs of a version whose hearers are among `agents`; `digest` is that of `agents`.
+        """Return the pairs of a version whose hearers are among `agents`; `digest` is the digest of `agents`.
 
         Raises: the same errors as `edges`.
         """
@@ -91,7 +91,7 @@ def name_of(audience: object) -> str:
     if not isinstance(name, str):
         raise UnknownName(
             f"{audience!r} is no audience: pass what messaging.create_audience or messaging.audience returned, or the "
-            "name",
+            "name of an audience",
             kind="audience",
             value=audience,
         )

@@ -91,7 +91,8 @@ def read_edges(folder: Path, name: str, version: int) -> Edges:
             positions = Positions(arrays["agents"], arrays["points"], *facts["positions"])
     except FileNotFoundError as error:
         raise UnknownName(
-            f"version {version} of audience {name!r} has no files in {folder}: it was removed, or never created there",
+            f"version {version} of audience {name!r} has no files in {folder}: the audience was removed, or its files "
+            "were written to another folder",
             kind="audience",
             value=name,
         ) from error
@@ -105,5 +106,5 @@ def _read(path: Path, checksum: int) -> NDArray[Any]:
     with _HEADERS:
         array: NDArray[Any] = np.load(path, mmap_mode="r")
     if crc32(array.data) != checksum:
-        raise ValueError(f"{path.name} has another checksum than when it was written")
+        raise ValueError(f"the checksum of {path.name} is not the one that was written with the file")
     return np.asarray(array)

@@ -154,8 +154,8 @@ def _other_pairs(broadcasts: Batch, found: int) -> FrameError:
     assert broadcasts.extension.audience is not None
     name, version = broadcasts.extension.audience
     return FrameError(
-        f"the frame has messages for {broadcasts.messages:,} pairs of audience {name!r}, and its version {version} has "
-        f"{found:,} for these agents: their files are not those that its sender had"
+        f"the frame has messages for {broadcasts.messages:,} pairs of audience {name!r}, but the files of its version "
+        f"{version} give {found:,} pairs for the same agents: these files are not the ones that the sender used"
     )
 
 

@@ -183,7 +183,7 @@ class GraphHearing:
 
     @cached_property
     def _row_of(self) -> NDArray[np.intp] | None:
-        """Return the row of each sender, -1 if it has no row; None if a sender has several rows."""
+        """Return the row of each sender (-1: the sender has no row), or None if a sender has several rows."""
         assert self._said is not None
         if int(self._said.max(initial=0)) > 1:
             return None

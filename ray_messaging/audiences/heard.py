@@ -72,34 +72,34 @@ class Heard:
         return counts
 
     def sum(self, name: str) -> NDArray[Any]:
-        """Return the sum of a column for each agent, int64, uint64 or float64; 0 if it hears no broadcast.
+        """Return the sum of a column for each agent, int64, uint64 or float64; 0 for an agent that hears no broadcast.
 
-        Raises: InvalidColumns if a broadcast lacks the column, or it has no numbers.
+        Raises: InvalidColumns if a broadcast lacks the column, or if the column has no numbers.
         """
         return self._by_column(name, self._sums)
 
     def mean(self, name: str) -> NDArray[np.float64]:
-        """Return the mean of a column for each agent, NaN if it hears no broadcast.
+        """Return the mean of a column for each agent, NaN for an agent that hears no broadcast.
 
         The values are added as float64, by `np.add.reduceat`, sender by sender in the order of their ids.
 
-        Raises: InvalidColumns if a broadcast lacks the column, or it has no numbers.
+        Raises: InvalidColumns if a broadcast lacks the column, or if the column has no numbers.
         """
         counts = self.count()
         divisors = np.where(counts, counts, np.nan)
         return self._by_column(name, lambda values: self._sums(values.astype(np.float64)) / divisors)
 
     def max(self, name: str) -> NDArray[np.float64]:
-        """Return the largest value of a column for each agent, NaN if it hears no broadcast.
+        """Return the largest value of a column for each agent, NaN for an agent that hears no broadcast.
 
-        Raises: InvalidColumns if a broadcast lacks the column, or it has no numbers.
+        Raises: InvalidColumns if a broadcast lacks the column, or if the column has no numbers.
         """
         return self._by_column(name, lambda values: self._extremes(values, largest=True))
 
     def min(self, name: str) -> NDArray[np.float64]:
-        """Return the smallest value of a column for each agent, NaN if it hears no broadcast.
+        """Return the smallest value of a column for each agent, NaN for an agent that hears no broadcast.
 
-        Raises: InvalidColumns if a broadcast lacks the column, or it has no numbers.
+        Raises: InvalidColumns if a broadcast lacks the column, or if the column has no numbers.
         """
         return self._by_column(name, lambda values: self._extremes(values, largest=False))
 
@@ -129,7 +129,9 @@ class Heard:
         values = self._column(name)
         if values.dtype.kind not in "biuf" or values.ndim > _VECTORS:
             example = repr(values[0])[:50] if len(values) else values.dtype
-            raise InvalidColumns(f"column {name!r} has no numbers, but values as {example}: use column()", column=name)
+            raise InvalidColumns(
+                f"column {name!r} has no numbers, but values such as {example}: use column()", column=name
+            )
         if values.ndim == _VECTORS:
             return np.stack([reduced(np.ascontiguousarray(part)) for part in values.T], axis=1)
         result: NDArray[Any] = reduced(values)
@@ -194,7 +196,7 @@ def _by_sender(ids: IdColumn) -> NDArray[np.intp] | None:
 
 
 def _first_of_range(ids: IdColumn) -> int | None:
-    """Return the first id if the ids are ints that ascend by 1, else None."""
+    """Return the first id if the ids are ints that ascend by 1; otherwise None."""
     if ids.kinds is not None or not len(ids) or not bool((np.diff(ids.values) == 1).all()):
         return None
     return int(ids.values[0])

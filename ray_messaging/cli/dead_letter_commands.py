@@ -152,7 +152,7 @@ def show(exp_id: ExpId, letter: Letter, redis: Redis = None, export: Export = No
     if export is not None:
         check_file(export, "choose another file")
         if export.exists():
-            raise ConfigError(f"{str(export)!r} is there already: choose another file")
+            raise ConfigError(f"{str(export)!r} exists already: choose another file")
     found = _open(exp_id, redis).get(letter)
     if export is not None:
         _write(export, found.frame)
@@ -216,7 +216,7 @@ def _open(exp_id: str, redis: str | None) -> DeadLetters:
 def _selection(ids: Sequence[str] | None, mailbox: str | None, *, every: bool) -> list[str] | None:
     """Return the given ids, None if another option selects letters; raise ConfigError unless exactly one does."""
     if bool(ids) + (mailbox is not None) + every != 1:
-        raise ConfigError("say which dead letters: by their ids, --mailbox NAME or --all, and only by one of these")
+        raise ConfigError("say which dead letters: give their ids, or --mailbox NAME, or --all, and only one of these")
     return list(ids) if ids else None
 
 

@@ -37,7 +37,8 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
     """Return an experiment's health, by `config` if its interceptor is away. Raises ConfigError, UnknownName."""
     if not join_ray(exp_id):
         raise ConfigError(
-            f"no Ray cluster was found that experiment {exp_id!r} could run in: set RAY_ADDRESS to its host:port"
+            f"no Ray cluster was found that experiment {exp_id!r} could run in: set RAY_ADDRESS to the host:port of "
+            "its cluster"
         )
     if exp_id not in (there := experiments_here()):  # it has ended just now
         raise unknown_experiment(exp_id, there)
@@ -83,7 +84,7 @@ def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: Json = False) -> 
 
 
 def show_health(console: Console, health: Health) -> None:
-    """Print the findings, problems last: as a table on a terminal, else one line for each."""
+    """Print the findings, problems last: as a table on a terminal, otherwise one line for each."""
     well = [finding for finding in health.findings if finding.level == "ok"]
     problems = health.problems[::-1]
     if console.is_terminal and console.width >= _TABLE_WIDTH:

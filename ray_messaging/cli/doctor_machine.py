@@ -138,11 +138,12 @@ def _clock() -> Finding:
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     except (OSError, AttributeError):
-        return ok("clock", "this system does not say whether it is kept in time")
+        return ok("clock", "this system does not say whether its clock is synchronized")
     if state == _TIME_ERROR:
         return ok(
             "clock",
-            "nothing keeps it in time, as far as the kernel knows: no harm on one machine; on several run chrony",
+            "as far as the kernel knows, nothing synchronizes the clock: harmless on one machine; on several "
+            "machines run chrony",
         )
     return ok("clock", "kept in time")
 

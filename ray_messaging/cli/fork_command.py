@@ -14,12 +14,16 @@ from ray_messaging.cli.rule_specs import parse_rules
 from ray_messaging.cli.session import output
 from ray_messaging.errors import ConfigError
 
-Model = Annotated[str, typer.Option("--model", metavar="MODULE:FUNCTION", help="The model, as town:person.")]
+Model = Annotated[
+    str, typer.Option("--model", metavar="MODULE:FUNCTION", help=("The model as MODULE:FUNCTION, such as town:person."))
+]
 
 
 def fork(
     parent: Annotated[Path, typer.Argument(metavar="PARENT", help="The log's folder of a run with checkpoints.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new run's folder, whose name it gets.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help=("The new run's folder; the run gets the folder's name."))
+    ],
     model: Model,
     until: Annotated[int, typer.Option(help="The first step that is not run.")],
     at_step: Annotated[int | None, typer.Option(help="The first step that may differ; default: after the end.")] = None,
@@ -28,7 +32,7 @@ def fork(
 ) -> None:
     """Go on with a run from a checkpoint, as another run, and say where the two differ.
 
-    Agents and groups are the parent's. A model that needs a graph, shared objects or a start is forked in Python.
+    Agents and groups are the parent's. If a model needs a graph, shared objects or a start, fork the run in Python.
     """
     from ray_messaging import Messaging, compare  # noqa: PLC0415 - they take a second
 
@@ -46,15 +50,17 @@ def fork(
 
 def _model(named: str) -> Callable[..., Any]:
     module, _, name = named.partition(":")
-    sys.path.insert(0, "")  # the present folder, as `python -m` has it
+    sys.path.insert(0, "")  # the present folder, so that models in it can be imported, as by `python -m`
     try:
         imported = importlib.import_module(module)
         found = getattr(imported, name) if name else imported
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"--model {named!r} cannot be imported ({error}): write MODULE:FUNCTION, town:person"
+            f"--model {named!r} cannot be imported ({error}): write MODULE:FUNCTION, such as town:person"
         ) from error
     if not callable(found):
-        raise ConfigError(f"--model {named!r} is a {type(found).__name__}: write MODULE:FUNCTION, town:person")
+        raise ConfigError(
+            f"--model {named!r} is a {type(found).__name__}, not a function: write MODULE:FUNCTION, such as town:person"
+        )
     cloudpickle.register_pickle_by_value(imported)  # the groups' processes need not find the file
     return cast("Callable[..., Any]", found)

@@ -36,7 +36,7 @@ Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Plot traffic and groups to a .png, .pdf or .svg file.")
 ]
 Expand = Annotated[bool, typer.Option("--expand", help="A row for each hearer of a broadcast.")]
-Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Start this many rows (of all) before the end.")]
+Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Print this many of the last rows first.")]
 TailLimit = Annotated[
     int | None,
     typer.Option("--limit", min=0, metavar="N", help="End after N rows, old and new ones together."),
@@ -89,7 +89,7 @@ def finish(folder: Annotated[str, typer.Argument(metavar="LOG_DIR", help="The lo
 @app.command(short_help="Print the matching rows.")
 @with_fields()
 def query(target: Target, fields: dict[str, Any], as_json: Json = False, expand: Expand = False) -> None:
-    """Print the matching rows in log order: with --json all of them, else the first ones."""
+    """Print the matching rows in log order: with --json all of them, otherwise the first rows."""
     log = open_log(target)
     if as_json:
         for page in log.pages(**fields, text=True, expand=expand):
@@ -114,7 +114,7 @@ def sql(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A SELECT over the table messages.")],
     as_json: Json = False,
 ) -> None:
-    """Print the answer to a SELECT over the table messages, with DuckDB: with --json all rows, else the first ones."""
+    """Print the answer to a SELECT over the table messages: with --json all rows, otherwise the first rows."""
     try:
         table = open_log(target).sql(query)
     except ImportError as error:
@@ -165,11 +165,11 @@ def thread(
     _print_lines(table, as_json=as_json, otherwise="No message has this id.")
 
 
-@app.command(short_help="Print what the sender of a message had in hand, and why that was sent.")
+@app.command(short_help="Print why a message was sent: what its sender had read, and why that was sent.")
 def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Json = False) -> None:
-    """Print a message, below it those that its sender had in hand when it sent it, and why those were sent.
+    """Print a message, below it the messages that its sender had read when it sent it, and why those were sent.
 
-    With --json each message of the tree is a line, before its causes; `cause_of` is the one above it.
+    With --json each message of the tree is a line, before its causes; `cause_of` is the message above it in the tree.
     """
     found = open_log(target).why(message_id, depth)
     if as_json:
@@ -178,7 +178,7 @@ def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Js
         output().print(str(found))
 
 
-@app.command(short_help="Print whom a message could have moved, step by step.")
+@app.command(short_help="Print which agents a message could have influenced, step by step.")
 def effects(target: Target, message_id: MessageId, depth: Steps = DEPTH, as_json: Json = False) -> None:
     """Print how many agents a message of a step could have moved, step by step: with --json the agents, a line each."""
     found = open_log(target).effects(message_id, depth)
@@ -193,7 +193,7 @@ def effects(target: Target, message_id: MessageId, depth: Steps = DEPTH, as_json
 def tail(
     target: Target, fields: dict[str, Any], lines: Lines = 10, limit: TailLimit = None, as_json: Json = False
 ) -> None:
-    """Print the last matching rows, then new ones until Ctrl-C. A finished run has no new ones."""
+    """Print the last matching rows, then new rows until Ctrl-C. A finished run has no new rows."""
     log = open_log(target)
     after = max(-1, log.end - lines)
     if limit is not None:

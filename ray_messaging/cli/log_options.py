@@ -106,7 +106,11 @@ def _read_step(name: str, text: str) -> int | slice:
         return slice(int(low) if low else None, int(high) if high else None) if colon else int(low)
     except ValueError as error:
         option = f"--{name.replace('_', '-')}"
-        raise InvalidQuery(f"cannot read {option} {text!r}: write 5 or 5:10", field=name, value=text) from error
+        raise InvalidQuery(
+            f"cannot read {option} {text!r}: write one step, such as 5, or a range of steps, such as 5:10",
+            field=name,
+            value=text,
+        ) from error
 
 
 def _read_time(text: str) -> float | str:

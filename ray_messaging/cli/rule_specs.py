@@ -45,12 +45,14 @@ def parse_rule(spec: str) -> Rule:
         near = get_close_matches(kind.strip().lower(), KNOWN, 1)
         meant = f"did you mean {KNOWN[near[0]].example}? The" if near else "the"
         raise ConfigError(
-            f"unknown rule {kind!r} in {spec!r}: {meant} rules here are {', '.join(KNOWN)}, written as "
-            f"{KNOWN['max-length'].example}",
+            f"unknown rule {kind!r} in {spec!r}: {meant} rules that can be named here are {', '.join(KNOWN)}, "
+            f"each with its settings, such as {KNOWN['max-length'].example}",
             value=spec,
         )
     if not argument.strip():
-        raise ConfigError(f"the rule {spec!r} says no more than its name: write {known.example}", value=spec)
+        raise ConfigError(
+            f"the rule {spec!r} lacks its settings: write them after the name, such as {known.example}", value=spec
+        )
     try:
         return known.make(argument.strip())
     except (InvalidAddress, RuleError) as error:
@@ -60,7 +62,7 @@ def parse_rule(spec: str) -> Rule:
 def _allow_graph(argument: str) -> Rule:
     edges = _pairs("allow-graph", argument)
     if any(None in edge for edge in edges):
-        raise ConfigError(f"allow-graph:{argument}: an edge has two agents, so {ANY} is invalid: name them")
+        raise ConfigError(f"allow-graph:{argument}: an edge joins two agents, so {ANY} is invalid: name both agents")
     return AllowGraph(edges)
 
 
@@ -94,13 +96,13 @@ def _settings(
         if key not in known:
             raise ConfigError(f"{kind}: cannot read {part.strip()!r}: write {KNOWN[kind].example}")
         if key in settings:
-            raise ConfigError(f"{kind}: {key} is there twice: write {KNOWN[kind].example}")
+            raise ConfigError(f"{kind}: {key} is given twice: write {KNOWN[kind].example}")
         try:
             settings[key] = known[key](value.strip())
         except ValueError as error:
             expected = "a whole number" if known[key] is int else "a number"
             raise ConfigError(
-                f"{kind}: {value.strip()!r} is no number: write {expected}, as in {KNOWN[kind].example}"
+                f"{kind}: {value.strip()!r} is no number: write {expected}, such as {KNOWN[kind].example}"
             ) from error
     if bare is not None and bare not in settings:
         raise ConfigError(f"{kind}: {bare} is missing: write {KNOWN[kind].example}")
@@ -115,8 +117,8 @@ def _pair(text: str, kind: str) -> Pair:
     sides = text.split(ARROW if ARROW in text else "-")
     if len(sides) != 2 or not all(side.strip() for side in sides):
         raise ConfigError(
-            f"{kind}: cannot read {text!r} as a pair of agents: write 1-2, 1-* or *-2; where ids hold a -, write "
-            f"A{ARROW}B, which a shell wants in quotes"
+            f"{kind}: cannot read {text!r} as a pair of agents: write 1-2, 1-* or *-2; for ids that contain a -, "
+            f"write A{ARROW}B, in quotes if a shell reads it"
         )
     return _side(sides[0]), _side(sides[1])
 

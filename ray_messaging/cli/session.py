@@ -85,7 +85,7 @@ def run(
 
 
 def _lone_latency_ms(exp_id: str, rules: Sequence[Rule], redis: str | None) -> dict[str, float | None]:
-    """Measure single messages, in an experiment of their own: they are no part of the traffic, nor of its log."""
+    """Measure single messages in an experiment of their own, so that they are not in the traffic and its log."""
     messaging = Messaging.start(exp_id, redis=redis, rules=rules)
     try:
         return lone_latency_ms(messaging)
@@ -135,7 +135,7 @@ def check_outputs(json_file: Path | None, log_dir: str | None) -> None:
     if log_dir is not None and Folder(log_dir).segments():
         raise ConfigError(
             f"{log_dir!r} holds the log of an earlier run (ray-messaging log stats {log_dir} shows it): choose "
-            "another --log-dir, or remove that one"
+            "another --log-dir, or remove that folder"
         )
 
 
@@ -163,5 +163,6 @@ def join_experiment(exp_id: str, otherwise: str, *, missing: str = "") -> Messag
     except UnknownName as error:
         raise ConfigError(f"{missing}{error}; set RAY_ADDRESS for another cluster, or {otherwise}") from error
     raise ConfigError(
-        f"{missing}no Ray cluster runs here that could have experiment {exp_id!r}: set RAY_ADDRESS, or {otherwise}"
+        f"{missing}no Ray cluster that could have experiment {exp_id!r} runs on this machine: set RAY_ADDRESS to its "
+        f"address, or {otherwise}"
     )

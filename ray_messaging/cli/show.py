@@ -63,7 +63,7 @@ def show_heat_map(console: Console, account: ReplayAccount) -> None:
 def heat_map(
     console: Console, title: str, rows: Sequence[str], columns: Sequence[str], matrix: Sequence[Sequence[int]]
 ) -> None:
-    """Print a matrix of counts; too wide for the terminal, as digits: 9 means over 90% of the maximum."""
+    """Print a matrix of counts. If it is too wide for the terminal, print digits: 9 means over 90% of the maximum."""
     most = max((count for row in matrix for count in row), default=0)
     width = max(len(f"{most:,}"), *map(len, columns)) + GAP
     wide = width * len(columns) + max(map(len, rows)) + GAP > console.width

@@ -22,17 +22,26 @@ from ray_messaging.inspector.sources.log_rows import RunFacts
 Target = Annotated[
     str, typer.Argument(metavar="EXP_ID|LOG_DIR", help="A running experiment, or the log_dir of a run that has ended.")
 ]
-Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Listen there; others than loopback ask a token.")]
+Host = Annotated[
+    str,
+    typer.Option("--host", metavar="ADDRESS", help=("The address to listen on; any but loopback requires a token.")),
+]
 Port = Annotated[int, typer.Option("--port", metavar="N", help="0: a free one.")]
 AllowHost = Annotated[
     list[str] | None,
-    typer.Option("--allow-host", metavar="NAME", help="A name by which browsers may ask, as of a proxy; repeatable."),
+    typer.Option(
+        "--allow-host",
+        metavar="NAME",
+        help=("A host name by which browsers may open the page, such as a proxy's; repeatable."),
+    ),
 ]
-Token = Annotated[bool, typer.Option("--token", help="Ask for a token on loopback, too: others may use this machine.")]
+Token = Annotated[
+    bool, typer.Option("--token", help=("Require a token on loopback, too, because others may use this machine."))
+]
 Steer = Annotated[
     bool,
     typer.Option(
-        "--control", help="Let the page steer: steps, rules, dead letters, messages of the user. Asks a token."
+        "--control", help="Let the page steer: steps, rules, dead letters, messages of the user. Requires a token."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the URL as JSON.")]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, Audiences, encode_facts
+from ray_messaging.audiences.audience_kinds import AudienceFacts, AudienceKind, Audiences, encode_facts
 from ray_messaging.audiences.building import Positions
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.files import read_edges, version_folder, write_edges
@@ -132,7 +132,8 @@ class AudienceMaker:
             facts = encode_facts(AudienceFacts(kind, edges.pairs, edges.digest.hex(), moved))
         if self._ask(self._interceptor.set_audience.remote(name, version, facts, since)) is None:
             raise ConfigError(
-                f"audience {name!r} has a version that was not made here: does another cluster use this experiment?"
+                f"audience {name!r} has a version that this Ray cluster did not make: does another cluster use the "
+                "same experiment?"
             )
 
     def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value

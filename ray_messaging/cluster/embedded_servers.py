@@ -18,9 +18,9 @@ from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.ray_calls import context, find_named
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.config import RedisConfig, ServerConfig, ShardsConfig, Steps
+from ray_messaging.default_limits_and_leases import SHARDS
 from ray_messaging.embedded.data_directory import APPEND_ONLY_NAME
 from ray_messaging.errors import Closed, ConfigError, ConnectionFailed
-from ray_messaging.limits_and_timeouts import SHARDS
 
 Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"
@@ -38,18 +38,20 @@ def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | 
     """Return the number of servers (None: one server); raise ConfigError if it does not fit the other arguments."""
     whole = isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1
     if shards is not None and not whole and shards != PER_NODE:
-        raise ConfigError(f"shards={shards!r} is unknown: write a number from 1, or 'per-node'")
+        raise ConfigError(f"shards={shards!r} is unknown: write a number of servers, at least 1, or 'per-node'")
     if isinstance(shards, int) and shards > SHARDS:
-        raise ConfigError(f"shards={shards} are too many: at most {SHARDS}, a few for each server's machine")
+        raise ConfigError(
+            f"shards={shards} is too many servers: write at most {SHARDS}; a few for each machine are enough"
+        )
     if server is not None:
         shards = _check_own(shards, server)
     if shards is None or shards == 1:
         return None
     if steps is None:
         raise ConfigError(
-            f"shards={shards!r} spreads the bodies of steps, and this experiment has none. Without steps= one primary "
-            "does all: it carries 3 to 5 million messages a second (docs/operations.md). Leave out shards=, or "
-            "add steps=Steps()"
+            f"shards={shards!r} spreads the bodies of steps, and this experiment has no steps. Without steps= one "
+            "server does all the work: it carries 3 to 5 million messages a second (docs/operations.md). Leave out "
+            "shards=, or add steps=Steps()"
         )
     if steps.checkpoint is not None:
         raise ConfigError(
@@ -58,8 +60,8 @@ def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | 
         )
     if shards == PER_NODE and data_dir is not None:
         raise ConfigError(
-            "shards='per-node' keeps no data for a later start, whose nodes may be others: leave out data_dir=, or "
-            "write a number, shards=3"
+            "shards='per-node' keeps no data for a later start, because a later start may have other nodes: leave "
+            "out data_dir=, or write a number, such as shards=3"
         )
     return shards  # type: ignore[return-value]  # checked above
 

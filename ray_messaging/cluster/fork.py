@@ -27,7 +27,7 @@ from ray_messaging.sending.bulk_input import ColumnChunk
 from ray_messaging.surveys.surveys import open_mailbox, questions
 
 if TYPE_CHECKING:
-    from ray_messaging.audiences.audience_records import Audiences
+    from ray_messaging.audiences.audience_kinds import Audiences
     from ray_messaging.cluster.messaging import Messaging
     from ray_messaging.engine import Engine
     from ray_messaging.eventlog.event_log import EventLog
@@ -87,11 +87,12 @@ class Fork:
             return
         mine, theirs = (None if row is None else row.text for row in (found.mine, found.theirs))
         raise NotRepeatable(
-            f"step {found.step} is not the parent's: message {found.message_id} of agent {found.agent!r} is "
-            f"{mine or 'missing'} here, and {theirs or 'missing'} there. The steps from {again[0]} to {again[-1]} run "
-            "again as they did in the parent, before anything is changed: the model, the rules or the data are others, "
-            f"or the model is not repeatable. Fork at step {again[0]}, where none has to run again, or give what the "
-            f"parent had until step {self._at_step}, and the change in a second call of run",
+            f"step {found.step} differs from the parent's: message {found.message_id} of agent {found.agent!r} is "
+            f"{mine or 'missing'} in the fork, and {theirs or 'missing'} in the parent. The steps from {again[0]} to "
+            f"{again[-1]} must first run again exactly as in the parent, and did not: the model, the rules or the "
+            f"data are not the parent's, or the model is not repeatable. Fork at step {again[0]}, where no step has "
+            f"to run again; or pass what the parent had for the steps before {self._at_step}, and make the change in "
+            "a second call of run",
             step=found.step,
             agent=found.agent,
             what="message",
@@ -141,8 +142,8 @@ class Fork:
         here = f"version {version}" if version else "none"
         raise NotRepeatable(
             f"the broadcast from outside {row.text} cannot be sent again before step {step}: the parent had version "
-            f"{row.audience_version} of audience {name!r} then, which was made from outside after the fork's "
-            f"checkpoint, and here is {here}. Make it by messaging.create_audience, as the parent did"
+            f"{row.audience_version} of audience {name!r} then, which a call from outside made after the fork's "
+            f"checkpoint, and the fork has {here}. Make that version by messaging.create_audience, as the parent did"
             + (f", or fork at step {min(later)} or later" if later else "")
             + "; the run goes on from there",
             step=step,
@@ -198,7 +199,10 @@ def start_fork(
     if at_step is not None and (isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 1):
         raise ConfigError(f"at_step={at_step!r} must be the number of a step, from 1 on")
     if not isinstance(states or {}, Mapping) or not all(isinstance(each, Mapping) for each in (states or {}).values()):
-        raise ConfigError(f"states={states!r} must say what is set in which agent's state: {{3: {{'mood': 0.5}}}}")
+        raise ConfigError(
+            f"states={states!r} must give, for each agent, the values to set in its state, such as {{3: {{'mood': "
+            "0.5}}"
+        )
     states = {check_id(agent): dict(values) for agent, values in (states or {}).items()}
     parent, target = Folder(str(absolute(parent_dir))), str(absolute(log_dir))
     record = record_of(parent)

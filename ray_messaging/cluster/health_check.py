@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -15,16 +15,19 @@ from ray.exceptions import RayError
 from ray_messaging.cluster.handles.connection import find_actor, named_actors
 from ray_messaging.cluster.ray_calls import check_ray, get, wait
 from ray_messaging.cluster.ray_internals import actor_facts, on_ray_client, owner_known_dead
+from ray_messaging.cluster.reachability import place_groups, reached_nodes
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, ServerConfig, ShardsConfig
-from ray_messaging.errors import ended
+from ray_messaging.errors import MessagingError, ended
 from ray_messaging.observability.health.actor_checks import check_actors
 from ray_messaging.observability.health.findings import SERVER_ACTOR, ActorFacts, Finding, Health, critical
 from ray_messaging.observability.health.mailbox_checks import check_kept
+from ray_messaging.observability.health.node_checks import NodeFacts, check_nodes
 from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.observability.metrics.experiment_metrics import ExperimentReport
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.server_facts import Kept, ServerFacts
+from ray_messaging.transports.step_values import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +94,10 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     if ours is not None and there is not None and there != ours:  # another experiment of this name runs now
         raise ended(exp_id)
     actors = {interceptor: None} | dict(handles) | (named or {})
+    reaching = _soon(partial(_nodes_of, prefix, actors)) if named is not None else None
+    progress = _progress_of(actors[interceptor], known)
     found = ask_actors(prefix, actors, deadline, look_up=named is not None)
+    nodes = [] if reaching is None else _in_time(reaching, deadline, [])
     try:
         facts = probing.result(max(0.0, deadline - time.monotonic()))
     except TimeoutError:
@@ -104,6 +110,11 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     if facts is not None:
         findings = check_servers(facts, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=waited)
     findings += [_NO_HEAD] if named is None else []
+    if facts is not None and facts.kept is not None and any(node.unreached_by for node in nodes):
+        owners = {mailbox.name: mailbox.owner for mailbox in facts.kept.mailboxes if mailbox.hosts and mailbox.owner}
+        place_groups(nodes, owners, deadline)
+    findings += check_nodes(nodes, _silent_groups(progress))
+    _place_actors(found, nodes)
     findings += check_actors(found)
     if named is not None and known is not None and known.log_dir is not None and known.log_name not in actors:
         remedy = f"what was sent waits in the streams; start {exp_id!r} again by on_existing='resume'"
@@ -111,6 +122,51 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     if facts is not None and facts.kept is not None:
         findings += check_kept(facts.kept, [] if named is None else _dead_owners(facts.kept, deadline))
     return ExperimentReport(found, facts, findings)
+
+
+def _nodes_of(prefix: str, actors: Mapping[str, Any]) -> list[NodeFacts]:
+    """Return facts about the nodes, as the interceptor and the embedded servers of an experiment see them, too."""
+    kinds = (f"{prefix}interceptor", f"{prefix}server")
+    askers = {_shown(name.removeprefix(prefix)): actors[name] for name in kinds if actors.get(name) is not None}
+    return reached_nodes(askers, DEADLINE_S / 2)
+
+
+def _progress_of(interceptor: Any, experiment: Experiment | None) -> Any:  # noqa: ANN401 - a Ray actor handle, an ObjectRef
+    """Begin to ask for the progress of the steps; return None if there is nothing to ask."""
+    if interceptor is None or experiment is None or not experiment.steps:
+        return None
+    return interceptor.step_progress.remote()
+
+
+def _silent_groups(progress: Any) -> dict[str, float]:  # noqa: ANN401 - an ObjectRef
+    """Return the groups that hold up a step and whose drivers the server has not heard for long, in seconds."""
+    if progress is None or not wait([progress], timeout=0)[0]:
+        return {}
+    try:
+        found: Progress = get(progress)
+    except (RayError, MessagingError) as error:
+        logger.debug("the progress of the steps is unknown: %s", error)  # other findings say why
+        return {}
+    waiting = {} if found.resting else found.waiting_for()
+    groups = {name: found.groups[name] for name in waiting if name in found.groups}
+    return {name: group.silent_ms / 1000 for name, group in groups.items() if group.cut_off}
+
+
+def _in_time(future: "Future[T]", deadline: float, otherwise: T) -> T:
+    try:
+        return future.result(max(0.0, deadline - time.monotonic()))
+    except Exception as error:  # noqa: BLE001 - of any kind, as Ray's head may be gone
+        logger.debug("the nodes are not known: %r", error)  # other findings say why
+        return otherwise
+
+
+def _place_actors(actors: Sequence[ActorFacts], nodes: Sequence[NodeFacts]) -> None:
+    """Note of each actor without an answer where it is, and whether the network reaches its node."""
+    by_id = {node.node: node for node in nodes}
+    for facts in actors:
+        node = by_id.get(facts.node)
+        if facts.report is None and node is not None:
+            facts.where, facts.cut_off_from = node.where, ", ".join(node.unreached_by)
 
 
 def check_servers(

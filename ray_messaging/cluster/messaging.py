@@ -13,8 +13,8 @@ from ray_messaging.addressing.channels import AGENT_CHAT, USER_SURVEY, AgentId, 
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect, find_actor
 from ray_messaging.cluster.ray_clusters import RAY_LOCK, join_ray
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
+from ray_messaging.default_limits_and_leases import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.errors import AlreadyExists, ConfigError, StepFailed, UnknownName
-from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.audience_files import AudienceFiles

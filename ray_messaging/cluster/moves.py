@@ -66,8 +66,8 @@ def _source(groups: Groups, move: AgentMove) -> Group:
         return groups.find(move.source)
     except UnknownName as error:
         raise ConfigError(
-            f"group {move.source!r} lives in an actor of yours, and only that one can let agents go: "
-            f"`await messager.move_agents(ids, to={move.target!r})` there"
+            f"group {move.source!r} lives in an actor of yours, and only that actor can let its agents go: call "
+            f"`await messager.move_agents(ids, to={move.target!r})` in that actor"
         ) from error
 
 

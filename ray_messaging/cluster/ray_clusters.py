@@ -104,8 +104,8 @@ def _begin_ray() -> None:
         ray.init(address=address, include_dashboard=None if address else False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConfigError(
-            f"cannot join the Ray cluster at RAY_ADDRESS={address!r} ({error}): does it run? Where it asks for a "
-            "token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token"
+            f"cannot join the Ray cluster at RAY_ADDRESS={address!r} ({error}): does that cluster run? If it asks for "
+            "a token, set RAY_AUTH_MODE=token, and put the token into ~/.ray/auth_token"
         ) from error
 
 

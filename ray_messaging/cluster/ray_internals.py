@@ -73,6 +73,27 @@ def actor_facts(actor: Any) -> tuple[str, int, str]:  # noqa: ANN401 - a Ray act
         return "", 0, ""
 
 
+def node_of_owner(key: str) -> str:
+    """Return the node of the actor or worker with the id `key`, or "" if Ray does not know it."""
+    try:
+        from ray._private.state import actors, state
+        from ray._raylet import WorkerID
+        from ray.core.generated import gcs_pb2
+
+        if len(key) == _ACTOR_ID:
+            return str(actors(key).get("Address", {}).get("NodeID", ""))
+        if len(key) != _WORKER_ID:
+            return ""
+        info = state._connect_and_get_accessor().get_worker_info(WorkerID.from_hex(key))
+        if info is None:
+            return ""
+        node: bytes = gcs_pb2.WorkerTableData.FromString(info).worker_address.node_id  # type: ignore[attr-defined]
+        return node.hex()
+    except _MISSING as error:
+        logger.debug("Ray cannot say on which node %s is: %s", key, error)
+        return ""
+
+
 def owner_known_dead(key: str) -> bool:
     """Return whether Ray knows that the actor or worker with the id `key` is dead for good.
 
@@ -90,7 +111,9 @@ def owner_known_dead(key: str) -> bool:
         info = state._connect_and_get_accessor().get_worker_info(WorkerID.from_hex(key))
         return info is not None and not gcs_pb2.WorkerTableData.FromString(info).is_alive  # type: ignore[attr-defined]
     except _MISSING as error:
-        logger.warning("Ray cannot say whether %s is dead (%s): its lease must expire first", key, error)
+        logger.warning(
+            "Ray cannot say whether %s is dead (%s), so its mailbox is free only once its lease has expired", key, error
+        )
         return False
 
 
@@ -100,7 +123,8 @@ def names_in(cluster: str, namespace: str, timeout_s: float) -> list[str]:
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
     except ImportError as error:
         raise ConfigError(
-            f"Ray {ray.__version__} has no known call to look into a cluster: set RAY_ADDRESS={cluster}"
+            f"ray_messaging does not know how to list the experiments of a cluster of Ray {ray.__version__}: to use "
+            f"this cluster, set RAY_ADDRESS={cluster}"
         ) from error
 
     async def ask() -> list[str]:

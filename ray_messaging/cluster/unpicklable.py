@@ -24,7 +24,8 @@ def sent(name: str, value: object, send: Callable[[Any], Any] = put) -> Any:  # 
         if (reason := unpicklable(value)) is None:
             raise
         raise ConfigError(
-            f"{name} cannot be sent to other processes: {reason}. Make it in the function that uses it, in each process"
+            f"{name} cannot be sent to other processes: {reason}. Create it in the function that uses it, so that "
+            "each process has its own"
         ) from None
 
 

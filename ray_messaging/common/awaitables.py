@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Exceptions of other code that count as its failures: they must end neither the loop nor the task that calls the code.
+# Exceptions that count as failures of the called code: they must end neither the loop nor the task that calls the code.
 RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 

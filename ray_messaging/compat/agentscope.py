@@ -2,10 +2,10 @@
 
 AgentScope's Redis bus forgets an item as soon as a drainer has asked for it. Here drained items are kept for the
 bus that drained them until it drains the queue again, calls `queue_done`, has lived for another `hold_s`, or is closed.
-If it dies before, the next drainer gets the items. A bus lives while it is connected, or has renewed its lease. A call
-that is repeated because its answer was lost has its effect only once.
+If the bus dies before that, the next drainer gets the items. A bus lives while it is connected, or has renewed its
+lease. A call that is repeated because its answer was lost has its effect only once.
 
-On an experiment, what is pushed, appended or published is a message to the agent `{name}/queue/<key>`,
+On an experiment, each item that is pushed, appended or published is a message to the agent `{name}/queue/<key>`,
 `{name}/log/<key>` or `{name}/topic/<key>`. The messages to queues and logs come into a mailbox that all buses
 share. Whichever bus looks first moves each message on, once, to its queue or log.
 """
@@ -78,8 +78,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
     Args:
         server: A `RedisConfig`, such as `messaging.redis`, its URL, or a `LocalServer`, which several processes share;
-            None: a server of this process, empty and gone with it. With an experiment, a `Messaging`, its rules judge
-            what is pushed, appended and published, and its log has it.
+            None: a server of this process, empty and gone with it. If it is an experiment, a `Messaging`, the
+            experiment's rules judge each item that is pushed, appended or published, and its log has the item.
         name: The bus's name; buses with the same name on a server, or in an experiment, are one.
         hold_s: The seconds after which a drained item counts as handled, if its drainer still lives.
     """
@@ -350,7 +350,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return found  # type: ignore[no-any-return]  # a reply
 
     async def queue_done(self, key: str, *entry_ids: str) -> None:
-        """Tell the server that some drained items are handled, so that no bus gets them after this one has died."""
+        """Tell the server that some drained items are handled, so that no other bus gets them if this bus dies."""
         await self._open().command("XDEL", f"{self._prefix}q:{key}", *entry_ids)
 
     async def queue_delete(self, key: str) -> None:

@@ -1,8 +1,8 @@
 """AgentScope 1's MsgHub over processes: agents of this process and of other processes hear each other.
 
-Each process enters a hub of the same name, with its own agents as objects and the others by their ids. What an agent
-replies goes to all others through the experiment: the experiment's rules and log apply, and if a process was killed,
-the reply waits for its successor.
+Each process enters a hub of the same name. It passes its own agents as objects, and agents of other processes by their
+ids. What an agent replies goes to all others through the experiment: the experiment's rules and log apply, and if a
+process was killed, the reply waits for its successor.
 """
 
 import asyncio
@@ -50,7 +50,8 @@ class MsgHub:
 
     Args:
         messager: The messager of this process. The hub hosts its agents there, and fetches its messages.
-        participants: Agents that live here, and ids of the others. The id of an agent is its `name`, or else its `id`.
+        participants: Agents that live here, and ids of agents that live elsewhere. The id of an agent is its `name`, or
+            its `id` if it has no name.
         announcement: A message from the user to all participants at the start. Only one process passes it.
         name: The hub's name, the same in each process.
     """
@@ -105,7 +106,7 @@ class MsgHub:
         """Remove agents from the hub. When the returned task ends, all processes know that they have left."""
         before, gone = [*self.participants], {_id_of(each) for each in _listed(participant)}
         for unknown in gone - {*before}:
-            logger.warning("agent %r takes no part in hub %s, so it stays out", unknown, self.name)
+            logger.warning("agent %r is no participant of hub %s, so it need not be removed", unknown, self.name)
         self.participants = [each for each in before if each not in gone]
         return self._changed(before, [])
 
@@ -217,7 +218,9 @@ class MsgHub:
     async def _hear(self, message: Message) -> None:
         to_id, said = message.to_id, message.payload
         if not isinstance(said, dict) or said.get("hub") != self.name or to_id is None:
-            raise InvalidPayload(f"agent {to_id!r} got what hub {self.name!r} did not say: {str(said)[:200]}")
+            raise InvalidPayload(
+                f"agent {to_id!r} got a message that hub {self.name!r} did not send: {str(said)[:200]}"
+            )
         if to_id == self._desk:
             asked = self._asked.get(said["ticket"])  # None: it came too late
             if asked is not None and not asked.done():

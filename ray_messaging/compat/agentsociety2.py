@@ -4,8 +4,9 @@ AgentSociety 2 runs its agents at once, so that they call its `SimpleSocialSpace
 Here an agent sees what was there at the end of the last step, and what it has done itself since. At the end of a
 step, what the agents have done takes effect: agent by agent, ascending, and for each agent in the order of its actions.
 
-If a process of agents dies, Ray runs these agents again: what they have done in the step is taken back. If the space's
-process dies before it has saved a step that it has sent, its successor hands out the step's messages on the server.
+If a process of agents dies, Ray runs these agents again, and what they have done in the step is taken back. If the
+space's process dies before it has saved a step that it has sent, its successor hands out the step's messages on the
+server.
 """
 
 import asyncio
@@ -131,7 +132,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
     @tool(readonly=True, kind="observe")  # type: ignore[untyped-decorator,unused-ignore]
     async def receive_messages(self, agent_id: int) -> ReceiveMessagesResponse:
         """
-        Receive all messages from an agent's mailbox, personal and of groups: what was sent before this step.
+        Receive all messages from an agent's mailbox, personal and of groups, that were sent before this step.
 
         :param agent_id: The ID of the agent
 

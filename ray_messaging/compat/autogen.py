@@ -204,7 +204,8 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
     async def save_state(self) -> Mapping[str, Any]:
         """Return the states of all agents, and the events that no agent has begun to handle.
 
-        Events are held back meanwhile; those that an agent has begun, and questions, are finished first.
+        Events are held back until the states are read. Events that an agent has begun to handle, and questions, are
+        finished first.
         """
         await self._opened()
         async with self._saving:

@@ -18,6 +18,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.conversations.answer_stream import Answers
 from ray_messaging.conversations.conversation import not_asked
 from ray_messaging.conversations.replies import blocked_among
+from ray_messaging.default_limits_and_leases import ANSWER_TIMEOUT_S
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import (
     InvalidAddress,
@@ -28,7 +29,6 @@ from ray_messaging.errors import (
     PayloadTooLarge,
     UnknownName,
 )
-from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
 from ray_messaging.model.fates import DELIVERED, FATES
@@ -102,7 +102,7 @@ class Channel:
         await self.close()
 
     async def close(self) -> None:
-        """End this process' side of the channel: actions in hand get an error, and so do the waits of its agents."""
+        """End this process's side of the channel: actions in hand, and agents that wait for results, get an error."""
         if self._leaving is not None:
             await self._leaving
         await self._leave("its channel was closed")
@@ -296,7 +296,7 @@ class Channel:
             self._leaving = asyncio.create_task(leave, name="ray_messaging end of a platform")
 
     async def _leave(self, why: str) -> None:
-        """Close the platform's mailbox: tell the agents that wait, and let later ones know at once."""
+        """Close the platform's mailbox, and tell the agents that wait. Agents that ask later get the error at once."""
         for message in [*self._in_hand.values(), *self._taken]:
             self._results.put((message, {"error": why}))
         self._in_hand.clear()

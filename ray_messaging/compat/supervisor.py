@@ -20,7 +20,7 @@ class MessageKind(StrEnum):
 
 
 class Message(BaseModel):
-    """A message in AgentSociety's form, which is also a key of dicts, and so hashable."""
+    """A message in AgentSociety's form. It is hashable, because AgentSociety uses messages as keys of dicts."""
 
     from_id: int | str | None = None
     to_id: int | str | None = None

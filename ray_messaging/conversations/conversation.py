@@ -176,14 +176,14 @@ class Conversation:
             if asker is not None:
                 rows.behind[len(rows.answers)] = asker.chain
             rows.answers.append(answer)
-            await asyncio.sleep(0)  # sends the question first, as setting the timer takes as long as all checks
+            await asyncio.sleep(0)  # sends the question first, because setting the timer takes as long as all checks
             async with asyncio.timeout_at(due):
                 receipt = await sent
                 if receipt:
                     self._watch.begin()
                     if asker is None or waits is None:
                         return await answer
-                    mailboxes = self._engine.directory.mailboxes_of(checked.to_id, checked.topic)
+                    mailboxes = self._engine.directory.routing.mailboxes_of(checked.to_id, checked.topic)
                     with waits.waiting(asker, Ask(receipt.message_id, checked.from_id, checked.to_id, mailboxes)):
                         return await answer
         except NoAnswer:  # NoAnswer is a TimeoutError, too

@@ -95,7 +95,7 @@ class Handling(Handled):
 
 
 def handling_here() -> Handling | None:
-    """Return the message in hand of the handler that runs here or has started this task, or None if there is none."""
+    """Return the message that is handled by the handler which runs here, or started this task; None: no handler."""
     found = handled_here()
     while found is not None and not isinstance(found, Handling):
         found = found.outer
@@ -103,7 +103,7 @@ def handling_here() -> Handling | None:
 
 
 def asker_here() -> Asker | None:
-    """Return the handler that runs here as an Asker, or None if none runs here."""
+    """Return the handler that runs here as an Asker, or None if no handler runs here."""
     found = handling_here()
     return None if found is None else found.asker()
 
@@ -114,7 +114,7 @@ def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Direc
     The result is () if a handler is, or may be, free for the question: then the chain does not occupy all handlers of
     the service.
     """
-    for mailbox in directory.mailboxes_of(asked.to_id, asked.topic):
+    for mailbox in directory.routing.mailboxes_of(asked.to_id, asked.topic):
         mine = [at for at, each in enumerate(chain) if each.mailbox == mailbox and each.slots]
         if mine and len(mine) >= chain[mine[0]].slots:
             return chain[mine[0] :]
@@ -180,7 +180,7 @@ class Waits:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
-        """Write the present note, unless it is the last one that was written. With `anew`, write it in any case."""
+        """Write the present note, unless the same note was written last. With `anew`, write it in any case."""
         async with self._writing:
             note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:

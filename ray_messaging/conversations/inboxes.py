@@ -1,4 +1,4 @@
-"""The messages that a messager has in hand, each committed on its own, and the inboxes of agents that keep them."""
+"""The messages that a messager has in hand: inboxes of agents keep them, and each message is committed on its own."""
 
 import asyncio
 import logging
@@ -208,8 +208,9 @@ class Inboxes:
         if idle.get(most):
             self._warned = True
             logger.warning(
-                "all inboxes wait: %d messages are in hand, %d of them for agent %r, whose inbox has no reader. Open "
-                "messager.inbox(%r), or let another messager host that agent",
+                "no inbox gets further messages: %d messages, the most at a time, are fetched and not handled, %d of "
+                "them for agent %r, whose inbox nobody reads. Open messager.inbox(%r), or let another messager host "
+                "that agent",
                 _MOST,
                 idle[most],
                 most,
@@ -238,7 +239,7 @@ class Inboxes:
 class InboxMessages(AsyncIterator[Message]):
     """Iterator over the messages of one agent as they come.
 
-    Asking for the next message marks the one before as handled.
+    Asking for the next message marks the previous message as handled.
 
     A `for` block that is left drops its iterator, which then puts the message in hand back at once. A generator would
     do so only later, when the next reader may already have later messages.
@@ -276,7 +277,7 @@ class InboxMessages(AsyncIterator[Message]):
             self._inboxes.put_back(self._inbox, message)
 
     def _end(self) -> Message | None:
-        """Return the message in hand, which is then no longer in hand; None if there is none."""
+        """Take the message in hand from the reader, and return it; None if there is none."""
         handled, self._in_hand = self._in_hand, None
         if handled is None:
             return None

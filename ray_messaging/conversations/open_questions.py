@@ -140,15 +140,15 @@ class OpenQuestions:
             batch = asked.batch
             places = np.arange(asked.place, asked.place + batch.rows)
             rows = _NO_ROWS if asked.asker.done else np.flatnonzero(asked.asker.waits(places))
-            routes = directory.route(batch.take(rows)) if len(rows) else rows
+            routes = directory.routing.route(batch.take(rows)) if len(rows) else rows
             if isinstance(asked.asker, LoneAnswers):
                 for row, route in zip(rows.tolist(), routes.tolist(), strict=True):
                     fail = partial(asked.fail, [row])
-                    yield OpenQuestion(batch.message_id(row), directory.mailboxes(route), fail)
+                    yield OpenQuestion(batch.message_id(row), directory.routing.mailboxes(route), fail)
                 continue
             for route in np.unique(routes).tolist():
                 fail = partial(asked.fail, rows[routes == route].tolist())
-                yield OpenQuestion((batch.first, route), directory.mailboxes(route), fail)
+                yield OpenQuestion((batch.first, route), directory.routing.mailboxes(route), fail)
 
     def end(self) -> None:
         """Stop waiting for answers: callers that still wait get a Closed error."""
@@ -219,7 +219,7 @@ def answer_failed(answer: Message) -> AnswerFailed:
     error, text = str(told.get("error", "error")), str(told.get("text", ""))
     return AnswerFailed(
         f"the handler of agent {answer.from_id!r} failed on question {answer.in_reply_to} ({error}: {text}); the "
-        "question is a dead letter there, or waits for the next one that serves",
+        "question is a dead letter of that agent's group, or waits for its next `serve`",
         agent=answer.from_id,
         question=answer.in_reply_to or "",
         timeout=None,

@@ -16,13 +16,13 @@ from ray_messaging.wire.notes import Ask, ServiceNote, decode_service_note
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.5  # pause between two looks: a reason must be seen by both, as notes are written with some delay
+_LOOK_S = 0.5  # pause between two looks: both must see a reason, because notes are written with some delay
 _SHARE = 20  # the pause is at least this many times as long as the last look
 _MOST_NOTES = 1000  # mailboxes whose notes are read in one look
 
 
 class WaitGraph(NamedTuple):
-    """A graph of which question waits for which other, from the notes of mailboxes whose handlers all wait."""
+    """A graph of which question waits for which other question, from the notes of mailboxes whose handlers all wait."""
 
     asks: dict[str, Ask]
     in_hand: dict[str, tuple[Ask, ...]]  # the question that a handler has in hand -> the questions that it has asked
@@ -62,7 +62,7 @@ class WaitGraph(NamedTuple):
         return bool(slots) and all(any(each.question in dead for each in asks) for asks in slots)
 
     def circle(self, question: str, dead: set[str]) -> list[Ask]:
-        """Return a shortest circle of dead questions that begins and ends with this one, or [] if there is none."""
+        """Return a shortest circle of dead questions that begins and ends with this question; [] if there is none."""
         ways, seen = deque([[self.asks[question]]]), set[str]()
         while ways:
             way = ways.popleft()
@@ -132,7 +132,7 @@ class QuestionWatch:
         self._seen = found
 
     async def _notes(self, mailboxes: Iterable[str]) -> dict[str, ServiceNote]:
-        """Return the notes of these mailboxes, and of the mailboxes for which their handlers wait, and so on."""
+        """Return the notes of these mailboxes, of the mailboxes for which their handlers wait, and so on."""
         found: dict[str, ServiceNote] = {}
         asked, left = set[str](), {*mailboxes}
         while left and len(asked) < _MOST_NOTES:
@@ -146,10 +146,11 @@ class QuestionWatch:
 
 
 _GONE = (
-    "no group has it any more: its group was removed, or it has left it. What waited for it is among the dead letters"
+    "no group hosts the agent any more: its group was removed, or the agent has left it. Messages that waited for "
+    "the agent are among the dead letters"
 )
 _ENDED = (
-    "nobody serves {!r}: its service has ended ({}). The question waits there for the next one that serves or fetches"
+    "nobody serves {!r}: its service has ended ({}). The question waits in that mailbox for the next `serve` or fetch"
 )
 
 
@@ -168,6 +169,6 @@ def in_circle(pairs: Iterable[tuple[object, object]]) -> str:
     """
     told = ", ".join(f"agent {one!r} waits for agent {other!r}" for one, other in pairs)
     return told and (
-        f"its answer would wait for itself: {told}, and no handler of them is free. Raise `serve(concurrency=)`, "
-        "answer without asking back, or send an ordinary message"
+        f"its answer would wait for itself: {told}, and none of these agents has a free handler. Raise "
+        "`serve(concurrency=)`, answer without asking back, or send an ordinary message"
     )

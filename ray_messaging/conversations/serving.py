@@ -148,7 +148,11 @@ class MessageServer:
         try:
             await self._service.end(self._left, ended)
         except MessagingError as late:
-            logger.warning("the end of a service could not be noted, so askers wait for their timeouts: %s", late)
+            logger.warning(
+                "the server could not be told that `serve` has ended, so whoever asks its agents waits until the "
+                "timeout: %s",
+                late,
+            )
 
     def _begin(self, message: Message) -> None:
         task = asyncio.create_task(self._handle(message), name="ray_messaging handler")

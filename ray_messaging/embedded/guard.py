@@ -147,7 +147,7 @@ class Valkey:
         return self.ask("CONFIG SET appendfsync everysec").endswith(b"+OK\r\n+OK\r\n")
 
     def shrink(self) -> None:
-        """Rewrite the append-only file without its history, if there is time; else the old file stays."""
+        """Rewrite the append-only file without its history, if there is time; otherwise the old file stays."""
         deadline = time.monotonic() + REWRITE_TIMEOUT_S
         self.ask("BGREWRITEAOF")
         while self.ask(REWRITES).endswith(b":1\r\n") and time.monotonic() < deadline:

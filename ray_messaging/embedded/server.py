@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from ray_messaging.common.process_tuning import KEPT_VARIABLES
 from ray_messaging.config import RedisConfig
+from ray_messaging.default_limits_and_leases import EMBEDDED_CONNECT_S
 from ray_messaging.embedded import data_directory
 from ray_messaging.embedded.guard_client import GuardClient
 from ray_messaging.embedded.machine import (
@@ -25,7 +26,6 @@ from ray_messaging.embedded.machine import (
     rewrite_bytes,
 )
 from ray_messaging.errors import ConfigError, ServerFailed
-from ray_messaging.limits_and_timeouts import EMBEDDED_CONNECT_S
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +92,8 @@ class EmbeddedServer:
             directory.
         maxmemory_bytes: Refuse writes above this size; nothing is evicted. None: half of the memory of machine or
             container.
-        fsync: Have the disk write what is in a `data_dir` each second: a power cut loses about a second, otherwise half
-            a minute. A killed process never loses anything, unless the disk is full.
+        fsync: Have the disk write a `data_dir` each second: a power cut then loses about a second of data, otherwise
+            half a minute. A killed process never loses anything, unless the disk is full.
         succession: Allow a successor of the owner to take the server over.
         epilogue: A command to run after the server, if its owner died and no successor came.
         brief: Make another server on the same `data_dir` wait for the end of this one, however long that takes.

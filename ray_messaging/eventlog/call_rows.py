@@ -93,7 +93,7 @@ def read_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
 
 
 def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Dataset, dict[str, str]]:
-    """Return the stored calls, and the SQL expressions of those columns that must be computed from several stored ones.
+    """Return the stored calls, and the SQL expressions of the columns that are computed from several stored columns.
 
     Raises: the same errors as `stored_calls`.
     """
@@ -115,8 +115,8 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
     folder = Folder(log_dir)
     if not folder.exists():
         raise LogError(
-            f"{log_dir} is not there, which has the calls of the earlier run: put it back, or all calls would be made "
-            "again",
+            f"folder {log_dir}, which has the results of the earlier run's calls, is missing: put it back; without it "
+            "all calls would be made again",
             path=log_dir,
         )
     return {

@@ -207,7 +207,8 @@ class EventLog:
 
         Args:
             depth: The levels of the tree below the message.
-            most: The most messages below each message, in the order in which its sender had them; `more` counts others.
+            most: The most messages below each message, in the order in which its sender read them; `more` counts the
+                rest.
 
         Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
         outside of steps, is no answer, and its sender was handling no message.
@@ -278,7 +279,7 @@ class EventLog:
     def balance(self, *, expand: bool = False) -> Balance:
         """Check that every send ended in exactly one fate.
 
-        Args: with `expand`, each hearer of each broadcast is checked, else only the rows of broadcasts.
+        Args: with `expand`, each hearer of each broadcast is checked; without it, only the rows of broadcasts.
 
         Raises: Unbalanced, with the offending sends, if a send has no fate, two fates or repeated rows, and also if
         rows are known to be missing because the server lost them.

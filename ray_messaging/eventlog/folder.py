@@ -4,7 +4,7 @@ A segment is `events-{number:08d}.parquet`, so that any reader of Parquet folder
 a name that readers ignore, made durable, and renamed. File systems that are not local cannot rename: there a file
 appears, complete, when it is closed.
 
-In version 5 of the schema, a segment had a file for each set of typed columns. Those with one file are read.
+In version 5 of the schema, a segment had a file for each set of typed columns. Segments with one such file are read.
 """
 
 import errno
@@ -122,7 +122,8 @@ class Folder:
         for segment in self.segments(any_schema=any_schema):
             if segment.exp_id != exp_id:
                 raise self._error(
-                    f"it holds the log of experiment {segment.exp_id!r}, this is {exp_id!r}: pass a log_dir of its own",
+                    f"it holds the log of experiment {segment.exp_id!r}, and this is experiment {exp_id!r}: give each "
+                    "experiment a log_dir of its own",
                     segment.path,
                 )
 
@@ -325,7 +326,7 @@ class Folder:
         return self._error(f"it is damaged ({why}): move it away, the other segments stay readable", path)
 
     def _temporary(self, name: str) -> str:
-        """Return a path that nobody else writes: a fenced writer may live for a while beside its successor."""
+        """Return a path to which no other process writes: a fenced writer may live for a while beside its successor."""
         return self._file(f"{name}.{secrets.token_hex(8)}.tmp")
 
     def _file(self, name: str) -> str:

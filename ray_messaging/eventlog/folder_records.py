@@ -125,7 +125,7 @@ def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, 
 def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
     """Add the arguments of a call of `messaging.run` to the record, if there is one.
 
-    Returns: the arguments that the last call recorded, if an earlier start of the run made that call, else None.
+    Returns: the arguments that the last call recorded, if an earlier start of the run made that call; otherwise None.
 
     Raises: OSError if the record cannot be written, LogError if the present one is damaged.
     """
@@ -176,8 +176,8 @@ def unended(folder: "Folder") -> str | None:
     elif not Path(start.data).exists():
         where = f"{start.data}, the folder of its server, had them, and is gone"
     return (
-        f"the run in {folder.where} that began at {start.began} has no end: it runs still, or was killed, and then "
-        f"rows of what was sent last are missing here; {where}"
+        f"the run in {folder.where} that began at {start.began} has no end on record: it is still running, or it was "
+        f"killed; if it was killed, the rows of its last messages are missing here; {where}"
     )
 
 
@@ -289,8 +289,8 @@ def claim(folder: "Folder", writer: str, experiment: str) -> None:
     account = read_account(folder)
     if account.experiment not in {"", experiment}:
         raise LogError(
-            f"the event log's folder {folder.where} is that of experiment {account.experiment!r}, and this is "
-            f"{experiment!r}: pass a log_dir of its own, or remove that folder",
+            f"the event log's folder {folder.where} belongs to experiment {account.experiment!r}, and this is "
+            f"experiment {experiment!r}: pass another log_dir, or remove that folder",
             path=folder.where,
         )
     _change(folder, account, writer=writer, experiment=experiment)

@@ -25,7 +25,7 @@ from ray_messaging.eventlog.folder_records import FORMAT, Parent, RunRecord, rea
 from ray_messaging.eventlog.log_schema import POSITION, channel_head, head_of
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 from ray_messaging.eventlog.series_tables import read_series, series_file
-from ray_messaging.model.series import STEP
+from ray_messaging.model.series_columns import STEP
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.transports.step_values import CollectedKind
 
@@ -226,7 +226,10 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
 
 
 def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the table in a segment's file, with only those of the given columns that it has (None: all columns)."""
+    """Return the table in a segment's file.
+
+    It has the given columns as far as the file has them (None: all columns).
+    """
     try:
         file = pq.ParquetFile(path, filesystem=parent.filesystem)
         there = set(file.schema_arrow.names)

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 from ray_messaging.common.tables import with_exact_integers
 from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.model.series import AGENT, AGENT_NAME, STEP, StepSeries, decode_series, merged
+from ray_messaging.model.series import StepSeries, decode_series, merged
+from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP
 from ray_messaging.transports.step_values import Collected, CollectedKind
 
 _EMPTY = pa.table({STEP: pa.array([], pa.int64())})

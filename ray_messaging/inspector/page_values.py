@@ -180,7 +180,10 @@ class AgentFacts:
 
 @dataclass(frozen=True, slots=True)
 class RuleFacts:
-    """A rule: its settings and its failures; `done` says what a rule of a log has done and when it changed."""
+    """A rule, with its settings and its failures.
+
+    For a rule in a log, `done` says what it has done and when it was changed.
+    """
 
     name: str
     kind: str

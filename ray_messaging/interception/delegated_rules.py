@@ -24,10 +24,9 @@ from ray_messaging.model.batch import Batch
 
 logger = logging.getLogger(__name__)
 
-# After this time without an answer the interceptor may be dead or suspended: the next batch waits for its verdict.
-LEASE_S = 0.1
-_ASK_AGAIN_S = LEASE_S / 3  # the interval, while messages pass, of reports of their number, and of confirmations
-# If there are many messagers, the interceptor has them multiply both times by a factor, so that each asks less often.
+# The interval, while messages pass, of reports of their number. If there are many messagers, the interceptor has them
+# multiply it by a factor, so that each reports less often.
+_REPORT_S = 0.1 / 3
 _PAUSE_S = 0.02  # after this time without messages, the number of passed messages is reported
 _PATIENCE_S = 10.0
 _LAST_REPORT_S = 0.1
@@ -36,12 +35,13 @@ _REMEMBERED = 256  # so many passed batches are remembered, so that none is coun
 
 
 class DelegatedRules:
-    """A rule snapshot of the interceptor, which a messager applies while the interceptor answers.
+    """A rule snapshot of the interceptor, which a messager applies without asking the interceptor.
 
-    The server accepts messages that passed by the snapshot only while the snapshot's number is valid. Delegated rules
-    can only pass a whole batch: if they would block one of its rows, the interceptor judges the batch. A process that
-    is killed may not have reported its last passed messages, so the interceptor's count `judged` may be too low by
-    the number of these messages.
+    The server accepts messages that passed by the snapshot only while the snapshot's number is valid, so the snapshot
+    needs no time limit: it is used until the server, the interceptor or the end of the lane says that it is outdated.
+    Delegated rules can only pass a whole batch: if they would block one of its rows, the interceptor judges the batch.
+    A process that is killed may not have reported its last passed messages, so the interceptor's count `judged` may be
+    too low by the number of these messages.
     """
 
     def __init__(self, exp_id: str) -> None:
@@ -51,8 +51,7 @@ class DelegatedRules:
         self._passing: BatchVerdict | None = None  # the verdict on each batch that passes; None: there is no snapshot
         self._rules: tuple[Rule, ...] = ()
         self._intersections = Intersections()
-        self._until = 0.0  # the loop time at which the lease of the snapshot ends
-        self._stretch = 1.0  # the factor by which the interceptor lengthens the lease
+        self._stretch = 1.0  # the factor by which the interceptor lengthens the interval of reports
         self._unreported = 0  # how many of the `passed` messages were not reported to the interceptor yet
         self._seen = 0  # the value of `passed` when the timer was set
         self._recent: dict[int, bool] = {}  # first message's number of a passed batch -> whether it is counted
@@ -70,10 +69,10 @@ class DelegatedRules:
     def judge(self, batch: Batch) -> BatchVerdict | None:
         """Return the verdict if the whole batch passes, or None if the interceptor must judge it."""
         passing = self._passing
-        if passing is None or self._loop.time() >= self._until:
+        if passing is None:
             return None
         if self._lane is None or not self._lane.alive:
-            self._drop()
+            self.drop()
             return None
         try:
             pairs = pair_rows(batch)
@@ -82,7 +81,7 @@ class DelegatedRules:
                     return None
         except Exception:  # the interceptor handles rules that fail
             logger.exception("a delegated rule failed on a batch, so the interceptor judges it")
-            self._drop()
+            self.drop()
             return None
         if batch.first not in self._recent:
             self._recent[batch.first] = True
@@ -94,19 +93,14 @@ class DelegatedRules:
         return passing
 
     @property
-    def valid(self) -> bool:
-        """Return whether there is a snapshot whose lease has not ended."""
-        return self._passing is not None and self._loop.time() < self._until
-
-    @property
-    def late(self) -> bool:
-        """Return whether there is a snapshot whose lease has ended."""
-        return self._passing is not None and not self.valid
+    def held(self) -> bool:
+        """Return whether there is a snapshot."""
+        return self._passing is not None
 
     @property
     def empty(self) -> bool:
-        """Return whether there is a valid snapshot, and it has no rules."""
-        return self.valid and not self._rules
+        """Return whether there is a snapshot, and it has no rules."""
+        return self._passing is not None and not self._rules
 
     async def fetched(self) -> None:
         """Wait until a request for a snapshot, if one is under way, has succeeded or failed."""
@@ -134,18 +128,18 @@ class DelegatedRules:
         self._lane = lane
         if self._unreported and self._timer is None:
             self._set_timer()
-        self._renew(number, asked_at)
+        self._confirm(number)
         if number and self._passing is None and asked_at >= self._not_before:
             self._ask()
 
-    def _renew(self, number: int, asked_at: float) -> None:
-        if self._passing is not None and self._passing.epoch == number:
-            self._until = max(self._until, asked_at + self._stretch * LEASE_S)
-        else:
-            self._drop()
+    def _confirm(self, number: int) -> None:
+        """Drop the snapshot unless it has this number."""
+        if self._passing is not None and self._passing.epoch != number:
+            self.drop()
 
-    def _drop(self) -> None:
-        self._passing, self._rules, self._until = None, (), 0.0
+    def drop(self) -> None:
+        """Drop the snapshot: the interceptor judges the next batch."""
+        self._passing, self._rules = None, ()
 
     # -- asking the interceptor -----------------------------------------------------------------------------------
 
@@ -154,11 +148,11 @@ class DelegatedRules:
         self._timer = self._loop.call_later(_PAUSE_S, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Report passed messages and confirm the snapshot if the interval is over, or no more messages have come."""
+        """Report passed messages if the interval is over, or no more messages have come."""
         self._timer = None
         if not self._unreported or self._lane is None or not self._lane.alive:
             return
-        if self._seen == self.passed or self._loop.time() >= self._asked_at + self._stretch * _ASK_AGAIN_S:
+        if self._seen == self.passed or self._loop.time() >= self._asked_at + self._stretch * _REPORT_S:
             self._ask()
         else:
             self._set_timer()
@@ -173,7 +167,7 @@ class DelegatedRules:
         self._asking = None
         if not task.cancelled() and task.exception() is not None:
             logger.error("a rule snapshot could not be requested, please report this", exc_info=task.exception())
-            self._drop()
+            self.drop()
         if self._unreported and self._timer is None and self._lane is not None:
             self._set_timer()
 
@@ -186,16 +180,16 @@ class DelegatedRules:
                 return
             self._stretch = snapshot.stretch
             if snapshot.rules is None or held:
-                self._renew(snapshot.number, self._asked_at)
+                self._confirm(snapshot.number)
             if not snapshot.number:
                 self._not_before = self._loop.time() + SNAPSHOT_RETRY.first_s
             if snapshot.rules is not None:
                 await self._take(lane, snapshot)
         except (OSError, TimeoutError) as error:
-            logger.info("the interceptor does not confirm its delegated rules: %s", error)
+            logger.info("the interceptor does not answer a request for its delegated rules: %s", error)
         except FrameError as error:
             logger.warning("the interceptor's rule snapshot cannot be used, so it judges each batch: %s", error)
-            self._drop()
+            self.drop()
             self._not_before = self._loop.time() + SNAPSHOT_RETRY.first_s
 
     def _request(self, held: int) -> bytes:
@@ -203,16 +197,14 @@ class DelegatedRules:
         return encode_snapshot_request(SnapshotRequest(held, passed))
 
     async def _take(self, lane: LaneClient, snapshot: RuleSnapshot) -> None:
-        asked_at = self._asked_at
         rules = snapshot.build() if snapshot.entries < _MANY else await asyncio.to_thread(snapshot.build)
         if self._lane is lane and snapshot.number:
             self._passing, self._rules = BatchVerdict(epoch=snapshot.number), rules
-            self._until = asked_at + self._stretch * LEASE_S
 
     async def close(self) -> None:
         """Drop the snapshot, and report the last passed messages if the interceptor can be reached."""
         held = 0 if self._passing is None else self._passing.epoch
-        self._drop()
+        self.drop()
         lane, self._lane = self._lane, None
         if self._timer is not None:
             self._timer.cancel()

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ray_messaging.limits_and_timeouts import FRAME_LIMIT
+from ray_messaging.common.sockets import notice_cuts
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 
 OPENING_S = 5.0  # time limit to connect and send the token
 # The most requests of one connection that may wait for answers. Above this number a request for deferred rows gets an
@@ -59,6 +60,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's do not derive from asyncio's
+        notice_cuts(transport.get_extra_info("socket"))
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's
         """Return the part of the buffer into which the next bytes are written."""

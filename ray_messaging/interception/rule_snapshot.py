@@ -11,7 +11,7 @@ from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.rule_tables import Table
 
-MIN_SNAPSHOT_NUMBER = 2**32  # above all epochs, and all codes in place of epochs
+MIN_SNAPSHOT_NUMBER = 2**32  # above all codes in place of epochs
 MAX_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
 MOST_STRETCH = 20.0
 # The instance attributes of each class. A rule with other attributes was changed by hand: it may decide differently.
@@ -48,8 +48,8 @@ class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
 
     `number` is the number under which verdicts by delegated rules are valid now (0: no rules are delegated). It is
     unique among all states of the rules and all interceptors. `rules` is None if the messager already holds the rules.
-    `stretch` is a factor for the time that the snapshot stays valid without a confirmation: if there are many
-    messagers, each of them asks less often.
+    `stretch` is a factor for the interval of a messager's reports: if there are many messagers, each of them reports
+    less often.
     """
 
     number: int

@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _GLANCE_S = 0.2  # the time that an actor gets to say whether its server is lost
+_ADDRESS_S = 5.0  # the time that an actor gets to say where its lane is, once a lane was open
 _CALLS = 256  # concurrent `forward` calls to a user's actor
 # Ray's error for an actor that will not come back; by name, as Ray is not imported here.
 _GONE = {"ActorDiedError"}
@@ -65,6 +67,13 @@ class VerdictClient:
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - for subclasses
         """Return a verdict that passes broadcasts without expanding them to hearers; None if there may be rules."""
         return None
+
+    async def outdated(self, *, successor: bool) -> None:  # noqa: ARG002 - for subclasses
+        """Handle the server's answer that verdicts of this client do not count any more.
+
+        Args: with `successor` another interceptor has taken over, and the one that was asked must not be asked again.
+        """
+        await self.close()
 
     async def close(self) -> None:
         """Close the connection to the interceptor."""
@@ -201,6 +210,7 @@ class RemoteVerdictClient(VerdictClient):
         self._timeout_s = timeout_s
         self._with_payload = False
         self._lane: LaneClient | None = None
+        self._address: LaneAddress | None = None  # of the last lane that could be opened
         self._by_ray_until = 0.0
         self._opening = asyncio.Lock()
         self.route = "lane"
@@ -229,19 +239,12 @@ class RemoteVerdictClient(VerdictClient):
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
         """Return a verdict that passes broadcasts without expanding them, or None if the rule snapshot has rules."""
-        rules, deadline = self._delegated_rules, asyncio.get_running_loop().time() + self._timeout_s
+        rules = self._delegated_rules
         if rules is None:
             return None
-        while not rules.valid:
+        if not rules.held:
             await self.judge(broadcasts.take(np.zeros(0, np.intp)))
             await rules.fetched()
-            if not rules.late:
-                break
-            if asyncio.get_running_loop().time() > deadline:
-                raise InterceptorUnavailable(
-                    f"each answer of the interceptor in {self._timeout_s:g} s came too late to count, so nothing was "
-                    "sent: does something block the event loop, or is the machine overloaded? Then send again"
-                )
         return rules.judge(broadcasts) if rules.empty else None
 
     async def _verdicts(self, batch: Batch, *, with_payload: bool, patient: bool = False) -> VerdictReply:
@@ -304,8 +307,18 @@ class RemoteVerdictClient(VerdictClient):
             raise
 
     async def _open(self) -> LaneClient | None:
-        """Open the actor's current lane; return None if that fails."""
-        address = LaneAddress(*await self._handle.lane.remote(**self._options))
+        """Open the actor's current lane; return None if that fails.
+
+        After a cut of the network the lane can be reached sooner than Ray, which makes new connections with long
+        pauses. So the last lane is tried first. TimeoutError is raised if neither answers: then the caller tries again.
+        """
+        before = self._address
+        if before is not None:
+            with suppress(OSError):
+                self._lane = await LaneClient.open(before, self._timeout_s / 2)
+                return self._lane
+        async with asyncio.timeout(None if before is None else _ADDRESS_S):
+            address = LaneAddress(*await self._handle.lane.remote(**self._options))
         try:
             # Half of the time: the other half is for the Ray call, if the lane cannot be opened.
             self._lane = await LaneClient.open(address, self._timeout_s / 2)
@@ -315,7 +328,7 @@ class RemoteVerdictClient(VerdictClient):
                 logger.warning("cannot open the verdict lane at %r (%s): asking by Ray calls, slower", address, error)
             self.route = "ray"
             return None
-        self.route = "lane"
+        self.route, self._address = "lane", address
         return self._lane
 
     def _drop(self, lane: LaneClient) -> None:
@@ -323,6 +336,17 @@ class RemoteVerdictClient(VerdictClient):
         lane.close()
         if self._lane is lane:
             self._lane = None
+
+    async def outdated(self, *, successor: bool) -> None:
+        """Drop the delegated rules; if there is another interceptor, close the connection to the lane, too.
+
+        If only the rules have changed, all senders hear of it at about the same time: each asks again over its lane.
+        """
+        if successor:
+            self._address = None  # the lane of the one that was asked may still be open
+            await self.close()
+        elif self._delegated_rules is not None:
+            self._delegated_rules.drop()
 
     async def close(self) -> None:
         """Close the connection to the lane, and drop the delegated rules."""

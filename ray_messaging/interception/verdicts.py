@@ -134,7 +134,7 @@ def _numbers(rows: bytes, count: int) -> list[int]:
         raise FrameError("the interceptor's answer is damaged")
     numbers = np.frombuffer(rows, "<u4")
     if len(numbers) and int(numbers.max()) >= count:
-        raise FrameError(f"the interceptor speaks of row {int(numbers.max())} of {count}")
+        raise FrameError(f"the interceptor's answer names row {int(numbers.max())}, and the batch has {count} rows")
     found: list[int] = numbers.tolist()
     return found
 

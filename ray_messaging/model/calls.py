@@ -56,7 +56,7 @@ def unbound(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
-    """Return the function that partials wrap, and the call's arguments with those of the partials before them."""
+    """Return the function that partials wrap, and all arguments: those of the partials, then those of the call."""
     while isinstance(function, partial):
         function, args, kwargs = function.func, function.args + args, function.keywords | kwargs
     return function, args, kwargs

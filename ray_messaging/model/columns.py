@@ -229,8 +229,8 @@ def _dict_of(payload: object) -> dict[str, Any]:
     kind = type(payload)
     if kind is not Msg:
         raise InvalidPayload(
-            f"a {kind.__name__}, a subclass of Msg, would not decode to itself: send its to_dict(), "
-            f"and read it by {kind.__name__}.from_dict(message.payload)"
+            f"a {kind.__name__}, a subclass of Msg, would arrive as another type: send its to_dict(), and read it by "
+            f"{kind.__name__}.from_dict(message.payload)"
         )
     fields = payload.to_dict()
     for name, value in fields.items():

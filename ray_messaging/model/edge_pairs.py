@@ -10,7 +10,7 @@ def edge_pairs(graph: Any) -> Any:  # noqa: ANN401 - anything networkx-like, or 
 
     A graph like networkx's becomes a list of pairs: an edge of an undirected graph makes two pairs, one in each
     direction, and a loop makes one pair. A table, an audience, or anything else that has `__array__` becomes an array
-    whose rows are the pairs. All else is returned unchanged.
+    whose rows are the pairs. Any other graph is returned unchanged.
     """
     if hasattr(graph, "__array__"):
         return np.asarray(graph)

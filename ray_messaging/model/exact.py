@@ -34,7 +34,7 @@ KEPT = (
 _LEAVES = frozenset((NOTHING, bool, int, float, str, bytes))
 _ADVICE: tuple[tuple[Any, str], ...] = (
     (Enum, "keep its .value"),
-    (datetime, "keep a datetime.datetime, as its to_pydatetime()"),
+    (datetime, "keep a datetime.datetime, by to_pydatetime()"),
     (ZoneInfo, "keep zoneinfo.ZoneInfo(key), which gives one object for each key"),
     (
         np.ndarray | np.generic,

@@ -71,11 +71,11 @@ def plain_text(payloads: object) -> bytes | None:
 
 
 def plain_lines(text: bytes, payloads: Sequence[object]) -> bytes | None:
-    """Turn the JSON list that `plain_text` made of dicts into lines: those of `encode_lines`, in half of its time.
+    """Turn the JSON list that `plain_text` made of dicts into the lines that `encode_lines` makes, in half of the time.
 
     The commas between payloads become line ends. Return None if the text is short, if a comma within a payload may look
-    like one between payloads, as in a list of dicts, or if `encode_lines` may make other bytes (see `PLAIN`; the caller
-    looks for null).
+    like a comma between payloads, such as in a list of dicts, or if `encode_lines` may make other bytes (see `PLAIN`;
+    the caller looks for null).
     """
     if len(text) < _MANY or encode_dict(payloads[0]).find(_BETWEEN) >= 0:  # payloads are most often alike
         return None
@@ -197,7 +197,7 @@ def _listed(value: Any, place: Place) -> Any:  # noqa: ANN401 - an array, or a n
         what = "NaT" if value.dtype.kind == "M" else str(value.dtype)
         raise InvalidPayload(
             f"{_PREFIX}{shown(place)} has {what}, which JSON does not have; send None or a text for it, or a number, "
-            "as array / numpy.timedelta64(1, 's')"
+            "such as array / numpy.timedelta64(1, 's')"
         )
     listed = value.tolist()
     if isinstance(listed, np.generic):  # its type does not exist in Python
@@ -210,8 +210,8 @@ def _check_parts(value: Any, place: Place) -> None:  # noqa: ANN401 - a dataclas
     for name, part in parts_of(value).items():  # type: ignore[attr-defined]  # the parts of an object are a dict
         if _has_set(part):
             raise InvalidPayload(
-                f"{_PREFIX}{shown((place, name))} is or holds a set within an object, whose order would be that of the "
-                "process: make it a list, sorted(...)"
+                f"{_PREFIX}{shown((place, name))} is or holds a set within an object, and the order of a set differs "
+                "between processes: make it a list, by sorted(...)"
             )
         _form(part, (place, name))
 

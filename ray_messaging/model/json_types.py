@@ -62,7 +62,7 @@ class JsonTypes:
         Raises: ConfigError if the schema is not one of JSON objects, or msgspec cannot check it.
         """
         if self.top.get("type", "object") != "object" or not ({"type", "properties"} & self.top.keys()):
-            raise ConfigError("a schema is one of payloads, which are JSON objects: use a class with fields")
+            raise ConfigError("a schema describes payloads, and payloads are JSON objects: use a class with fields")
 
         def make() -> msgspec.json.Decoder[Any]:
             kind = self.type_of(self._schema, "")

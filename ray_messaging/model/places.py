@@ -23,7 +23,7 @@ def checked_text(text: str, place: Place) -> str:
     except UnicodeEncodeError as error:
         raise InvalidPayload(
             f"{shown(place)} is {text[max(0, error.start - 10) : error.end + 10]!a}, which is no Unicode text: it "
-            "holds half of a character (a lone surrogate), as a text has that was cut within one. "
-            "text.encode(errors='replace').decode() is one without it"
+            "holds half of a character (a lone surrogate), such as when a text is cut within a character. "
+            "text.encode(errors='replace').decode() replaces it"
         ) from None
     return text

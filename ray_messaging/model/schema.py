@@ -144,7 +144,7 @@ class Schemas:
             self.version += 1
 
     def of(self, subtopic: str) -> Schema | None:
-        """Return the schema of a subtopic, or None if it has none; raise ConfigError if this version cannot use it."""
+        """Return the schema of a subtopic (None: it has no schema); raise ConfigError if this version cannot use it."""
         if subtopic not in self._texts:
             return None
         if subtopic not in self._made:

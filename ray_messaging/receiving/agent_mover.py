@@ -190,9 +190,9 @@ class AgentMover:
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 raise self._failed(
-                    f"agents cannot go from group {self._source!r} to {self._target!r} yet, which counts from step "
-                    f"{found.since} on, and step {progress.latest} is the last that was opened: drive the groups on, "
-                    "then try again"
+                    f"agents cannot go from group {self._source!r} to {self._target!r} yet: group {self._target!r} "
+                    f"takes part from step {found.since} on, and the last step that was opened is {progress.latest}. "
+                    "Let the groups go on with their steps, then try again"
                 )
             await store.wait(progress.news, min(_NEWS_S, left))
 
@@ -202,18 +202,21 @@ class AgentMover:
         if outcome is MoveOutcome.TOO_LARGE:
             raise self._failed(
                 f"group {self._target!r} takes no frame as large as one that waits in {self._source!r}: let "
-                f"{self._source!r} fetch it first, or raise the mailbox_bytes of {self._target!r}"
+                f"{self._source!r} fetch that frame first, or raise the mailbox_bytes of {self._target!r}"
             )
         if self._unread is None and record is not None and record.exclusive:
             raise self._failed(
-                f"agents cannot go from group {self._source!r} to {self._target!r}, which leaves the steps, or has "
-                "left them: drive it on, or choose another group"
+                f"agents cannot go from group {self._source!r} to {self._target!r}, because group {self._target!r} "
+                "leaves the steps, or has left them: let it go on with its steps, or choose another group"
             )
         raise UnknownName(f"there is no group {self._target!r} to move to", kind="group", value=self._target)
 
     def _late(self, outcome: MoveOutcome, timeout: float) -> MoveFailed:
         why = {
-            MoveOutcome.FULL: f"the mailbox of {self._target!r} has no room for what waits: let it fetch",
+            MoveOutcome.FULL: (
+                f"the mailbox of {self._target!r} has no room for the messages that wait: let group {self._target!r} "
+                "fetch"
+            ),
             MoveOutcome.LOG_FULL: "the event log is behind: wait for it",
         }.get(outcome, "mailboxes come and go, or fill faster than they are read: wait for that to end")
         return self._failed(
@@ -330,9 +333,9 @@ class UnreadMessages:
         fits = messages <= self._most_messages and nbytes <= self._most_bytes
         if not fits or not await self._inbox.reach(end.entry, self._most_messages, lambda: self._fetcher.commits):
             raise MoveFailed(
-                f"agents cannot leave group {self._name!r} while {messages:,} messages of {nbytes:,} bytes wait in its "
-                f"mailbox, as they are all read for that: fetch until there are at most {self._most_messages:,} of "
-                f"{self._most_bytes:,} bytes, or raise MessagingConfig.complete_messages or complete_bytes",
+                f"agents cannot leave group {self._name!r} while {messages:,} messages of {nbytes:,} bytes wait in "
+                f"its mailbox, because a move reads all of them: fetch until at most {self._most_messages:,} messages "
+                f"of {self._most_bytes:,} bytes wait, or raise MessagingConfig.complete_messages or complete_bytes",
                 group=self._name,
                 messages=messages,
             )

@@ -397,8 +397,9 @@ class Commits:
 def too_many(mailbox: str, messages: int) -> CommitFailed:
     """Build the error for acknowledgements in too many separate places."""
     return CommitFailed(
-        f"{messages:,} messages of {mailbox!r} are not acknowledged: with them, more than {MOST_RANGES:,} ranges would "
-        "lie behind messages that are still out. Acknowledge older messages first, or fetch fewer at a time",
+        f"{messages:,} messages of {mailbox!r} are not acknowledged: at most {MOST_RANGES:,} separate ranges of "
+        "messages can be acknowledged while older messages are not. Acknowledge the older messages first, or fetch "
+        "fewer at a time",
         group=mailbox,
         messages=messages,
     )

@@ -216,10 +216,9 @@ class DeliveryLeases:
     def _late(self, token: Token, messages: int) -> CommitFailed:
         held_s, name = max(0.0, time.time() - token.lent_at), self._fetcher.name
         return CommitFailed(
-            f"{messages:,} messages of group {name!r} were held for {held_s:,.1f} s and have gone to another fetch "
-            f"meanwhile, so that both handle them: what is held for longer than MessagingConfig.loan_s "
-            f"({self._lease_s:g} s), or was given up, goes to the next one that fetches. Fetch fewer at a time, or "
-            "raise loan_s",
+            f"{messages:,} messages of group {name!r} were held for {held_s:,.1f} s, so another fetch got them too, "
+            "and both handle them: messages that a handle holds for longer than MessagingConfig.loan_s "
+            f"({self._lease_s:g} s), or gives up, go to the next fetch. Fetch fewer at a time, or raise loan_s",
             group=name,
             messages=messages,
             held_s=held_s,

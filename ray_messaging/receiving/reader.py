@@ -49,7 +49,7 @@ async def persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: st
         except ServerRefused:
             raise
         except (ConnectionFailed, MailboxFull) as error:
-            logger.warning("%s, trying on: %s", why, error)
+            logger.warning("%s, and is tried again: %s", why, error)
             await backoff.sleep()
 
 

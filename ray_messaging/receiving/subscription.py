@@ -234,7 +234,7 @@ class Subscription:
         if leaving_already and not self.stepped:  # in steps the later call finds that the agents are not here
             agent = next(iter(leaving_already))
             raise MoveFailed(
-                f"agent {agent!r} is leaving group {self.name!r} by another call: wait for that one",
+                f"agent {agent!r} is leaving group {self.name!r} by another call: wait until that call has ended",
                 group=self.name,
                 messages=0,
             )

@@ -61,7 +61,7 @@ class Unfolder:
             self._named |= {} if found is None else {digest: found}
         if found is None:
             raise FrameError(
-                "this is a broadcast to agents that the mailbox does not have: they have changed since, and this "
-                "process does not know the former ones"
+                "this broadcast is for the agents that the mailbox had when it was sent: the mailbox has other "
+                "agents now, and this process does not know the former ones"
             )
         return found

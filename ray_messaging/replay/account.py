@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.fates import FATES, IS_STORED, STORED, UNDELIVERABLE, UNKNOWN
-from ray_messaging.replay.replay_plan import Plan, Share
+from ray_messaging.replay.replay_plan import Plan, WorkerShare
 from ray_messaging.replay.worker import ReceivedTally, ReplaySent
 
 _NOT_IN_JSON = {"fates", "unknown", "agents_differ", "unheard", "matrix"}
@@ -65,7 +65,7 @@ class ReplayAccount:
             (self.out_of_order, f"{self.out_of_order:,} messages arrived after a later one of their pair"),
             (self.misdirected, f"{self.misdirected:,} messages arrived with other ids, or at another group"),
             (self.changed, f"{self.changed:,} messages arrived with another text or time"),
-            (self.unexpected, f"{self.unexpected:,} messages arrived that are none of ours"),
+            (self.unexpected, f"{self.unexpected:,} messages arrived that this replay did not send"),
             (self.agents_differ, f"{self.agents_differ:,} agents received another number than was delivered to them"),
         )
         return [words for wrong, words in checks if wrong]
@@ -90,7 +90,7 @@ class ReplayAccount:
 
 
 def build_account(
-    plan: Plan, shares: list[Share], sent: list[ReplaySent], tallies: list[ReceivedTally]
+    plan: Plan, shares: list[WorkerShare], sent: list[ReplaySent], tallies: list[ReceivedTally]
 ) -> ReplayAccount:
     """Build the account from what the groups have sent and received."""
     traffic, codes = plan.traffic, fate_codes(plan, shares, sent)
@@ -133,7 +133,7 @@ def build_account(
     )
 
 
-def fate_codes(plan: Plan, shares: list[Share], sent: list[ReplaySent]) -> NDArray[np.uint8]:
+def fate_codes(plan: Plan, shares: list[WorkerShare], sent: list[ReplaySent]) -> NDArray[np.uint8]:
     """Return the fate of every message, uint8 (n,); UNKNOWN for a message that no group sent."""
     codes = np.full(len(plan.traffic), UNKNOWN, np.uint8)
     for share, part in zip(shares, sent, strict=True):

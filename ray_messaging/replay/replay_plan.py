@@ -39,7 +39,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Share:
+class WorkerShare:
     """One group's part of the traffic: its agents, its rows in sending order (intp), their texts and due times (s).
 
     `texts` is None if there are no texts, `due` if messages are sent as fast as possible.
@@ -78,14 +78,14 @@ class Plan:
             None if traffic.texts is None else digests(traffic.texts),
         )
 
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[WorkerShare]:
         """Return every group's part of the traffic."""
         return [self._share(group) for group in range(self.groups)]
 
-    def _share(self, group: int) -> Share:
+    def _share(self, group: int) -> WorkerShare:
         traffic = self.traffic
         rows = np.flatnonzero(self.group_of[traffic.sources] == group)
-        return Share(
+        return WorkerShare(
             group,
             self.names[group],
             [traffic.agents[place] for place in np.flatnonzero(self.group_of == group).tolist()],

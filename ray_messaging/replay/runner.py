@@ -19,7 +19,7 @@ from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.messager import Messager
 from ray_messaging.model.fates import IS_STORED
 from ray_messaging.replay.account import ReplayAccount, build_account, fate_codes, percentiles
-from ray_messaging.replay.replay_plan import Plan, Reference, Share
+from ray_messaging.replay.replay_plan import Plan, Reference, WorkerShare
 from ray_messaging.replay.trace import Traffic
 from ray_messaging.replay.worker import ReceivedTally, ReplaySent, Worker
 
@@ -37,7 +37,7 @@ of_worker = OfHost[Worker]()
 class ReplayActor:
     """The Ray actor of one group, around its worker."""
 
-    def __init__(self, messaging: Messaging, share: Share) -> None:
+    def __init__(self, messaging: Messaging, share: WorkerShare) -> None:
         self._messaging = messaging
         self._share = share
         self._messager: Messager | None = None

@@ -96,7 +96,7 @@ Reader = Callable[[TraceFile, Requested], Columns]
 
 
 def _number(spelled: str) -> float | Decimal:
-    """Return a number of JSON as a float if a float can hold it, else as a Decimal."""
+    """Return a number of JSON as a float if a float can hold it, otherwise as a Decimal."""
     value = float(spelled)
     return value if is_exact(spelled, value) else Decimal(spelled)
 

@@ -46,7 +46,9 @@ class RowError(Exception):
 
 
 def find_field(noun: str, requested: Requested, keys: Mapping[str, Any]) -> str | None:
-    """Return the requested field, or if none is requested, the first default name that is a key (None: no such key).
+    """Return the requested field.
+
+    If none is requested, return the first default name that is a key (None: no such key).
 
     Upper and lower case count as equal in default names.
 
@@ -222,7 +224,7 @@ def is_exact(spelled: str, value: float) -> bool:
 
 
 def read_text(raw: object) -> str:
-    """Return a text as it is, and an object as its JSON; raise RowError for anything else."""
+    """Return a text unchanged, and an object as its JSON; raise RowError for anything else."""
     if type(raw) is dict:  # a payload
         return _encode(raw).decode()
     if type(raw) is not str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import MessagingError
 from ray_messaging.messager import Messager
-from ray_messaging.replay.replay_plan import Reference, Share, digests
+from ray_messaging.replay.replay_plan import Reference, WorkerShare, digests
 
 CHUNK_ROWS = 16_384  # messages per call: only a few frames, so that progress is visible
 TICK_S = 0.2  # timeout of a fetch; the last fetch of a replay catches unexpected messages
@@ -155,7 +155,7 @@ class ReplaySent(NamedTuple):
 class Worker:
     """Sender and receiver of one group. It is a plain object, so that Ray does not wrap its hot code."""
 
-    def __init__(self, messager: Messager, reference: Reference, share: Share) -> None:
+    def __init__(self, messager: Messager, reference: Reference, share: WorkerShare) -> None:
         self._messager = messager
         self._reference = reference
         self._share = share

@@ -13,9 +13,9 @@ from orjson import dumps
 from ray_messaging.addressing.channels import AgentId, SenderId
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
+from ray_messaging.default_limits_and_leases import BATCH_ROWS
 from ray_messaging.errors import Closed, ConfigError, MessagingError
 from ray_messaging.interception.verdict_client import VerdictClient
-from ray_messaging.limits_and_timeouts import BATCH_ROWS
 from ray_messaging.message import HANDLED, cause_here
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.finite import MAYBE_NULL, NULL

@@ -14,8 +14,8 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import MailboxRecord
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import agents_digest
+from ray_messaging.default_limits_and_leases import BATCH_BYTES, BATCH_ROWS
 from ray_messaging.errors import MessagingError, PayloadTooLarge, TransactionError
-from ray_messaging.limits_and_timeouts import BATCH_BYTES, BATCH_ROWS
 from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Behind, Extension

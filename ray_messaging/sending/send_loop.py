@@ -10,7 +10,6 @@ from ray_messaging.common.backoff import STALE_VERDICT_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
-from ray_messaging.interception.server.attempts import attempt_at
 from ray_messaging.interception.verdict_client import VerdictClient
 from ray_messaging.interception.verdicts import MIXED, BatchVerdict
 from ray_messaging.sending import send_errors
@@ -20,6 +19,7 @@ from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.pending_batch import PendingBatch, TransactionBatch
 from ray_messaging.sending.schema_checks import some_misfit
 from ray_messaging.sending.transaction_sender import TransactionSender
+from ray_messaging.transports.transport_values import SendStatus
 
 if TYPE_CHECKING:
     from ray_messaging.sending.accumulator import Accumulator
@@ -192,37 +192,21 @@ class SendLoop:
         """Ask for the verdicts on a batch, and report to the observer and the trace how long that took."""
         in_flight.pending.trace.asking(in_flight.batch)
         asked_at = time.perf_counter()
-        verdict = await self.verdicts_on(in_flight)
+        verdict = await self.verdict_client.judge(in_flight.batch)
         if self._observer is not None:
             self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
         in_flight.pending.trace.judged(verdict.blocked, verdict.deferred, self.verdict_client.route)
         return verdict
 
-    async def verdicts_on(self, in_flight: InFlightBatch) -> BatchVerdict:
-        """Return the verdicts on a batch. In a step no message is deferred: the whole batch waits for slow rules.
-
-        Raises: InterceptorUnavailable for broadcasts if rules that judge pairs were inserted meanwhile.
-        """
-        if in_flight.pending.reaches is None:
-            verdict = await self.verdict_client.judge(in_flight.batch)
-            while verdict.deferred and attempt_at(in_flight.batch) is not None:
-                self.made_progress()
-                verdict = await self.verdict_client.wait(in_flight.batch)
-            return verdict
-        passed = await self.verdict_client.pass_whole(in_flight.batch)
-        if passed is None:
-            raise InterceptorUnavailable(send_errors.RULES_CAME)
-        return passed
-
     async def _judge_again(self) -> None:
-        """Get new verdicts, by the interceptor's successor, on rows that its predecessor passed; wait until it runs."""
+        """Get new verdicts on rows that passed by earlier rules, or by a predecessor; wait until there are any."""
         loop, backoff = asyncio.get_running_loop(), Backoff(STALE_VERDICT_RETRY)
         deadline = loop.time() + self._settings.interceptor_timeout_s
         while self._frames.stale_verdicts:
             if loop.time() > deadline:
                 self._frames.abandon(InterceptorUnavailable(send_errors.STALE))
                 return
-            await self.verdict_client.close()  # a predecessor that still answers must not be asked again
+            await self.verdict_client.outdated(successor=self._frames.stale_by is SendStatus.STALE_VERDICTS)
             for in_flight, rows in self._frames.stale_verdicts.items():
                 await self._judge(in_flight, rows)
             self._frames.stale_verdicts = {}
@@ -250,13 +234,8 @@ class SendLoop:
         if self._frames.fenced is not None:
             raise self._frames.fenced
 
-    async def judge_transaction(self, in_flight: InFlightBatch, *, again: bool) -> int:
-        """Get all verdicts on a transaction's batch, including those of slow rules; return the verdict epoch.
-
-        Args: with `again`, ask the successor of the interceptor that was asked before.
-        """
-        if again:
-            await self.verdict_client.close()  # a predecessor that still answers must not be asked again
+    async def judge_transaction(self, in_flight: InFlightBatch) -> int:
+        """Get all verdicts on a transaction's batch, including those of slow rules; return the verdict epoch."""
         if not in_flight.errors:
             verdict = await self._ask(in_flight)
             in_flight.apply(verdict)

@@ -7,6 +7,7 @@ import msgspec
 
 from ray_messaging.common.backoff import TRANSACTION_RETRY, Backoff
 from ray_messaging.config import MessagingConfig
+from ray_messaging.default_limits_and_leases import TRANSACTION_BYTES
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -17,9 +18,9 @@ from ray_messaging.errors import (
     TransitError,
 )
 from ray_messaging.interception.verdicts import FOREIGN
-from ray_messaging.limits_and_timeouts import TRANSACTION_BYTES
 from ray_messaging.receipt import Receipts
 from ray_messaging.sending import send_errors
+from ray_messaging.sending.destination import OF_VERDICTS
 from ray_messaging.sending.frame_router import UNOWNED, OutboundFrame
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.in_flight_batch import InFlightBatch
@@ -52,7 +53,6 @@ class TransactionSender:
         self._done = False
         self._verdict_epoch = FOREIGN
         self._outbound: list[OutboundFrame] = []
-        self._routed_at = -1  # the directory's version by which the transaction was routed
         self._backoff = Backoff(TRANSACTION_RETRY)
         self._until = 0.0  # its timeout, in loop time
         self._verdicts_until: float | None = None
@@ -95,17 +95,17 @@ class TransactionSender:
 
     async def _conclude(self) -> None:
         if self._in_flight is not None:
-            self._verdict_epoch = await self._loop.judge_transaction(self._in_flight, again=False)
+            self._verdict_epoch = await self._loop.judge_transaction(self._in_flight)
         self._until = asyncio.get_running_loop().time() + self._settings.send_timeout_s
         self._route()
         while (reply := await self._attempt()) is not None:
             await self._prepare_next(reply)
-            if self._routed_at != self._frames.directory.version:
+            if self._frames.router.routes is not self._frames.routes:
                 self._route()
 
     def _route(self) -> None:
         """Route the whole transaction by the current directory; raise PayloadTooLarge if its frames are too large."""
-        self._routed_at = self._frames.directory.version
+        self._frames.reroute()  # nothing of ours waits, so from now on its router has the current routes
         if self._in_flight is None:
             return
         self._outbound = self._frames.route_all(self._in_flight)
@@ -186,8 +186,8 @@ class TransactionSender:
             raise send_errors.behind()
         if reply.status is SendStatus.UNJUDGED:
             raise send_errors.no_verdicts()
-        if reply.status is SendStatus.STALE_VERDICTS:
-            await self._judge_again()
+        if reply.status in OF_VERDICTS:
+            await self._judge_again(reply.status)
         elif reply.status is SendStatus.STALE_DIRECTORY or FrameFate.GONE in reply.fates:
             await self._pause_after(reply)
             await self._frames.reload()
@@ -205,15 +205,16 @@ class TransactionSender:
             raise send_errors.refused(frame, fate if reply.status is SendStatus.OK else reply.status)
         await self._pause()
 
-    async def _judge_again(self) -> None:
-        """Wait for the interceptor's successor, and get its verdicts."""
+    async def _judge_again(self, why: SendStatus) -> None:
+        """Get verdicts by the current rules, or by the interceptor's successor, for which this waits."""
         now = asyncio.get_running_loop().time()
         self._verdicts_until = self._verdicts_until or now + self._settings.interceptor_timeout_s
         if now >= self._verdicts_until:
             raise InterceptorUnavailable(send_errors.STALE)
         await self._pause()
         if self._in_flight is not None:
-            self._verdict_epoch = await self._loop.judge_transaction(self._in_flight, again=True)
+            await self._loop.verdict_client.outdated(successor=why is SendStatus.STALE_VERDICTS)
+            self._verdict_epoch = await self._loop.judge_transaction(self._in_flight)
             self._route()
 
     async def _pause(self) -> None:

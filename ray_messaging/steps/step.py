@@ -69,7 +69,8 @@ class Step:
 
     def __reduce__(self) -> Any:  # noqa: ANN401 - it never returns
         raise ConfigError(
-            f"step {self.number} stays with its loop: to use more processes, spread the agents over more groups"
+            f"step {self.number} cannot be sent to another process, because its loop needs it: to use more processes, "
+            "spread the agents over more groups"
         )
 
     def __repr__(self) -> str:

@@ -27,6 +27,7 @@ from ray_messaging.steps.digests import (
     numbered_outside,
     step_digest,
     sum_of,
+    sum_of_like,
 )
 from ray_messaging.steps.step_inbox import FoldedBatch
 
@@ -101,7 +102,7 @@ class StepAccount:
         if outcome.blocks:
             self._blocked.append((batch, outcome.blocks))
         if self._digest and UNKNOWN not in outcome.codes:
-            self._sum += sum_of(digest_rows(batch, outcome.codes, outcome.blocks, self.audiences))
+            self._sum += _sum_of_batch(batch, outcome.codes, outcome.blocks, self.audiences)
 
     def _add_broadcasts(self, batch: Batch, pairs: PairFates) -> None:
         """Add broadcasts with the fates of their pairs. It is hashed once for each fate, and counts once per pair."""
@@ -180,6 +181,25 @@ def _asks(batch: Batch) -> Sequence[bool]:
     return [False] * batch.rows if asks is None else asks.tolist()
 
 
+def _sum_of_batch(
+    batch: Batch,
+    codes: Sequence[int],
+    blocks: Mapping[int, tuple[str, str]],
+    audiences: Mapping[AudiencePairs, bytes],
+) -> int:
+    """Return the sum of the digests of a batch's rows. In most batches they differ only in ids, ordinal and payload."""
+    extension, lines = batch.extension, batch.lines
+    assert extension is not None
+    assert extension.ordinal is not None
+    assert lines is not None
+    differ = (batch.from_ids.kinds, batch.to_ids.kinds, batch.topic, extension.in_reply_to, extension.audience)
+    alike = codes.count(codes[0]) == len(codes) if batch.rows else False
+    if not alike or any(each is not None for each in differ) or blocks or batch.labels or any(_asks(batch)):
+        return sum_of(digest_rows(batch, codes, blocks, audiences))
+    (like,) = digest_rows(batch.take(np.arange(1)), codes[:1], {}, audiences)
+    return sum_of_like(like, batch.from_ids.values, extension.ordinal, batch.to_ids.values, lines.by_row)
+
+
 def digest_rows(
     batch: Batch,
     codes: Sequence[int],
@@ -232,8 +252,8 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
     sealed = (await store.progress()).sealed
     if number > sealed:
         raise UnknownName(
-            f"step {number} is not committed by all groups; the last one is {sealed if sealed >= 0 else 'none yet'}: "
-            f"call messaging.steps.wait(until={number + 1}) before",
+            f"step {number} is not committed by all groups yet; the last step that is: "
+            f"{sealed if sealed >= 0 else 'none'}. Call messaging.steps.wait(until={number + 1}) first",
             kind="step",
             value=number,
         )

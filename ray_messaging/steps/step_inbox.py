@@ -56,13 +56,13 @@ class HeardBroadcasts:
         if len(versions) > 1:
             listed = ", ".join(map(str, versions))
             raise ConfigError(
-                f"audience {name!r} has changed between the broadcasts that are read in this step (versions {listed}): "
-                "read them by step.messages"
+                f"audience {name!r} has changed between the broadcasts that are read in this step (versions "
+                f"{listed}): read these broadcasts by step.messages"
             )
         if len({each.batch.fold.agents for each in found if each.batch.fold is not None}) > 1:
             raise ConfigError(
-                f"broadcasts to audience {name!r} in this step are for different agents of this group, as where its "
-                "subtopics have different ones: read them by step.messages"
+                f"broadcasts to audience {name!r} in this step are for different agents of this group, such as when "
+                "its subtopics are hosted for different agents: read these broadcasts by step.messages"
             )
         if not found:
             return Heard(MemberEdges.among(NO_AGENTS), agents, NO_AGENTS.column, [])
@@ -158,8 +158,9 @@ class StepInbox:
             if part.batch is not self._batch:
                 question, agent = part.batch.message_id(part.low), part.batch.to_ids[part.low]
                 raise NoQuestion(
-                    f"agent {agent!r} cannot answer message {question} in step {number}, which has not read it: answer "
-                    "a question in the step that reads it, by deliver_at= also for a later one",
+                    f"agent {agent!r} cannot answer message {question} in step {number}, because the agent has not "
+                    "read the message in this step: answer a question in the step that reads it; deliver_at= "
+                    "delivers the answer in a later step",
                     question=question,
                     agent=agent,
                 )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from ray_messaging.addressing.directory import Directory, MailboxRecord
 from ray_messaging.common.backoff import STEP_DRIVER_RETRY, Backoff
 from ray_messaging.common.task_health import end
+from ray_messaging.default_limits_and_leases import STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
 from ray_messaging.engine import Engine
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, MessagingError, NotListening
-from ray_messaging.limits_and_timeouts import STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
@@ -129,11 +129,13 @@ class StepLoop:
         StepAborted, StepTooLarge, Fenced or Closed, it is not committed, and a new driver runs it again.
         """
         self.until = check_until(until)
-        taken = await self._take(self.until, leave=leave)
-        sender = AttemptSender(self._engine, self._store, taken.attempt, self._account, taken.closed + 1)
-        await sender.open()
-        self._host(sender.directory, taken.closed + 1)
-        self.before = self._record_of(sender.directory).at(taken.closed, sender.directory.dates).agents()
+        transport = self._engine.transport
+        transport.begin_steps(self._engine.settings.cut_timeout_s)
+        try:
+            taken, sender = await self._begin(leave=leave)
+        except BaseException:
+            transport.end_steps()
+            raise
         step: Step | None = None
         renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
         try:
@@ -149,8 +151,8 @@ class StepLoop:
                 if opened is None:
                     return
                 await sender.begin(opened)
-                self._host(sender.directory, number)
-                step = await self._step(opened, taken.attempt, box, sender.directory)
+                self._host(self._engine.directory, number)
+                step = await self._step(opened, taken.attempt, box)
                 again = number == taken.closed + 1
                 limit = self._engine.settings.payload_bytes
                 self.calls = CallMemory(self._store, self._group, taken.attempt, number, limit=limit, again=again)
@@ -164,15 +166,23 @@ class StepLoop:
                 self.committed, self.state, self.before = number, step.state, step.places.agents
                 self.fates, self.unheard = Counter(counts.total), counts.unheard
         finally:
+            transport.end_steps()  # what ends the steps waits no longer than other calls
             if step is not None:
                 step.sends.end()
-            try:
-                await end(renewing)
-            finally:  # even if the driver is cancelled a second time
-                await sender.stop()
+            await end(renewing)
             if not self._engine.closed:  # otherwise a call would connect again
                 with suppress(MessagingError):  # without this call the lease ends by itself
                     await self._store.let_go(self._group, taken.attempt)
+
+    async def _begin(self, *, leave: bool) -> tuple[DrivenGroup, AttemptSender]:
+        """Become the group's driver, and open its sender. Raises the same errors as `_take`."""
+        taken = await self._take(self.until, leave=leave)
+        sender = AttemptSender(self._engine, self._store, taken.attempt, self._account, taken.closed + 1)
+        await sender.reload()
+        directory = self._engine.directory
+        self._host(directory, taken.closed + 1)
+        self.before = self._record_of(directory).at(taken.closed, directory.dates).agents()
+        return taken, sender
 
     # -- the driver -----------------------------------------------------------------------------------------------
 
@@ -268,8 +278,8 @@ class StepLoop:
             for claim in record.claims:
                 self._unfolder.add(record.agents(claim.subtopics[0]))
 
-    async def _step(self, opened: Opened, attempt: int, box: BoxReader, directory: Directory) -> Step:
-        record = self._record
+    async def _step(self, opened: Opened, attempt: int, box: BoxReader) -> Step:
+        record, directory = self._record, self._engine.directory
         assert record is not None
         moved, arrivals, self.before = NOBODY_MOVED, tuple[Arrival, ...](), self.places.agents
         if directory.dates.text:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.audiences.audience_records import AudienceKind
+from ray_messaging.audiences.audience_kinds import AudienceKind
 from ray_messaging.audiences.building import checked_points
 from ray_messaging.audiences.cache import AudienceCache, current_audience
 from ray_messaging.audiences.graph_edges import GraphEdges

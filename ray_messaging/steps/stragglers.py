@@ -9,6 +9,7 @@ class Straggler(NamedTuple):
     """A group that holds up a step.
 
     `idle_s` is the time since its last sign of progress. `driver` is its driver's name, or "" if it has none.
+    `silent_s` is the time since the server heard from that driver, if it is long, and otherwise 0.
     """
 
     group: str
@@ -16,18 +17,31 @@ class Straggler(NamedTuple):
     idle_s: float
     is_open: bool
     driver: str
+    silent_s: float = 0.0
 
     def __str__(self) -> str:
+        if self.silent_s:
+            return (
+                f"step {self.step} waits for group {self.group!r}, from whose driver, {self.driver!r}, the server has "
+                f"heard nothing for {self.silent_s:.0f} s"
+            )
         if self.is_open:
             driven = f", driven by {self.driver!r}" if self.driver else ", and its driver has gone"
-            return f"group {self.group!r} is in step {self.step} since {self.idle_s:.0f} s{driven}"
+            return f"group {self.group!r} has been in step {self.step} for {self.idle_s:.0f} s{driven}"
         if not self.driver:
-            return f"no task has opened group {self.group!r}: step {self.step} waits for it since {self.idle_s:.0f} s"
+            return (
+                f"no task has opened group {self.group!r}: step {self.step} has waited for it for {self.idle_s:.0f} s"
+            )
         return f"group {self.group!r} has not begun step {self.step} for {self.idle_s:.0f} s, driven by {self.driver!r}"
 
     @property
     def remedy(self) -> str:
         """Return what a user can do about the straggler."""
+        if self.silent_s:
+            return (
+                "see to its machine, and to the network between it and the server: messaging.health() says which nodes "
+                "are reached. Ray finds a dead machine after 30 to 66 s, and starts its groups elsewhere"
+            )
         if self.is_open:
             return "look at what its model does in this step: it computes, or waits for another service"
         return (
@@ -37,14 +51,18 @@ class Straggler(NamedTuple):
 
 
 def stragglers(progress: Progress, after_s: float) -> list[Straggler]:
-    """Return the groups that made no progress for `after_s` seconds in a step that another group has closed."""
+    """Return the groups that made no progress for `after_s` seconds in a step that another group has closed.
+
+    A group that is cut off from the server is among them before that.
+    """
     paused = progress.target is not None and progress.sealed >= progress.target
     if paused or all(group.closed <= progress.sealed for group in progress.groups.values()):
         return []
     found = []
     for name, step in progress.waiting_for().items():
         group = progress.groups.get(name)
-        if group is not None and group.idle_ms >= after_s * 1000:
+        if group is not None and (group.cut_off or group.idle_ms >= after_s * 1000):
             driver = "" if group.driver is None else group.driver.task
-            found.append(Straggler(name, step, group.idle_ms / 1000, group.open == step, driver))
+            silent_s = group.silent_ms / 1000 if group.cut_off else 0.0
+            found.append(Straggler(name, step, group.idle_ms / 1000, group.open == step, driver, silent_s))
     return sorted(found)

@@ -53,7 +53,7 @@ class Tally:
             self._unsent(place, LOST)
 
     def _unsent(self, place: int, state: int) -> bool:
-        """Record a question that did not arrive; return whether its agent's state was OPEN, and so was changed."""
+        """Record a question that did not arrive. Return whether this changed its agent's state, which then was OPEN."""
         self._owed[place] -= 1
         is_open = bool(self.states[place] == OPEN)
         if is_open:

@@ -14,8 +14,8 @@ from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.run.agent import Agent
 from ray_messaging.cluster.run.arguments import AgentModel, Agents, Edges, GroupModel
 from ray_messaging.cluster.run.crowd import Crowd
-from ray_messaging.cluster.run.run import check_run
 from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.cluster.run.run_plan import check_run
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.errors import MessagingError, NotRepeatable, StepFailed
 from ray_messaging.model.exact import decode_exactly

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ray_messaging.addressing.server_keys import START, Keys
-from ray_messaging.limits_and_timeouts import SCAN_COUNT
+from ray_messaging.default_limits_and_leases import SCAN_COUNT
 from ray_messaging.transports.connection.link import RedisLink
 
 _AT_ONCE = 1_000  # keys in one round of reads, and values in one write

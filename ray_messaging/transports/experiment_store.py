@@ -8,8 +8,8 @@ import msgspec
 
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.backoff import RULE_STATE_RETRY, Backoff
+from ray_messaging.default_limits_and_leases import SCAN_COUNT
 from ray_messaging.errors import ConfigError, Fenced
-from ray_messaging.limits_and_timeouts import SCAN_COUNT
 
 if TYPE_CHECKING:
     from ray_messaging.transports.connection.link import RedisLink
@@ -62,8 +62,8 @@ def other_run(exp_id: str, epoch: int) -> Fenced:
     """Build the error for the start of an experiment that a later start has replaced."""
     return Fenced(
         f"experiment {exp_id!r} was started anew on its server since, by another cluster or with on_existing='reset', "
-        "or the server was flushed: nothing of this start passes any more. Shut it down, and start the experiment "
-        "again, or under another exp_id",
+        "or the server was flushed: this start can neither send nor receive any more. Shut it down, and start the "
+        "experiment again, or under another exp_id",
         name=exp_id,
         epoch=epoch,
     )

@@ -100,12 +100,14 @@ class RedisLog:
     async def take_epoch(self, script: str, field: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[bytes, int]:
         """Run a script that claims a new epoch; return the previous epoch (b"" if there was none) and the new one.
 
+        The new one is above the number of the last rule snapshot, too (see `verdict_status` in sending.lua).
+
         Raises: Fenced if another start has the experiment.
         """
         while True:
-            before = await self.link.command("HGET", self.keys.meta, field)
-            epoch = successor_of(before)
-            taken = await self.link.script(script, keys, [*args, self.run, before or b"", epoch])
+            before, standing = await self.link.command("HMGET", self.keys.meta, field, "start:standing")
+            epoch = max(successor_of(before), successor_of(standing))
+            taken = await self.link.script(script, keys, [*args, self.run, before or b"", epoch, standing or b""])
             if taken == 1:
                 return before or b"", epoch
             if taken == -1:
@@ -234,8 +236,8 @@ class RedisLog:
     async def _under_epoch(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> None:
         if await self.link.script(script, keys, args) == 0:
             raise Fenced(
-                f"a newer writer has the event log, or it was closed, or the server lost its data (our epoch is "
-                f"{args[0]}): stop this writer, and open the log anew if none is to be there",
+                "a newer writer has the event log, or it was closed, or the server lost its data (our epoch is "
+                f"{args[0]}): stop this writer, and open the log again if no newer writer should run",
                 name=LOG,
                 epoch=args[0],
             )

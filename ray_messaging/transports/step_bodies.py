@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.task_health import end
+from ray_messaging.default_limits_and_leases import BODY_ARREARS
 from ray_messaging.errors import BodyLost, MessagingError
-from ray_messaging.limits_and_timeouts import BODY_ARREARS
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import LARGE, LargeCommand
 from ray_messaging.transports.step_values import ASKER, OUTSIDE, PLACES, BoxFrame, StepTag
@@ -180,7 +180,9 @@ class StepBodies:
         try:
             await self.drop(shard, through)
         except MessagingError as error:
-            logger.warning("what shard %d has of steps that are over stays there, trying on: %s", shard, error)
+            logger.warning(
+                "the data of ended steps could not be deleted on shard %d, and this is tried again: %s", shard, error
+            )
 
     async def erase(self) -> None:
         """Delete all bodies."""

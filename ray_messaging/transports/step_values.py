@@ -5,8 +5,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ray_messaging.config import Steps
+from ray_messaging.default_limits_and_leases import BOX_BYTES, BOX_ROWS, LAG_BYTES, STEP_LEASE_S
 from ray_messaging.errors import ConfigError, Fenced, UnknownName
-from ray_messaging.limits_and_timeouts import BOX_BYTES, BOX_ROWS, LAG_BYTES
 
 OUTSIDE = ""  # the group of frames from outside
 SUPERVISOR = ":rules"  # the member that closes each step after all groups; lists of groups do not contain it
@@ -257,7 +257,8 @@ class ClosedStep(NamedTuple):
 class GroupProgress(NamedTuple):
     """Progress of a group: last closed step, open step (None: none), its driver (None: none), ms since the last change.
 
-    The group is a member from step `since` to before step `until` (None: it stays).
+    The group is a member from step `since` to before step `until` (None: it stays). `silent_ms` is the time since the
+    server heard from its driver last, which is a few seconds at most while the driver lives and reaches the server.
     """
 
     closed: int
@@ -266,6 +267,12 @@ class GroupProgress(NamedTuple):
     idle_ms: int
     since: int
     until: int | None
+    silent_ms: int = 0
+
+    @property
+    def cut_off(self) -> bool:
+        """Return whether its driver, if it has one, does not reach the server, or has died."""
+        return self.driver is not None and self.silent_ms > 1000 * STEP_LEASE_S
 
 
 class Progress(NamedTuple):

@@ -108,7 +108,8 @@ class RedisSteps:
         since = await self._link.script("join_steps", keys, [*self._of(group), int(again)])
         if since == -1:
             raise AlreadyExists(
-                f"group {group!r} is leaving and has steps to close before: join it again after these",
+                f"group {group!r} is leaving, and has steps to close before it has left: let it join again after "
+                "these steps",
                 kind="group",
                 value=group,
                 owner=None,
@@ -147,8 +148,8 @@ class RedisSteps:
         if latest != -1:
             asked = "the steps have begun" if at_step is None else f"at_step={at_step}"
             raise ConfigError(
-                f"{asked}: step {latest} is open, and its messages are for the groups that were declared before. "
-                f"Declare other ones with at_step={latest + 2} or later"
+                f"{asked}: step {latest} is open, and its messages are for the groups that were declared before it. "
+                f"Declare other groups with at_step={latest + 2} or later"
             )
 
     async def set_wait_for(self, mode: WaitFor) -> None:
@@ -514,10 +515,14 @@ def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed 
         closed, until = reply[1:]
         if until is not None and step >= int(until):
             raise Closed(
-                f"group {group!r} was removed, or has left, and does not count in step {step}: nothing of it is "
-                "committed"
+                f"group {group!r} was removed, or has left, so it does not count in step {step}, and nothing that it "
+                "did in that step is committed"
             )
-        raise _behind(group, closed, f"cannot close step {step}, which it has not opened; it has closed {closed}")
+        raise _behind(
+            group,
+            closed,
+            (f"cannot close step {step}, which it has not opened; the last step that it closed is {closed}"),
+        )
     if reply[0] != 1:
         raise _not_ours(reply[0], group, attempt)
     following = reply[2] if len(reply) > 2 else None
@@ -548,9 +553,9 @@ def _int(value: bytes | None) -> int | None:
 
 
 def _group(fields: list[Any]) -> GroupProgress:
-    closed, opened, task, start, idle_ms, since, until = fields
+    closed, opened, task, start, idle_ms, since, until, silent_ms = fields
     driver = Driver(task.decode(), int(start)) if task else None
-    return GroupProgress(int(closed), _int(opened), driver, int(idle_ms), int(since), _int(until))
+    return GroupProgress(int(closed), _int(opened), driver, int(idle_ms), int(since), _int(until), int(silent_ms))
 
 
 def _cover(name: bytes, value: bytes) -> Cover:

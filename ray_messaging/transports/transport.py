@@ -12,17 +12,18 @@ import msgspec
 from ray_messaging.addressing.directory import HostDates, MailboxRecord, decode_record, encode_agents, encode_record
 from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.addressing.server_keys import Keys
-from ray_messaging.audiences.audience_records import decode_audiences
+from ray_messaging.audiences.audience_kinds import decode_audiences
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import RedisConfig, ShardsConfig
+from ray_messaging.default_limits_and_leases import DEAD_BYTES
 from ray_messaging.errors import Closed, ConnectionFailed, ServerRefused
-from ray_messaging.limits_and_timeouts import DEAD_BYTES
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.agent_moves import RedisMoves
 from ray_messaging.transports.checkpoints import RedisCheckpoints
 from ray_messaging.transports.connection.blocking_reads import BlockingReads
 from ray_messaging.transports.connection.link import RedisLink, link_of
+from ray_messaging.transports.connection.outage import Outage
 from ray_messaging.transports.connection.scripts import script_text
 from ray_messaging.transports.connection.server_runs import ServerRuns
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks, keep_of
@@ -62,8 +63,6 @@ class RedisTransport:
     Every call except `read` may be repeated with the same arguments; its effect happens once. A call is repeated while
     the connection is interrupted, for at most `patience_s`; then it raises ConnectionFailed.
     """
-
-    forgets = True
 
     def __init__(
         self,
@@ -106,6 +105,7 @@ class RedisTransport:
         self._born: dict[str, str] = {}  # by mailbox, the number that tells it from earlier ones of its name
         self.moves = RedisMoves(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
+        self._step_loops = 0  # how many loops over steps make calls
         self.first_steps: StepSettings | None = None  # for an experiment that begins with its first messager
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
@@ -117,6 +117,23 @@ class RedisTransport:
         """Report connections and retries to an observer from now on."""
         for link in self._links:
             link.observer = observer
+
+    def called_by(self, who: str) -> None:
+        """Name the caller in error texts."""
+        for link in self._links:
+            link.who = who
+
+    def begin_steps(self, timeout_s: float) -> None:
+        """Repeat calls for `timeout_s` seconds, if that is longer than else, until `end_steps`: steps make them."""
+        self._step_loops += 1
+        for link in self._links:
+            link.outage = link.outage or Outage(f"group {link.who}", timeout_s)
+
+    def end_steps(self) -> None:
+        """End what `begin_steps` has begun, once it was called as often."""
+        self._step_loops -= 1
+        for link in self._links if not self._step_loops else ():
+            link.outage = None
 
     async def connect(self) -> None:
         """Connect to all servers; raises `RedisLink.connect`'s errors, such as ConnectionFailed or ServerRefused."""

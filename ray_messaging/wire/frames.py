@@ -34,8 +34,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.errors import FrameError
-from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import CONTEXT_BYTES, Batch, Origin, TracePoint
 from ray_messaging.model.columns import NONE, STR, IdColumn, PayloadColumn, nobody
 from ray_messaging.model.extension import AudiencePairs, Extension, Fold, InHand, OutsideQuestion

@@ -95,7 +95,7 @@ class Slot(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ServiceNote(msgspec.Struct, array_like=True, frozen=True):
-    """A note about the service of a mailbox. `ended` says why the service has ended ("": it has not).
+    """A note about the service of a mailbox. `ended` says why the service has ended ("": it has not ended).
 
     If all handlers of the service wait for answers, so that it cannot begin another message, `slots` has all handlers;
     otherwise `slots` is empty.

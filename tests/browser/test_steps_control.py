@@ -36,7 +36,7 @@ def insert_a_rule(seen, url):
     """Insert a rule from step 3 on, and return to the overview."""
     seen.base = url.partition("?")[0]
     seen.go("/rules")
-    seen.sees("advice", "Step 0 is open. A change from a later step on")
+    seen.sees("advice", "Step 0 is open. A change that begins with a later step")
     seen.element("spec").fill("max-length:500")
     seen.element("at-step").fill("3")
     seen.element("insert").click()

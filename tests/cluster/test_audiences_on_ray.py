@@ -68,7 +68,7 @@ def test_members_come_and_go(logged, name):
 
 def test_bad_input_is_refused_with_the_value(logged, name):
     messaging, _, _ = logged
-    with pytest.raises(UnknownName, match="cannot have agent 77: no group hosts it") as caught:
+    with pytest.raises(UnknownName, match="cannot have agent 77, because no group hosts that agent") as caught:
         messaging.create_audience(name, graph=[(0, 77), (88, 1)])
     assert (caught.value.kind, caught.value.value) == ("agent", 77)
     with pytest.raises(InvalidColumns, match=r"shape \(3,\)"):
@@ -188,7 +188,7 @@ def test_positions_make_pairs_and_move(logged, name):
         messaging.create_audience(f"{name}-all", positions=[[0, 0]], radius=1)
     with pytest.raises(InvalidColumns, match=r"row 1 of the positions is \[0.0, nan\]"):
         messaging.create_audience(f"{name}-all", positions=[[0, 0], [0, np.nan]], radius=1, ids=[1, 2])
-    with pytest.raises(UnknownName, match="agent 77: no group hosts it"):
+    with pytest.raises(UnknownName, match="agent 77, because no group hosts that agent"):
         messaging.create_audience(f"{name}-all", positions=[[0, 0]], radius=1, ids=[77])
     with pytest.raises(ConfigError, match="has no positions"):
         messaging.create_audience(f"{name}-members", members=[1]).move([1], [[0, 0]])

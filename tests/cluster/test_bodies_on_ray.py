@@ -22,7 +22,7 @@ def each_server(messaging, ask):
 
 
 # The figure is that of docs/operations.md.
-NO_STEPS = ["this experiment has none", "3 to 5 million messages a second", "steps=Steps()"]
+NO_STEPS = ["this experiment has no steps", "3 to 5 million messages a second", "steps=Steps()"]
 CLUSTER = RedisConfig(cluster=["127.0.0.1:1"])
 
 

@@ -145,7 +145,7 @@ def test_a_group_killed_while_the_memory_is_full_returns_later(start, client):
 def test_a_change_while_the_server_is_away_is_in_force_and_stored_later(start, redis_process):
     messaging, west, _ = start(send_timeout_s=5)
     redis_process.kill()
-    with pytest.raises(ConnectionFailed, match=r"in force, but not kept.*within 5 s") as caught:
+    with pytest.raises(ConnectionFailed, match=r"in force, but not stored yet.*within 5 s") as caught:
         control(messaging, "add_to_black_set", (1, 11))
     assert caught.value.cause.port == redis_process.config.port
     assert control(messaging, "black_set") == {(1, 11)}

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from ray_messaging import Messaging, Steps, rules
-from ray_messaging.testing import run
+from ray_messaging import Messaging, Steps, rules, run
 
 PROGRAMS = st.fixed_dictionaries(
     {

@@ -102,7 +102,7 @@ def test_a_move_to_no_group_names_the_agent(messaging):
         me.move(to="group0")
         return {}
 
-    with pytest.raises(StepFailed, match="cannot move at its start"):
+    with pytest.raises(StepFailed, match="cannot move in start="):
         messaging.run(lost, agents=AGENTS, groups=2, until=2, start=early)
     with pytest.raises(StepFailed, match="there is no group 'nowhere'") as caught:
         messaging.run(lost, agents=AGENTS, groups=2, until=2)

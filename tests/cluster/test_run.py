@@ -22,7 +22,7 @@ from support.ripple import ripple, ripple_start
 from support.step_society import AGENTS, SEED, STEPS, messages_of, person, sequential
 
 from ray_messaging import AlreadyExists, ConfigError, Messaging, StepFailed, Steps
-from ray_messaging.testing import run as local_run
+from ray_messaging import run as local_run
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +174,8 @@ def test_a_model_that_raises_names_agent_and_step(start_steps):
         ({"agents": "ann"}, "agents='ann'"),
         ({"groups": 0}, "groups=0"),
         ({"groups": {"a": [0], "b": [0, 1]}}, "in two groups"),
-        ({"groups": {"a": [0]}}, "1 agents are in no group, as 1"),
-        ({"groups": {"a": [0, 1, 2]}}, "not in agents, as 2"),
+        ({"groups": {"a": [0]}}, "1 agents are in no group, such as 1"),
+        ({"groups": {"a": [0, 1, 2]}}, "not in agents, such as 2"),
         ({"until": -1}, "until=-1"),
         ({"until": None}, "until=None"),
         ({"concurrency": 0}, "concurrency=0"),
@@ -260,7 +260,7 @@ def test_a_run_that_resumes_with_a_changed_model_is_told(ray_cluster, tmp_path, 
             assert result.states[0] == {"slogan": slogan}
         told = [line for line in capfd.readouterr().err.splitlines() if "slogans.person" in line]
         assert len(told) == (slogan == "two!")
-    assert told[0].startswith("the source of the model slogans.person is not that of this run's last start")
+    assert told[0].startswith("the source of the model slogans.person differs from that of this run's last start")
 
 
 @pytest.mark.long
@@ -276,7 +276,7 @@ def test_a_later_call_with_other_inputs_is_told(ray_cluster, tmp_path, capfd):
             for number, given in enumerate(arguments):
                 messaging.run(lambda me, inbox: None, **given, groups=1, until=2 * until + number + 1, progress=False)
                 lines = capfd.readouterr().err.splitlines()
-                found.append([line.partition("=")[0] for line in lines if "of this call of run is not" in line])
+                found.append([line.partition("=")[0] for line in lines if "of this call of run differs" in line])
     assert found == [[], ["shared"], [], ["the DataFrame agents", "graph", "shared"]]
 
 

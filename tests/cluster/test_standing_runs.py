@@ -23,10 +23,10 @@ from ray_messaging import (
     StepFailed,
     Steps,
     UnknownName,
+    run,
 )
 from ray_messaging.inspector.page_values import StepFacts
 from ray_messaging.inspector.sources.live import LiveSource
-from ray_messaging.testing import run
 
 
 def counted(me, inbox):

@@ -130,7 +130,7 @@ def test_a_barrier_that_waits_for_a_rule_names_it():
 
 
 def test_a_rule_that_cannot_judge_steps_is_refused():
-    with pytest.raises(RuleError, match="this experiment has none"):
+    with pytest.raises(RuleError, match="this experiment has no steps"):
         start(Warden())
     with pytest.raises(RuleError, match="mirror=True"):
         start(Warden(), steps=Steps(), mirror=True)

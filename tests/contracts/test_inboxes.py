@@ -158,7 +158,7 @@ async def test_an_agent_without_a_reader_is_named_before_it_holds_up_the_others(
         await west.send_columns(1, [11] * 2 + [12] * 10_000, {"n": 1})
         reader = east.inbox(11)
         await anext(reader)
-        await until(lambda: "agent 12, whose inbox has no reader" in caplog.text)
+        await until(lambda: "agent 12, whose inbox nobody reads" in caplog.text)
     other = east.inbox(12)
     for _ in range(10_000):
         assert (await anext(other)).to_id == 12

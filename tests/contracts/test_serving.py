@@ -329,12 +329,12 @@ async def test_a_question_to_agents_that_are_removed_waits_no_longer(pair):
     many = await west.ask_columns(1, [11, 12], {"n": 1}, timeout=LONG_S)
     await east.remove_agents([11])
     async with asyncio.timeout(WAIT_S):
-        with pytest.raises(NoAnswer, match="no group has it any more"):
+        with pytest.raises(NoAnswer, match="no group hosts the agent any more"):
             await asking
         while not len(many.failed):
             await many.change()
     assert (many.failed.tolist(), many.pending.tolist()) == ([0], [1])
-    assert "no group has it any more" in str(many.errors[0])
+    assert "no group hosts the agent any more" in str(many.errors[0])
 
 
 async def test_a_question_ends_by_its_timeout_where_the_outbox_is_full(messagers):

@@ -8,7 +8,7 @@ from support.frames import sealed
 from faults.case import Case, weaker
 from faults.stage import Stage, until
 from ray_messaging.addressing.server_keys import Keys
-from ray_messaging.limits_and_timeouts import FRAME_LIMIT
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.wire.frames import VERSION, encode

@@ -39,8 +39,8 @@ ALLOWED = {
     # Bytes of a caller's own objects, which are hashed and never read.
     ("cluster/run/content_digest.py", "pickle"),
     # Copies of a caller's own objects, within one process.
-    ("testing/local_run.py", "pickle"),
-    ("testing/local_run.py", "loads"),
+    ("cluster/run/local_run.py", "pickle"),
+    ("cluster/run/local_run.py", "loads"),
 }
 
 

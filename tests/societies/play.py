@@ -19,7 +19,7 @@ from support.survey_records import ask_survey, surveys_of
 
 from ray_messaging import AlreadyExists, ConnectionFailed, Count, EventLog, Mean, Message, StepAborted, Steps
 from ray_messaging.addressing.channels import agent_channel
-from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, encode_facts
+from ray_messaging.audiences.audience_kinds import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.audiences.building import Positions, build_edges
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.files import read_edges, version_folder, write_edges
@@ -30,8 +30,8 @@ from ray_messaging.cluster.actors.rule_editor import RuleRequest
 from ray_messaging.cluster.audience_files import move
 from ray_messaging.cluster.fork import Fork
 from ray_messaging.cluster.rule_store import pickled
-from ray_messaging.cluster.run.run import plans_for
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
+from ray_messaging.cluster.run.run_plan import plans_for
 from ray_messaging.cluster.spec import SUBTOPICS, InterceptorSpec
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import TransitError

@@ -17,9 +17,8 @@ from support.patience import WAIT_S
 
 
 def delegate_at_once(monkeypatch):
-    """Delegate rules at once, with long leases: a loaded machine must not end them."""
+    """Delegate rules at once."""
     monkeypatch.setattr(rule_delegation, "CALM_S", 0.0)
-    monkeypatch.setattr(delegated_rules, "LEASE_S", 60.0)
     monkeypatch.setattr(delegated_rules, "SNAPSHOT_RETRY", RetryPolicy(0.0, 0.0))
 
 

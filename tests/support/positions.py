@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 
-from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, encode_facts
+from ray_messaging.audiences.audience_kinds import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.audiences.building import Positions
 from ray_messaging.model.columns import IdColumn
 

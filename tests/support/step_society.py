@@ -8,7 +8,7 @@ from hashlib import blake2b
 import numpy as np
 
 from ray_messaging import Messager
-from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, Audiences, encode_facts
+from ray_messaging.audiences.audience_kinds import AudienceFacts, AudienceKind, Audiences, encode_facts
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.files import version_folder, write_edges
 from ray_messaging.audiences.source import LocalFolder

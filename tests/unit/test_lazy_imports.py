@@ -84,3 +84,21 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_classes_are_pickled_by_reference():
     public = [getattr(ray_messaging, name) for name in ray_messaging.__all__ if name != "rules"]
     assert pickle.loads(pickle.dumps(public)) == public
+
+
+RUN = """
+import ray_messaging
+from ray_messaging import rules
+
+def person(me, inbox):
+    me.send((me.id + 1) % 5, {"heard": len(inbox)})
+
+result = ray_messaging.run(
+    person, agents=5, until=3, groups=2, shared={"kept": [1]}, rules=[rules.BlackList([(0, 1)])], progress=False
+)
+assert result.fates == {"delivered": 12, "blocked": 3}, result
+"""
+
+
+def test_a_run_in_this_process_brings_neither_ray_nor_tables():
+    assert not all_loaded(RUN) & {"ray", "pandas", "pyarrow", "duckdb", "networkx"}

@@ -91,8 +91,9 @@ class GroupQuestions:
         """
         if call not in self._calls(call):
             raise UnknownName(
-                "the group's actor does not know these questions any more: it was started anew, and their answers come "
-                f"as ordinary messages; or {_MOST_UNREAD:,} later calls have ended, and nobody had read these answers",
+                "the group's actor does not know these questions any more: either the actor was started anew, and "
+                f"the answers come as ordinary messages; or {_MOST_UNREAD:,} later calls have ended before anybody "
+                "read these answers",
                 kind="questions",
                 value=call,
             )
@@ -200,7 +201,7 @@ def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple
         f"takes longer, fetch fewer at a time, or raise MessagingConfig.loan_s ({loan_s:g} s)"
     )
     for one in sorted(held, key=lambda one: (-one.came_again, -one.messages)):
-        again = f"{one.came_again:,} messages came again, as it had held them for longer than loan_s"
+        again = f"{one.came_again:,} messages came again, because the handle had held them for longer than loan_s"
         now = f"{one.messages:,} for {one.seconds:,.0f} s"
         if one.came_again:
             yield f"handle {one.holder}: {again}{f'; it holds {now}' if one.messages else ''}", remedy

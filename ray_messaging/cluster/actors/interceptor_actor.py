@@ -7,7 +7,7 @@ imported when it starts.
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ray_messaging.cluster.actors.restarts import ActorStart, OfHost, unreachabl
 from ray_messaging.cluster.embedded_servers import embedded_config, lost_server
 from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.ray_metrics import SERVER_S, RayMetrics
+from ray_messaging.cluster.reachability import Address, measure
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.config import ServerConfig
@@ -102,8 +103,8 @@ class InterceptorActor:
         ours = self._host.experiment.exp_id
         if exp_id not in {None, ours}:
             raise ConfigError(
-                f"a messager of experiment {exp_id!r} was given the interceptor of experiment {ours!r}: pass it "
-                f"Messaging.connect({exp_id!r}).interceptor"
+                f"a messager of experiment {exp_id!r} was given the interceptor of experiment {ours!r}: pass "
+                f"Messaging.connect({exp_id!r}).interceptor to that messager"
             )
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, msg: Any) -> bool:  # noqa: ANN401 - the seed's
@@ -230,6 +231,12 @@ class InterceptorActor:
         late = [(str(straggler), straggler.remedy) for straggler in host.late_groups()]
         return Report(time.time(), loops=host.loops(), stats=host.counters(), late=late)
 
+    async def reached(self, addresses: Sequence[Address]) -> list[float | None]:
+        """Return the milliseconds that a connection to each address took, or None where there is none in time."""
+        return await measure(addresses)
+
+    # It is asked each second while a server cannot be reached: during a cut Ray must not pile these calls up.
+    @_method(max_task_retries=0)  # type: ignore[untyped-decorator]
     async def lost_server(self) -> str | None:
         """Return an error text that names the embedded server that is lost for good, or None if none is lost."""
         return None if self._embedded is None else await asyncio.to_thread(lost_server, self._embedded)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.audiences.audience_records import Audiences
+from ray_messaging.audiences.audience_kinds import Audiences
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.cluster.actors.ownership import Heartbeat, take_claim
 from ray_messaging.cluster.actors.rule_editor import RuleEditor
@@ -64,6 +64,7 @@ class InterceptorHost:
         reset = spec.on_existing == "reset"
         stores = backend_of(redis).stores(spec.exp_id, spec.settings, run=spec.run, reset=reset)
         self.transport, self._server, self._dead_letters = stores.transport, stores.experiment, stores.dead_letters
+        self.transport.called_by("the interceptor")
         self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
         self._store = RuleStore(self._server, spec.exp_id, spec.run)
@@ -268,7 +269,8 @@ class InterceptorHost:
         if failures:
             names = ", ".join(map(repr, failures))
             raise RuleError(
-                f"a new round has begun, but not for {names}, which failed at it: the interceptor's log says why",
+                f"a new round has begun, but new_round() failed in the rules {names}, whose counts are still those of "
+                "the old round: the interceptor's log has the errors",
                 rule=failures[0],
             )
 
@@ -407,9 +409,9 @@ async def begin_steps(store: "RedisSteps", spec: InterceptorSpec) -> None:
     kept = await (store.settings() if given is None else store.begin(given))
     if kept != given:
         raise ConfigError(
-            f"experiment {spec.exp_id!r} began with {_steps_text(kept)}, and this start has {_steps_text(given)}"
-            f"{_difference(kept, given)}: "
-            "resume it with the same, or begin anew by on_existing='reset'"
+            f"experiment {spec.exp_id!r} began with {_steps_text(kept)}, and this start has "
+            f"{_steps_text(given)}{_difference(kept, given)}: resume the experiment with the settings that it began "
+            "with, or begin anew by on_existing='reset'"
         )
 
 

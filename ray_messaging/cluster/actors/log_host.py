@@ -122,8 +122,8 @@ class LogHost:
         if (segments or lacking or collected) and self._on_existing == "error":
             kind_of = "a run that has no end" if lacking else "an earlier run"
             raise AlreadyExists(
-                f"{self._folder.where} holds the log of {kind_of}: go on with it by on_existing='resume', "
-                "delete it by on_existing='reset', or choose another log_dir",
+                f"{self._folder.where} holds the log of {kind_of}: continue that log by on_existing='resume', delete "
+                "it by on_existing='reset', or choose another log_dir",
                 kind="log",
                 value=self._folder.where,
                 owner=None,
@@ -134,8 +134,8 @@ class LogHost:
             folder_records.note_missing(
                 self._folder,
                 run,
-                f"the run that began at {record.starts[-1].began} was killed, and its server's data are gone: rows of "
-                "what was sent last are missing",
+                f"the run that began at {record.starts[-1].began} was killed, and its server's data are gone: the "
+                "rows of its last messages are missing",
             )
         if reset:
             self._folder.erase()

@@ -92,9 +92,9 @@ class RuleEditor(RuleVersions):
         if (await asyncio.wait([task], timeout=limit_s))[0]:
             return task.result()
         raise ConnectionFailed(
-            f"the change is in force, but not kept: the server at {self._where} has not taken it within "
-            f"{limit_s:g} s. Do not repeat it: it is stored once the server takes writes, and lost if the "
-            "interceptor dies before",
+            f"the change of the rules is in force, but not stored yet: the server at {self._where} has not accepted "
+            f"it within {limit_s:g} s. Do not repeat the change: it is stored as soon as the server accepts writes, "
+            "and is lost only if the interceptor dies before that",
             host=self._experiment.redis.server,
             port=self._experiment.redis.port,
         )
@@ -279,8 +279,8 @@ class RuleEditor(RuleVersions):
         changes.pop(number - _CHANGES, None)
         if step is not None and not exact:
             logger.warning(
-                "the rules have changed in the middle of step %d, so its digest need not be that of another run: with "
-                "at_step= a change applies to whole steps",
+                "the rules have changed in the middle of step %d, so the digest of that step may differ from the "
+                "digest of another run: use at_step=, which changes rules between two steps",
                 step,
             )
 

@@ -1,14 +1,17 @@
 """Ray actor of an embedded server."""
 
+import asyncio
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import ray
 from ray.util import get_node_ip_address
 
 from ray_messaging.cluster.actors.restarts import restarted
+from ray_messaging.cluster.reachability import Address, measure
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded.machine import memory_bytes
 from ray_messaging.embedded.server import EmbeddedServer, Succession
@@ -61,6 +64,10 @@ class ServerActor:
     def node(self) -> str:
         """Return the id of the Ray node on which this actor runs."""
         return str(ray.get_runtime_context().get_node_id())
+
+    def reached(self, addresses: Sequence[Address]) -> list[float | None]:
+        """Return the milliseconds that a connection to each address took, or None where there is none in time."""
+        return asyncio.run(measure(addresses))
 
     def stats(self) -> dict[str, Any]:
         """Return alive, pid, data_dir, uptime_s, restarts and last_end of the server."""

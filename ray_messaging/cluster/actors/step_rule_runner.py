@@ -99,7 +99,7 @@ def check_step_rules(rules: Iterable[Rule], *, steps: bool, mirror: bool) -> Non
             continue
         if not steps:
             raise RuleError(
-                f"rule {rule.name!r} judges whole steps, and this experiment has none: start it with steps=Steps()",
+                f"rule {rule.name!r} judges whole steps, and this experiment has no steps: start it with steps=Steps()",
                 rule=rule.name,
             )
         if mirror:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import check_name
-from ray_messaging.audiences.audience_records import AudienceKind, AudienceVersion
+from ray_messaging.audiences.audience_kinds import AudienceKind, AudienceVersion
 from ray_messaging.audiences.building import Positions, build_edges
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
@@ -147,8 +147,8 @@ def check_hosted(connection: ExperimentConnection, name: str, agents: AgentSet) 
     if len(missing):
         first = next(iter(missing))
         raise UnknownName(
-            f"audience {name!r} cannot have agent {first!r}: no group hosts it ({len(missing):,} such agents). "
-            "Create the groups first",
+            f"audience {name!r} cannot have agent {first!r}, because no group hosts that agent ({len(missing):,} such "
+            "agents): create the groups of these agents first",
             kind="agent",
             value=first,
         )
@@ -173,7 +173,7 @@ def create_audience(
     """Create an audience; arguments and errors are as for `Messaging.create_audience`."""
     check_name("audience", name)
     if sum(given is not None for given in (graph, members, positions)) != 1:
-        raise ConfigError(f"audience {name!r} needs one of graph=, members=, and positions= with radius=")
+        raise ConfigError(f"audience {name!r} needs one of graph=, members=, or positions= with radius=")
     if members is not None:
         agents = AgentSet.of(cast("Iterable[Any]", members))
         edges: Edges = MemberEdges.among(agents)
@@ -206,7 +206,10 @@ def _chunks(graph: object) -> Iterable[object]:
     if isinstance(graph, np.ndarray):
         return [graph]
     if not isinstance(graph, Iterable) or isinstance(graph, str | bytes):
-        raise InvalidColumns(f"graph={graph!r} is no graph: pass an array (m, 2) of sender and hearer, or chunks of it")
+        raise InvalidColumns(
+            f"graph={graph!r} is no graph: pass an array of shape (m, 2), a sender and a hearer in each row, or an "
+            "iterable of such arrays"
+        )
     if isinstance(graph, list | tuple) and not any(isinstance(part, np.ndarray) for part in graph):
         return [graph] if graph else []
     return graph

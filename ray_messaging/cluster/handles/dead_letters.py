@@ -136,7 +136,7 @@ class DeadLetters:
         found = self._run(lambda store: store.get(_checked(letter)))
         if found is None:
             raise UnknownName(
-                f"there is no dead letter {letter!r}: it was requeued or dropped, or never there",
+                f"there is no dead letter {letter!r}: it was requeued or dropped, or its id is wrong",
                 kind="dead letter",
                 value=letter,
             )
@@ -174,7 +174,10 @@ class DeadLetters:
         return html_table(title, columns | {"at": [utc_time(at) for at in columns["at"]]}, total)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("these dead letters hold the server's password: pass the Messaging, and ask it for them there")
+        raise TypeError(
+            "dead letters cannot be sent to another process, because they hold the server's password: send the "
+            "Messaging, and get its dead letters in that process"
+        )
 
     # -- changing -------------------------------------------------------------------------------------------------
 
@@ -276,7 +279,9 @@ def _chosen(ids: "str | Iterable[str] | None", mailbox: str | None, *, everythin
     Raises: ConfigError unless exactly one of the three arguments is given.
     """
     if (ids is not None) + (mailbox is not None) + everything != 1:
-        raise ConfigError("say which dead letters: ids, mailbox='name', or everything=True, and only one of these")
+        raise ConfigError(
+            "say which dead letters: give their ids, or mailbox='name', or everything=True, and only one of these"
+        )
     return None if ids is None else [_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)]
 
 

@@ -13,8 +13,8 @@ from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.common.notebook import html_table
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.texts import steps_done
-from ray_messaging.errors import ConfigError, MessagingError
-from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
+from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
+from ray_messaging.errors import ConfigError, ConnectionFailed, MessagingError, ServerRefused
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.step_account import StepCounts, digest_of
@@ -39,6 +39,7 @@ class RunProgress:
         self._until = until
         self._shown = shown
         self._line = ProgressLine(until, shown=shown)
+        self._step = 0  # the step that was seen last
         self._ended = False  # the line says that the steps are done
         self._seen: deque[tuple[int, float]] = deque()  # the latest steps that were seen to run, and since when
 
@@ -57,8 +58,13 @@ class RunProgress:
         """Show how far the run is, if the display is due. Repeat this call, because the calls measure the rate."""
         if not self._shown:
             return
-        progress = self._steps.progress()
-        step = progress.sealed + 1
+        try:
+            progress = self._steps.progress()
+        except ConnectionFailed as error:  # the groups may reach the server, and otherwise say so themselves
+            if self._line.is_due():
+                self._line.show(self._step, f"step {self._step} of {self._until}, as far as is known: {error}")
+            return
+        step = self._step = progress.sealed + 1
         rate = self._rate(step, progress)
         paused = progress.target is not None and step > progress.target
         if paused:
@@ -68,7 +74,7 @@ class RunProgress:
         if step >= self._until:
             self._end(step)
             return
-        now = ", paused until messaging.steps.resume()" if paused else rate + _slowest(progress.waiting_for())
+        now = ", paused until messaging.steps.resume()" if paused else rate + _slowest(progress)
         late = map(str, self._steps.stragglers()[:_NAMED])
         self._line.show(step, "; ".join([f"step {step} of {self._until}{now}", *filter(None, [self._more()]), *late]))
 
@@ -91,11 +97,16 @@ class RunProgress:
         return f", {min((last - first) / (ended - began), (last - first + 1) / (now - began)):.3g} steps/s"
 
 
-def _slowest(waiting: dict[str, int]) -> str:
+def _slowest(progress: Progress) -> str:
+    """Return a text with the group that holds up the others, before all one that is cut off from the server."""
+    waiting = progress.waiting_for()
     if not waiting:
         return ""
-    slowest = min(waiting, key=lambda name: (waiting[name], name))
-    return f", waiting for {slowest}{f' and {len(waiting) - 1} more' if len(waiting) > 1 else ''}"
+    cut_off = {name: group for name, group in progress.groups.items() if name in waiting and group.cut_off}
+    slowest = min(waiting, key=lambda name: (name not in cut_off, waiting[name], name))
+    more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+    heard = f" (the server has heard nothing of it for {cut_off[slowest].silent_ms / 1000:.0f} s)" if cut_off else ""
+    return f", waiting for {slowest}{heard}{more}"
 
 
 class ExperimentSteps:
@@ -197,13 +208,26 @@ class ExperimentSteps:
         until = step_count("wait", until, 0)
         deadline = None if timeout is None else time.monotonic() + timeout
         with RunProgress(self, until, shown=progress) as bar:
-            while (now := self.progress()).sealed + 1 < until:
+            while (now := self._patient_progress(deadline)).sealed + 1 < until:
                 left = STEP_NEWS_TIMEOUT_S if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     groups = ", ".join(f"{name} ({step})" for name, step in sorted(now.waiting_for().items()))
                     raise TimeoutError(f"step {now.sealed + 1} is not committed after {timeout:g} s by: {groups}")
                 bar.show()
-                self._connection.ask(self._interceptor.wait_steps.remote(now.news, min(left, STEP_NEWS_TIMEOUT_S)))
+                with suppress(ConnectionFailed):  # the next call says for how long
+                    self._connection.ask(self._interceptor.wait_steps.remote(now.news, min(left, STEP_NEWS_TIMEOUT_S)))
+
+    def _patient_progress(self, deadline: float | None) -> Progress:
+        """Return the progress; wait as a step does while the interceptor cannot reach the server."""
+        cut_timeout_s = self._connection.experiment.settings.cut_timeout_s
+        until = time.monotonic() + cut_timeout_s
+        while True:
+            try:
+                return self.progress()
+            except ConnectionFailed as error:
+                late = time.monotonic() > (until if deadline is None else min(until, deadline))
+                if isinstance(error, ServerRefused) or late:
+                    raise
 
     def pause(self) -> int:
         """Let no group begin another step until `resume` or `advance`. Return the last step that may have begun."""
@@ -278,10 +302,14 @@ def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
     Raises: ConfigError if `hears` does not map each group to a list of groups; InvalidAddress for an invalid name.
     """
     if not isinstance(hears, Mapping):
-        raise ConfigError(f"hears={hears!r} must have the groups that each group hears: {{'north': ['south']}}")
+        raise ConfigError(
+            f"hears={hears!r} must name, for each group, the groups that it hears, such as {{'north': ['south']}}"
+        )
     for group, senders in hears.items():
         if isinstance(senders, str) or not isinstance(senders, Iterable):
-            raise ConfigError(f"hears[{group!r}] is {senders!r}: it must be a list of groups, as [{str(senders)!r}]")
+            raise ConfigError(
+                f"hears[{group!r}] is {senders!r}: it must be a list of groups, such as [{str(senders)!r}]"
+            )
     return {
         check_name("group", group): {check_name("group", sender) for sender in senders}
         for group, senders in hears.items()

@@ -117,7 +117,8 @@ class Groups:
         owner = self._connection.ask(self._connection.interceptor.owner_of.remote(check_id(agent_id)))
         if owner is None:
             raise UnknownName(
-                f"no group of experiment {self._exp_id!r} hosts agent {agent_id!r}: create_group(name, [{agent_id!r}])",
+                f"no group of experiment {self._exp_id!r} hosts agent {agent_id!r}: create such a group by "
+                f"create_group(name, [{agent_id!r}])",
                 kind="agent",
                 value=agent_id,
             )

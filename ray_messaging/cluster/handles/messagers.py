@@ -102,7 +102,9 @@ def gone_for(run: str) -> IsDead:
             async with asyncio.timeout(_ASK_S):
                 return await asyncio.to_thread(owner_known_dead, owner.rpartition("/")[2])
         except TimeoutError:
-            logger.warning("no answer from Ray whether %s is dead: its lease must expire first", owner)
+            logger.warning(
+                "Ray has not answered whether %s is dead, so its mailbox is free only once its lease has expired", owner
+            )
             return False
 
     return is_gone

@@ -14,9 +14,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray_messaging.cluster.handles.connection import result, translated
 from ray_messaging.cluster.ray_calls import wait
 from ray_messaging.common.backoff import BLOCKED_LISTENER_RETRY
+from ray_messaging.default_limits_and_leases import LOG_NEWS_TIMEOUT_S
 from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
-from ray_messaging.limits_and_timeouts import LOG_NEWS_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,10 @@ class Survey(Generic[T]):
         self._user = user
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError(f"a survey is not passed on: pass the Messaging, and call messaging.survey({self.id!r}) there")
+        raise TypeError(
+            f"a survey cannot be sent to another process: send the Messaging, and call messaging.survey({self.id!r}) "
+            "in that process"
+        )
 
     def __repr__(self) -> str:
         return f"Survey({self.id!r}, {self._survey.tally})"

@@ -157,7 +157,7 @@ class Agent:
         """
         calls = self._society.calls
         if calls is None:
-            raise ConfigError(f"agent {self.id!r} cannot remember calls at its start: do so in the model's function")
+            raise ConfigError(f"agent {self.id!r} cannot call me.remember in start=: call it in the model's function")
         return calls.call(self, function, args, kwargs)
 
     def move(self, to: str) -> None:
@@ -324,6 +324,10 @@ class AgentLoop:
         if self._calls is not None:
             await self._calls.end_and_wait(Closed(f"the run of group {self._group!r} has ended"))
 
+    def forget(self) -> None:
+        """Forget the agents of a run that has ended: they refer to this object, which then goes when its owner does."""
+        self._agents = []
+
     @property
     def states(self) -> dict[AgentId, dict[str, Any]]:
         """Return the state of each agent."""
@@ -389,7 +393,7 @@ class AgentLoop:
 
     def cannot(self, what: str, agent: AgentId) -> ConfigError:
         """Build the error for an agent that acts outside of the model's function."""
-        where = "at its start" if self.step is None else "in collect=, which only looks"
+        where = "in start=" if self.step is None else "in collect=, which may only read"
         return ConfigError(f"agent {agent!r} cannot {what} {where}: do so in the model's function")
 
     def _encoded(self, called: Sequence[Agent]) -> bytes:
@@ -455,8 +459,9 @@ def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - a
     parts = decode_exactly(state)
     if not isinstance(parts, list) or len(parts) != count:
         raise ConfigError(
-            f"the state of group {group!r} is of another kind of model: by differs ('agent' or 'group'), or the group "
-            "was driven by other code. Resume with the same, or begin anew by on_existing='reset'"
+            f"the stored state of group {group!r} was written by another kind of model: by= differs ('agent' or "
+            "'group'), or the group was driven by other code. Resume with the model that it began with, or begin "
+            "anew by on_existing='reset'"
         )
     return parts
 

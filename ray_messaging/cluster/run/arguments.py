@@ -11,7 +11,7 @@ from ray_messaging.cluster.handles.audience import Audience
 from ray_messaging.cluster.run.agent import Agent
 from ray_messaging.cluster.run.crowd import Crowd
 from ray_messaging.messages import Messages
-from ray_messaging.model.series import Aggregate
+from ray_messaging.model.aggregates import Aggregate
 from ray_messaging.steps.step import Step
 
 S_contra = TypeVar("S_contra", contravariant=True)

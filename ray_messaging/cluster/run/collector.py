@@ -11,16 +11,10 @@ from numpy.typing import NDArray
 
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.errors import MessagingError
+from ray_messaging.model.aggregates import aggregates_of
 from ray_messaging.model.read_only import ReadOnlyDict
-from ray_messaging.model.series import (
-    Aggregate,
-    UnfitValue,
-    Values,
-    are_aggregates,
-    encode_aggregates,
-    encode_rows,
-    float_columns,
-)
+from ray_messaging.model.series import encode_aggregates, encode_rows
+from ray_messaging.model.series_columns import UnfitValue, Values, float_columns
 from ray_messaging.model.typed.input import exact_array
 from ray_messaging.steps.agent_places import AgentPlaces
 
@@ -38,9 +32,7 @@ class Collector:
 
     def __init__(self, collect: Any, every: int) -> None:  # noqa: ANN401 - as the user has written it
         self._every = every
-        self._aggregates: Sequence[Aggregate] = ()
-        if are_aggregates(collect):
-            self._aggregates = collect if isinstance(collect, Sequence) else [collect]
+        self._aggregates = aggregates_of(collect)
         self._function: Callable[[Any], Any] | None = None if self._aggregates else collect
 
     def is_due(self, step: int) -> bool:
@@ -53,8 +45,9 @@ class Collector:
             return b""
         try:
             if self._function is None:
-                values = [_each(_value_of(each), agents, failed) for each in self._aggregates]
-                return encode_aggregates(self._aggregates, values)
+                values = [_each(each.value_of, agents, failed) for each in self._aggregates]
+                living = np.array([not agent.stopped for agent in agents])
+                return encode_aggregates(self._aggregates, values, living)
             return encode_rows(places.column.to_numpy(), _columns(self._function, agents, failed))
         except UnfitValue as error:
             raise failed(agents[error.place or 0], error, "collect") from error
@@ -64,17 +57,12 @@ class Collector:
         if not len(crowd.ids):
             return b""
         if self._function is None:
-            values = [_checked(each.name, _value_of(each)(crowd), crowd) for each in self._aggregates]
+            values = [_checked(each.name, each.value_of(crowd), crowd) for each in self._aggregates]
             return encode_aggregates(self._aggregates, values)
         found = self._function(crowd)
         if type(found) is not dict or not found:
             raise UnfitValue(f"collect returned {found!r:.100}: it must return a dict of arrays")
         return encode_rows(crowd.ids, {name: _checked(name, array, crowd) for name, array in found.items()})
-
-
-def _value_of(aggregate: Aggregate) -> Callable[[Any], Any]:
-    key = aggregate.name
-    return aggregate.of or (lambda owner: owner.state[key])
 
 
 def _each(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Failed) -> list[Any]:

@@ -233,7 +233,8 @@ def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
             return np.zeros(shapes.pop(), common)
     listed = ", ".join(f"{array.dtype} of shape {('n', *array.shape[1:])}" for array in arrays)
     raise ConfigError(
-        f"agents have moved between groups whose group.state[{name!r}] differ: {listed}. Use one type and shape in all"
+        f"agents have moved between groups whose group.state[{name!r}] differ: {listed}. Use one type and shape in "
+        "all groups"
     )
 
 

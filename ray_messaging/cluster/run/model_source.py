@@ -52,8 +52,8 @@ def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[st
         given = now.get(name), before.get(name)
         if None not in given and given[0] != given[1]:
             yield (
-                f"{what} of this call of run is not that of its last call: the steps so far had that one, and the next "
-                "ones have this one; on_existing='reset' begins anew\n"
+                f"{what} of this call of run differs from that of the last call: the steps so far used the former "
+                "one, and the next steps use this one; on_existing='reset' begins anew\n"
             )
 
 
@@ -64,6 +64,6 @@ def change_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
         return None
     former = "" if before["model"] == now["model"] else f", in place of {before['model']},"
     return (
-        f"the source of the model {now['model']}{former} is not that of this run's last start: if the model itself has "
-        "changed, the steps so far came from another one; on_existing='reset' begins anew\n"
+        f"the source of the model {now['model']}{former} differs from that of this run's last start: if the model "
+        "itself has changed, the steps so far came from the former model; on_existing='reset' begins anew\n"
     )

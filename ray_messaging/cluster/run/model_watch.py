@@ -80,7 +80,8 @@ class ModelWatch:
             if "an error" not in self._told:
                 self._told.add("an error")
                 logger.warning(
-                    "what the model keeps outside of its agents is no longer looked at, after %s: %s %s",
+                    "what the model keeps outside of its agents is no longer checked for changes, because the check "
+                    "failed: %s: %s %s",
                     type(error).__name__, error, _PAGE,
                 )  # fmt: skip
 
@@ -100,9 +101,9 @@ class ModelWatch:
     def _tell_drawn(self, sources: set[str], step: int) -> None:
         for source in sorted(sources - self._told):
             logger.warning(
-                "random numbers of %s were drawn in step %d: in a model they are others on other groups, and when a "
-                "step runs again. Draw by me.rng, in a crowd by step.uniform(k). If a library drew them, as for a "
-                "pause, they do no harm %s",
+                "random numbers of %s were drawn in step %d: such numbers change with the number of groups, and when "
+                "a step runs again. Draw them by me.rng, or in a crowd by step.uniform(k). Numbers that do not touch "
+                "the model, such as a library's for a pause, do no harm %s",
                 source, step, _PAGE,
             )  # fmt: skip
         self._told |= sources
@@ -111,8 +112,8 @@ class ModelWatch:
         self._told.add(name)
         when = f"in step {step}" if since == step else f"between the steps {since} and {step}"
         logger.warning(
-            "%s has changed %s: each group has its own, and a restart loses the change. Keep in me.state what changes, "
-            "or send it. If this is a cache of what can be computed again, it does no harm %s",
+            "%s has changed %s: each group has a copy of its own, and a restart loses the change. Keep values that "
+            "change in me.state, or send them. A cache of values that can be computed again does no harm %s",
             name, when, _PAGE,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,13 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
-from ray_messaging.errors import ConfigError
-from ray_messaging.model.series import AGENT, AGENT_NAME, STEP
+from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.run.run_actor import GroupResult
+
+_NAMED = 5  # the most addresses of undeliverable messages that are named
 
 
 class CallCounts(NamedTuple):
@@ -102,12 +107,54 @@ class Result:
         }
 
 
+def gathered(
+    parts: Sequence["GroupResult"],
+    until: int,
+    by_rules: Mapping[str, int],
+    digests: Mapping[int, str],
+    collected: Any,  # noqa: ANN401 - a pyarrow.Table
+) -> Result:
+    """Return the result of a run from its groups' results; `by_rules` has the changes of `fates` by step rules."""
+    ended = min(part.until for part in parts)
+    fates = sum((part.fates for part in parts), Counter[str]())
+    fates.update(by_rules)
+    ids = {group: found for part in parts for group, found in part.ids.items()}
+    unheard = dict(sum((Counter(part.unheard) for part in parts), Counter[str]()).most_common(_NAMED))
+    stopped = ended < until
+    calls = CallCounts(
+        **sum((Counter(part.calls) for part in parts), Counter[str]()), spent=any(part.spent for part in parts)
+    )
+    return Result(
+        states_of(parts),
+        ended,
+        fates,
+        dict(digests),
+        stopped=stopped,
+        ids=ids,
+        undeliverable=unheard,
+        calls=calls,
+        collected=collected,
+    )
+
+
+def states_of(parts: Sequence["GroupResult"]) -> dict[AgentId, dict[str, Any]]:
+    """Return the states of all groups, ints before strs."""
+    states = {key: state for part in parts for key, state in part.states.items()}
+    return {key: states[key] for key in sorted(states, key=lambda key: (isinstance(key, str), key))}
+
+
+def cause_of(error: StepFailed) -> RuntimeError | None:
+    """Return an error with the traceback of the user's own frames, without frames of Ray and of this package."""
+    return RuntimeError(f"in group {error.group!r}\n{error.trace}") if error.trace else None
+
+
 def series_frame(table: Any) -> Any:  # noqa: ANN401 - a pyarrow.Table, and a pandas.DataFrame
     """Return a table of series as a DataFrame, whose index is the step, or the step and the agent."""
     if table is None:
         raise ConfigError(
-            "this call of run has collected nothing: pass collect=, as collect=lambda me: {'mood': me.state['mood']}; "
-            "if the run has a log, messaging.log.series() has what earlier calls have collected"
+            "this call of run has collected nothing: pass collect=, such as collect=lambda me: "
+            "{'mood': me.state['mood']}; if the run has a log, messaging.log.series() has what earlier calls have "
+            "collected"
         )
     columns = {name: table[name].to_numpy() for name in table.column_names if name not in (AGENT, AGENT_NAME)}
     if AGENT not in table.column_names:

@@ -1,6 +1,5 @@
 """`messaging.run`: start the groups, drive all steps, gather the result."""
 
-import inspect
 import itertools
 import secrets
 import signal
@@ -26,16 +25,13 @@ from ray_messaging.cluster.placement import ActorOptions, GroupPlacement, Placem
 from ray_messaging.cluster.ray_calls import get, kill, start_actor, wait
 from ray_messaging.cluster.run.agent import NO_CHANGE
 from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
-from ray_messaging.cluster.run.result import CallCounts, Result, series_frame
+from ray_messaging.cluster.run.result import Result, cause_of, gathered, series_frame, states_of
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
-from ray_messaging.cluster.run.run_plan import GroupPlan, plan_groups, senders_of
+from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.unpicklable import sent
-from ray_messaging.common.awaitables import call_problem, is_async
 from ray_messaging.errors import BudgetSpent, Closed, ConfigError, ConnectionFailed, StepFailed, UnknownName
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
-from ray_messaging.model.series import check_collect
-from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.transports.step_values import StepSettings, WaitFor
 
 if TYPE_CHECKING:
@@ -46,8 +42,6 @@ _IDLE_S: Final = 60.0  # how long idle processes are kept: a new one takes a sec
 _CLOSE_S = 10.0  # the most time for groups to leave their mailboxes, after their remembered calls
 _LOOK_S = 0.25  # the time between two checks of the progress
 _NODES_EVERY = 8  # of these checks look whether a machine is lost with its server
-_NAMED = 5  # the most addresses of undeliverable messages that are named
-KEPT_STEPS = StepSettings().horizon  # the server keeps the counts of so many steps
 _COUNTED_S = 0.1  # the most time for groups to tell their counts of calls
 _TOLD_S = 1.0  # the most time for groups to answer that they will end early
 _REMEDY = "resume with the same, or begin anew by on_existing='reset'"
@@ -207,14 +201,14 @@ class Run(AbstractContextManager["Run"]):
         parent = parent_of(messaging)
         if parent is not None and messaging._fork is None:
             sys.stderr.write(
-                f"this goes on with a fork of {parent}, and not by Messaging.fork(..., on_existing='resume'): what "
-                "reached that run from outside later, such as the user's messages, is not sent again, nor is a state "
-                "set\n"
+                f"this run continues a fork of {parent}, but was not started by Messaging.fork(..., "
+                "on_existing='resume'): messages that reached the parent from outside later, such as the user's, are "
+                "not sent again, and no state is set\n"
             )
         change = NO_CHANGE if messaging._fork is None else messaging._fork.change
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
             stranger = next(iter(strangers))
-            raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: give the states of agents")
+            raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
         self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent, change)
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})
         self._open = True
@@ -413,46 +407,10 @@ def _note(
     return before
 
 
-def gathered(
-    parts: Sequence[GroupResult],
-    until: int,
-    by_rules: Mapping[str, int],
-    digests: Mapping[int, str],
-    collected: Any,  # noqa: ANN401 - a pyarrow.Table
-) -> Result:
-    """Return the result of a run from its groups' results; `by_rules` has the changes of `fates` by step rules."""
-    ended = min(part.until for part in parts)
-    fates = sum((part.fates for part in parts), Counter[str]())
-    fates.update(by_rules)
-    ids = {group: found for part in parts for group, found in part.ids.items()}
-    unheard = dict(sum((Counter(part.unheard) for part in parts), Counter[str]()).most_common(_NAMED))
-    stopped = ended < until
-    calls = CallCounts(
-        **sum((Counter(part.calls) for part in parts), Counter[str]()), spent=any(part.spent for part in parts)
-    )
-    return Result(
-        states_of(parts),
-        ended,
-        fates,
-        dict(digests),
-        stopped=stopped,
-        ids=ids,
-        undeliverable=unheard,
-        calls=calls,
-        collected=collected,
-    )
-
-
-def states_of(parts: Sequence[GroupResult]) -> dict[AgentId, dict[str, Any]]:
-    """Return the states of all groups, ints before strs."""
-    states = {key: state for part in parts for key, state in part.states.items()}
-    return {key: states[key] for key in sorted(states, key=lambda key: (isinstance(key, str), key))}
-
-
 def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
     """Return the digests of the last steps that the server still has, or {} without `Steps(digest=True)`."""
     found: dict[int, str] = {}
-    for step in range(max(0, until - KEPT_STEPS), until):
+    for step in range(max(0, until - StepSettings().horizon), until):
         try:
             found[step] = steps.digest(step).hex()
         except UnknownName:  # the step was too long ago
@@ -462,49 +420,12 @@ def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
     return found
 
 
-def plans_for(options: RunOptions, agents: object, groups: object, graph: object, cpus: int) -> list[GroupPlan]:
-    """Return the groups of a run; raise ConfigError for arguments that are invalid, or have no use with by="group"."""
-    plans = plan_groups(agents, groups, graph, cpus)
-    if options.by == "group" and (graph is not None or any(plan.rows for plan in plans)):
-        raise ConfigError('with by="group" pass the graph and the data of agents as shared=')
-    return plans
-
-
-def check_run(model: object, options: RunOptions) -> None:
-    """Raise ConfigError if an argument of a run is invalid."""
-    if options.by not in {"agent", "group"}:
-        raise ConfigError(f"by={options.by!r} is unknown: write 'agent' or 'group'")
-    written = "def person(me, inbox)" if options.by == "agent" else "def crowd(group, step)"
-    if not callable(model) or inspect.isclass(model):
-        raise ConfigError(f"model={model!r} must be a function: {written}")
-    if problem := call_problem(model, 2):
-        raise ConfigError(f"model={model!r} must take two arguments, {written}: {problem}")
-    check_collect(options.collect, options.collect_every)
-    if options.by == "group" and is_async(model):
-        raise ConfigError('with by="group" the model is a plain function, not an async one: def crowd(group, step)')
-    if options.start is not None and (not callable(options.start) or is_async(options.start)):
-        raise ConfigError(f"start={options.start!r} must be a plain function that returns a dict: lambda me: {{}}")
-    if options.start is not None and (problem := call_problem(options.start, 1)):
-        raise ConfigError(f"start={options.start!r} must take one argument, as lambda me: {{}}: {problem}")
-    if not isinstance(options.concurrency, int) or options.concurrency < 1:
-        raise ConfigError(f"concurrency={options.concurrency!r} must be a number, at least 1")
-    check_timeout(options.timeout, positive=True)
-    for name, given in (("timeout", options.timeout), ("only_active", options.only_active or None)):
-        if given is not None and options.by == "group":
-            raise ConfigError(f'{name}={given!r} is of the calls for one agent: leave it out with by="group"')
-
-
 def _results(refs: Sequence[Any]) -> list[Any]:
     """Return the results of calls; raise the first error."""
     try:
         return [result(ref, actor_name="a group of the run") for ref in refs]
     except StepFailed as error:
         raise error from cause_of(error)
-
-
-def cause_of(error: StepFailed) -> RuntimeError | None:
-    """Return an error with the traceback of the user's own frames, without frames of Ray and of this package."""
-    return RuntimeError(f"in group {error.group!r}\n{error.trace}") if error.trace else None
 
 
 def _watch(

@@ -1,6 +1,7 @@
 """Ray actor of one group of a run: it hosts the agents, and runs the model step by step."""
 
 import gc
+import logging
 import sys
 import time
 from collections import Counter
@@ -19,8 +20,17 @@ from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.model_watch import ModelWatch
 from ray_messaging.cluster.run.run_plan import GroupPlan, Homes, changeable
+from ray_messaging.common.backoff import ACTOR_START_RETRY, Backoff
 from ray_messaging.common.process_tuning import tune_process
-from ray_messaging.errors import AlreadyExists, BudgetSpent, MoveFailed, StepAborted, UnknownName
+from ray_messaging.errors import (
+    AlreadyExists,
+    BudgetSpent,
+    ConnectionFailed,
+    MoveFailed,
+    ServerRefused,
+    StepAborted,
+    UnknownName,
+)
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.call_limits import CallGate
@@ -30,6 +40,9 @@ from ray_messaging.steps.step_loop import StepLoop, step_loop
 if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
     from ray_messaging.messager import GroupMessager
+
+
+logger = logging.getLogger(__name__)
 
 
 class GroupResult(NamedTuple):
@@ -139,7 +152,10 @@ class RunActor:
                 async with aclosing(loop.steps(end)) as steps:
                     async for step in steps:
                         await self._run_step(step, loop, society, homes, inputs.parent_calls)
-            except StepAborted:
+            except StepAborted as error:
+                if type(error.__cause__) is ConnectionFailed:  # the step has waited for as long as it may
+                    raise error.__cause__ from None
+                logger.warning("%s; it runs again", error)
                 continue
             except BudgetSpent:
                 spent = True
@@ -161,7 +177,23 @@ class RunActor:
         if messaging is not None:
             if isinstance(self._society, AgentLoop):
                 self._limit_calls(self._society, messaging, group)
-            await self.open(messaging, plan)
+            await self._reopen(messaging, plan)
+
+    async def _reopen(self, messaging: "Messaging", plan: GroupPlan) -> None:
+        """Host the group's agents, if this process was started anew; wait for the server as a step does.
+
+        Raises: ConnectionFailed if that takes longer than MessagingConfig.cut_timeout_s.
+        """
+        cut_timeout_s = messaging._connection.experiment.settings.cut_timeout_s
+        backoff = Backoff(ACTOR_START_RETRY, deadline=time.monotonic() + cut_timeout_s)
+        while True:
+            try:
+                return await self.open(messaging, plan)
+            except ConnectionFailed as error:
+                if isinstance(error, ServerRefused) or backoff.exhausted:
+                    raise
+                logger.warning("group %r waits for its server, up to %g s: %s", plan.name, cut_timeout_s, error)
+            await backoff.sleep()
 
     async def _run_step(
         self, step: Step, loop: StepLoop, society: AgentLoop | CrowdSociety, homes: Homes, parent: str | None
@@ -215,6 +247,11 @@ class RunActor:
         await self.close()
         self._messager = self._loop = self._society = self._homes = self._watch = self._last = None
         gc.collect()  # agents and their group refer to each other
+
+    def forget(self) -> None:
+        """Forget the agents of a run that has ended, so that they go without a search for what refers to itself."""
+        if isinstance(self._society, AgentLoop):
+            self._society.forget()
 
     def is_current(self) -> bool:
         """Return whether a new process would run the same code: no file of an imported module has changed."""

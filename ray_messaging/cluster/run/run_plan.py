@@ -1,17 +1,25 @@
-"""The plan of a run: the agents of each group, with their data and neighbours, which they keep after a move."""
+"""The arguments of a run, checked, and its plan: the agents of each group, with the data and neighbours of each."""
 
+import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_name
+from ray_messaging.common.awaitables import call_problem, is_async
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.aggregates import aggregates_of, check_collect
 from ray_messaging.model.edge_pairs import edge_pairs
+from ray_messaging.receiving.call_checks import check_timeout
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.run.run_actor import RunOptions
 
 # By agent, its data and its neighbours; empty if the run has neither data nor a graph.
 Rows = dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]]
@@ -50,6 +58,43 @@ def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> lis
     return plans
 
 
+def check_run(model: object, options: "RunOptions") -> None:
+    """Raise ConfigError if an argument of a run is invalid."""
+    if options.by not in {"agent", "group"}:
+        raise ConfigError(f"by={options.by!r} is unknown: write 'agent' or 'group'")
+    written = "def person(me, inbox)" if options.by == "agent" else "def crowd(group, step)"
+    if not callable(model) or inspect.isclass(model):
+        raise ConfigError(f"model={model!r} must be a function: {written}")
+    if problem := call_problem(model, 2):
+        raise ConfigError(f"model={model!r} must take two arguments, {written}: {problem}")
+    check_collect(options.collect, options.collect_every)
+    if options.by == "group" and is_async(model):
+        raise ConfigError('with by="group" the model is a plain function, not an async one: def crowd(group, step)')
+    if options.start is not None and (not callable(options.start) or is_async(options.start)):
+        raise ConfigError(f"start={options.start!r} must be a plain function that returns a dict: lambda me: {{}}")
+    if options.start is not None and (problem := call_problem(options.start, 1)):
+        raise ConfigError(f"start={options.start!r} must take one argument, such as lambda me: {{}}: {problem}")
+    if not isinstance(options.concurrency, int) or options.concurrency < 1:
+        raise ConfigError(f"concurrency={options.concurrency!r} must be a number, at least 1")
+    check_timeout(options.timeout, positive=True)
+    living = any(each.living for each in aggregates_of(options.collect)) or None
+    for name, given in (("timeout", options.timeout), ("only_active", options.only_active or None), ("living", living)):
+        if given is not None and options.by == "group":
+            raise ConfigError(
+                f'{name}={given!r} is only for models that are called for each agent: leave it out with by="group"'
+            )
+
+
+def plans_for(options: "RunOptions", agents: object, groups: object, graph: object, cpus: int) -> list[GroupPlan]:
+    """Return the groups of a run; raise ConfigError for arguments that are invalid, or have no use with by="group"."""
+    plans = plan_groups(agents, groups, graph, cpus)
+    if options.by == "group" and (graph is not None or any(plan.rows for plan in plans)):
+        raise ConfigError(
+            'with by="group" the model gets no graph and no data of agents by itself: pass both in shared='
+        )
+    return plans
+
+
 def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
     """Return the rows of a DataFrame, in which rows share no object that can be changed."""
     records: list[dict[str, Any]] = frame.to_dict("records")
@@ -61,8 +106,8 @@ def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
                 record[name] = deepcopy(record[name])
             except Exception as error:  # of any kind: by the object's own code
                 raise ConfigError(
-                    f"column {name!r} of agents holds {short_repr(record[name])}, which cannot be copied, and each "
-                    f"agent has a copy of its own: pass it as shared= ({type(error).__name__}: {error})"
+                    f"column {name!r} of agents holds {short_repr(record[name])}, which cannot be copied, although "
+                    f"each agent needs its own copy: pass that object as shared= ({type(error).__name__}: {error})"
                 ) from error
     return records
 
@@ -117,9 +162,9 @@ def _given_groups(everybody: AgentSet, groups: Mapping[Any, Any]) -> dict[str, I
         hosted, total = hosted | ids, total + len(ids)
     for kind, left in (("in no group", everybody - hosted), ("in a group, and not in agents", hosted - everybody)):
         if len(left):
-            raise ConfigError(f"{len(left):,} agents are {kind}, as {next(iter(left))!r}")
+            raise ConfigError(f"{len(left):,} agents are {kind}, such as {next(iter(left))!r}")
     if total > len(everybody):
-        raise ConfigError("some agents are in two groups: each agent has one")
+        raise ConfigError("some agents are in two groups: put each agent into one group")
     return dict(found)
 
 
@@ -134,8 +179,13 @@ def _neighbours(graph: Any) -> dict[AgentId, tuple[AgentId, ...]]:  # noqa: ANN4
     if isinstance(graph, Mapping):
         raise ConfigError(f"graph is a {type(graph).__name__}: pass pairs of sender and hearer, or a networkx graph")
     if isinstance(graph, str):
-        raise ConfigError(f"graph={graph!r} names an audience, which only messaging.run can look up: pass the edges")
+        raise ConfigError(
+            f"graph={graph!r} names an audience, and only messaging.run can look up audiences: pass the edges"
+        )
     edges = edge_pairs(graph)
+    ints = isinstance(edges, np.ndarray) and edges.dtype.kind in "iu" and edges.dtype != np.uint64
+    if ints and edges.shape[1:] == (2,) and len(edges):
+        return _neighbours_of_ints(edges)
     pairs = edges.tolist() if isinstance(edges, np.ndarray) else [*edges]
     found: dict[AgentId, dict[AgentId, None]] = {}
     for pair in pairs:
@@ -147,14 +197,26 @@ def _neighbours(graph: Any) -> dict[AgentId, tuple[AgentId, ...]]:  # noqa: ANN4
     return {agent: tuple(others) for agent, others in found.items()}
 
 
+def _neighbours_of_ints(edges: NDArray[np.integer[Any]]) -> dict[AgentId, tuple[AgentId, ...]]:
+    """Return what `_neighbours` does, in a fifth of the time, of an array of ints (m, 2)."""
+    order = np.argsort(edges[:, 0], kind="stable")
+    senders, hearers = edges[order, 0], edges[order, 1].tolist()
+    firsts = np.flatnonzero(np.diff(senders, prepend=senders[:1] - 1))
+    ends = [*firsts[1:].tolist(), len(hearers)]
+    return {
+        sender: tuple(dict.fromkeys(hearers[low:high]))
+        for sender, low, high in zip(senders[firsts].tolist(), firsts.tolist(), ends, strict=True)
+    }
+
+
 def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: Iterable[Iterable[AgentId]]) -> None:
     """Raise ConfigError if an edge begins or ends at an id that is not an agent of the run."""
-    ends = AgentSet.of({*neighbours, *(agent for others in neighbours.values() for agent in others)})
+    ends = AgentSet.of({*neighbours}.union(*neighbours.values()))
     for hosted in groups:
         ends -= AgentSet.of(hosted)
     if len(ends):
         raise ConfigError(
-            f"graph has edges of {len(ends):,} ids that are no agents of this run, as {next(iter(ends))!r}"
+            f"graph has edges of {len(ends):,} ids that are no agents of this run, such as {next(iter(ends))!r}"
         )
 
 

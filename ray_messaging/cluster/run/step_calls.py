@@ -197,14 +197,20 @@ class StepCalls:
                 raise self.failed(agent, error) from error
             self._check_done(agent, answer)
             if self.remembered is not None and self.remembered.forgotten(agent.id):
-                raise self.failed(agent, RuntimeError("it ended before its me.remember(...): await that"))
+                raise self.failed(
+                    agent,
+                    RuntimeError(
+                        "it ended before its call of me.remember had a result: write `await me.remember(...)`"
+                    ),
+                )
 
 
 def unfit_answer(answer: object, which: str = "me") -> TypeError:
     """Build the error for a model that did not return None; `which` is the name of its first parameter."""
     found = type(answer).__name__
     return TypeError(
-        f"it returned an object of type {found}, and must return None: set {which}.state, and send messages"
+        f"it returned an object of type {found}, and must return None: keep results in {which}.state, or send them in "
+        "messages"
     )
 
 

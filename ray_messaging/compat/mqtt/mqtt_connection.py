@@ -1,8 +1,8 @@
 """A connection to an MQTT broker that is restored, with its session, after it was interrupted.
 
-It drives paho from this event loop by paho's public callbacks. aiomqtt, which does so too, cannot say whether a message
-that was sent just when the connection was interrupted was published later: paho keeps such a message, and sends it over
-the next connection.
+It drives paho from this event loop by paho's public callbacks. aiomqtt, which also drives paho, cannot say whether a
+message that was sent just when the connection was interrupted was published later: paho keeps such a message, and sends
+it over the next connection.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ _REFUSED: Final = {134, 135, 138, 140}  # bad user or password, not authorized, 
 class Connection:
     """One client of the broker. If the connection is interrupted, it connects again, with backoff, until it is closed.
 
-    Its session stays at the broker, so that messages for its subscriptions wait there meanwhile, and messages that are
-    being published are completed. With QoS 2 each message arrives once.
+    Its session stays at the broker, where messages for its subscriptions wait until then, and messages that are being
+    published are completed. With QoS 2 each message arrives once.
 
     Args: the session belongs to `identifier`; if it is `lasting`, it outlasts `close`. `on_open` is awaited each time
     that the client has connected, before anything is published. `on_message` is called with each message, must

@@ -22,10 +22,10 @@ from ray_messaging.compat.mqtt.mqtt_connection import AT_ONCE, Connection
 from ray_messaging.compat.mqtt.topics import Wanted, check_topic, recipient_of, subscriptions_of
 from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
+from ray_messaging.default_limits_and_leases import BATCH_ROWS
 from ray_messaging.errors import Closed, MessagingError, NotListening
 from ray_messaging.interception.verdict_client import ForeignVerdictClient, PassAll, verdict_client_for
 from ray_messaging.interception.verdicts import BatchVerdict
-from ray_messaging.limits_and_timeouts import BATCH_ROWS
 from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.model.fates import BLOCKED, PUBLISHED, UNKNOWN
@@ -271,7 +271,13 @@ class Messager(metaclass=_ActorClass):
             except MessagingError as error:
                 _fail(sends, error)
             except BaseException:
-                _fail(sends, Closed("this messager has stopped, and nobody knows whether this was sent"))
+                _fail(
+                    sends,
+                    Closed(
+                        "this messager was stopped during this send, and the message may or may not arrive: ask its "
+                        "receiver, or send again"
+                    ),
+                )
                 raise
 
     async def _send(self, out: Connection, sends: list[_Send]) -> None:
@@ -398,7 +404,7 @@ class Messager(metaclass=_ActorClass):
             raise self._in.ended.with_traceback(None)
 
     def _end_waits(self) -> None:
-        """Wake those who wait for messages: none will come, as this disconnects or another client has the session."""
+        """End all waits for messages, because this messager disconnects or another client has the session."""
         self._came.set()
         self._closed.set()
 

@@ -240,7 +240,7 @@ def _violation(rows: list[dict[str, Any]], places: Counter[tuple[Any, ...]]) -> 
     if most > 1:
         return f"is {most} times in the log" + (f" for mailbox {mailbox}" if mailbox else "")
     if any(places[_place(row)] > 1 for row in rows):
-        return "stands where another message stands, too"
+        return "has the same mailbox, entry and row as another message"
     return ""
 
 

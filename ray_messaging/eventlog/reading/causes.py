@@ -39,7 +39,7 @@ _Hand = tuple[AgentId, int]  # an agent, and a step: together they identify the 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """A message, and as its causes the messages that its sender had in hand then, each with its own causes.
+    """A message, and its causes: the messages that its sender had in hand when it sent it, each with its own causes.
 
     `answered` says whether the message above this one answers it. `more` counts the messages in hand that `causes`
     leaves out. `note` says why there are no causes; it is "" if there are causes, or if the tree ends here. `calls` are
@@ -116,7 +116,11 @@ def why(view: View, *, message_id: str, depth: int = DEPTH, most: int = MOST) ->
     root = found_message(view, message_id)
     if root.ordinal is None and _cause_of(root) is None:
         raise outside_of_steps(
-            root, "a message of a step, an answer, or what a handler of serve or the body of `async for` has sent"
+            root,
+            (
+                "a message of a step, an answer, or a message that a handler of serve or the body of `async for` has "
+                "sent"
+            ),
         )
     search = _Search(view, width)
     rows, found = [root], [root]
@@ -171,7 +175,9 @@ def _joined(rows: list[LogRow]) -> LogRow:
 
 def outside_of_steps(row: LogRow, others: str) -> ConfigError:
     """Return the error for a message that was not sent in a step; `others` are messages whose causes are known."""
-    return ConfigError(f"message {row.message_id!r} was sent outside of steps: ask about {others}")
+    return ConfigError(
+        f"message {row.message_id!r} was sent outside of steps, where causes are not recorded: ask about {others}"
+    )
 
 
 def _cause_of(row: LogRow) -> str | None:
@@ -187,7 +193,7 @@ def hand_of(row: LogRow) -> _Hand | None:
 
 
 class _Search:
-    """The messages that senders had in hand, as far as they were looked up: for each hand at most `most` messages."""
+    """The messages that senders had in hand, as far as they were looked up: at most `most` for each message."""
 
     def __init__(self, view: View, most: int) -> None:
         self.calls: dict[_Hand, list[Called]] = {}

@@ -69,7 +69,7 @@ class Effects:
 
 
 def effects(view: View, *, message_id: str, depth: int = DEPTH) -> Effects:
-    """Return the agents that a message could have moved, as `EventLog.effects` says."""
+    """Return the agents that a message could have influenced, as `EventLog.effects` says."""
     steps = check_at_least_1("depth", depth)
     message = found_message(view, message_id)
     if message.ordinal is None or message.step is None:
@@ -113,7 +113,7 @@ class _Reach:
         return rows.filter(pa.array(moved))
 
     def add(self, step: int, parts: Iterator[pa.Table]) -> None:
-        """Add the readers of some rows, all of which are read in one step."""
+        """Add the agents that read some rows in one step."""
         pieces = [piece for part in parts if len(part) for piece in self._expansion.expanded(part, Filters())]
         for form, kind in _KINDS.items():
             readers = pa.chunked_array([chunk for piece in pieces for chunk in piece[f"to_{form}"].chunks], kind)

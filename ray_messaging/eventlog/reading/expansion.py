@@ -120,7 +120,7 @@ class Expansion:
         if not stay.all():
             at, hearers = at[stay], hearers.take(stay)
         if not np.array_equal(np.bincount(at, minlength=len(rows)), counts):
-            raise self._unknown(audience, "its files give other pairs than the log has counted")
+            raise self._unknown(audience, "the audience's files do not give the pairs that the log has counted")
         return RowHearers(np.asarray(rows)[at], hearers)
 
     def audience_digest(self, name: str, version: int) -> bytes:
@@ -132,7 +132,9 @@ class Expansion:
 
     def _read(self, audience: AudiencePairs) -> Edges:
         if not self._folder.local:
-            raise self._unknown(audience, "audiences can be read in a local folder only: copy it")
+            raise self._unknown(
+                audience, ("audiences can be read in a local folder only: copy the folder to this machine")
+            )
         try:
             return read_edges(version_folder(Path(self._folder.path) / "audiences", *audience), *audience)
         except (UnknownName, FrameError) as error:
@@ -143,7 +145,7 @@ class Expansion:
         if key not in self._edges:
             agents = read_agents(self._folder, digest)
             if agents is None:
-                raise self._unknown(audience, f"the agents {digest} of a mailbox are not in it")
+                raise self._unknown(audience, f"the folder lacks the list of a mailbox's agents with the hash {digest}")
             everybody = audience == EVERYBODY
             self._edges[key] = MemberEdges.everybody(agents) if everybody else self._read(audience).toward(agents)
         return self._edges[key]

@@ -199,7 +199,11 @@ class Filters:
             self._spans[name] = check_span(name, value)
             return
         if CHECKS[name] is _number and isinstance(value, tuple):
-            raise invalid(name, value, "could be two steps or all between: write [first, second] or range(first, end)")
+            raise invalid(
+                name,
+                value,
+                ("could mean two steps, or all steps between two: write [first, second] or range(first, end)"),
+            )
         some = isinstance(value, Collection) and not isinstance(value, str | bytes | dict)
         values = list(value) if some else [value]
         self._wanted[name] = [None if one is None else CHECKS[name](name, one) for one in values]
@@ -207,7 +211,10 @@ class Filters:
             raise invalid(name, value, "but every row has one: leave the field out to get all")
 
     def limited(self, limit: int | None, *, loose: bool) -> "Filters":
-        """Return a copy with another limit. A `loose` copy lets every broadcast match, as its row has no recipient."""
+        """Return a copy with another limit.
+
+        A `loose` copy lets every broadcast match, because the row of a broadcast has no recipient.
+        """
         made = copy(self)
         made._loose, made.limit = loose, limit
         return made

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from ray_messaging.default_limits_and_leases import LOG_NEWS_TIMEOUT_S
 from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.eventlog.folder import SEGMENT
 from ray_messaging.eventlog.folder_records import ACCOUNT
@@ -22,7 +23,6 @@ from ray_messaging.eventlog.reading.event_rows import LogRow, dicts_of, rows_of
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED
 from ray_messaging.eventlog.reading.results import with_columns, with_texts
-from ray_messaging.limits_and_timeouts import LOG_NEWS_TIMEOUT_S
 
 _TAIL_PAGE = 4096  # rows per query
 PAGE = 65_536

@@ -79,7 +79,9 @@ def conversation(
     """Return the messages between two agents, in both directions, by time; None stands for the user."""
     for name in ("from_id", "to_id", "agent"):
         if name in fields:
-            raise invalid(name, fields[name], "in a conversation: it is between the two that it names")
+            raise invalid(
+                name, fields[name], ("cannot be given for a conversation, whose two agents are a and b: leave it out")
+            )
     one, other = (None if end is None else check_agent(name, end) for name, end in (("a", a), ("b", b)))
     limit = Filters(**fields).limit
     ends = {"from_id": [one, other], "to_id": [one, other]}

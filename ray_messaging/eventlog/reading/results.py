@@ -54,7 +54,10 @@ def _channel(schema: pa.Schema) -> pc.Expression:
 
 
 def field_of(name: str, kind: pa.DataType | None = None) -> pa.Field:
-    """Return the field that a column has in query results. Its type is `kind`, or (None) that of the log's schema."""
+    """Return the field that a column has in query results.
+
+    Its type is `kind`. If `kind` is None, its type is the one in the log's schema.
+    """
     if name == POSITION.name:
         return POSITION
     if name not in SCHEMA.names:
@@ -158,8 +161,8 @@ def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     for field in schema:
         if whole.schema.field(field.name).type != field.type:
             raise InvalidQuery(
-                f"column {field.name!r} has whole numbers that {field.type}, the type of all its rows, does not hold "
-                "exactly: export to .jsonl",
+                f"column {field.name!r} has whole numbers that {field.type}, the type of the whole column, cannot "
+                "hold exactly: export to .jsonl",
                 field="path",
                 value=field.name,
             )
@@ -170,7 +173,8 @@ def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def unified(tables: Sequence[pa.Table]) -> pa.Table:
     """Join tables whose columns may differ: a missing column has nulls, a column of several types gets a common type.
 
-    The common type is a number type if all its types are numbers and one type holds all values exactly, else text.
+    The common type is a number type if all its types are numbers and one type holds all values exactly; otherwise it is
+    text.
     """
     whole = pa.concat_tables(map(with_types_in_names, tables), promote_options="default")
     columns: dict[str, list[str]] = {}

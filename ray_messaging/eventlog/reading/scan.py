@@ -126,7 +126,7 @@ def _us(seconds: float) -> int:
 
 
 def _file(folder: Folder, path: str) -> ds.FileSystemDataset:
-    """Return the rows of a file as a dataset whose columns are all nullable, so that the files' schemas are alike."""
+    """Return the rows of a file as a dataset whose columns are all nullable, so that all files have the same schema."""
     fragment = _FORMAT.make_fragment(path, folder.filesystem)
     try:
         found, facts = fragment.physical_schema, fragment.metadata

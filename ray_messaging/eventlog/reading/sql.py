@@ -77,7 +77,7 @@ def _check(query: str, statements: Sequence[Any]) -> None:
     """Raise InvalidQuery unless there is exactly one statement, and it only reads."""
     kinds = [str(statement.type).rpartition(".")[2] for statement in statements]
     if len(kinds) != 1:
-        raise _refused(query, f"it has {len(kinds)} statements, and one is answered")
+        raise _refused(query, f"it has {len(kinds)} statements: write one")
     if kinds[0] not in _READS:
         raise _refused(query, f"{kinds[0]} does not only read: write a SELECT")
 

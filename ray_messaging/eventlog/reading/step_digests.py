@@ -52,7 +52,7 @@ def history(view: View, *, step: int) -> bytes:
 
 
 def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]:
-    """Sum messages and digests by step over all rows, as messages from outside may be logged before earlier steps."""
+    """Sum messages and digests by step over all rows: messages from outside may be logged before earlier steps."""
     messages, sums = Counter[int](), Counter[int]()
     for row, weight in _rows(view, Filters(step=step)):
         messages[row.step] += weight
@@ -237,7 +237,7 @@ def _sent(parts: Iterable[pa.Table], before: _Message) -> Iterator[LogRow]:
 
 
 def _by_step(ours: Iterator[LogRow], those: Iterator[LogRow]) -> Iterator[tuple[int, Rows, Rows]]:
-    """Yield each step of which either log has messages, with the messages of both logs."""
+    """Yield each step for which at least one of the logs has messages, with the messages of both logs."""
     runs = [groupby(rows, key=lambda row: row.step) for rows in (ours, those)]
     heads = [next(run, None) for run in runs]
     while steps := [head[0] for head in heads if head is not None and head[0] is not None]:

@@ -150,7 +150,10 @@ def _of_rows(part: LoggedPart, rows: NDArray[np.intp]) -> LoggedPart:
 
 
 def _note_of_rows(note: LogNote, rows: NDArray[np.intp], count: int) -> LogNote:
-    """Return the part of a note that is about some rows, with their new row numbers. `count` is that of its batch."""
+    """Return the part of a note that is about some rows, with their new row numbers.
+
+    `count` is the number of rows of its batch.
+    """
     places = np.full(count, -1)
     places[rows] = np.arange(len(rows))
 

@@ -73,7 +73,10 @@ def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
             own = places[bounds[row] : bounds[row + 1]] - starts[row]
             kept[row] = encode_kept(own, int(whole[row]))
     if int(pairs.sum()) != folded.pairs:
-        raise FrameError(f"the frame counts {folded.pairs:,} pairs, its audience has {int(pairs.sum()):,} of them")
+        raise FrameError(
+            f"the frame counts {folded.pairs:,} pairs, and its audience has {int(pairs.sum()):,} pairs for the same "
+            "rows"
+        )
     return Hearers(folded.agents.hex(), pairs, kept)
 
 
@@ -188,7 +191,9 @@ class BroadcastHearers:
             for agents in (*record.by_subtopic().values(), *record.former()):
                 if agents_digest(agents) == digest:
                     return agents
-        raise UnknownName(f"no mailbox has the agents {digest.hex()} any more", kind="agents", value=digest.hex())
+        raise UnknownName(
+            f"no mailbox has the set of agents with the hash {digest.hex()} any more", kind="agents", value=digest.hex()
+        )
 
     def _lack(self, batch: Batch, error: MessagingError) -> None:
         audience, version = audience_of(batch)
@@ -217,7 +222,7 @@ class FrameHearers:
         return None
 
     def unamended(self, batch: Batch, amendments: Sequence[Batch]) -> Batch | None:
-        """Return the broadcasts of a batch without those that amendments change for all hearers; None if none is left.
+        """Return the broadcasts of a batch that amendments do not change for all hearers; None if there are none.
 
         Args: `amendments` are the amendments that `amendments_of` returns for the batch.
         """

@@ -117,7 +117,10 @@ def _is_folded(part: LoggedPart) -> bool:
 
 
 def _channels_of_broadcasts(exp_id: str, run: _Run, channel: pa.Array) -> pa.Array:
-    """Return the channels of all rows. The channel of a broadcast has the audience's name, as there is no recipient."""
+    """Return the channels of all rows.
+
+    The channel of a broadcast has the audience's name, because there is no recipient.
+    """
     pieces = []
     for part, start, count in zip(run.parts, run.starts, run.counts, strict=True):
         found = channel.slice(start, count).dictionary_decode()

@@ -36,7 +36,8 @@ def _text_of(kind: Kind) -> str:
 def payload_columns(payloads: Sequence[Payloads | None], counts: Sequence[int]) -> dict[str, pa.Array]:
     """Build the columns of all payloads in order. `counts` are the numbers of their rows.
 
-    The names of typed columns have their types. If there are typed columns, the column KINDS names those of each row.
+    The names of typed columns contain their types. If there are typed columns, the column KINDS names the typed columns
+    of each row.
     """
     groups: dict[Kind, list[int]] = {}
     for number, each in enumerate(payloads):

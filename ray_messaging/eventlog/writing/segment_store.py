@@ -31,9 +31,9 @@ _TAKE_OVER_S = 20.0
 
 
 class SegmentStore:
-    """Storage of one writer's segments, which are written one at a time; `closed` are the finished ones.
+    """Storage of one writer's segments, which are written one at a time; `closed` are the finished segments.
 
-    The finished ones have no cursors in memory, because each would have the cursors of all streams.
+    The finished segments have no cursors in memory, because each of them would have the cursors of all streams.
 
     Args: `writer` is the writer's name in the folder's account. `known` returns whether the server still knows the log
     of this run. `crash` is called at the risky points, `on_trouble` when a write has failed.
@@ -176,7 +176,7 @@ class SegmentStore:
         return self._folder.stage(sealed.number, sealed.table, sealed.meta | own)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call until it succeeds. No rows are dropped meanwhile: senders wait once the streams are full."""
+        """Repeat a call until it succeeds. Until then no rows are dropped: senders wait once the streams are full."""
         backoff = Backoff(LOG_WRITE_RETRY)
         while True:
             last = self._stopping.is_set()

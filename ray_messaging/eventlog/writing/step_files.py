@@ -7,6 +7,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.eventlog.call_rows import calls_file, calls_table
 from ray_messaging.eventlog.checkpoint_files import write_checkpoint
 from ray_messaging.eventlog.collected import Unwritten
@@ -14,7 +15,6 @@ from ray_messaging.eventlog.series_tables import series_file, series_table
 from ray_messaging.eventlog.writing.segment_store import SegmentStore
 from ray_messaging.eventlog.writing.step_rows import StepFeed
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
-from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.transports.step_values import CHECKPOINT, Collected, CollectedKind, Progress
 
 FILE_BYTES = 8 * 2**20  # size of collected data from which on files are written
@@ -48,7 +48,7 @@ class CollectedWriter:
             await self._retry(partial(self._store.drop_collected, found.entries))
 
     async def unwritten(self) -> Unwritten:
-        """Return the collected data of the steps that the feed has passed on, as far as the server has it."""
+        """Return the collected data of the steps that the feed has passed on, as far as the server still has them."""
         return Unwritten(self._born, await self._retry(partial(self._store.collected, self._feed.position.handled)))
 
     def _write(self, found: Unwritten) -> None:

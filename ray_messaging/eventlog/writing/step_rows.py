@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_messaging.common import task_health
+from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import BodyLost, FrameError, LogError
 from ray_messaging.eventlog.folder import StepPosition
 from ray_messaging.eventlog.log_schema import joined_rows, stored_column
@@ -20,7 +21,6 @@ from ray_messaging.eventlog.writing.hearers import FrameHearers
 from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.eventlog.writing.repeated_columns import each_its_own
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
-from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE
 from ray_messaging.model.fates import FATES
@@ -210,9 +210,10 @@ class StepFeed:
     async def _frames(
         self, box: str, covers: list[Cover], after: str, step: int | None = None
     ) -> tuple[list[BoxFrame], FrameHearers]:
-        """Return the frames that `covers` lists, without those of attempts that do not count, and the frames' hearers.
+        """Return the frames that `covers` lists, without frames of attempts that do not count, and their hearers.
 
-        Args: reading begins after the entry `after`; step is that of the wanted frames (None: frames from outside).
+        Args: reading begins after the entry `after`; `step` is the step of the wanted frames (None: frames from
+        outside).
         """
         named = {(cover.group, cover.sent, cover.attempt) for cover in covers}
         frames: list[BoxFrame] = []
@@ -260,7 +261,9 @@ class StepFeed:
     def _part(
         self, box: str, frame: BoxFrame, hearers_of: FrameHearers, amendments: Sequence[Batch] = ()
     ) -> LoggedPart | None:
-        """Return the rows of a frame; None if it has none. Broadcasts amended for all hearers are in notes instead.
+        """Return the rows of a frame; None if the frame has no rows.
+
+        Broadcasts amended for all hearers are in notes instead.
 
         Args: `amendments` are the amendments of the frame's broadcasts.
         """

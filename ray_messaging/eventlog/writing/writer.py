@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from ray_messaging.default_limits_and_leases import MAILBOX_BYTES, MAILBOX_MESSAGES
 from ray_messaging.errors import Closed, Fenced, LogError, MessagingError
 from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder, Segment, StepPosition
@@ -19,7 +20,6 @@ from ray_messaging.eventlog.writing.step_files import FILE_BYTES, CheckpointWrit
 from ray_messaging.eventlog.writing.step_rows import STEPS, StepFeed
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors, Waiters
 from ray_messaging.eventlog.writing.stream_reader import ReadAhead, StreamReader, WrittenEntry
-from ray_messaging.limits_and_timeouts import MAILBOX_BYTES, MAILBOX_MESSAGES
 from ray_messaging.transports.log_store import LogItem
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.transports.transport_values import Limits
@@ -437,7 +437,7 @@ class LogWriter:
 
     def _stuck(self) -> LogError:
         return LogError(
-            f"the event log of {self.exp_id} stands still, the rows that it has read cannot be written: "
+            f"the event log of {self.exp_id} stands still, because the rows that it has read cannot be written: "
             f"{self._segments.trouble}; new messages wait in the streams",
             path=self.folder.where,
         )

@@ -38,7 +38,9 @@ class CausesPage:
                 self._depth = ui.select(_DEPTHS, value=2, label="levels").props("dense data-mark=depth").classes("w-24")
                 button("Show", self.show)
             self._problem = Problem()
-            ui.label("To the right of a message: what its sender read in the step in which it sent it.").classes("note")
+            ui.label(
+                "To the right of a message: what its sender read in the step in which it sent the message."
+            ).classes("note")
             self._tree = ui.column().classes("w-full").props("data-mark=tree")
             self._fork = ui.label("").classes("note").props("data-mark=fork")
         with card(f"Agents that it could have moved, in {_STEPS} steps"):

@@ -192,7 +192,7 @@ def chart(mark: str, height: int) -> ui.echart:
 
 
 def draw(shown: ui.echart, options: dict[str, Any]) -> None:
-    """Draw a chart anew, if its options have changed."""
+    """Draw a chart again if its options have changed."""
     _arrived(shown)
     if shown.options != options:
         shown.options.clear()

@@ -22,7 +22,7 @@ class RuleForm:
         self._then = then
         with card("A new rule"):
             with ui.row().classes("w-full gap-3 items-end"):
-                self._spec = ui.input("rule, as max-length:500").props("dense data-mark=spec").classes("grow")
+                self._spec = ui.input("rule, such as max-length:500").props("dense data-mark=spec").classes("grow")
                 self._index = _number("place (none: at the end)", "place")
                 self._step = _number("from step (none: at once)", "at-step")
                 button("Preview", self.preview, "outline")
@@ -45,8 +45,8 @@ class RuleForm:
         self._step.set_visibility(steps is not None)
         if steps is not None:
             when = (
-                "A change from a later step on applies to whole steps, so that the run can be repeated; one without a "
-                "step applies in the middle of the open one, and the run cannot."
+                "A change that begins with a later step applies to whole steps, so that the run can be repeated. A "
+                "change without a step applies in the middle of the open step, and then the run cannot be repeated."
             )
             if steps.resting:
                 when = f"A change applies from step {steps.now:,} on, or from a later step that you give."

@@ -26,7 +26,9 @@ class SearchPage:
 
     def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:
         self._cache = cache
-        self._searching = asyncio.Lock()  # one search at a time, else rows of an earlier search could come last
+        self._searching = (
+            asyncio.Lock()
+        )  # one search at a time, because otherwise the rows of an earlier search could come last
         with card("Search the last rows that match"):
             with ui.row().classes("w-full gap-3 items-end"):
                 self._fields = {

@@ -64,14 +64,14 @@ class AccessControl:
         """Return status and reason if a request names another host or comes from another site's page, else None."""
         hosts, origins = asked.headers.getlist("host"), asked.headers.getlist("origin")
         if len(hosts) != 1 or not self._access.knows_host(hosts[0]):
-            return 421, "this server is not asked by that name: allow it with --allow-host NAME"
+            return 421, "this host name is not allowed: allow it with --allow-host NAME"
         if asked.scope["type"] == "websocket" and not origins:
             return 403, "a websocket must say from which page it comes"
         own = {f"http://{hosts[0]}".lower(), f"https://{hosts[0]}".lower()}
         foreign = any(origin.lower() not in own for origin in origins)
         followed = "navigate" in asked.headers.getlist("sec-fetch-mode")
         if foreign or ("cross-site" in asked.headers.getlist("sec-fetch-site") and not followed):
-            return 403, "the page of another site asks"
+            return 403, "the request comes from the page of another site"
         return None
 
     async def _enter(self, given: str, scope: Scope, receive: Receive, send: Send) -> None:

@@ -19,7 +19,7 @@ _WAITING = 32  # most questions at a time; further questions wait
 
 @dataclass(slots=True)
 class _Answer:
-    """A value, when it was computed, and the task that computes a new value (`coming`; None: none runs)."""
+    """A value, when it was computed, and the task that computes a new value (`coming`; None: no task runs)."""
 
     value: Any = None
     at: float = float("-inf")

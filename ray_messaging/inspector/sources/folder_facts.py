@@ -28,7 +28,7 @@ from ray_messaging.inspector.sources.busiest_agents import society_of
 from ray_messaging.inspector.sources.log_rows import RunFacts, agent_id
 from ray_messaging.inspector.sources.traffic import BINS, Key, binned, traffic_of, unit_for
 from ray_messaging.model.fates import BLOCKED, FATES
-from ray_messaging.model.series import AGENT, AGENT_NAME, STEP, TAKEN
+from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP, TAKEN
 from ray_messaging.transports.step_values import CollectedKind
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class FolderFacts(RunFacts):
         return len(self._folder.collected_files(CollectedKind.SERIES)) > _SERIES_FILES
 
     def series(self, agent: str | None = None) -> Series | None:
-        """Return the values that the run has collected of all agents, or of one; None if there are none or too many."""
+        """Return the values that the run has collected of all agents, or of one agent; None: no values, or too many."""
         if self._is_long():
             return None
         table = self._once(self._series)

@@ -126,7 +126,9 @@ class LiveControl:
         """Send the messages of a dead letter again."""
         done = self._messaging.dead_letters.requeue(letter)
         if done.left:
-            raise ConfigError("; ".join(f"letter {each} stays: {cut(why, 300)}" for each, why in done.left.items()))
+            raise ConfigError(
+                "; ".join(f"dead letter {each} was not requeued: {cut(why, 300)}" for each, why in done.left.items())
+            )
         return f"{done.messages:,} messages were sent again"
 
     def close(self) -> None:
@@ -151,7 +153,9 @@ def payload_of(text: str) -> dict[str, Any]:
         try:
             return dict(json.loads(text))
         except ValueError as error:
-            raise InvalidPayload(f"this begins like JSON and is none ({error}): mend it, or write a text") from error
+            raise InvalidPayload(
+                f"this text begins like JSON, but is not valid JSON ({error}): correct it, or write a plain text"
+            ) from error
     return {"content": text}
 
 

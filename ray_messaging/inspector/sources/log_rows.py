@@ -64,7 +64,11 @@ def _step(text: str) -> int | slice:
     with suppress(ValueError):
         low, colon, high = text.partition(":")
         return slice(int(low) if low else None, int(high) if high else None) if colon else int(low)
-    raise InvalidQuery(f"cannot read the step {text!r}: write 5 or 5:10", field="step", value=text)
+    raise InvalidQuery(
+        f"cannot read the step {text!r}: write one step, such as 5, or a range of steps, such as 5:10",
+        field="step",
+        value=text,
+    )
 
 
 def row_of(found: Mapping[str, Any]) -> Row:

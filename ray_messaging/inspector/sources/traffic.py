@@ -58,7 +58,7 @@ class RollingTraffic:
         self._shares: dict[float, float] = {}
 
     def add(self, bins: Bins, share: float = 1.0) -> None:
-        """Add counts to those of the same seconds or steps. `share` is the share of the rows that was counted."""
+        """Add counts to the counts of the same seconds or steps. `share` is the share of the rows that was counted."""
         for at, found in scaled(bins, share).items():
             self.bins.setdefault(at, Counter()).update(found)
             self._shares[at] = min(share, self._shares.get(at, 1.0))

@@ -123,7 +123,10 @@ class Block(SlowRule):
 
     async def _forward(self, message: Message) -> object:
         if self.context is None:
-            raise RuleError(f"rule {self.name!r} stands in no interceptor yet: pass it to Messaging", rule=self.name)
+            raise RuleError(
+                f"rule {self.name!r} belongs to no interceptor yet: pass it to Messaging.start(..., rules=[...])",
+                rule=self.name,
+            )
         if self._llm is None and self._make_llm is not None:
             self._llm = self._make_llm()
         forward: Any = getattr(self.block, "forward")  # noqa: B009 - an object of any class
@@ -341,7 +344,7 @@ def _message(message: Message, number: int, row: int, day: int, tick: float) -> 
 
 def _valid(answer: object) -> bool:
     if not isinstance(answer, bool):
-        raise TypeError(f"the supervisor says {answer!r} of a message: True or False")
+        raise TypeError(f"the supervisor judged a message by {answer!r}: its answer must be True or False")
     return answer
 
 

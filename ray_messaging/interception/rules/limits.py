@@ -294,7 +294,7 @@ class MaxLength(Rule):
     _described = ("limit_bytes",)
 
     def __init__(self, limit_bytes: int, *, name: str = "max_length") -> None:
-        why = ", as a smaller one blocks every payload: even {} takes 2"
+        why = ", because a smaller limit blocks every payload: even {} takes 2 bytes"
         self.limit_bytes = check_count("limit_bytes", limit_bytes, 2, name, why)
         self.name = name
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.common.backoff import MODERATOR_RETRY, Backoff
+from ray_messaging.default_limits_and_leases import MODERATOR_TIMEOUT_S
 from ray_messaging.errors import Closed, RuleError
 from ray_messaging.interception.rules.checks import check_choice, check_count, check_name, check_positive
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked, text_of
 from ray_messaging.interception.server.watchdog import RuleCalls
-from ray_messaging.limits_and_timeouts import MODERATOR_TIMEOUT_S
 from ray_messaging.message import Message
 
 T = TypeVar("T")
@@ -228,7 +228,7 @@ class Moderator(SlowRule):
             try:
                 return as_verdict(await self._judge(message))
             except Exception as error:  # noqa: BLE001 - the last attempt's is raised
-                logger.info("rule %r asks again: %s", self.name, type(error).__name__)
+                logger.info("rule %r asks its model again about a message, after %s", self.name, type(error).__name__)
             await backoff.sleep()
         return as_verdict(await self._judge(message))
 
@@ -238,7 +238,9 @@ class Moderator(SlowRule):
         if not work.failing and self.context is None:  # in an interceptor, the interceptor logs it, once
             work.failing = True  # failures in a row are logged once: a service that is down fails for every message
             then = "passes" if self.on_error == "allow" else "is blocked"
-            logger.warning("rule %r fails, what it should judge %s: %s", self.name, then, text_of(error))
+            logger.warning(
+                "rule %r fails, so each message that it should judge %s: %s", self.name, then, text_of(error)
+            )
         return self.count_failure(error)
 
 
@@ -266,7 +268,9 @@ def as_verdict(answer: object) -> Verdict:
 
 def _check_judge(judge: Any, rule: str) -> Callable[[Message], Awaitable[Answer]]:  # noqa: ANN401 - given by a user
     if not callable(judge):
-        raise RuleError(f"a moderator asks an async function of a message, {judge!r} cannot be called", rule=rule)
+        raise RuleError(
+            f"a moderator needs an async function that takes a message, and {judge!r} cannot be called", rule=rule
+        )
     if not is_async(judge):
         raise RuleError(
             f"{judge!r} is not async, and would hold all messages while it works: write it as `async def`, and what "

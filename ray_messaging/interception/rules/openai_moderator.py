@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
+from ray_messaging.default_limits_and_leases import MODERATOR_TIMEOUT_S
 from ray_messaging.errors import ConfigError, ConnectionFailed, RuleError
 from ray_messaging.interception.rules.checks import check_count
 from ray_messaging.interception.rules.moderator import Moderator, OnError
 from ray_messaging.interception.rules.rule import ALLOW, Verdict, block
-from ray_messaging.limits_and_timeouts import MODERATOR_TIMEOUT_S
 from ray_messaging.message import Message
 
 MISSING = "OpenAIModerator needs the openai package: pip install 'ray-messaging[llm]'"

@@ -135,7 +135,7 @@ class Words:
     def _add(self, given: str, rule: str) -> None:
         text = plain(given, fold=self._fold) if isinstance(given, str) else ""
         if not text.strip():
-            raise RuleError(f"{given!r} is no word: give a str with something to see in it", rule=rule)
+            raise RuleError(f"{given!r} is no word: give a str with at least one visible character", rule=rule)
         word = Word(given, text)
         tokens = TOKEN.findall(text)
         if tokens:

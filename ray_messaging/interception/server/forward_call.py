@@ -7,7 +7,7 @@ import msgspec
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
 from ray_messaging.compat.msg import Msg
-from ray_messaging.limits_and_timeouts import PAYLOAD_LIMIT
+from ray_messaging.default_limits_and_leases import PAYLOAD_LIMIT
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 

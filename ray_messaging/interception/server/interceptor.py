@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.interception.broadcasts import Intersections, pair_rows
 from ray_messaging.interception.rule_snapshot import decode_snapshot_request
@@ -35,7 +36,6 @@ from ray_messaging.interception.verdicts import (
     decode_verdicts,
     encode_verdicts,
 )
-from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.wire.frames import decode
@@ -327,7 +327,7 @@ class Interceptor:
             answer = verdict.encode(self.epoch, wants_payload=self.rules.wants_payload, snapshot=snapshot)
             if len(answer) <= FRAME_LIMIT:
                 return answer
-            raise ValueError(f"they take {len(answer)} bytes, the limit is {FRAME_LIMIT}: rewrite less in one batch")  # noqa: TRY301
+            raise ValueError(f"the verdicts take {len(answer)} bytes, above {FRAME_LIMIT}: rewrite less in a batch")  # noqa: TRY301
         except Exception as error:
             # A verdict can pass every check and still not be sendable; the sender must not wait forever.
             logger.exception("the verdicts on a batch of %d messages cannot be sent", rows)

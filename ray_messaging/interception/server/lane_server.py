@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
 
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.errors import Fenced, FrameError
 from ray_messaging.interception.lane import (
     JUDGE,
@@ -21,7 +22,6 @@ from ray_messaging.interception.lane import (
     LaneAddress,
 )
 from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
-from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.wire.frames import decode
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class _LanePeer(FrameProtocol):
             if begun:
                 self._timer = asyncio.get_running_loop().call_later(STALLED_S, self.refuse, "a request without an end")
         if begun != self._held and not self._hold(begun):
-            self.refuse("too much that has only begun")
+            self.refuse("too many bytes of requests that have only begun")
 
     def _hold(self, size: int) -> bool:
         """Count the bytes of an incomplete request; return False if all callers together have too many."""

@@ -41,7 +41,8 @@ class RuleDelegation:
 
     The server checks a snapshot's number as it checks epochs. The number is on the server before the snapshot is given
     to a messager, and a change of the rules returns only once a higher number is there. So no message passes by
-    outdated rules.
+    outdated rules, however long ago a messager got them. All numbers are above the interceptor's epoch, so that the
+    server can tell a messager whether the rules or the interceptor have changed.
     """
 
     def __init__(self, rules: RuleSet, epoch: int, publish: PublishSnapshot | None, versions: RuleVersions) -> None:
@@ -49,7 +50,8 @@ class RuleDelegation:
         self._versions = versions  # nothing is delegated while a version waits for its step
         self._publish_number = publish
         self.enabled = publish is not None and epoch > 0
-        self.number = 0  # the number of a snapshot of the current rules; each change of the rules takes a new number
+        # The number of a snapshot of the current rules; each change of the rules takes a new number.
+        self.number = max(0, epoch)
         self._given = -1  # the number of the last snapshot that may have been given out
         self._revoked = 0  # snapshots with lower numbers are no longer valid on the server
         self._revoking: asyncio.Task[None] | None = None

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.common.awaitables import RAISED
+from ray_messaging.default_limits_and_leases import PAYLOAD_LIMIT
 from ray_messaging.interception.broadcasts import Intersections, PairRows, once_each, pair_rows
 from ray_messaging.interception.rules.limits import group, ranks
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked
 from ray_messaging.interception.server.watchdog import FAILURES, RunningRule, Stuck, told
 from ray_messaging.interception.verdicts import BatchVerdict
-from ray_messaging.limits_and_timeouts import PAYLOAD_LIMIT
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import encode_payload
@@ -312,5 +312,5 @@ def checked_rows(verdicts: Mapping[int, Verdict], count: int) -> dict[int, Verdi
 def _row(row: object, count: int) -> int:
     number = index(row)  # type: ignore[arg-type]  # others raise
     if not 0 <= number < count:
-        raise ValueError(f"it judges row {number} of {count}")
+        raise ValueError(f"it judges row {number}, and the batch has {count} rows")
     return number

@@ -119,7 +119,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             try:
                 change = _change(before, self._copy(key))
             except RuleError:  # changed in place after it was set
-                logger.exception("the value of a rule under %r cannot be kept, and is left out", key)
+                logger.exception("the value that a rule keeps under %r cannot be stored, and is left out", key)
                 continue
             if change is not None:
                 layers = self._layers.setdefault(key, {_BASE: before})
@@ -234,7 +234,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
                 try:
                     put[_encode(key)] = _encode(found[0])
                 except Exception:  # it was changed in place after it was set: the other entries are saved nevertheless
-                    logger.exception("the value of a rule under %r cannot be kept, and is left out", key)
+                    logger.exception("the value that a rule keeps under %r cannot be stored, and is left out", key)
             elif not self._cleared:
                 gone.append(_encode(key))
         for group, key in self._unsaved:

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 import msgspec
 
 from ray_messaging.common.once_by_call import OnceByCall
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.interception.server.attempts import attempt_at
 from ray_messaging.interception.server.rule_pipeline import Deferred
 from ray_messaging.interception.server.state_writer import StateWriter
 from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts, encode_verdicts
-from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
 
 _MAX_SENDERS = 20_000  # the most senders whose last answer is kept; a sender has one batch in flight

@@ -192,4 +192,4 @@ class StateWriter:
 
 
 def _closed() -> Closed:
-    return Closed("the interceptor was closed before this was written: ask its successor")
+    return Closed("the interceptor was closed before a change of its rules' state was written: ask its successor")

@@ -14,8 +14,8 @@ from types import coroutine
 from typing import Any, TypeVar
 
 from ray_messaging.common.awaitables import RAISED
+from ray_messaging.default_limits_and_leases import RULE_TIMEOUT_S
 from ray_messaging.interception.rules.rule import Rule
-from ray_messaging.limits_and_timeouts import RULE_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 

@@ -102,7 +102,7 @@ class NumberColumn(msgspec.Struct, eq=False):
         numbers = value if self.values.ndim > 1 and isinstance(value, list) else [value]
         kind, name = self.values.dtype.kind, self.type.name
         if self.values.ndim > 1 and (not isinstance(value, list) or len(value) != self.values.shape[1]):
-            raise InvalidColumns(f"row {row} has {value!r}, this column has {self.type}", row=row)
+            raise InvalidColumns(f"row {row} has {value!r}, and this column holds {self.type}", row=row)
         if kind == "f":
             fits = all(number is None or type(number) in (int, float) for number in numbers)
             numbers = [np.nan if number is None else number for number in numbers]
@@ -113,7 +113,7 @@ class NumberColumn(msgspec.Struct, eq=False):
             limits = np.iinfo(self.values.dtype)
             fits = all(type(number) is int and limits.min <= number <= limits.max for number in numbers)
         if not fits:
-            raise InvalidColumns(f"row {row} has {value!r}, this column has {name}", row=row)
+            raise InvalidColumns(f"row {row} has {value!r}, and this column holds {name}", row=row)
         return numbers if self.values.ndim > 1 else numbers[0]
 
 
@@ -220,7 +220,7 @@ class TextColumn(msgspec.Struct, eq=False):
         texts = self.tolist()
         for row, text in changed.items():
             if not isinstance(text, str):
-                raise InvalidColumns(f"row {row} has {text!r}, this column has strings", row=row)
+                raise InvalidColumns(f"row {row} has {text!r}, and this column holds strings", row=row)
             texts[row] = text
         return TextColumn.of(texts)
 

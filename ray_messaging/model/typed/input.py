@@ -141,7 +141,7 @@ def _check_gaps(given: Any, array: NDArray[Any]) -> None:  # noqa: ANN401 - what
         gaps = np.isnan(array)
     if gaps is not None and gaps.any():
         row = int(np.argwhere(gaps)[0][0])
-        raise InvalidColumns(f"row {row} has no value: fill it; only floats have one for that, NaN", row=row)
+        raise InvalidColumns(f"row {row} has no value: fill it in; only floats can have a gap, which is NaN", row=row)
 
 
 def array_of(values: list[Any]) -> NDArray[Any]:
@@ -213,7 +213,9 @@ def holds_all(kind: np.dtype[Any], array: NDArray[Any]) -> bool:
 
 def _of_numbers(array: NDArray[Any]) -> NumberColumn:
     if array.dtype.name not in NUMBERS:
-        raise InvalidColumns(f"{array.dtype} cannot travel: use {_TYPES}{_DATES if array.dtype.kind in 'mM' else ''}")
+        raise InvalidColumns(
+            f"an array of {array.dtype} cannot be sent: use {_TYPES}{_DATES if array.dtype.kind in 'mM' else ''}"
+        )
     if not 1 <= array.ndim <= 2 or (array.ndim == 2 and not array.shape[1]):
         raise InvalidColumns(f"its shape is {array.shape}: use (n,), or (n, k) for vectors of k numbers")
     # A copy, because the caller may change the array before it is sent, and rules get the same column that is sent.
@@ -226,7 +228,7 @@ def _texts(array: NDArray[Any]) -> list[str]:
     """Return the strings of an array of strings or objects."""
     if array.ndim != 1:
         if array.dtype != object:
-            raise InvalidColumns(f"strings of the shape {array.shape} cannot travel: use (n,)")
+            raise InvalidColumns(f"strings of the shape {array.shape} cannot be sent: use (n,)")
         kinds = [{*map(type, np.ravel(row).tolist())} for row in array]
         row = next((row for row, found in enumerate(kinds) if len(found) > 1 or found != kinds[0]), 0)
         raise InvalidColumns(
@@ -240,7 +242,9 @@ def _texts(array: NDArray[Any]) -> list[str]:
         return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
     for row, found in enumerate(texts):
         if found is None or (isinstance(found, float) and found != found) or type(found).__name__ in _MISSING:
-            raise InvalidColumns(f"row {row} has no value: fill it; only floats have one for that, NaN", row=row)
+            raise InvalidColumns(
+                f"row {row} has no value: fill it in; only floats can have a gap, which is NaN", row=row
+            )
     if {*map(type, texts)} == {int}:
         row = next((row for row, found in enumerate(texts) if not -(2**63) <= found < 2**63), 0)
         raise InvalidColumns(
@@ -290,7 +294,7 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
     floats = pa.types.is_floating(kind)
     if values.null_count and not floats:
         row = values.is_null().index(True).as_py()
-        raise InvalidColumns(f"row {row} has no value: fill it; only floats have one for that, NaN", row=row)
+        raise InvalidColumns(f"row {row} has no value: fill it in; only floats can have a gap, which is NaN", row=row)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
         values = values.cast(pa.large_string())
         _, offsets, data = values.buffers()
@@ -300,9 +304,13 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
     flat = values.flatten() if width else values
     if width and flat.null_count and not pa.types.is_floating(flat.type):
         row = flat.is_null().index(True).as_py() // width
-        raise InvalidColumns(f"row {row} has a vector with a gap: fill it; only floats have NaN", row=row)
+        raise InvalidColumns(
+            f"row {row} has a vector with a missing number: fill it in; only vectors of floats can have a gap, which "
+            "is NaN",
+            row=row,
+        )
     if not (pa.types.is_primitive(flat.type) and str(flat.type) in _ARROW):
-        raise InvalidColumns(f"{kind} cannot travel: use {_TYPES}")
+        raise InvalidColumns(f"a column of type {kind} cannot be sent: use {_TYPES}")
     array = flat.to_numpy(zero_copy_only=False)
     return NumberColumn(array.reshape(-1, width) if width else array)
 

@@ -51,7 +51,11 @@ def column_of(parts: Sequence[Part], name: str) -> NDArray[Any]:
             arrays.append(column.to_numpy())
         low += len(part)
     if len({array.shape[1:] for array in arrays}) > 1:
-        raise InvalidColumns(f"column {name!r} has vectors in some messages, and others in others", column=name)
+        raise InvalidColumns(
+            f"column {name!r} has values of different shapes: single values in some messages and vectors in others, "
+            "or vectors of different lengths",
+            column=name,
+        )
     return _joined(arrays) if arrays else np.zeros(0)
 
 
@@ -104,7 +108,7 @@ def filled_column(parts: Sequence[Part], name: str) -> Any:  # noqa: ANN401 - an
 
 
 def arrow_columns(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return the columns of an Arrow table: typed ones as `payload.name`, the JSON of other payloads as `payload`.
+    """Return the columns of an Arrow table: typed columns as `payload.name`, the JSON of other payloads as `payload`.
 
     Rows without a column have null in it. Raises InvalidColumns if a column has two types.
     """
@@ -117,7 +121,9 @@ def arrow_columns(parts: Sequence[Part]) -> dict[str, Any]:
         kinds = {array.type for array in arrays if array is not None}
         if len(kinds) > 1:
             listed = " and ".join(sorted(map(str, kinds)))
-            raise InvalidColumns(f"column {name!r} has the types {listed} in these messages", column=name)
+            raise InvalidColumns(
+                f"column {name!r} has values of the types {listed} in these messages: use one type", column=name
+            )
         (kind,) = kinds
         filled = [
             pa.nulls(len(part), kind) if array is None else array for part, array in zip(parts, arrays, strict=True)

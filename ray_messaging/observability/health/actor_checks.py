@@ -20,6 +20,7 @@ from ray_messaging.observability.health.findings import (
     usage_of_limit,
     warning,
 )
+from ray_messaging.observability.health.node_checks import CUT_OFF
 from ray_messaging.observability.health.server_checks import check_clock
 
 MANY_RESTARTS = 5
@@ -73,7 +74,8 @@ def check_actor(actor: ActorFacts) -> Iterator[Finding]:
         yield critical(
             actor.name,
             report.error,
-            report.remedy or _without(actor, "mend what it says: it tries again by itself once a second"),
+            report.remedy
+            or _without(actor, ("mend the cause that the error names: the actor tries again by itself once a second")),
         )
     problems = [finding for loop in report.loops if (finding := _loop(actor.name, loop)) is not None]
     yield from problems
@@ -111,11 +113,15 @@ def _silent(actor: ActorFacts) -> Finding:
         return critical(
             actor.name, f"its actor starts again ({actor.state}), and does not answer yet", _without(actor, remedy)
         )
+    if actor.cut_off_from:
+        text = f"does not answer: the network does not reach its node, {actor.where}, from {actor.cut_off_from}"
+        return critical(actor.name, text, _without(actor, CUT_OFF))
     remedy = (
         "a rule or a call holds its event loop, or its process stands still: py-spy dump --pid shows where; kill it, "
         "and Ray starts it again"
     )
-    return critical(actor.name, f"does not answer ({actor.why or 'no reason known'})", _without(actor, remedy))
+    on = f" on node {actor.where}" if actor.where else ""
+    return critical(actor.name, f"does not answer{on} ({actor.why or 'no reason known'})", _without(actor, remedy))
 
 
 def _without(actor: ActorFacts, remedy: str) -> str:

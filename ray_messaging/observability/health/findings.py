@@ -146,8 +146,8 @@ class Disk:
 class Report:
     """An actor's report of its clock (unix s), loops and counters.
 
-    `error` is the reason why the actor does not work ("": it works). `remedy` is what to do about it; if it is "", the
-    actor retries by itself. `late` lists the groups that hold up a step, `held` the handles that commit too late, each
+    `error` is the reason why the actor does not work ("": it works). `remedy` says what to do; if it is "", the actor
+    retries by itself. `late` lists the groups that hold up a step, `held` the handles that commit too late, each
     with a remedy. `metrics` are counts since the actor's process began.
     """
 
@@ -168,6 +168,8 @@ class ActorFacts:
 
     `name` is "interceptor", "log", "group 'x'" or SERVER_ACTOR. `state` is Ray's (ALIVE, RESTARTING, DEAD ...). `why`
     says why there is no report. `skew_s` is the actor's clock minus this process's clock, plus or minus `margin_s`.
+    For an actor without a report, `where` is the host of its node, and `cut_off_from` says from where the network does
+    not reach that host ("": the network reaches it).
     """
 
     name: str
@@ -178,3 +180,5 @@ class ActorFacts:
     restarts: int = 0
     skew_s: float = 0.0
     margin_s: float = 0.0
+    where: str = ""
+    cut_off_from: str = ""

@@ -47,8 +47,8 @@ def _names(kept: Kept) -> Finding:
     return warning(
         "kept names",
         text,
-        "for name in messaging.closed_messagers(): messaging.remove_messager(name); and give no name to messagers that "
-        "have no successor: of those nothing is kept",
+        "for name in messaging.closed_messagers(): messaging.remove_messager(name); and give no name to messagers "
+        "that have no successor: of messagers without a name nothing is kept",
     )
 
 
@@ -79,7 +79,7 @@ def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
         yield warning(
             name,
             "nobody reads it, and it is the mailbox of agents: what is sent to them will wait",
-            "create its group again under this name, or remove it: what is sent to them is undeliverable then",
+            "create its group again under this name, or remove it: messages to its agents are undeliverable then",
         )
     elif mailbox.messages and mailbox.oldest_s is not None and mailbox.oldest_s > OLD_S:
         yield warning(

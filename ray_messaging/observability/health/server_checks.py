@@ -27,13 +27,13 @@ from ray_messaging.transports.server_facts import (
 
 SLOW_MS = 20.0
 SKEW_S = 1.0
-_RAISE_MAXMEMORY = "raise maxmemory, or have what waits fetched: a full server takes no messages"
+_RAISE_MAXMEMORY = "raise maxmemory, or fetch the messages that wait: a full server takes no messages"
 
 
 def check_server(
     facts: ServerFacts, *, allow_eviction: bool = False, embedded: bool = False, wait_replicas: int = 0
 ) -> list[Finding]:
-    """Return the findings about a server. If it has not answered, say so in a finding.
+    """Return the findings about a server. If the server has not answered, a finding says so.
 
     Args: `allow_eviction` and `wait_replicas` are the experiment's settings; `embedded` says whether this is an
     embedded server.

@@ -77,8 +77,8 @@ class SpanFile(SpanExporter):
 def tracer_provider(file: str | Path | None = None) -> trace.TracerProvider:
     """Return the provider that writes to a file.
 
-    Without a file, return the provider of the program or of Ray's tracing hook, or else make one from the OTEL_*
-    variables.
+    Without a file, return the provider of the program or of Ray's tracing hook. If there is no such provider, make one
+    from the OTEL_* variables.
 
     Raises: ConfigError if the file cannot be written, or the variables name an exporter that is not installed.
     """

@@ -5,9 +5,10 @@ from typing import Any
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ray_messaging.common.sockets import keepalive_options
 from ray_messaging.config import RedisConfig
+from ray_messaging.default_limits_and_leases import CONNECT_TIMEOUT_S
 from ray_messaging.errors import ConfigError
-from ray_messaging.limits_and_timeouts import CONNECT_TIMEOUT_S
 
 try:
     from redis.driver_info import DriverInfo
@@ -28,6 +29,7 @@ def connection_options(config: RedisConfig) -> dict[str, Any]:
         "socket_timeout": config.timeout,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_keepalive": True,
+        "socket_keepalive_options": keepalive_options(),
         "retry_on_error": [],
         "protocol": 2,
         **_DRIVER,

@@ -70,7 +70,7 @@ class Connector:
         """Make a connection that is not open yet; raises redis-py's errors if no primary is named."""
         options = dict(self._options)
         if "unix_socket_path" in options:
-            del options["socket_keepalive"]  # this is for TCP only
+            del options["socket_keepalive"], options["socket_keepalive_options"]  # these are for TCP only
             return UnixDomainSocketConnection(path=options.pop("unix_socket_path"), **options)
         if self.discovery is not None:
             self.address = await self.discovery.primary()

@@ -1,6 +1,7 @@
 """A link to one Redis server: scripts and commands, which are repeated while the connection is interrupted."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.config import RedisConfig
+from ray_messaging.default_limits_and_leases import CONNECT_TIMEOUT_S
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -37,11 +39,11 @@ from ray_messaging.errors import (
     NotReplicated,
     ServerRefused,
 )
-from ray_messaging.limits_and_timeouts import CONNECT_TIMEOUT_S
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.connection.connection_options import tls_trouble
 from ray_messaging.transports.connection.connector import Connector
 from ray_messaging.transports.connection.discovery import NoPrimaryError, WrongSettingsError
+from ray_messaging.transports.connection.outage import Outage
 from ray_messaging.transports.connection.protocol import (
     ClusterLostError,
     LargeCommand,
@@ -131,6 +133,8 @@ class RedisLink:
         # This is called while the server cannot be reached, and returns the error if the experiment has ended.
         self.ended: Callable[[], Awaitable[Closed | None]] | None = None
         self.observer: Observer | None = None
+        self.who = ""  # who makes the calls, for error texts
+        self.outage: Outage | None = None  # set while the calls are those of steps, which are repeated for longer
 
     @property
     def where(self) -> str:
@@ -282,13 +286,14 @@ class RedisLink:
         wire = await Wire.open(await self._connector.make())
         try:
             self._check_open()
-            if self._connector.discovery is None:
-                return wire
-            self._check_primary(read_info(await wire.call(("INFO", "replication"), self._reply_s, self._stall_s)))
-            self._check_open()
+            if self._connector.discovery is not None:
+                self._check_primary(read_info(await wire.call(("INFO", "replication"), self._reply_s, self._stall_s)))
+                self._check_open()
         except BaseException:
             wire.close()
             raise
+        if self.outage is not None:
+            self.outage.over(self.where)
         if self._found != self.address:
             self._found = self.address
             if self.moved is not None:
@@ -302,10 +307,13 @@ class RedisLink:
 
     def _check_primary(self, info: Info) -> None:
         if is_replica(info):
-            raise NoPrimaryError(f"the server at {self.where} was named as the primary, and is a replica")
+            raise NoPrimaryError(f"the server at {self.where} was named as the primary, but is a replica")
 
-    def translated(self, error: BaseException) -> Exception:
-        """Turn a library's error into one of ours, such as ServerRefused or ConnectionFailed."""
+    def translated(self, error: BaseException, *, last: bool = False) -> Exception:
+        """Turn a library's error into one of ours, such as ServerRefused or ConnectionFailed.
+
+        Args: `last` says that the call is not made again.
+        """
         facts = self._facts()
         if isinstance(error, NoPrimaryError):
             return ConnectionFailed(str(error), **facts)
@@ -326,10 +334,10 @@ class RedisLink:
                 **facts,
             )
         if isinstance(error, (*_PASSING, RedisError)):
-            why = tls_trouble(error, self.config) or (
-                f"{str(error) or 'no answer in time'}; check that it runs and that host and port are right"
-            )
-            return ConnectionFailed(f"cannot reach the server at {self.where}: {why}", **facts)
+            # In steps the server was reached before, so TLS is all right.
+            tls = tls_trouble(error, self.config) if self.outage is None else None
+            why = tls or f"{str(error) or 'no answer in time'}; {self._look_at()}"
+            return ConnectionFailed(f"cannot reach the server at {self.where}{self._from(last=last)}: {why}", **facts)
         return error if isinstance(error, Exception) else RuntimeError(str(error))
 
     def _gave_up(self, error: BaseException, *, taken: bool) -> Exception:
@@ -340,7 +348,25 @@ class RedisLink:
                 "it may have been taken. Fetch what waits, or raise the server's maxmemory",
                 **self._facts(),
             )
-        return self.translated(error)
+        return self.translated(error, last=True)
+
+    def _from(self, *, last: bool) -> str:
+        """Return from where the server cannot be reached, and for how long a step has tried, for error texts."""
+        if not self.who:
+            return ""
+        kind = "" if self.outage is None else "group "
+        who = f" from {kind}{self.who} on host {socket.gethostname()}"
+        if self.outage is None or not last:
+            return who
+        return f" for {self.outage.timeout_s:g} s (MessagingConfig.cut_timeout_s){who}"
+
+    def _look_at(self) -> str:
+        if self.outage is None:
+            return "check that it runs and that host and port are right"
+        return (
+            "check that it runs, and the network between the two machines; then start again with on_existing='resume': "
+            "all committed steps are kept"
+        )
 
     def _passes(self, error: BaseException) -> bool:
         """Return whether repeating a call may help after this error.
@@ -460,14 +486,15 @@ class RedisLink:
         return await self.persist(lambda: asyncio.gather(*map(self._once, commands)))
 
     async def persist(self, attempt: Callable[[], Awaitable[T]], cut: Callable[[], None] | None = None) -> T:
-        """Repeat an attempt while the connection is interrupted, for at most `patience_s` seconds.
+        """Repeat an attempt while the connection is interrupted, for at most `patience_s` seconds, in steps longer.
 
         `cut` is called after each attempt with an unknown outcome.
 
         Raises: ServerRefused at once; Closed if the experiment has ended; ConnectionFailed if the server cannot be
         reached; MailboxFull if its memory is full.
         """
-        deadline, calls = asyncio.get_running_loop().time() + self.patience_s, self._calls
+        longer_s = 0.0 if self.outage is None else self.outage.timeout_s
+        deadline, calls = asyncio.get_running_loop().time() + max(self.patience_s, longer_s), self._calls
         backoff: Backoff | None = None  # most commands succeed at once
         forgotten = False  # the last attempt found that the server does not have the script
         taken = False  # an attempt without an answer may have had its effect
@@ -499,6 +526,8 @@ class RedisLink:
     def _tell_retry(self, error: Exception) -> None:
         if self.observer is not None:
             self.observer.retried(self.where, error)
+        if self.outage is not None:
+            self.outage.failed(self.where, error)
 
     async def over(self) -> Closed | None:
         """Return the error of an ended experiment, or None if no end is known. This asks at most once a second."""

@@ -26,7 +26,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ray_messaging.limits_and_timeouts import CONNECT_TIMEOUT_S
+from ray_messaging.default_limits_and_leases import CONNECT_TIMEOUT_S
 
 
 async def _introduce(connection: AbstractConnection) -> None:

@@ -44,8 +44,8 @@ class ServerRuns:
         self.heard(now_ms, began)
         for stream in lost:
             logger.error(
-                "the server lost entries of %s that were read, and its clock is behind: was it restored from old data? "
-                "What was sent since it came back, and before now, may not be handed out",
+                "the server lost entries of %s that were read, and its clock is behind: was it restored from old "
+                "data? Messages that were sent since the server came back, and before now, may not be delivered",
                 stream.decode(),
             )
 

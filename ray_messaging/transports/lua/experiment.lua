@@ -81,12 +81,13 @@ return reply
 --
 -- KEYS[1] meta  hash: start:run = the start of the experiment that has it, start:interceptor = the epoch, start:standing = the number under
 --               which standing verdicts count, start:kept = number of the last write of write_rule_state under this epoch
--- ARGV[1] the caller's run ("": any)  [2] the epoch that the caller found ("": none)  [3] the epoch that it takes
--- Returns 1; 0: there is another epoch than it found; -1: another run has the experiment
-local now = redis.call('HMGET', KEYS[1], 'start:run', 'start:interceptor')
+-- ARGV[1] the caller's run ("": any)  [2] the epoch that the caller found ("": none)  [3] the epoch that it takes, above
+--         that and above the standing number: see verdict_status  [4] the standing number that it found ("": none)
+-- Returns 1; 0: there is another epoch or number than it found; -1: another run has the experiment
+local now = redis.call('HMGET', KEYS[1], 'start:run', 'start:interceptor', 'start:standing')
 if ARGV[1] ~= '' and now[1] ~= ARGV[1] then return -1 end
 if now[2] == ARGV[3] then return 1 end
-if (now[2] or '') ~= ARGV[2] then return 0 end
+if (now[2] or '') ~= ARGV[2] or (ARGV[4] and (now[3] or '') ~= ARGV[4]) then return 0 end
 redis.call('HSET', KEYS[1], 'start:interceptor', ARGV[3])
 redis.call('HDEL', KEYS[1], 'start:standing', 'start:kept')
 return 1

@@ -12,6 +12,7 @@
 --                    unlogged, unlogged_bytes, taken, taken_bytes, base, base_bytes (see note_resumed), logged, last
 -- ARGV[1] max messages  [2] max bytes of the log stream  [3] prefix of this experiment's keys: state:<mailbox> is a hash
 -- ARGV[4] the caller's run ("": any)  [5] the epoch that the caller found ("": none)  [6] the epoch that it takes
+-- ARGV[7] is not used: see advance_interceptor_epoch
 -- Returns 1; 0: there is another epoch than it found; -1: another run has the experiment
 local now, epoch = redis.call('HMGET', KEYS[1], 'start:run', 'start:log_epoch'), ARGV[6]
 if ARGV[4] ~= '' and now[1] ~= ARGV[4] then return -1 end

@@ -1,11 +1,15 @@
 -- Scripts that write frames into mailboxes: for batches, for transactions, and short paths for simple calls.
 
 -- shared verdict_status ----------------------------------------------------------------------------------------------
--- Return the status of a call by its verdicts: 0 where they count, 2 where they are stale, 4 where nobody was asked though
--- there is an interceptor. `given` is ARGV[3] of send; the others are fields of meta.
+-- Return the status of a call by its verdicts: 0 where they count, 2 where another interceptor has taken over, 10 where
+-- the rules of the same one have changed, 4 where nobody was asked though there is an interceptor. `given` is ARGV[3] of
+-- send; the others are fields of meta. All standing numbers of an interceptor are above its epoch, and below its
+-- successor's; as texts, because doubles do not hold them.
 local function verdict_status(given, interceptor, standing)
   if given == '-2' then return interceptor and 4 or 0 end
-  return (given == '-1' or interceptor == given or standing == given) and 0 or 2
+  if given == '-1' or interceptor == given or standing == given then return 0 end
+  local same = interceptor and (#given > #interceptor or (#given == #interceptor and given > interceptor))
+  return same and 10 or 2
 end
 
 -- shared sequence_numbers --------------------------------------------------------------------------------------------

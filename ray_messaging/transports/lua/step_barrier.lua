@@ -31,8 +31,8 @@ end
 -- step:<group>  hash: since = first step in which it counts, until = first one in which it does not (none: it stays), closed,
 --               start:open = step that its driver has asked for (none: none), start:ahead = step that is open to it before it is to all,
 --               attempt, start:task and start:starts = its driver ("" and 0, or none: nobody), lease_ms, beat = rises with each sign of life,
---               changed = ms of the last change, state, parting = steps from which agents are elsewhere, with commas: see
---               step:<group>:left,
+--               changed = ms of the last change, start:heard = ms at which its driver renewed its lease last, state,
+--               parting = steps from which agents are elsewhere, with commas: see step:<group>:left,
 --               ending = 1: until is there because its driver leaves then
 --               The group :rules is the supervisor: it closes a step after all others, has no mailbox, and is in no list.
 -- start:sent:<group>  hash of the open step: s:<sender>@<box> = last number, r:<box> = <rows>:<bytes>

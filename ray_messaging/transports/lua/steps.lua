@@ -155,6 +155,7 @@ local has = has_group(redis.call('HGET', KEYS[2], 'attempt'), ARGV[3])
 if has ~= 1 then return has end
 if ARGV[4] == '1' then
   redis.call('HINCRBY', KEYS[2], 'beat', 1)
+  redis.call('HSET', KEYS[2], 'start:heard', milliseconds())
 else
   abandon(ARGV[1], ARGV[2])
   raise_number(KEYS[2], 'attempt')  -- nobody's
@@ -276,20 +277,22 @@ return target == '' and -1 or tonumber(target)
 -- KEYS[1] steps, KEYS[2] steps:closed, KEYS[3] start:holds: see step_barrier
 -- ARGV[1] prefix of this experiment's keys
 -- Returns {{sealed, latest, target or false, news, mode}, {hold, last step...}, then for each group {its name, closed, open or
--- false, task, start, ms since its last change, since, until or false}}; nothing: the experiment has no steps
+-- false, task, start, ms since its last change, since, until or false, ms since its last sign of life}}; nothing: the experiment has no steps
 local now = redis.call('HMGET', KEYS[1], 'sealed', 'latest', 'start:target', 'start:news', 'wait_for')
 local all = redis.call('HMGET', KEYS[1], 'opened', 'opened_ms')
 if not now[1] then return {} end
 local reply, clock = {now, redis.call('HGETALL', KEYS[3])}, milliseconds()
 for _, name in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
   local group = redis.call('HMGET', ARGV[1] .. 'step:' .. name, 'closed', 'start:open', 'start:task', 'start:starts', 'changed', 'since', 'until',
-                           'start:ahead')
+                           'start:ahead', 'start:heard')
+  local heard = math.max(tonumber(group[5]), tonumber(group[9] or 0))
   if not is_open(tonumber(group[1]) + 1, group[2], group[8], all[1]) then
     group[2] = false
   elseif group[2] == all[1] then
     group[5] = math.max(tonumber(group[5]), tonumber(all[2]))  -- it has waited until then
   end
   group[5] = string.format('%.0f', math.max(0, clock - tonumber(group[5])))
-  reply[#reply + 1] = {name, unpack(group, 1, 7)}
+  group[8] = string.format('%.0f', math.max(0, clock - heard))
+  reply[#reply + 1] = {name, unpack(group, 1, 8)}
 end
 return reply

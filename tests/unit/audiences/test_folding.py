@@ -66,5 +66,5 @@ def test_other_pairs_than_the_frame_counts_are_refused():
     edges, agents = build_edges([np.array([(0, 1), (0, 2)])]), AgentSet.of([1, 2])
     pairs = spread(broadcasts([0]), edges)
     folded = fold(pairs, np.arange(2), np.arange(2), agents_digest(agents))[0]
-    with pytest.raises(FrameError, match="2 pairs of audience 'friends', and its version 2 has 1"):
+    with pytest.raises(FrameError, match="2 pairs of audience 'friends', but the files of its version 2 give 1 pairs"):
         unfold(folded, build_edges([np.array([(0, 1)])]))

@@ -214,7 +214,7 @@ def test_an_ordinary_laptop_has_no_problems(run, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor_machine, "MEMINFO", tmp_path / "none")  # no Linux
     found = told(run("--json"))
     assert [found[what]["level"] for what in ("clock", "open files", "memory", "embedded server")] == ["ok"] * 4
-    assert "nothing keeps it in time" in found["clock"]["value"]
+    assert "nothing synchronizes the clock" in found["clock"]["value"]
 
 
 # -- what is printed ------------------------------------------------------------------------------------------------

@@ -244,7 +244,7 @@ def test_export(run, tmp_path):
     ("options", "words"),
     [
         (["--fate", "lost"], "error: fate='lost' is no fate: write 'delivered'"),
-        (["--step", "1-3"], "error: cannot read --step '1-3': write 5 or 5:10"),
+        (["--step", "1-3"], "error: cannot read --step '1-3': write one step, such as 5, or a range"),
         (["--since", "noon"], "error: since='noon' is no time"),
         (["--agent", "a\t"], r"error: agent: agent id 'a\t' cannot be used"),
         (["--limit", "-1"], "Invalid value for '--limit'"),

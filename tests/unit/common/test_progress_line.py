@@ -6,7 +6,7 @@ from ray_messaging.cluster.handles.experiment_steps import RunProgress
 from ray_messaging.common import progress_line as module
 from ray_messaging.errors import ConnectionFailed
 from ray_messaging.steps.stragglers import Straggler
-from ray_messaging.transports.step_values import GroupProgress, Progress
+from ray_messaging.transports.step_values import Driver, GroupProgress, Progress
 
 
 class Steps:
@@ -49,7 +49,7 @@ def test_the_first_line_comes_at_once_and_others_now_and_then(clock, capsys):
     steps = Steps([Straggler("west", 5, 41.0, is_open=False, driver="")])
     with RunProgress(steps, 20, shown=True) as progress:
         progress.show()
-        first = "step 5 of 20, waiting for west; no task has opened group 'west': step 5 waits for it since 41 s\n"
+        first = "step 5 of 20, waiting for west; no task has opened group 'west': step 5 has waited for it for 41 s\n"
         assert capsys.readouterr().err == first
         clock[0] += 9
         progress.show()
@@ -91,6 +91,33 @@ def test_the_slowest_group_is_named_where_progress_is_shown(closed, shown, text,
     with RunProgress(Steps(**closed), 20, shown=shown) as progress:
         progress.show()
         assert capsys.readouterr().err == text
+
+
+def test_a_group_that_is_cut_off_is_named_first_and_at_once(clock, capsys):
+    steps = Steps(west=4, east=4, north=5)
+    silent = GroupProgress(4, 5, Driver("messager west"), 14_000, 0, None, 13_000)
+    steps.now = steps.now._replace(groups=steps.now.groups | {"west": silent})
+    with RunProgress(steps, 20, shown=True) as progress:
+        progress.show()
+        expected = "step 5 of 20, waiting for west (the server has heard nothing of it for 13 s) and 1 more\n"
+        assert capsys.readouterr().err == expected
+
+
+def test_an_interceptor_that_does_not_reach_the_server_ends_no_run(clock, capsys, monkeypatch):
+    def fail():
+        raise ConnectionFailed("cannot reach the server at a:1")
+
+    steps = Steps()
+    with RunProgress(steps, 20, shown=True) as progress:
+        progress.show()
+        monkeypatch.setattr(steps, "progress", fail)
+        clock[0] += 20
+        progress.show()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "step 5 of 20, waiting for west",
+        "step 5 of 20, as far as is known: cannot reach the server at a:1",
+    ]
 
 
 def test_a_pause_is_shown_in_place_of_a_rate_and_does_not_count(clock, capsys):

@@ -13,12 +13,12 @@ from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of
 from support.patience import wait_for
 
 from ray_messaging.common.backoff import Backoff, RetryPolicy
+from ray_messaging.default_limits_and_leases import EMBEDDED_CONNECT_S
 from ray_messaging.embedded import server as server_module
 from ray_messaging.embedded import server_restarts
 from ray_messaging.embedded.server import EmbeddedServer, Succession
 from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.errors import ConfigError, ServerFailed
-from ray_messaging.limits_and_timeouts import EMBEDDED_CONNECT_S
 
 NAME = "a-name-that-nobody-else-knows"
 

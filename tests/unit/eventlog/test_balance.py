@@ -21,7 +21,7 @@ from ray_messaging.eventlog.reading.scan import View
         ([row(2, fate="blocked", entry="99-0")], "s-1-2 is blocked and delivered", ["s-1-2"]),
         ([row(2, entry="99-0")], "s-1-2 is 2 times in the log for mailbox m", ["s-1-2"]),
         ([row(4, fate="undeliverable", entry="99-0")], "s-1-4 is 2 times in the log", ["s-1-4"]),
-        ([row(9, entry="2-0")], "stands where another message stands, too", ["s-1-2", "s-1-9"]),
+        ([row(9, entry="2-0")], "has the same mailbox, entry and row as another message", ["s-1-2", "s-1-9"]),
         ([row(9, fate="lost")], "has the fate 'lost'", ["s-1-9"]),
         ([row(9, entry="9-0", audience="all", to_id=None)], "9-0 of m has no hearers", ["s-1-9 in entry 9-0 of m"]),
         ([row(0), row(1), row(2)], "3 of 8 sends", ["s-1-0", "s-1-1", "s-1-2"]),

@@ -252,7 +252,9 @@ def test_an_unknown_file_system_says_which_there_are():
 def test_a_folder_that_another_experiment_has_claimed_is_refused(folder):
     claim(folder, "run1", "town")
     claim(folder, "run2", "town")
-    with pytest.raises(LogError, match="is that of experiment 'town', and this is 'city': pass a log_dir of its own"):
+    with pytest.raises(
+        LogError, match="belongs to experiment 'town', and this is experiment 'city': pass another log_dir"
+    ):
         claim(folder, "run3", "city")
     assert read_account(folder).writer == "run2"
 

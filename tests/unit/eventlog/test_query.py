@@ -218,7 +218,7 @@ def test_a_conversation(log):
     assert positions(log.conversation(2, 1, fate="delivered", limit=1)) == [0]
     assert positions(log.conversation(2, None)) == [1, 2]
     assert positions(log.conversation(2, "2")) == [6]
-    with pytest.raises(InvalidQuery, match="agent=3 in a conversation"):
+    with pytest.raises(InvalidQuery, match="agent=3 cannot be given for a conversation"):
         log.conversation(1, 2, agent=3)
 
 
@@ -238,7 +238,7 @@ def test_a_conversation_is_told_by_time(tmp_path):
         ({"fate": None}, "every row has one"),
         ({"channel": 5}, "channel=5 must be a text"),
         ({"rule": ["a", 5]}, "rule=5 must be a text"),
-        ({"step": (1, 5)}, "could be two steps or all between"),
+        ({"step": (1, 5)}, "could mean two steps, or all steps between two"),
         ({"step": range(1, 9, 2)}, "leaves steps out"),
         ({"step": "1"}, "must be an int"),
         ({"step": True}, "must be an int"),

@@ -184,7 +184,7 @@ def test_what_does_not_read_the_log_alone_is_refused(log, tmp_path, query):
         ("select * from mesages", "Table with name mesages does not exist.*messages, calls alone"),
         ("select cast(payload as int) from messages", "Could not convert string"),
         ("create table t as select 1", "CREATE does not only read: write a SELECT"),
-        ("select 1; select 2", "it has 2 statements, and one is answered"),
+        ("select 1; select 2", "it has 2 statements: write one"),
         (5, "must be a text"),
         (None, "must be a text of SQL"),
     ],

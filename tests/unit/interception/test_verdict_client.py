@@ -82,7 +82,22 @@ async def test_a_lane_is_used_until_it_is_cut_and_then_opened_anew(actor, remote
     for caller in list(actor.server.connections):
         caller.refuse("closing")
     assert set(await blocked(remote, first=8)) == {0}
-    assert (remote.route, len(actor.lane.calls), actor.forward_batch.calls) == ("lane", 2, [])
+    assert (remote.route, len(actor.lane.calls), actor.forward_batch.calls) == ("lane", 1, [])
+
+
+async def test_a_lane_that_is_reached_again_needs_no_answer_of_ray(actor, remote):
+    """After a cut of the network Ray may take long to reach the actor again."""
+    assert set(await blocked(remote, first=0)) == {0}
+
+    async def never():
+        await asyncio.Event().wait()
+
+    actor.lane = Method(never)
+    for caller in list(actor.server.connections):
+        caller.refuse("closing")
+    async with asyncio.timeout(WAIT_S):
+        assert set(await blocked(remote, first=2)) == {0}
+    assert (remote.route, actor.lane.calls, actor.forward_batch.calls) == ("lane", [], [])
 
 
 async def test_payloads_go_only_when_a_rule_asks(actor, remote):

@@ -147,9 +147,9 @@ class Row(msgspec.Struct, array_like=True):
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (int, "payloads, which are JSON objects"),
-        (list[int], "payloads, which are JSON objects"),
-        (Row, "payloads, which are JSON objects"),
+        (int, "payloads are JSON objects"),
+        (list[int], "payloads are JSON objects"),
+        (Row, "payloads are JSON objects"),
         (object(), "has no JSON Schema"),
         (Chain, "contains itself"),
         ({"type": "object", "not": {}}, "'not', which senders cannot check"),

@@ -79,7 +79,7 @@ def test_blocked_and_undeliverable_messages_balance_when_they_do_not_arrive(acco
             [1, 2],
             [0, 3, 99, 4],
             {},
-            ["5 messages were delivered, but 6 received", "1 messages arrived that are none of ours"],
+            ["5 messages were delivered, but 6 received", "1 messages arrived that this replay did not send"],
         ),
     ],
 )

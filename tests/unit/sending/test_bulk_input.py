@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_messaging.default_limits_and_leases import BATCH_BYTES
 from ray_messaging.errors import MailboxFull, OutcomeUnknown
-from ray_messaging.limits_and_timeouts import BATCH_BYTES
 from ray_messaging.sending.bulk_input import payloads_of
 from ray_messaging.sending.bulk_sender import join_receipts
 from ray_messaging.sending.pending_batch import Entry

@@ -1,9 +1,10 @@
 """Digests of steps."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.steps.digests import DigestRow, HeardBy, history_digest, row_bytes, step_digest, sum_of
+from ray_messaging.steps.digests import DigestRow, HeardBy, history_digest, row_bytes, step_digest, sum_of, sum_of_like
 
 TEXT = st.text(max_size=4)
 AGENTS = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), TEXT)
@@ -42,6 +43,21 @@ def test_a_row_that_comes_twice_or_has_a_weight_counts_as_often():
     assert len({step_digest([sum_of([row] * count)]) for count in range(4)}) == 4
     heard = row._replace(to_id=None, audience=HeardBy("friends", b"x"))
     assert sum_of([heard], [3]) == sum_of([heard] * 3)
+
+
+INT = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(ROWS, st.lists(st.tuples(INT, st.integers(0, 2**32 - 1), INT, st.binary(max_size=4)), min_size=1))
+def test_rows_that_differ_in_ids_ordinals_and_payloads_have_the_sum_of_any_rows(row, columns):
+    like = row._replace(in_reply_to=None, expects_answer=False, audience=None)
+    from_ids, ordinals, to_ids, payloads = zip(*columns, strict=True)
+    rows = [
+        like._replace(from_id=from_id, ordinal=ordinal, to_id=to_id, payload=payload)
+        for from_id, ordinal, to_id, payload in columns
+    ]
+    found = sum_of_like(like, np.array(from_ids), np.array(ordinals, np.uint32), np.array(to_ids), payloads)
+    assert found == sum_of(rows)
 
 
 def test_the_history_depends_on_all_that_was_before():

@@ -10,8 +10,8 @@ from support.step_society import open_step
 from ray_messaging.audiences.cache import EVERYBODY
 from ray_messaging.audiences.folding import agents_digest
 from ray_messaging.audiences.member_edges import MemberEdges
+from ray_messaging.default_limits_and_leases import BATCH_ROWS
 from ray_messaging.errors import ConfigError, FrameError
-from ray_messaging.limits_and_timeouts import BATCH_ROWS
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension, Fold
@@ -97,6 +97,6 @@ def test_broadcasts_whose_subtopics_have_other_hearers_are_read_as_messages():
         facts = {"step": 0, "sent_at": 5.0, "lines": PayloadColumn.of([b'{"v":1}']), "extension": extension}
         folded.append(FoldedBatch(batch_to([None], [1], topics=(topic,), **facts), edges))
     inbox = StepInbox("exp", AgentPlaces(AgentSet.of([1, 2, 3])), [], HeardBroadcasts(folded))
-    with pytest.raises(ConfigError, match=r"different agents of this group.*read them by step\.messages"):
+    with pytest.raises(ConfigError, match=r"different agents of this group.*read these broadcasts by step\.messages"):
         inbox.heard("*")
     assert [len(messages) for _, messages in inbox.by_agent()] == [0, 2, 1]

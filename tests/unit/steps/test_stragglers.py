@@ -6,8 +6,9 @@ from ray_messaging.steps.stragglers import stragglers
 from ray_messaging.transports.step_values import Driver, GroupProgress, Progress
 
 
-def group(closed, *, opened=None, driver="", idle_s=0.0):
-    return GroupProgress(closed, opened, Driver(driver) if driver else None, int(idle_s * 1000), 0, None)
+def group(closed, *, opened=None, driver="", idle_s=0.0, silent_s=0.0):
+    driven = Driver(driver) if driver else None
+    return GroupProgress(closed, opened, driven, int(idle_s * 1000), 0, None, int(silent_s * 1000))
 
 
 def progress(target=None, **groups):
@@ -22,10 +23,14 @@ AHEAD = group(12, driver="messager ahead", idle_s=99)
     [
         (
             group(11, opened=12, driver="messager x", idle_s=41),
-            "group 'x' is in step 12 since 41 s, driven by 'messager x'",
+            "group 'x' has been in step 12 for 41 s, driven by 'messager x'",
         ),
-        (group(11, opened=12, idle_s=41), "group 'x' is in step 12 since 41 s, and its driver has gone"),
-        (group(11, idle_s=41), "no task has opened group 'x': step 12 waits for it since 41 s"),
+        (
+            group(11, opened=12, driver="m", idle_s=13, silent_s=12),
+            "step 12 waits for group 'x', from whose driver, 'm', the server has heard nothing for 12 s",
+        ),
+        (group(11, opened=12, idle_s=41), "group 'x' has been in step 12 for 41 s, and its driver has gone"),
+        (group(11, idle_s=41), "no task has opened group 'x': step 12 has waited for it for 41 s"),
         (group(11, driver="m", idle_s=41), "group 'x' has not begun step 12 for 41 s, driven by 'm'"),
     ],
 )
@@ -39,6 +44,7 @@ def test_a_group_that_holds_up_others_is_named_with_the_reason(late, text):
     "now",
     [
         progress(x=group(11, opened=12, idle_s=29), ahead=AHEAD),  # not for long
+        progress(x=group(11, opened=12, driver="m", idle_s=12, silent_s=9), ahead=AHEAD),  # its lease lasts 10 s
         progress(x=group(11, idle_s=99), y=group(11, idle_s=99)),  # nobody waits
         progress(11, x=group(11, idle_s=99), ahead=AHEAD),  # paused
     ],

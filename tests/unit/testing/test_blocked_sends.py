@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from ray_messaging import run
 from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, StepRule, StepVerdicts, block
-from ray_messaging.testing import run
 
 AGENTS, STEPS = 6, 4
 

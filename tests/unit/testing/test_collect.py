@@ -4,8 +4,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ray_messaging import ConfigError, Count, Mean, PayloadTooLarge, StepFailed
-from ray_messaging.testing import run
+from ray_messaging import (
+    ConfigError,
+    Count,
+    Gini,
+    Max,
+    Mean,
+    Min,
+    PayloadTooLarge,
+    Quantile,
+    Share,
+    StepFailed,
+    Sum,
+    run,
+)
 
 
 def person(me, inbox):
@@ -81,6 +93,44 @@ def test_an_aggregate_may_have_a_function():
         assert shares.tolist() == (series(model, Count("side"), 1)["side=left"] / 20).tolist()
 
 
+def test_all_aggregates_of_one_key_on_any_number_of_groups():
+    def luck(owner):
+        return np.abs(owner.state["mood"])
+
+    collect = [
+        Sum("total", of="mood"), Min("least", of="mood"), Max("most", of="mood"), Quantile("p90", 0.9, of="mood"),
+        Quantile("median", 0.5, of="mood"), Gini("luck", of=luck), Share("side"),
+    ]  # fmt: skip
+    for model in (person, crowd):
+        one, three = (series(model, collect, groups) for groups in (1, 3))
+        pd.testing.assert_frame_equal(one, three, check_exact=True)
+        moods = series(model, rows, 1).mood.groupby("step")
+        assert (one.least.tolist(), one.most.tolist()) == (moods.min().tolist(), moods.max().tolist())
+        assert np.allclose(one[["total", "p90"]], np.array([moods.sum(), moods.quantile(0.9)]).T)
+        assert ((one["side=left"] + one["side=right"]) == 1).all()
+
+
+def test_agents_that_have_stopped_count_unless_only_the_living_are_asked_for():
+    def mortal(me, inbox):
+        me.state = {"age": me.step, "at": "home" if me.step else "birth"}
+        if me.step == me.id:
+            me.stop()
+
+    collect = [
+        each(f"{each.__name__} {living}", of=of, living=living)
+        for living in (False, True)
+        for each, of in ((Sum, "age"), (Mean, "age"), (Max, "age"), (Count, "at"), (Share, "at"))
+    ]
+    one, two = (run(mortal, agents=4, until=4, groups=groups, collect=collect).series for groups in (1, 2))
+    pd.testing.assert_frame_equal(one, two, check_exact=True)
+    assert one["Sum False"].tolist() == [0, 3, 5, 6]
+    assert one["Sum True"].tolist() == [0, 2, 2, 0]
+    assert one["Max True"].fillna(-1).tolist() == [0, 1, 2, -1]
+    assert one["Count False=home"].tolist() == [0, 3, 3, 3]
+    assert one["Count True=home"].tolist() == [0, 2, 1, 0]
+    assert one["Share True=home"].tolist() == [0, 1, 1, 0]
+
+
 def test_a_value_that_comes_later_was_zero_before():
     def half(me, inbox):
         me.state["at"] = me.step // 2
@@ -100,8 +150,8 @@ def test_a_value_that_comes_later_was_zero_before():
         (person, lambda me: 1 / (me.id - 7), StepFailed, "collect failed for agent 7 .*ZeroDivisionError"),
         (person, lambda me: [me.id], StepFailed, "must return a dict"),
         (person, Mean("side"), StepFailed, r"Count\('side'\)"),
-        (person, Count("mood"), StepFailed, "round them"),
-        (crowd, Count("mood"), StepFailed, "round them"),
+        (person, Count("mood"), StepFailed, "round the floats"),
+        (crowd, Count("mood"), StepFailed, "round the floats"),
         (person, Mean("wealth"), StepFailed, "KeyError: 'wealth'"),
         (crowd, lambda group: {"x": 1}, StepFailed, "a value for each of the 20 agents"),
         (crowd, lambda group: {}, StepFailed, "a dict of arrays"),
@@ -117,6 +167,16 @@ def test_a_value_that_comes_later_was_zero_before():
         (person, Mean("a=b"), ConfigError, "without '='"),
         (person, Count("step"), ConfigError, "not one of step"),
         (person, [Mean("mood"), Count("mood")], ConfigError, "have one name"),
+        (person, Gini("mood"), StepFailed, "needs numbers from 0 on"),
+        (person, Sum("side"), StepFailed, r"Count\('side'\)"),
+        (person, Quantile("mood", 50), ConfigError, "from 0 to 1"),
+        (person, Mean("mood", of=5), ConfigError, "of=5"),
+        (
+            crowd,
+            Mean("mood", living=True),
+            ConfigError,
+            "living=True is only for models that are called for each agent",
+        ),
         (person, lambda me: {"x": "a" * 4_000_000}, PayloadTooLarge, "collect less"),
     ],
 )

@@ -2,11 +2,13 @@
 
 import asyncio
 import copy
+import gc
 import json
 import os
 import pickle
 import signal
 import threading
+import weakref
 
 import numpy as np
 import pandas as pd
@@ -14,7 +16,7 @@ import pytest
 from support.ripple import ripple, ripple_start
 from support.rumour import Rumour, blocks, sequential, small_world
 
-from ray_messaging import ConfigError, RuleError, StepFailed
+from ray_messaging import ConfigError, RuleError, StepFailed, run
 from ray_messaging.interception.rules import (
     ALLOW,
     BlackList,
@@ -27,7 +29,6 @@ from ray_messaging.interception.rules import (
     Table,
     block,
 )
-from ray_messaging.testing import run
 
 RUMOUR = Rumour(small_world(24), steps=4, chance=110)
 
@@ -232,7 +233,7 @@ def test_what_a_model_says_wrong_is_an_error_at_once():
         ({"until": -1}, ConfigError, "until=-1"),
         ({"until": None}, ConfigError, "until=None"),
         ({"graph": [(0, 1)], "by": "group"}, ConfigError, "shared="),
-        ({"only_active": True, "by": "group"}, ConfigError, 'of the calls for one agent: leave it out with by="group"'),
+        ({"only_active": True, "by": "group"}, ConfigError, "only for models that are called for each agent"),
         ({"rules": BlackList([(1, 2)])}, RuleError, "rules must be a list: write rules="),
         ({"rules": 7}, RuleError, "rules must be a list of rules, not 7"),
     ],
@@ -269,6 +270,30 @@ def test_the_models_of_all_groups_end_when_one_fails():
     with pytest.raises(StepFailed, match="no such mood"):
         run(person, agents=2, until=3, groups=2)
     assert ended == [1]
+
+
+class Shared:
+    pass
+
+
+@pytest.mark.parametrize("by", ["agent", "group"])
+def test_what_a_run_has_made_goes_with_its_end(by):
+    kept, threads = [], {*threading.enumerate()}
+
+    def person(me, inbox):
+        kept.append(weakref.ref(me.shared))
+
+    gc.collect()
+    gc.disable()  # in a large process a collection takes longer than a small run
+    try:
+        run(person, agents=3, until=2, by=by, shared=Shared())
+        assert kept
+        assert {reference() for reference in kept} == {None}
+    finally:
+        gc.enable()
+    for thread in {*threading.enumerate()} - threads:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_ctrl_c_ends_a_run():

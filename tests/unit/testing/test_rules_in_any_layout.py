@@ -5,10 +5,10 @@ from random import Random
 import numpy as np
 import pytest
 
+from ray_messaging import run
 from ray_messaging.interception import rules
 from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, Table, block, label
 from ray_messaging.sending import bulk_input
-from ray_messaging.testing import run
 
 AGENTS, STEPS = 12, 2
 WORDS = ["bad", "odd", "fine", "casino", "dull"]

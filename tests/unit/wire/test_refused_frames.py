@@ -6,8 +6,8 @@ import pytest
 from support.batches import batch_to
 from support.frames import rewritten, sealed
 
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.errors import FrameError
-from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import CONTEXT_BYTES, TracePoint
 from ray_messaging.model.extension import AudiencePairs, Extension, InHand
 from ray_messaging.model.message_ids import MessageIdColumn

@@ -33,8 +33,8 @@ from ray_messaging.conversations.answer_stream import AnswerPart, Answers, Answe
 from ray_messaging.conversations.handling import HandlerFailure, asker_here
 from ray_messaging.conversations.replies import blocked_among, note_replied, replies_to, waits_for_failure
 from ray_messaging.conversations.serving import Handler, MessageServer, OnError, Serving
+from ray_messaging.default_limits_and_leases import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.errors import CommitFailed, ConfigError, MessagingError, OutcomeUnknown
-from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.model.agent_sets import AgentSet, column_of
@@ -91,7 +91,8 @@ class StampedHandle:
     def step(self, step: int | None) -> None:
         if self._experiment.steps:
             raise ConfigError(
-                f"the step of group {self.name!r} is that of its loop: `for step in group.steps(until=...)`"
+                f"the step of group {self.name!r} cannot be set: its loop `for step in group.steps(until=...)` says "
+                "which step it is"
             )
         self._stamp.step = step
 
@@ -574,7 +575,9 @@ class Fetched(Messages):
 
     def __enter__(self) -> Self:
         if not self._lender.waiting.blocks:
-            raise ConfigError("messages that `group.aio` fetched need `async with`: their commit waits in the loop")
+            raise ConfigError(
+                "messages that `group.aio` fetched need `async with`, not `with`, because their commit must be awaited"
+            )
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:

@@ -11,7 +11,7 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.awaitables import finish
 from ray_messaging.common.notebook import html_table
 from ray_messaging.conversations.answer_stream import GroupAnswers
-from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S
+from ray_messaging.default_limits_and_leases import ANSWER_TIMEOUT_S
 
 if TYPE_CHECKING:
     from ray_messaging.steps.step import Step

@@ -28,9 +28,10 @@ from ray_messaging.cluster.lane_calls import AliveCall, Call, body_of, parts_of
 from ray_messaging.common.awaitables import Life, at_loop_end
 from ray_messaging.common.backoff import LANE_RETRY
 from ray_messaging.common.process_tuning import keep_memory
+from ray_messaging.common.sockets import notice_cuts
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.errors import FrameError, MessagingError
 from ray_messaging.interception.lane import JUDGE, NUMBER, REQUEST, WAITING, LaneAddress, LaneClient
-from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +165,7 @@ class LaneConnection:
         weakref.finalize(self, self._socket.close)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            notice_cuts(self._socket)
             self._wait_at_most(_OPENING_S)
             token = address.token.encode()
             self._socket.sendall(_PREFIX.pack(len(token)) + token)

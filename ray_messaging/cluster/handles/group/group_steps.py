@@ -12,7 +12,7 @@ from ray_messaging.cluster.ray_calls import context
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.common.process_tuning import relax_collector
-from ray_messaging.errors import ConnectionFailed
+from ray_messaging.errors import ConnectionFailed, ServerRefused
 from ray_messaging.messager import GroupMessager, Messager
 from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.steps.step import Step
@@ -59,7 +59,7 @@ async def driven_steps(
     relax_collector()
     metrics = MessagerMetrics() if experiment.metrics else None
     make = partial(named_messager, GroupMessager, experiment, interceptor, name, metrics, traced=False)
-    messager = await connected(make, experiment.settings.send_timeout_s)
+    messager = await connected(make, experiment.settings.cut_timeout_s)
     telling = None
     if metrics is not None:  # the group's actor counts what the group sends and fetches outside of steps
         telling = tell_metrics(lambda: metrics.families({}), experiment, name)
@@ -86,7 +86,8 @@ async def connected(make: Callable[[], Messager], patience_s: float) -> Messager
             await messager.init()
         except BaseException as error:
             await messager.close()
-            if not isinstance(error, ConnectionFailed) or backoff.exhausted:
+            refused = isinstance(error, ServerRefused)  # a wrong password stays wrong
+            if refused or not isinstance(error, ConnectionFailed) or backoff.exhausted:
                 raise
         else:
             return messager

@@ -260,11 +260,11 @@ async def test_a_model_that_blocks_its_event_loop_is_told_once_and_does_not_bloc
     gate.set()
     await run
     (warning,) = [record.getMessage() for record in caplog.records if "blocks the event loop" in record.getMessage()]
-    assert "group 'east': that of agent 2 held it for" in warning
+    assert "group 'east': agent 2 held it for" in warning
     assert "in step 0" in warning
 
 
-LOOKS = "in collect=, which only looks: do so in the model's function"
+LOOKS = "in collect=, which may only read: do so in the model's function"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ LOOKS = "in collect=, which only looks: do so in the model's function"
     [
         ("start", lambda me: 1 / 0, "ZeroDivisionError"),
         ("start", lambda me: None, "start must return a dict, not NoneType"),
-        ("start", lambda me: me.send(1, {}), "cannot send at its start"),
+        ("start", lambda me: me.send(1, {}), "cannot send in start="),
         ("collect", lambda me: me.send(1, {}) or {"n": 1}, LOOKS),
         ("collect", lambda me: me.ask(1, {}) or {"n": 1}, LOOKS),
         ("collect", lambda me: me.broadcast("all", {}) or {"n": 1}, LOOKS),
@@ -300,7 +300,7 @@ async def test_a_start_that_fails_and_a_collect_that_does_more_than_look_are_nam
         ({"start": lambda group: {"n": np.ma.array([1], mask=[1])}}, "group.state.'n'. has masked values"),
         ({"start": lambda group: {"t": np.str_("a\0")}}, "group.state.'t'. holds a text that ends with a null"),
         ({"start": lambda group: {1: np.zeros(3)}}, "group.state.1. has a key of type int"),
-        ({"model": lambda group, step: {}}, "returned an object of type dict, .* set group.state"),
+        ({"model": lambda group, step: {}}, "returned an object of type dict, .* keep results in group.state"),
         ({"model": lambda group, step: next(iter([]))}, "the model failed for group 'east'.*it raised StopIteration"),
         ({"start": lambda group: next(iter([]))}, "start failed for group 'east'.*it raised StopIteration"),
     ],

@@ -75,8 +75,8 @@ def test_without_a_source_there_is_no_digest():
 def test_a_change_names_the_model():
     now = {"model": name_of(in_a_notebook), "source": "a"}
     assert change_of(now, now) is change_of(now, now | {"source": None}) is change_of(now, {"model": "x"}) is None
-    assert change_of(now, now | {"source": "b"}).startswith(f"the source of the model {now['model']} is not that")
-    assert "in_a_notebook, in place of m.crowd, is not" in change_of(now, {"model": "m.crowd", "source": "b"})
+    assert change_of(now, now | {"source": "b"}).startswith(f"the source of the model {now['model']} differs from")
+    assert "in_a_notebook, in place of m.crowd, differs" in change_of(now, {"model": "m.crowd", "source": "b"})
 
 
 def inputs(agents=2, graph=None, shared=None):

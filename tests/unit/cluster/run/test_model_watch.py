@@ -16,9 +16,9 @@ import pandas as pd
 import pytest
 from support.patience import WAIT_S
 
+from ray_messaging import run
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.model_watch import ModelWatch
-from ray_messaging.testing import run
 
 SEEN, TABLE, LIMITS = [], {"n": 0}, {"high": 5}
 count = 0
@@ -133,8 +133,8 @@ def told(caplog):
         (thinking, "the global 'SEEN' of [a-z._]*test_model_watch has changed in step 0"),
         (ages, "shared has changed in step 0"),
         (moves_in, "shared has changed in step 0"),
-        (draws, "random numbers of the module random were drawn in step 1: .* Draw by me.rng"),
-        (draws_arrays, "random numbers of numpy.random were drawn in step 0: .* Draw by me.rng"),
+        (draws, "random numbers of the module random were drawn in step 1: .* Draw them by me.rng"),
+        (draws_arrays, "random numbers of numpy.random were drawn in step 0: .* Draw them by me.rng"),
         (grows, "me.data has changed in step 0"),
         (fine, None),
     ],
@@ -198,7 +198,7 @@ def test_an_error_in_the_checks_ends_them_and_not_the_step(caplog):
         raise KeyError
     assert steps == [0, 1, 2]
     [found] = told(caplog)
-    assert found.startswith("what the model keeps outside of its agents is no longer looked at, after SystemExit: torn")
+    assert "is no longer checked for changes, because the check failed: SystemExit: torn" in found
 
 
 def test_globals_of_one_name_in_two_modules_are_two(caplog):

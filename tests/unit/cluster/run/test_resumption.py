@@ -46,7 +46,7 @@ async def test_the_state_of_another_kind_of_model_is_refused():
     await CrowdSociety("east", lambda group, step: None).run(crowd)
     await AgentLoop("east", lambda me, inbox: None).run(agents)
     for society, state in ((AgentLoop, crowd.state), (CrowdSociety, agents.state)):
-        with pytest.raises(ConfigError, match="by differs"):
+        with pytest.raises(ConfigError, match="by= differs"):
             await society("east", lambda *_: None).run(open_step(1, state))
 
 

@@ -18,6 +18,13 @@ def neighbours(agents, graph, groups=2):
     return {agent: [*found] for plan in plans for agent, (_, found) in plan.rows.items()}
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, np.uint8, np.uint64])
+@pytest.mark.parametrize("rows", [0, 1, 100])
+def test_an_array_of_edges_gives_the_neighbours_of_its_pairs(dtype, rows):
+    edges = np.random.default_rng(rows).integers(0, 9, (rows, 2)).astype(dtype)
+    assert neighbours(9, edges) == neighbours(9, [(int(one), int(other)) for one, other in edges])
+
+
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
@@ -71,14 +78,18 @@ STRANGE, TWICE = "ids that are no agents of this run", "comes twice in agents"
         (3, {0: [1, 2]}, "graph is a dict: pass pairs"),
         (3, {(0, 1): 0.5}, "graph is a dict: pass pairs"),
         (3, ["01", "12"], "graph holds '01'"),
-        (3, "friends", "graph='friends' names an audience, which only messaging.run can look up"),
+        (3, "friends", "graph='friends' names an audience, and only messaging.run can look up"),
         (3, [(0, 1, 0.5)], "graph holds"),
         (3, pd.DataFrame({"a": [0], "b": [1], "weight": [0.5]}), "graph holds"),
         *((3, graph, STRANGE) for graph in ([(0, 3)], [(7, 0)], [(0, "ann")], nx.path_graph(4))),
         ({1: "a", 2: "b"}, None, "agents are a dict, whose values would be lost"),
         (pd.DataFrame([[1, 2]], columns=["mood", "mood"]), None, "two columns of agents have one name"),
         *((agents, None, TWICE) for agents in ([1, 1, 2], ["1", 1], iter([5, 5]))),
-        (pd.DataFrame({"name": ["ann"], "lock": [Lock()]}), None, "column 'lock' of agents holds .*pass it as shared="),
+        (
+            pd.DataFrame({"name": ["ann"], "lock": [Lock()]}),
+            None,
+            "column 'lock' of agents holds .*pass that object as shared=",
+        ),
         (pd.concat([pd.DataFrame({"v": [1, 2]}), pd.DataFrame({"v": [3, 4]})]), None, TWICE),
     ],
 )

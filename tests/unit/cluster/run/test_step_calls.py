@@ -220,8 +220,8 @@ async def careless(me, inbox):
     ("model", "start", "text"),
     [
         (plain, None, "needs an async model"),
-        (careless, None, "await that"),
-        (plain, lambda me: me.remember(print), "cannot remember calls at its start"),
+        (careless, None, "write `await me.remember"),
+        (plain, lambda me: me.remember(print), "cannot call me.remember in start="),
     ],
 )
 async def test_a_model_that_cannot_wait_for_its_call(attempt, model, start, text):
@@ -358,7 +358,7 @@ async def test_an_async_function_that_blocks_is_told_as_the_one_that_is_remember
     await run_again(person, 1)
     (warning,) = [record.getMessage() for record in caplog.records if "blocks the event loop" in record.getMessage()]
     assert "an async function that is remembered" in warning
-    assert "give me.remember a plain function" in warning
+    assert "pass me.remember a plain function" in warning
 
 
 class ReadTimeout(Exception):

@@ -217,7 +217,7 @@ async def test_a_block_that_raises():
     verdict = await block_in(Once(bad)).judge(message())
     assert verdict.reason.startswith("the rule failed: RuleError: 7 is no pair")
     assert await block_in(Once(bad), on_error="allow").judge(message()) is ALLOW
-    assert "stands in no interceptor" in (await Block(Once(bad)).judge(message())).reason
+    assert "belongs to no interceptor" in (await Block(Once(bad)).judge(message())).reason
 
 
 async def test_a_hanging_block_delays_the_next_only_for_its_timeout():

@@ -95,8 +95,8 @@ async def test_a_dead_service_is_reported_once(caplog):
         for content in "wxyz":
             await rule.judge(message(content))
     assert [record.getMessage() for record in caplog.records] == [
-        "rule 'moderator' fails, what it should judge is blocked: OSError: a",
-        "rule 'moderator' fails, what it should judge is blocked: OSError: c",
+        "rule 'moderator' fails, so each message that it should judge is blocked: OSError: a",
+        "rule 'moderator' fails, so each message that it should judge is blocked: OSError: c",
     ]
 
 

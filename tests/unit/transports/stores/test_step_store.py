@@ -824,3 +824,22 @@ async def test_a_supervisor_that_comes_later_closes_the_open_step(steps):
     await supervisor.open(1)
     await supervisor.close()
     assert isinstance(await first.open(2), Opened)
+
+
+async def test_a_sign_of_life_is_no_progress(steps):
+    await steps.begin(StepSettings())
+    await steps.join("east")
+    taken = await steps.take("east", Driver("task", 1), 10.0)
+
+    async def now():
+        return (await steps.progress()).groups["east"]
+
+    while (before := await now()).idle_ms < 5:
+        pass
+    assert before.silent_ms >= 5
+    await steps.renew("east", taken.attempt)
+    after = await now()
+    assert after.idle_ms >= after.silent_ms + 5
+    assert not after.cut_off
+    assert after._replace(silent_ms=11_000).cut_off
+    assert not after._replace(silent_ms=11_000, driver=None).cut_off

@@ -1,15 +1,15 @@
-"""Leases of delegated rules: how long they are, what renews and what ends them, and snapshots that come late."""
+"""Delegated rules that senders hold: what ends them, and what does not; snapshots that come late."""
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
-from functools import partial
 
 import pytest
 from support.contracts import WAIT_S, until
 from support.delegation import Actor, InterceptorEpoch, delegate_at_once, passed, send
 from support.interceptors import batch
 
-from ray_messaging import ConnectionFailed, InterceptorUnavailable, MailboxFull, rules
+from ray_messaging import ConnectionFailed, MailboxFull, rules
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.interception import delegated_rules
 from ray_messaging.interception.rule_snapshot import SnapshotRequest, decode_snapshot, encode_snapshot_request
@@ -45,33 +45,16 @@ async def sender(actor, messagers):
     return found
 
 
-class Leases:
-    """Lengths of the next leases, one after the other; then long ones."""
-
-    def __init__(self, *lengths_s):
-        self.lengths_s = list(lengths_s)
-
-    def __rmul__(self, stretch):
-        return self
-
-    def __radd__(self, asked_at):
-        return asked_at + (self.lengths_s.pop(0) if self.lengths_s else 60.0)
-
-
-async def test_broadcasts_pass_whole_though_answers_come_late(interceptor_epoch, exp_id, monkeypatch):
-    leases = Leases(0.0, 0.0, 0.0)
-    monkeypatch.setattr(delegated_rules, "LEASE_S", leases)
+async def test_broadcasts_pass_whole_where_there_are_no_rules(interceptor_epoch, exp_id):
     actor = await Actor(interceptor_epoch, exp_id).begin()
     client = RemoteVerdictClient(actor, WAIT_S, exp_id, delegate_rules=True)
-    hasty = RemoteVerdictClient(actor, 1.0, exp_id, delegate_rules=True)
     async with AsyncExitStack() as stack:
-        for each in (actor, client, hasty):
+        for each in (actor, client):
             stack.push_async_callback(each.close)
         assert await client.pass_whole(batch([{}])) is not None
-        assert leases.lengths_s == []
-        monkeypatch.setattr(delegated_rules, "LEASE_S", 0.0)
-        with pytest.raises(InterceptorUnavailable, match="came too late"):
-            await hasty.pass_whole(batch([{}]))
+        asked = actor.asked
+        assert await client.pass_whole(batch([{}])) is not None
+        assert actor.asked == asked
 
 
 async def test_broadcasts_do_not_pass_whole_where_there_are_rules(actor, exp_id):
@@ -92,7 +75,7 @@ async def test_a_change_returns_only_when_the_server_has_it(actor, interceptor_e
     change = asyncio.create_task(actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1))))
     await asyncio.wait({change}, timeout=0.05)
     assert await send(sender, (1, 1)) == "d"
-    # It requests the new rules, and gets none before the old lease ends.
+    # It requests the new rules, and gets none before the old number is revoked.
     await sender.engine.accumulator.send_loop.verdict_client._delegated_rules.close()
     assert await send(sender, (1, 1)) == "d"
     await asyncio.wait({change}, timeout=0.05)
@@ -126,67 +109,90 @@ async def test_a_late_write_does_not_restore_an_older_number(actor, interceptor_
     old = actor.interceptor.delegation.number
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
     assert await interceptor_epoch.advance_delegation(actor.interceptor.epoch, old)  # an attempt on an older connection
-    sender.engine.accumulator.send_loop.verdict_client._delegated_rules._until = 0.0
     assert await send(sender, (7, 1)) == "b"
     successor = await interceptor_epoch.take()
     assert not await interceptor_epoch.advance_delegation(actor.interceptor.epoch, old + 5)
     assert successor > actor.interceptor.epoch
 
 
-async def test_a_silent_interceptor_leaves_the_lease_and_a_cut_lane_ends_it_at_once(actor, messagers, monkeypatch):
-    monkeypatch.setattr(delegated_rules, "_ASK_AGAIN_S", 0.0)
-    monkeypatch.setattr(delegated_rules, "_PATIENCE_S", 0.05)
-    sender, _ = await messagers(actor, interceptor_timeout_s=WAIT_S), await messagers(host=[1])
-    await passed(sender)
-    actor.silent, grant = True, sender.engine.accumulator.send_loop.verdict_client._delegated_rules
-
-    async def asked_in_vain(since):
+async def test_a_sender_that_has_the_rules_asks_nothing_however_long_it_pauses(actor, sender):
+    actor.silent, asked = True, actor.asked  # as a suspended interceptor: whoever asks it waits
+    for pause_s in (0.0, 0.15, 0.3):  # a messager held rules for 0.1 s when they ended by time
+        await asyncio.sleep(pause_s)
         assert await send(sender, (1, 1)) == "d"
-        return grant._asking is None and grant._asked_at > since
+    assert (actor.asked, len(actor.lane.calls)) == (asked, 1)
 
-    await until(partial(asked_in_vain, grant._asked_at))
-    lease = grant._until
-    await until(partial(asked_in_vain, grant._asked_at))
-    assert grant._until == lease  # only an answer renews it
-    lane, actor.address = sender.engine.accumulator.send_loop.verdict_client._lane, None
+
+@pytest.mark.parametrize("senders", [1, 5])
+async def test_a_change_reaches_the_next_send_of_each_who_paused_over_its_own_lane(actor, messagers, senders):
+    several = [await messagers(actor) for _ in range(senders)]
+    await messagers(host=[1])
+    for sender in several:
+        await passed(sender)
+    for number in range(7, 10):
+        opened = len(actor.lane.calls)
+        await actor.interceptor.change(lambda number=number: actor.interceptor.black_list.add((number, 1)))
+        # The first send after the change tells each that its number is old.
+        fates = await asyncio.gather(*(send(sender, (number, 1), (1, 1)) for sender in several))
+        assert fates == ["bd"] * senders
+        for sender in several:
+            await passed(sender)  # the new rules are delegated, too
+        assert len(actor.lane.calls) == opened == senders
+
+
+async def test_a_change_and_a_successor_while_a_sender_pauses(actor, sender):
+    old, opened = actor.interceptor, len(actor.lane.calls)
+    await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
+    actor.silent = True  # the old one is suspended, with an open lane
+    await actor.begin(rules.BlackList([(8, 1)]))
+    asked, actor.silent = actor.asked, False
+    assert await send(sender, (8, 1), (7, 1)) == "bd"
+    assert (len(actor.lane.calls), actor.asked) == (opened + 1, asked + 1)  # nobody asked the old one
+    await old.close()
+
+
+@pytest.mark.parametrize("behind_ns", [0, 7200 * 10**9], ids=["same clock", "two hours behind"])
+async def test_a_successors_epoch_is_above_all_numbers_of_its_predecessor(actor, sender, monkeypatch, behind_ns):
+    now = time.time_ns()
+    monkeypatch.setattr("ray_messaging.transports.transport_values.time.time_ns", lambda: now - behind_ns)
+    for _ in range(3):
+        old = actor.interceptor
+        assert old.delegation.number > old.epoch
+        await actor.begin(rules.BlackList([(-1, None)]))
+        await passed(sender)
+        assert actor.interceptor.epoch > old.delegation.number
+        await old.close()
+
+
+async def test_a_cut_lane_ends_the_use_of_delegated_rules_at_once(actor, sender):
+    client = sender.engine.accumulator.send_loop.verdict_client
+    lane, actor.address, before = client._lane, None, sender.stats()["delegated"]
     await actor.server.close()
     await until(lambda: not lane.alive)
-    before = sender.stats()["delegated"]
     sending = asyncio.create_task(send(sender, (1, 1)))
     await asyncio.wait({sending}, timeout=0.05)
     assert not sending.done()
-    actor.silent = False
     await actor.begin()
     assert await sending == "d"
     assert sender.stats()["delegated"] == before
 
 
-async def test_the_lease_is_renewed_by_passing_messages_and_by_answers(sender, monkeypatch):
-    monkeypatch.setattr(delegated_rules, "_ASK_AGAIN_S", 0.0)
-    grant = sender.engine.accumulator.send_loop.verdict_client._delegated_rules
-
-    async def renewed(until):
-        await send(sender, (1, 1))
-        return grant._until > until
-
-    until_now = grant._until
-    await until(lambda: renewed(until_now))
-    grant._until, before = 0.0, sender.stats()["delegated"]
-    assert await send(sender, (1, 1)) == "d"  # asked: its answer renews
-    assert sender.stats()["delegated"] == before
+async def test_a_report_without_an_answer_leaves_the_rules(actor, sender, monkeypatch):
+    monkeypatch.setattr(delegated_rules, "_PATIENCE_S", 0.01)
+    held = sender.engine.accumulator.send_loop.verdict_client._delegated_rules
+    actor.silent, asked_at, before = True, held._asked_at, sender.stats()["delegated"]
     assert await send(sender, (1, 1)) == "d"
-    assert sender.stats()["delegated"] == before + 1
+    await until(lambda: held._asked_at > asked_at and held._asking is None)
+    assert await send(sender, (1, 1)) == "d"
+    assert sender.stats()["delegated"] == before + 2
 
 
 @pytest.mark.parametrize(("messagers_there", "stretch"), [(32, 1), (320, 10), (100_000, 20)])
-async def test_many_messagers_ask_less_often(actor, messagers, messagers_there, stretch):
+async def test_many_messagers_report_less_often(actor, messagers, messagers_there, stretch):
     actor.messagers = messagers_there
     sender, _ = await messagers(actor), await messagers(host=[1])
-    began = asyncio.get_running_loop().time()
     await passed(sender)
-    grant = sender.engine.accumulator.send_loop.verdict_client._delegated_rules
-    ended = asyncio.get_running_loop().time()
-    assert began + 60.0 * stretch <= grant._until <= ended + 60.0 * stretch
+    assert sender.engine.accumulator.send_loop.verdict_client._delegated_rules._stretch == stretch
 
 
 async def test_a_message_checked_twice_counts_once(actor, messagers):

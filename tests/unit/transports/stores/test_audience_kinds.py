@@ -3,7 +3,7 @@
 import pytest
 
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.audiences.audience_records import AudienceFacts, AudienceKind, encode_facts
+from ray_messaging.audiences.audience_kinds import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.transports.step_values import Closing, Driver, Opened, StepSettings
 
@@ -39,7 +39,7 @@ async def test_a_version_follows_the_one_before_it_also_over_a_removal(transport
     assert (caught.value.kind, caught.value.value) == ("audience", "friends")
     with pytest.raises(UnknownName, match="there is no audience 'street'; there are: plaza"):
         audiences.of("street")
-    with pytest.raises(ConfigError, match="'plaza' is of a later release"):
+    with pytest.raises(ConfigError, match="'plaza' was made by a later release"):
         audiences.of("plaza")
     assert await transport.set_audience("friends", 1, FACTS) is None
     assert await transport.set_audience("friends", 4, FACTS) == 0

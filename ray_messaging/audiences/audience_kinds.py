@@ -1,4 +1,8 @@
-"""Records of audiences in the directory: their versions, and the step from which each version counts."""
+"""The kinds of audiences, and the versions of each audience in the directory.
+
+To add a kind: name it in `AudienceKind`, build its pairs in `building.py`, take its arguments in
+`cluster/handles/audience.py`.
+"""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -101,11 +105,14 @@ class Audiences:
         try:
             return AudienceVersion(name, last.version, last.since, _read_facts(last.facts))
         except msgspec.MsgspecError as error:
-            raise ConfigError(f"audience {name!r} is of a later release of ray_messaging: {error}") from error
+            raise ConfigError(
+                f"audience {name!r} was made by a later release of ray_messaging, and this release cannot read it "
+                f"({error}): upgrade ray_messaging in this process"
+            ) from error
 
     def _missing(self, name: str, versions: tuple[StoredVersion, ...], step: int | None) -> str:
         if versions and versions[-1].facts:
-            return f"audience {name!r} counts from step {versions[0].since} on, this is step {step}"
+            return f"audience {name!r} exists from step {versions[0].since} on, and this is step {step}"
         if versions:
             return f"audience {name!r} was removed"
         listed = ", ".join(self.names()[:5]) or "none"

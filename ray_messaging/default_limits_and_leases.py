@@ -1,4 +1,4 @@
-"""Limits and defaults that several folders share. Those that a user may set are fields of `MessagingConfig`."""
+"""Default limits, timeouts and leases that several folders share. A default that users may set is in `config.py`."""
 
 MIB = 2**20
 
@@ -72,6 +72,20 @@ ANSWER_TIMEOUT_S = 60.0
 MOVE_TIMEOUT_S = 30.0
 SLOW_RULE_TIMEOUT_S = 120.0
 MODERATOR_TIMEOUT_S = 30.0
+
+# Seconds, the default leases: a mailbox whose messager gave no sign of life for LEASE_S may be taken over; messages
+# that a handle fetched and did not acknowledge within LOAN_S are delivered to other handles.
+LEASE_S = 30.0
+LOAN_S = 60.0
+
+# Seconds for which a step waits for a server that it cannot reach. It is longer than Ray takes to find a dead machine,
+# 30 to 66 s: until then the group may run on, and after that Ray starts it elsewhere.
+CUT_TIMEOUT_S = 100.0
+
+# Seconds after which an end of a connection finds that the other end is gone, however long the kernel would retransmit:
+# an idle connection is asked for a sign of life after KEEPALIVE_IDLE_S, and then KEEPALIVE_PROBES times.
+UNACKNOWLEDGED_S = 15.0
+KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, KEEPALIVE_PROBES = 10, 5, 3
 
 # Seconds: the longest wait for news of steps in one call, so that a server that does not answer is noticed; and the
 # time without a sign of life after which a step's driver, or its supervisor, counts as gone.

@@ -1,33 +1,30 @@
-"""A run in this process: the engine, rules and order of `Messaging.run` on a private server, without Ray."""
+"""`ray_messaging.run`: the engine, rules and order of `Messaging.run` in this process, on a private server."""
 
 import asyncio
-import gc
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-import ray.cloudpickle as cloudpickle
-
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
-from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel
-from ray_messaging.cluster.run.result import Result
-from ray_messaging.cluster.run.run import KEPT_STEPS, cause_of, check_run, gathered, plans_for
+from ray_messaging.cluster.run.result import Result, cause_of, gathered
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
-from ray_messaging.cluster.run.run_plan import GroupPlan
+from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
-from ray_messaging.cluster.unpicklable import sent
+from ray_messaging.common.process_tuning import relax_collector
+from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.task_health import end
+from ray_messaging.common.texts import steps_done
 from ray_messaging.config import Steps
+from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import StepFailed
-from ray_messaging.eventlog.series_tables import series_table
 from ray_messaging.interception.rules.rule import Rule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.interception.verdicts import FOREIGN
-from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.messager import GroupMessager
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.step_loop import check_until
@@ -35,39 +32,43 @@ from ray_messaging.steps.step_supervisor import StepSupervisor
 from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
 
 if TYPE_CHECKING:
+    from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel
     from ray_messaging.transports.steps import RedisSteps
 
 T = TypeVar("T")
 
 _EXPERIMENT = "local"
+_LOOK_S = 1.0  # the time between two looks at the progress
 
 
 @overload
 def run(
-    model: AgentModel,
+    model: "AgentModel",
     *,
     until: int,
     by: Literal["agent"] = "agent",
     rules: Sequence[Rule] = (),
     seed: int = 0,
-    **given: Unpack[AgentArguments],
+    progress: bool = True,
+    **given: "Unpack[AgentArguments]",
 ) -> Result: ...
 @overload
 def run(
-    model: GroupModel,
+    model: "GroupModel",
     *,
     until: int,
     by: Literal["group"],
     rules: Sequence[Rule] = (),
     seed: int = 0,
-    **given: Unpack[GroupArguments],
+    progress: bool = True,
+    **given: "Unpack[GroupArguments]",
 ) -> Result: ...
 def run(
     model: Callable[..., object],
     *,
     agents: object,
     until: int,
-    groups: object = 1,
+    groups: object = None,
     start: Callable[..., dict[str, Any]] | None = None,
     graph: object = None,
     shared: object = None,
@@ -77,17 +78,37 @@ def run(
     collect: object = None,
     collect_every: int = 1,
     only_active: bool = False,
+    progress: bool = True,
     rules: Sequence[Rule] = (),
     seed: int = 0,
 ) -> Result:
-    """Run a model in this process, without Ray, and return the agents' states; for tests and quick looks.
+    """Run a model in this process, without Ray and without an experiment, and return the agents' states.
 
-    Messages, rules, order, states and digests are as with `Messaging.run` and the same seed, whatever `groups` says.
-    The server is private, keeps its data in memory, and ends with the run; there is no event log. Each group has a copy
-    of `shared`, and the run has copies of the rules. The model is not copied: groups share its globals. A plain model
-    that never returns keeps the process from ending, even after a `timeout`.
+    Use this where one process is enough, as for a small model, a test, or one run of many at the same time; use
+    `Messaging.run` where the run needs several processes or machines, a log, or has to go on after a failure. Messages,
+    rules, order, states and digests are the same in both, with the same seed and whatever `groups` says.
 
-    Args: as for `Messaging.run` and `Messaging.start`; `seed` as for `Steps`.
+    Each group has a copy of `shared`, and the run has copies of the rules. The model is not copied: groups share its
+    globals. A plain model that never returns keeps the process from ending, even after a `timeout`. Ctrl-C raises
+    KeyboardInterrupt.
+
+    Args:
+        model: As for `Messaging.run`, and so are all arguments that are not listed here.
+        agents: As for `Messaging.run`.
+        until: The first step that is not run.
+        groups: As for `Messaging.run`, with one group as the default: more groups do not use more processors here.
+        start: As for `Messaging.run`.
+        graph: As for `Messaging.run`, but for the name of an audience, which only an experiment has.
+        shared: As for `Messaging.run`.
+        by: "agent" or "group".
+        concurrency: As for `Messaging.run`.
+        timeout: As for `Messaging.run`.
+        collect: As for `Messaging.run`.
+        collect_every: As for `Messaging.run`.
+        only_active: As for `Messaging.run`.
+        progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
+        rules: The rules, as for `Messaging.start`.
+        seed: The seed of all random numbers, as for `Steps`.
 
     Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, RuleError for invalid rules;
     StepTooLarge if a group gets more messages in a step than it can read.
@@ -95,21 +116,28 @@ def run(
     options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
     check_run(model, options)
     check_until(until)
-    plans = plans_for(options, agents, groups, graph, 1)
+    plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1)
     copies = [_copy("shared", shared) for _ in plans]
+    relax_collector()
     RuleSet(rules)  # raises RuleError
     made = [_copy("the rule", rule) for rule in rules]
     try:
-        return run_in_own_loop(lambda: _run(plans, model, until, options, copies, made, seed))
+        return run_in_own_loop(lambda: _run(plans, model, until, options, copies, made, seed, progress=progress))
     except StepFailed as error:
         raise error.with_traceback(None) from cause_of(error)  # without our own frames
-    finally:
-        gc.collect()  # agents, their group and its thread refer to each other
 
 
 def _copy(name: str, value: T) -> T:
-    found: T = pickle.loads(sent(name, value, cloudpickle.dumps))  # noqa: S301 - made here
-    return found
+    """Return a copy of a user's object; raise ConfigError if it can neither be copied nor sent to a process."""
+    try:
+        return deepcopy(value)
+    except Exception:  # noqa: BLE001 - of any kind: by the object's own code
+        import ray.cloudpickle as cloudpickle  # noqa: PLC0415 - it copies more, such as modules, and takes a second
+
+        from ray_messaging.cluster.unpicklable import sent  # noqa: PLC0415
+
+        found: T = pickle.loads(sent(name, value, cloudpickle.dumps))  # noqa: S301 - made here
+        return found
 
 
 async def _run(
@@ -120,6 +148,8 @@ async def _run(
     shared: Sequence[object],
     rules: Sequence[Rule],
     seed: int,
+    *,
+    progress: bool,
 ) -> Result:
     steps = Steps(seed=seed, groups=len(plans), digest=True)
     async with AsyncExitStack() as stack:
@@ -147,19 +177,25 @@ async def _run(
         calls, told = [], set[str]()
         for plan, messager, copied in zip(plans, messagers, shared, strict=True):
             actor = RunActor(messager, told)
+            stack.callback(actor.forget)
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
             calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, 1, with_states=True)))
             stack.push_async_callback(end, calls[-1])
             stack.push_async_callback(actor.close)  # first, so that remembered calls in flight end and are kept
-        await _all_done(calls, supervising)
+        with ProgressLine(until, shown=progress) as line:
+            await _all_done(calls, supervising, lambda: _show(store, line, until))
         await _all_done([asyncio.create_task(_sealed(store, until - 1))], supervising)
         counts = {
             step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
-            for step in range(max(0, until - KEPT_STEPS), until)
+            for step in range(max(0, until - settings.horizon), until)
         }
         by_rules = counts[until - 1].get(SUPERVISOR) if counts else None
         digests = {step: digest_of(each).hex() for step, each in counts.items()}
-        collected = None if options.collect is None else series_table(await store.collected(until - 1))
+        collected = None
+        if options.collect is not None:
+            from ray_messaging.eventlog.series_tables import series_table  # noqa: PLC0415 - brings pyarrow, 80 MB
+
+            collected = series_table(await store.collected(until - 1))
         total = {} if by_rules is None else by_rules.total
         return gathered([call.result() for call in calls], until, total, digests, collected)
 
@@ -176,10 +212,24 @@ async def _sealed(store: "RedisSteps", step: int) -> None:
         await store.wait(progress.news, STEP_NEWS_TIMEOUT_S)
 
 
-async def _all_done(calls: Sequence[asyncio.Task[Any]], beside: Iterable[asyncio.Task[None]]) -> None:
-    """Wait for all calls; raise the first error of a call, or of a task in `beside`."""
+async def _show(store: "RedisSteps", line: ProgressLine, until: int) -> None:
+    if line.is_due():
+        step = (await store.progress()).sealed + 1
+        line.show(step, f"step {step} of {until}" if step < until else steps_done(step))
+
+
+async def _all_done(
+    calls: Sequence[asyncio.Task[Any]],
+    beside: Iterable[asyncio.Task[None]],
+    look: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Wait for all calls, and call `look` now and then; raise the first error of a call, or of a task in `beside`."""
     left: set[asyncio.Task[Any]] = {*calls, *beside}
     while not left.isdisjoint(calls):
-        done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        done, left = await asyncio.wait(
+            left, return_when=asyncio.FIRST_COMPLETED, timeout=None if look is None else _LOOK_S
+        )
         for task in done:
             task.result()
+        if look is not None and not done:
+            await look()

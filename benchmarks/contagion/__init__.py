@@ -1,0 +1,1 @@
+"""A contagion by thresholds, as a newcomer writes it, beside Mesa: whole programs in fresh processes."""

@@ -1,0 +1,34 @@
+"""Options of TCP connections, by which one end finds that the other is gone, as after a cut of the network."""
+
+import socket
+from contextlib import suppress
+from typing import Any
+
+from ray_messaging.default_limits_and_leases import (
+    KEEPALIVE_IDLE_S,
+    KEEPALIVE_PROBE_S,
+    KEEPALIVE_PROBES,
+    UNACKNOWLEDGED_S,
+)
+
+_VALUES = {
+    "TCP_KEEPIDLE": KEEPALIVE_IDLE_S,
+    "TCP_KEEPINTVL": KEEPALIVE_PROBE_S,
+    "TCP_KEEPCNT": KEEPALIVE_PROBES,
+    "TCP_USER_TIMEOUT": int(UNACKNOWLEDGED_S * 1000),
+}
+
+
+def keepalive_options() -> dict[int, int]:
+    """Return the options of TCP, with their values, that this system has: some systems have only a part of them."""
+    return {getattr(socket, name): value for name, value in _VALUES.items() if hasattr(socket, name)}
+
+
+def notice_cuts(found: Any) -> None:  # noqa: ANN401 - a socket, or what asyncio or uvloop has in place of one
+    """Let a TCP connection end by itself when the other end is gone. Do nothing for other sockets, or without one."""
+    if found is None:
+        return
+    with suppress(OSError):  # a socket that has just been closed, or one without TCP
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in keepalive_options().items():
+            found.setsockopt(socket.IPPROTO_TCP, option, value)

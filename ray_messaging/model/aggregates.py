@@ -1,0 +1,394 @@
+"""Aggregates of a run's series: one number per step, or one per value, exact whatever the order of agents and groups.
+
+A group sends a partial result of its own agents, and the partial results of all groups are merged. What is added is
+added exactly, and each result is rounded once at most, so the number of groups changes no digit.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from math import inf, isfinite, nan
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.common.tables import MOST_EXACT
+from ray_messaging.errors import ConfigError
+from ray_messaging.model.series_columns import TAKEN, UnfitValue, Value, Values, column_of
+
+_UNIT = 1074  # all floats are whole multiples of 2**-1074
+_MANTISSA = np.finfo(np.float64).nmant + 1
+_HALF = 26  # bits of half a mantissa: sums of 2**36 halves fit int64
+
+
+class Aggregate:
+    """One number per step, or one per value, of a key in the states of all agents, for `collect=`.
+
+    Agents that have stopped count, unless `living` is True.
+
+    Args: `name` is the key in the state, and the name of the column. With `of`, an agent's value is `of(me)`, or in a
+    run with by="group", `of(group)` is an array of the agents' values; or `of` is another key. `living` leaves out the
+    agents that have called `me.stop()`.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, name: str, of: Callable[[Any], Any] | str | None = None, *, living: bool = False) -> None:
+        self.name = name
+        self.of = of
+        self.living = living
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    def value_of(self, owner: Any) -> Any:  # noqa: ANN401 - an agent or a crowd, and what a user's function returns
+        """Return the value of an agent, or the array of a crowd."""
+        return self.of(owner) if callable(self.of) else owner.state[self.name if self.of is None else self.of]
+
+    def partial(self, values: Values, counted: NDArray[np.bool_] | None = None) -> tuple[str, Any]:
+        """Return the kind of the column, and the result of a group's agents for `merged`.
+
+        Args: `counted` says which of the values count (None: all). Raises: UnfitValue if a value does not fit.
+        """
+        column = self._numbers(values)
+        return self.kind, self._partial(column if counted is None else column[counted])
+
+    def _numbers(self, values: Values) -> NDArray[Any]:
+        _, column = column_of(self.name, values)
+        if isinstance(column, np.ndarray):
+            return column.astype(np.int64) if column.dtype.kind == "b" else column
+        raise UnfitValue(f"{self!r} needs numbers, and agents have texts: Count({self.name!r}) counts texts", 0)
+
+    def _partial(self, column: NDArray[Any]) -> Any:  # noqa: ANN401 - what msgpack can hold
+        raise NotImplementedError
+
+    @staticmethod
+    def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
+        """Return the columns of the whole run, by name, from the partial results of its groups."""
+        raise NotImplementedError
+
+
+class Sum(Aggregate):
+    """The sum of a number over all agents, for `collect=`. It is exact but for one rounding at the end.
+
+    It is a whole number if the agents' numbers are, up to 2**53. Args: as for `Mean`.
+    """
+
+    kind = "sum"
+
+    def _partial(self, column: NDArray[Any]) -> Any:  # noqa: ANN401
+        return _sum_of(column)
+
+    @staticmethod
+    def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
+        """Return the sum of all groups; 0 if there are no agents."""
+        _, whole, total, special = _added(partials)
+        if whole and abs(total >> _UNIT) <= MOST_EXACT:
+            return {name: total >> _UNIT}
+        return {name: _quotient(total, 1) + special}
+
+
+class Mean(Aggregate):
+    """The mean over all agents of a number in their states, for `collect=`: one number per step.
+
+    The mean is exact but for one rounding at the end, so it does not depend on how the agents are grouped. Agents that
+    have stopped count, unless `living` is True.
+
+    Args: `name` is the key in the state and the name of the column. With `of`, an agent's number is `of(me)`, or in a
+    run with by="group", `of(group)` is an array of the agents' numbers; or `of` is another key. `living` leaves out
+    the agents that have called `me.stop()`.
+    """
+
+    kind = "mean"
+
+    def _partial(self, column: NDArray[Any]) -> Any:  # noqa: ANN401
+        return _sum_of(column)
+
+    @staticmethod
+    def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
+        """Return the mean of all groups; NaN if there are no agents."""
+        count, _, total, special = _added(partials)
+        return {name: _quotient(total, count) + special if count else nan}
+
+
+class Min(Aggregate):
+    """The least of a number over all agents, for `collect=`; NaN if some number is NaN, or if there are no agents.
+
+    Args: as for `Mean`.
+    """
+
+    kind = "min"
+
+    def _partial(self, column: NDArray[Any]) -> Any:  # noqa: ANN401
+        return (column.min() + 0).item() if len(column) else None  # + 0: -0.0 and 0.0 are one number
+
+    @staticmethod
+    def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
+        """Return the least number of all groups."""
+        return {name: _extreme(min, partials)}
+
+
+class Max(Aggregate):
+    """The greatest of a number over all agents, for `collect=`; NaN if some number is NaN, or if there are no agents.
+
+    Args: as for `Mean`.
+    """
+
+    kind = "max"
+
+    def _partial(self, column: NDArray[Any]) -> Any:  # noqa: ANN401
+        return (column.max() + 0).item() if len(column) else None
+
+    @staticmethod
+    def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
+        """Return the greatest number of all groups."""
+        return {name: _extreme(max, partials)}
+
+
+class Quantile(Aggregate):
+    """A quantile over all agents of a number in their states, for `collect=`: between two numbers on a straight line.
+
+    It is numpy's `quantile` with one rounding at the end; NaN if some number is NaN, or if there are no agents. Each
+    step keeps the numbers of all agents until it is read.
+
+    Args: `q` is between 0 and 1: 0.5 is the median. The other arguments are those of `Mean`. To collect several
+    quantiles of one key, write `Quantile("p10", 0.1, of="wealth")` and so on.
+    """
+
+    kind = "quantile"
+
+    def __init__(
+        self, name: str, q: float, of: Callable[[Any], Any] | str | None = None, *, living: bool = False
+    ) -> None:
+        super().__init__(name, of, living=living)
+        self.q = q
+
+    def __repr__(self) -> str:
+        return f"Quantile({self.name!r}, {self.q!r})"
+
+    def _partial(self, column: NDArray[Any]) -> Any:  # noqa: ANN401
+        return float(self.q), _listed(column)
+
+    @staticmethod
+    def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
+        """Return the quantile of the numbers of all groups."""
+        (q, *_), listed = zip(*partials, strict=True)
+        numbers = _sorted(listed)
+        if not len(numbers) or np.isnan(numbers[-1]):  # numpy sorts NaN to the end
+            return {name: nan}
+        place = q * (len(numbers) - 1)
+        low, part = int(place), place % 1
+        first = numbers[low].item()
+        if not part:
+            return {name: first}
+        second = numbers[low + 1].item()
+        if first == second or not (isfinite(first) and isfinite(second)):
+            return {name: first if first == second else first + second}  # -inf and inf have no number between them
+        return {name: float(Fraction(first) + (Fraction(second) - Fraction(first)) * Fraction(part))}
+
+
+class Gini(Aggregate):
+    """The Gini coefficient of a number over all agents, for `collect=`: 0 if all have the same, near 1 if one has all.
+
+    It is the mean difference of two agents, each with all, divided by twice the mean; with one rounding at the end. It
+    is NaN if some number is NaN or infinite, or if there are no agents, and 0 if all numbers are 0. Each step keeps the
+    numbers of all agents until it is read.
+
+    Args: as for `Mean`; the numbers are not negative.
+    """
+
+    kind = "gini"
+
+    def _numbers(self, values: Values) -> NDArray[Any]:
+        column = super()._numbers(values)
+        if len(negative := np.flatnonzero(column < 0)):
+            place = int(negative[0])
+            raise UnfitValue(f"{self!r} needs numbers from 0 on, and an agent has {column[place].item()!r}", place)
+        return column
+
+    def _partial(self, column: NDArray[Any]) -> Any:  # noqa: ANN401
+        return _listed(column)
+
+    @staticmethod
+    def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
+        """Return the Gini coefficient of the numbers of all groups."""
+        numbers = _sorted([*partials])
+        count = len(numbers)
+        if not count or not isfinite(numbers[-1]):
+            return {name: nan}
+        total = _exact_sum(numbers)
+        weights = np.arange(1 - count, count, 2)
+        return {name: float(Fraction(_exact_sum(numbers, weights), count * total)) if total else 0.0}
+
+
+class Count(Aggregate):
+    """The number of agents with each value of a key in their states, for `collect=`: a column `name=value` per value.
+
+    Args: as for `Mean`; the values are texts, bools or whole numbers.
+    """
+
+    kind = "count"
+
+    def partial(self, values: Values, counted: NDArray[np.bool_] | None = None) -> tuple[str, Any]:
+        """Return the kind, and each value with the number of agents that have it; raise UnfitValue for floats."""
+        kind, column = column_of(self.name, values)
+        if isinstance(column, np.ndarray) and column.dtype.kind == "f":
+            raise UnfitValue(
+                f"{self!r} needs texts, bools or whole numbers, and agents have floats: round the floats", 0
+            )
+        listed = column if isinstance(column, list) else column.tolist()
+        if counted is not None:
+            listed = [value for value, counts in zip(listed, counted.tolist(), strict=True) if counts]
+        return f"{self.kind} of {kind}", [*Counter(listed).items()]
+
+    @staticmethod
+    def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
+        """Return the counts of all groups, by value in ascending order."""
+        return {f"{name}={value}": count for value, count in _counted(partials)}
+
+
+class Share(Count):
+    """The share of the agents with each value of a key in their states, for `collect=`: a column `name=value` each.
+
+    The shares of a step add up to 1. Args: as for `Mean`; the values are texts, bools or whole numbers.
+    """
+
+    kind = "share"
+
+    @staticmethod
+    def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
+        """Return the shares of all groups, by value in ascending order."""
+        counts = _counted(partials)
+        total = sum(count for _, count in counts)
+        return {f"{name}={value}": count / total for value, count in counts}
+
+
+_KINDS: Mapping[str, type[Aggregate]] = {
+    each.kind: each for each in (Sum, Mean, Min, Max, Quantile, Gini, Count, Share)
+}
+
+
+def merged_column(name: str, kind: str, partials: Iterable[Any]) -> dict[str, Value]:
+    """Return the columns of an aggregate from the partial results of all groups, of a kind that `partial` returned."""
+    return _KINDS[kind.partition(" ")[0]].merged(name, partials)
+
+
+def aggregates_of(collect: object) -> Sequence[Aggregate]:
+    """Return the aggregates of an argument `collect`; none if it is a function, or None."""
+    if isinstance(collect, Aggregate):
+        return [collect]
+    return collect if isinstance(collect, list | tuple) else []
+
+
+def check_collect(collect: object, every: object) -> None:
+    """Raise ConfigError unless the arguments `collect` and `collect_every` of a run are valid."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ConfigError(f"collect_every={every!r} must be a number of steps, at least 1")
+    listed = collect if isinstance(collect, list | tuple) else [collect]
+    fits = callable(collect) or (listed and all(isinstance(each, Aggregate) for each in listed))
+    if collect is not None and not fits:
+        raise ConfigError(
+            f"collect={collect!r} must be a function that returns a dict, such as lambda me: {{'mood': "
+            "me.state['mood']}, or an aggregate, such as Mean('mood') or Count('health'), or a list of aggregates"
+        )
+    aggregates = [each for each in listed if isinstance(each, Aggregate)]
+    for each in aggregates:
+        if type(each.name) is not str or not each.name or "=" in each.name or each.name in TAKEN:
+            raise ConfigError(f"the name of {each!r} must be a text without '=', and not one of {', '.join(TAKEN)}")
+        if each.of is not None and not callable(each.of) and (type(each.of) is not str or not each.of):
+            raise ConfigError(
+                f"of={each.of!r} of {each!r} must be a function, such as lambda me: ..., or a key of the state"
+            )
+        if isinstance(each, Quantile) and not (_is_number(each.q) and 0 <= each.q <= 1):
+            raise ConfigError(f"q={each.q!r} of {each!r} must be a number from 0 to 1: 0.5 is the median")
+    if len({each.name for each in aggregates}) < len(aggregates):
+        raise ConfigError(
+            f"two aggregates of collect={collect!r} have one name: give one of them another name, such as "
+            "Mean('average', of='wealth')"
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _counted(partials: Iterable[Any]) -> list[tuple[Any, int]]:
+    counts = Counter[Any]()
+    for partial in partials:
+        counts.update(dict(partial))
+    return sorted(counts.items())
+
+
+def _sum_of(column: NDArray[Any]) -> tuple[int, bool, bytes, float]:
+    """Return the number of values, whether they are whole, their exact sum, and the sum of NaN and infinite ones.
+
+    The exact sum is in units of 2**-1074.
+    """
+    if column.dtype.kind != "f":
+        return len(column), True, _packed(int(column.sum(dtype=object)) << _UNIT), 0.0
+    finite = np.isfinite(column)
+    return len(column), False, _packed(_exact_sum(column[finite])), sum(column[~finite].tolist())
+
+
+def _added(partials: Iterable[Any]) -> tuple[int, bool, int, float]:
+    count, all_whole, total, special = 0, True, 0, 0.0
+    for rows, whole, packed, odd in partials:
+        count, all_whole = count + rows, all_whole and whole
+        total, special = total + int.from_bytes(packed, signed=True), special + odd
+    return count, all_whole, total, special
+
+
+def _quotient(total: int, count: int) -> float:
+    """Return the quotient of a sum in units of 2**-1074, rounded once; infinite if it is beyond all floats."""
+    try:
+        return total / (count << _UNIT)
+    except OverflowError:
+        return inf if total > 0 else -inf
+
+
+def _extreme(choose: Callable[..., Any], partials: Iterable[Any]) -> Value:
+    found = [each for each in partials if each is not None]
+    if not found or any(each != each for each in found):  # NaN
+        return nan
+    number: Value = choose(found)
+    return float(number) if any(type(each) is float for each in found) else number
+
+
+def _listed(column: NDArray[Any]) -> tuple[str, bytes]:
+    return column.dtype.str, column.tobytes()
+
+
+def _sorted(listed: Iterable[tuple[str, bytes]]) -> NDArray[Any]:
+    """Return the numbers of all groups in ascending order."""
+    return np.sort(np.concatenate([np.frombuffer(data, np.dtype(kind)) for kind, data in listed]) + 0)
+
+
+def _packed(total: int) -> bytes:
+    return total.to_bytes(total.bit_length() // 8 + 1, signed=True)
+
+
+def _exact_sum(values: NDArray[Any], weights: NDArray[np.int64] | None = None) -> int:
+    """Return the sum of finite numbers, each times a whole weight, in units of 2**-1074, without any rounding."""
+    values = values.astype(np.float64, copy=False)
+    fractions, exponents = np.frexp(values)
+    whole = np.ldexp(fractions, _MANTISSA).astype(np.int64)
+    if weights is not None:  # products of a mantissa and a weight do not fit int64
+        products = whole.astype(object) * weights
+        return sum(
+            _shifted(int(products[exponents == exponent].sum()), int(exponent)) for exponent in np.unique(exponents)
+        )
+    found, groups = np.unique(exponents, return_inverse=True)
+    halves = [np.zeros(len(found), np.int64) for _ in range(2)]
+    for half, part in zip(halves, (whole >> _HALF, whole & (2**_HALF - 1)), strict=True):
+        np.add.at(half, groups, part)
+    high, low = halves
+    total = 0
+    for exponent, upper, lower in zip(found.tolist(), high.tolist(), low.tolist(), strict=True):
+        total += _shifted((upper << _HALF) + lower, exponent)
+    return total
+
+
+def _shifted(mantissas: int, exponent: int) -> int:
+    shift = exponent - _MANTISSA + _UNIT  # a subnormal number's mantissa ends in as many zeros as this is below 0
+    return mantissas << shift if shift >= 0 else mantissas >> -shift

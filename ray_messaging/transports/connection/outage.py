@@ -1,0 +1,61 @@
+"""An outage of a server, as the calls of a step see it: how long it has lasted, and who is told."""
+
+import logging
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+# Seconds of an outage until the first warning: a server that refuses connections is down or starts again; one that is
+# silent may be slow. Then the time between two warnings.
+_REFUSED_S, _SILENT_S, _AGAIN_S = 2.0, 5.0, 30.0
+
+
+class Outage:
+    """The warnings about a server that a step waits for. All calls over one link share them.
+
+    Args: `who` waits, for `timeout_s` seconds at most.
+    """
+
+    def __init__(self, who: str, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.timeout_s = timeout_s
+        self._who = who
+        self._clock = clock
+        self._since: float | None = None  # monotonic s; None: there is no outage
+        self._said_at = 0.0  # monotonic s; 0: nothing was said of this outage
+
+    def failed(self, where: str, error: BaseException) -> None:
+        """Log a warning, if one is due, after a call to the server at `where` has failed."""
+        now = self._clock()
+        if self._since is None:
+            self._since, self._said_at = now, 0.0
+        lasts = now - self._since
+        due = (
+            now - self._said_at >= _AGAIN_S
+            if self._said_at
+            else lasts >= (_REFUSED_S if _refused(error) else _SILENT_S)
+        )
+        if due:
+            self._said_at = now
+            what = "refuses connections" if _refused(error) else "gives no answer"
+            logger.warning(
+                "the server at %s %s for %.0f s, and the step of %s waits for it, up to %g s "
+                "(MessagingConfig.cut_timeout_s): see to the server, and to the network between the two",
+                where, what, lasts, self._who, self.timeout_s,
+            )  # fmt: skip
+
+    def over(self, where: str) -> None:
+        """Record that the server was reached."""
+        since, self._since = self._since, None
+        if since is not None and self._said_at:
+            logger.warning("%s reaches the server at %s again, after %.0f s", self._who, where, self._clock() - since)
+
+
+def _refused(error: BaseException) -> bool:
+    """Return whether a machine has answered, and no server listens there."""
+    found: BaseException | None = error
+    for _ in range(8):  # a chain may be circular
+        if found is None or isinstance(found, ConnectionRefusedError):
+            return found is not None
+        found = found.__cause__ or found.__context__
+    return False
