@@ -20,7 +20,7 @@ from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.config import RedisConfig, ServerConfig, ShardsConfig, Steps
 from ray_messaging.default_limits_and_leases import SHARDS
 from ray_messaging.embedded.data_directory import APPEND_ONLY_NAME
-from ray_messaging.errors import Closed, ConfigError
+from ray_messaging.errors import Closed, ConfigError, ConnectionFailed
 
 Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"
@@ -112,12 +112,33 @@ def lost_server(spec: InterceptorSpec) -> str | None:
             find_named(name, NAMESPACE)
         except ValueError:
             which = "its embedded server" if len(spec.nodes) == 1 else f"the embedded server of shard {shard}"
-            return (
-                f"experiment {spec.exp_id!r} has lost {which} with Ray node {spec.nodes[shard]}: what waited there is "
-                "gone. Shut it down, and start it anew; a server of yours with Sentinels, or a cluster, survives that: "
-                "redis="
-            )
+            return _lost(spec.exp_id, which, spec.nodes[shard])
     return None
+
+
+def lost_machine(exp_id: str, config: ServerConfig, error: BaseException | None = None) -> Closed | None:
+    """Return an error that names the node that is lost with its server, with shards="per-node"; None if none is lost.
+
+    Args: `error` is what a group has raised. If it is that a server cannot be reached, then this server's node counts
+    as lost before Ray says so, which takes Ray up to a minute.
+    """
+    if not isinstance(config, ShardsConfig) or not config.nodes:
+        return None
+    known = {node["NodeID"]: node for node in ray.nodes()}
+    for shard, (node, server) in enumerate(zip(config.nodes, config.servers, strict=True)):
+        silent = isinstance(error, ConnectionFailed) and (error.host, error.port) == (server.server, server.port)
+        facts = known.get(node, {})
+        if silent or not facts.get("Alive"):
+            where = f"{node} ({facts.get('NodeManagerHostname', 'a host of another name')}, {server.server})"
+            return Closed(_lost(exp_id, f"the embedded server of shard {shard}", where))
+    return None
+
+
+def _lost(exp_id: str, which: str, node: str) -> str:
+    return (
+        f"experiment {exp_id!r} has lost {which} with Ray node {node}: what waited there is gone. Shut it down, and "
+        "start it anew; a server of yours with Sentinels, or a cluster, survives that: redis="
+    )
 
 
 def config_here(config: ServerConfig) -> ServerConfig:

@@ -7,14 +7,20 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_name, survey_mailbox
 from ray_messaging.audiences.cache import EVERYBODY
 from ray_messaging.cluster.lifecycle import StartedExperiment, start_experiment
+from ray_messaging.cluster.ray_calls import context, get, put
+from ray_messaging.cluster.ray_internals import on_ray_client
 from ray_messaging.cluster.run.agent import StateChange
 from ray_messaging.cluster.spec import absolute
 from ray_messaging.config import Steps
-from ray_messaging.errors import ConfigError, NotRepeatable
+from ray_messaging.errors import AlreadyExists, ConfigError, NotRepeatable
 from ray_messaging.interception.rules import Rule
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.sending.bulk_input import ColumnChunk
@@ -208,6 +214,8 @@ def start_fork(
     if there is None:
         step = checkpoint_before(parent, at_step)
         copy_run(parent, Folder(target), exp_id, step)
+        if on_ray_client() and "://" not in target:
+            _bring(target)
     else:
         step = _checkpoint_of(there, target, record.experiment, at_step)
     log = EventLog.open(parent.where)
@@ -223,6 +231,33 @@ def start_fork(
             shutil.rmtree(target, ignore_errors=True)  # a URI is no folder here
         raise
     return started, fork
+
+
+def _bring(folder: str) -> None:
+    """Copy a fork's folder to the node of the cluster where its log will be written, unless this has it already.
+
+    Raises: AlreadyExists if another log, or other files, are at this path there.
+    """
+    paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    files = [(str(path.relative_to(folder)), put(path.read_bytes())) for path in paths]
+    there = NodeAffinitySchedulingStrategy(context().get_node_id(), soft=False)
+    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
+    if not get(ray.remote(**options)(_place).remote(folder, files)):
+        text = f"{folder} on the node of the cluster is not empty: a fork needs a log_dir of its own"
+        raise AlreadyExists(text, kind="log", value=folder, owner=None)
+
+
+def _place(folder: str, files: "Sequence[tuple[str, Any]]") -> bool:
+    """Write files into a folder, which appears as a whole; return False if it is there with others."""
+    path = Path(folder)
+    if path.exists():
+        return all((path / name).is_file() and (path / name).read_bytes() == get(data) for name, data in files)
+    made = path.with_name(f".{path.name}-{uuid4().hex}")
+    for name, data in files:
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_bytes(get(data))
+    made.rename(path)
+    return True
 
 
 def _checkpoint_of(fork: "RunRecord", where: str, parent: str, at_step: int | None) -> int:

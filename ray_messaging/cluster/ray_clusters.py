@@ -98,6 +98,8 @@ def _in_lasting_thread(call: Callable[[], None]) -> None:
 
 def _begin_ray() -> None:
     address = os.environ.get("RAY_ADDRESS") or None
+    if address is not None and _runs_here(address, local_clusters()):
+        use_token()  # Ray itself looks for it only where it starts a cluster
     try:
         ray.init(address=address, include_dashboard=None if address else False, logging_level=logging.ERROR)
     except ConnectionError as error:
@@ -250,10 +252,16 @@ def _named() -> str:
 
 
 def _runs_here(address: str, clusters: Sequence[str]) -> bool:
+    """Return whether an address is that of one of the clusters to which this machine belongs."""
     host, _, port = address.rpartition(":")
-    return address in clusters or (
-        host in {"localhost", "127.0.0.1"} and port in {cluster.rpartition(":")[2] for cluster in clusters}
-    )
+    if address in clusters:
+        return True
+    if host in {"localhost", "127.0.0.1"}:
+        return port in {cluster.rpartition(":")[2] for cluster in clusters}
+    try:
+        return f"{socket.gethostbyname(host)}:{port}" in clusters
+    except (OSError, UnicodeError):  # no such host
+        return False
 
 
 def _join(address: str, *, as_driver: bool) -> str:

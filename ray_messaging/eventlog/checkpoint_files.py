@@ -40,6 +40,12 @@ def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
     """Yield a checkpoint's content. Raises LogError if damaged or absent, ConfigError if of another format."""
     name = _file(step)
     data = folder.read_file(name)
+    if not data:
+        raise LogError(
+            f"the checkpoint {folder.where}/{name} is not there, or it is empty: bring it back from where it was "
+            "copied, or fork at an earlier step",
+            path=f"{folder.where}/{name}",
+        )
     try:
         table = pq.read_table(pa.BufferReader(data))
         if table.schema.metadata.get(_STEP) != b"%d" % step:
@@ -47,8 +53,8 @@ def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
     except (pa.ArrowInvalid, ValueError, AttributeError) as error:
         where = f"{folder.where}/{name}"
         raise LogError(
-            f"the checkpoint {where} is damaged or was cut short ({error}): remove the file, and fork at an earlier "
-            "step",
+            f"the checkpoint {where} is damaged or was cut short ({error}): copy it again if it was copied, or move it "
+            "away and fork at an earlier step",
             path=where,
         ) from error
     if (written := table.schema.metadata.get(_FORMAT, b"0")) != b"%d" % FORMAT:

@@ -197,7 +197,7 @@ def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
     shutil.copytree(folder, damaged)
     newest = damaged / "_checkpoints" / "00000019.parquet"
     newest.write_bytes(newest.read_bytes()[:-100])
-    with pytest.raises(LogError, match=r"00000019.parquet is damaged or was cut short .*: remove the file"):
+    with pytest.raises(LogError, match=r"00000019.parquet is damaged or was cut short .*: copy it again"):
         fork(damaged)
     newest.unlink()
     record = read_run(Folder(damaged))

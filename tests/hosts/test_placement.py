@@ -1,5 +1,7 @@
 """Where the actors of an experiment lie, on three hosts."""
 
+import sys
+
 import pytest
 from support.hosts import Hosts
 
@@ -55,3 +57,76 @@ def test_a_run_lies_where_the_user_says(hosts, host):
     assert packed == host * 6
     assert by_group == "cab"
     assert (by_options[0], by_options[-1]) == ("a", "c")
+
+
+FORKS = """
+import subprocess, sys
+from ray_messaging import EventLog, Messaging, Steps
+
+TOWN, TWIN, COPY = (f"/tmp/{name}-{sys.argv[1]}" for name in ("town", "twin", "copy"))
+STEPS = Steps(seed=1, checkpoint=3)
+
+
+def talk(me, inbox):
+    me.state["heard"] = me.state.get("heard", 0) + len(inbox)
+    me.send((me.id + 1) % 6, {"n": me.step})
+
+
+def run(messaging, until):
+    return messaging.run(talk, agents=6, groups=3, until=until, progress=False)
+
+
+with Messaging.start("parent", log_dir=TOWN, steps=STEPS) as messaging:
+    run(messaging, 5)
+with Messaging.start("parent", log_dir=TOWN, steps=STEPS, on_existing="resume") as messaging:
+    whole = run(messaging, 8)
+with Messaging.fork(TOWN, "twin", log_dir=TWIN, at_step=4) as fork:
+    assert run(fork, 8).states == whole.states
+    assert fork.log.query().num_rows == 48
+    assert fork.log.export(f"{COPY}.parquet") == 48
+    for asked in (["doctor", "twin"], ["log", "stats", TOWN]):
+        subprocess.run([sys.executable, "-m", "ray_messaging.cli", *asked], check=True)
+assert EventLog.open(TWIN).digest(7) == EventLog.open(TOWN).digest(7)
+print("all is well")
+"""
+
+
+@pytest.mark.parametrize("host", ["a", "b", "c"])
+def test_a_driver_on_each_host_resumes_forks_and_asks(hosts, host):
+    env = WITHOUT_TOKEN | {"RAY_ADDRESS": "a:6380"}
+    assert hosts.python(host, FORKS, host, env=env).splitlines()[-1] == "all is well"
+
+
+BODIES = """
+import time
+from ray_messaging import Messaging, Steps
+from ray_messaging.errors import Closed
+
+TEXT = "word " * 5000
+
+
+def talk(me, inbox):
+    me.send((me.id + 1) % 6, {"text": TEXT})
+
+
+with Messaging.start("bodies", shards="per-node", steps=Steps()) as messaging:
+    with messaging.start_run(talk, agents=6, groups=6) as run:
+        run.advance(2)
+        print("ready", flush=True)
+        try:
+            run.advance(100_000)
+        except Closed as error:
+            print(error, flush=True)
+"""
+
+
+def test_a_machine_that_is_lost_with_its_bodies_is_named():
+    with Hosts() as hosts:
+        hosts.start_ray()
+        env = WITHOUT_TOKEN | {"RAY_ADDRESS": "a:6380"}
+        driver = hosts.start("a", sys.executable, "-c", BODIES, env=env)
+        assert driver.stdout.readline() == "ready\n", driver.stderr.read()
+        hosts.kill("c")
+        told, errors = driver.communicate(timeout=120)
+    assert "has lost the embedded server of shard" in told, (told, errors)
+    assert f"(c, {hosts.ip('c')})" in told

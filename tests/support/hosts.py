@@ -106,9 +106,9 @@ class Hosts:
             "RAY_USAGE_STATS_ENABLED": "0",
         } | (env or {})
         given = [f"{name}={value}" for name, value in inside.items()]
-        there = ["nsenter", "-t", str(self._pid(self._inits[host])), "-m", "-u", "-p", "-i", "-n", f"--wd={cwd}"]
+        there = ["nsenter", "-t", str(self._pid(self._inits[host])), "-m", "-u", "-p", "-i", "-n"]
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-        return subprocess.Popen([*there, "env", "-i", *given, *map(str, command)], text=True, **options)
+        return subprocess.Popen([*there, "env", "-i", "-C", cwd, *given, *map(str, command)], text=True, **options)
 
     def run(self, host, *command, timeout=120, fails=False, **options):
         """Run a command on a host to its end, and return what it printed; of one that `fails`, also to stderr."""

@@ -153,7 +153,7 @@ class InterceptorHost:
             await self._step_rules.follow()
 
     async def _load_checkpoint(self, step: int) -> None:
-        """Copy the checkpoint after `step` from the log's folder to the server."""
+        """Copy the checkpoint after `step` from the log's folder, which is on this node, to the server."""
         from ray_messaging.eventlog.checkpoint_files import read_checkpoint  # noqa: PLC0415 - brings pyarrow, 80 MB
         from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415 - as above
 

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial, reduce
 from operator import or_, sub
@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.cluster.embedded_servers import lost_machine
 from ray_messaging.cluster.handles.connection import result, start_in_turn
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
 from ray_messaging.cluster.lifecycle import attempt, leave
@@ -29,7 +30,7 @@ from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.unpicklable import sent
-from ray_messaging.errors import BudgetSpent, Closed, ConfigError, StepFailed, UnknownName
+from ray_messaging.errors import BudgetSpent, Closed, ConfigError, ConnectionFailed, StepFailed, UnknownName
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.transports.step_values import StepSettings, WaitFor
 
@@ -40,6 +41,7 @@ _KIND: Final = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_
 _IDLE_S: Final = 60.0  # how long idle processes are kept: a new one takes a second or two, an idle one some memory
 _CLOSE_S = 10.0  # the most time for groups to leave their mailboxes, after their remembered calls
 _LOOK_S = 0.25  # the time between two checks of the progress
+_NODES_EVERY = 8  # of these checks look whether a machine is lost with its server
 _COUNTED_S = 0.1  # the most time for groups to tell their counts of calls
 _TOLD_S = 1.0  # the most time for groups to answer that they will end early
 _REMEDY = "resume with the same, or begin anew by on_existing='reset'"
@@ -291,7 +293,7 @@ class Run(AbstractContextManager["Run"]):
                 for name, actor in self._actors.items()
             ]
             with end, RunProgress(steps, until, shown=progress, more=self._calls_text) as bar:
-                parts = _watch(refs, end, bar)
+                parts = _watch(refs, end, bar, self._lost)
                 self.step = min(part.until for part in parts)
                 steps.wait(self.step)  # after the groups, rules on whole steps judge the last step
         self._spent = any(part.spent for part in parts)
@@ -299,6 +301,10 @@ class Run(AbstractContextManager["Run"]):
         if self._spent:
             sys.stderr.write(f"{self._spent_text()}\n")
         return parts
+
+    def _lost(self, error: BaseException | None) -> Closed | None:
+        experiment = self._messaging._connection.experiment
+        return lost_machine(experiment.exp_id, experiment.redis, error)
 
     def _calls_text(self) -> str:
         """Return a text with the counts of remembered calls in groups that answer at once; "" if there are no calls."""
@@ -424,12 +430,24 @@ def _results(refs: Sequence[Any]) -> list[Any]:
         raise error from cause_of(error)
 
 
-def _watch(refs: Sequence[Any], end: EarlyEnd, bar: RunProgress) -> list[GroupResult]:
-    """Wait for all groups, and show the progress; raise the first error at once."""
-    waiting, spent = list(refs), False
+def _watch(
+    refs: Sequence[Any], end: EarlyEnd, bar: RunProgress, lost: Callable[[BaseException | None], Closed | None]
+) -> list[GroupResult]:
+    """Wait for all groups, and show the progress; raise the first error at once.
+
+    Args: `lost` returns an error for a machine whose loss ends the run, also by what a group has raised.
+    """
+    waiting, spent, looks = list(refs), False, itertools.count(1)
     while waiting:
         done, waiting = wait(waiting, timeout=_LOOK_S)
-        spent = spent or any(part.spent for part in _results(done))
+        if next(looks) % _NODES_EVERY == 0 and (gone := lost(None)) is not None:
+            raise gone  # groups may wait for its server for minutes
+        try:
+            spent = spent or any(part.spent for part in _results(done))
+        except ConnectionFailed as error:
+            if (gone := lost(error)) is not None:
+                raise gone from error
+            raise
         if waiting and (end.asked or spent):
             end.tell()
         if waiting:
