@@ -35,8 +35,8 @@ class Measured(NamedTuple):
 
 
 def measure(program: str, executable: str | Path) -> Measured:
-    """Run a program in a fresh process. Raises CalledProcessError."""
-    command = [str(executable), "-m", f"benchmarks.contagion.{program}"]
+    """Run a module in a fresh process. Raises CalledProcessError."""
+    command = [str(executable), "-m", program]
     began, peaks = time.perf_counter(), dict[int, int]()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         while not (ended := os.wait4(running.pid, os.WNOHANG))[0]:
@@ -77,7 +77,9 @@ def by_turns(rounds: int, mesa: str | Path) -> list[Line]:
     found: dict[str, list[Measured]] = {name: [] for name in PROGRAMS}
     for number in range(rounds):
         for name in list(PROGRAMS) if number % 2 == 0 else reversed(list(PROGRAMS)):
-            found[name].append(measure(PROGRAMS[name], mesa if name == "Mesa" else sys.executable))
+            found[name].append(
+                measure(f"benchmarks.contagion.{PROGRAMS[name]}", mesa if name == "Mesa" else sys.executable)
+            )
     if len({each.printed for values in found.values() for each in values}) > 1:
         raise RuntimeError(f"the programs differ: {found}")
     lines = []

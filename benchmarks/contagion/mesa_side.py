@@ -30,9 +30,11 @@ class Person(mesa.Agent):
 
 
 class Contagion(mesa.Model):
+    person = Person
+
     def __init__(self, limits):
         super().__init__(seed=7)
-        people = [Person(self, number, threshold) for number, threshold in enumerate(limits)]
+        people = [self.person(self, number, threshold) for number, threshold in enumerate(limits)]
         for sender, hearer in edges(len(limits)).tolist():
             people[sender].friends.append(people[hearer])
 
