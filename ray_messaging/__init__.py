@@ -83,6 +83,8 @@ if TYPE_CHECKING:
     from ray_messaging.outgoing import Outgoing
     from ray_messaging.receipt import Receipt, Receipts
     from ray_messaging.steps.step import Step
+    from ray_messaging.studies.batch_run import batch_run
+    from ray_messaging.studies.study import Study
 
     __version__: str
 
@@ -128,9 +130,11 @@ _HOMES = {
     "Share": "ray_messaging.model.aggregates",
     "Step": "ray_messaging.steps.step",
     "Steps": "ray_messaging.config",
+    "Study": "ray_messaging.studies.study",
     "Sum": "ray_messaging.model.aggregates",
     "Survey": "ray_messaging.cluster.handles.survey",
     "Tracing": "ray_messaging.observability.tracing.settings",
+    "batch_run": "ray_messaging.studies.batch_run",
     "columns": "ray_messaging.model.typed.input",
     "compare": "ray_messaging.eventlog.comparison",
     "grid": "ray_messaging.model.lattice",
@@ -213,6 +217,7 @@ __all__ = [
     "StepFailed",
     "StepTooLarge",
     "Steps",
+    "Study",
     "Sum",
     "Survey",
     "TraceError",
@@ -223,6 +228,7 @@ __all__ = [
     "UndeclaredSend",
     "UnknownName",
     "UnknownSender",
+    "batch_run",
     "columns",
     "compare",
     "grid",

@@ -60,7 +60,7 @@ class _OurSettings(ModelMetaclass):
             if given:
                 names = list(self.model_fields)
                 raise ConfigError(
-                    f"{self.__name__} takes its settings by name, as {self.__name__}({names[0]}=...): "
+                    f"{self.__name__} takes its settings by name, such as {self.__name__}({names[0]}=...): "
                     f"{', '.join(names)}{self._unnamed}"
                 )
             return super().__call__(**fields)
@@ -180,13 +180,13 @@ class RedisConfig(ServerConfig):
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
     _unnamed: ClassVar[str] = ". A URL is for RedisConfig.from_url"
 
-    server: str = _setting("", "its host name or address; a path that begins with / is a unix socket")
+    server: str = _setting("", "the server's host name or address; a path that begins with / is a unix socket")
     port: int = _setting(6379, "its TCP port", ge=0, le=65535)
     password: str | None = _setting(None, "its password", repr=False)
     db: int = _setting(0, "the number of the database", ge=0)
     timeout: float = _setting(60.0, "seconds that one command may take; connecting has its own", gt=0)
     connect_timeout: float = _setting(
-        5.0, "seconds until a server that does not answer counts as out of reach; embedded ones have 30", gt=0
+        5.0, "seconds until a server that does not answer counts as out of reach; for embedded servers it is 30", gt=0
     )
     username: str | None = _setting(None, "the user's name, where the server has an ACL")
     ssl: bool = _setting(False, "connect by TLS")
@@ -420,21 +420,27 @@ class MessagingConfig(_Settings):
     )
     interceptor_timeout_s: PositiveFloat = _setting(30.0, "seconds that a send waits for a silent interceptor")
     rule_timeout_s: PositiveFloat = _setting(
-        RULE_TIMEOUT_S, "seconds for one batch; then the rule has failed, and is interrupted", le=_LONGEST_S
+        RULE_TIMEOUT_S,
+        "seconds that a rule may take for one batch; after that it has failed, and is interrupted",
+        le=_LONGEST_S,
     )
     lease_s: PositiveFloat = _setting(
         LEASE_S, "seconds without a sign of life after which a messager counts as gone", le=_LONGEST_S
     )
     loan_s: PositiveFloat = _setting(
-        LOAN_S, "seconds until messages that a Ray caller fetched are redelivered to others", le=_LONGEST_S
+        LOAN_S,
+        "seconds that a group's handle may hold fetched messages; after that other handles get them",
+        le=_LONGEST_S,
     )
     dead_bytes: PositiveInt = _setting(
-        DEAD_BYTES, "bytes of dead letters; above it the oldest are dropped, and counted"
+        DEAD_BYTES, "bytes of dead letters; above this the oldest dead letters are dropped, and counted"
     )
     log_list_messages: int = _setting(100_000, "messages in the local log list, `get_log_list()`; 0: none", ge=0)
     log_list_bytes: int = _setting(64 * 2**20, "bytes in the local log list; 0: none", ge=0)
-    mirror: bool = _setting(False, "PUBLISH messages to mailboxes too, for foreign clients that listen")
-    strict_senders: bool | None = _setting(None, "send only for one's own agents, or the user; None: if it is a group")
+    mirror: bool = _setting(False, "also PUBLISH each message that goes to a mailbox, for foreign clients that listen")
+    strict_senders: bool | None = _setting(
+        None, "send only for the messager's own agents, or the user; None: True for groups, False for other messagers"
+    )
     strict_answers: bool = _setting(True, "an answer counts only from the agent that was asked")
     wait_replicas: int = _setting(
         0, "replicas of the server that must have what is acknowledged; 0: the primary alone", ge=0

@@ -36,7 +36,6 @@ from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.sending.accumulator import Accumulator
 from ray_messaging.sending.bulk_sender import BulkSender
-from ray_messaging.sending.frame_router import FrameRouter
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.local_log import LocalLog
 from ray_messaging.sending.message_checks import MessageChecks
@@ -88,9 +87,10 @@ class Engine:
         self.checks = MessageChecks(self.exp_id, self.name, payload_bytes, user_is_explicit=user_is_explicit)
         self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
         self.closed = self.closing = False  # closing: its owner has begun to close this
-        router = FrameRouter(self.directory, mirror=self.settings.mirror)
         keep_s = 0 if self.named else KEEP_S
-        self.frame_sender = FrameSender(transport, self.directory, router, self.name, keep_s, observer)
+        self.frame_sender = FrameSender(
+            transport, self.directory, self.name, keep_s, mirror=self.settings.mirror, observer=observer
+        )
         self.accumulator: Accumulator | None = None
         self.accepting: Accumulator | None = None  # the accumulator, while this is open
         self.subscription: Subscription | None = None

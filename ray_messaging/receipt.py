@@ -235,7 +235,7 @@ class Receipts(Sequence[Receipt]):
             return [self[row] for row in range(*index.indices(len(self)))]
         row = index + len(self) if index < 0 else index
         if not 0 <= row < len(self):
-            raise IndexError(f"receipt {index} of {len(self)}")
+            raise IndexError(f"there is no receipt {index}: these are {len(self)} receipts")
         part = int(np.searchsorted(self._ends, row, side="right"))
         outcome, _, high = self.parts[part]
         return outcome.receipt(row - int(self._ends[part]) + high)

@@ -139,7 +139,7 @@ def check_id(agent_id: object) -> AgentId:
 def check_subtopic(subtopic: object) -> str:
     """Return `subtopic` if it is valid in a channel; raise InvalidAddress otherwise."""
     if not isinstance(subtopic, str):
-        raise InvalidAddress(f"subtopic {subtopic!r} must be a str", value=subtopic)
+        raise InvalidAddress(f"a subtopic must be a str, not {subtopic!r}", value=subtopic)
     _check_text("subtopic", subtopic, _UNFIT_SUBTOPIC)
     return subtopic
 

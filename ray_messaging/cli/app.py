@@ -18,6 +18,7 @@ from ray_messaging.cli.log import app as log_app
 from ray_messaging.cli.metrics import app as metrics_app
 from ray_messaging.cli.replay import demo, replay
 from ray_messaging.cli.report import report
+from ray_messaging.cli.study_commands import app as study_app
 from ray_messaging.cli.survey_commands import surveys
 from ray_messaging.cli.ui import ui
 from ray_messaging.errors import MessagingError
@@ -58,6 +59,7 @@ app.command(short_help="Write an HTML page about a run, or about two.")(report)
 app.command(short_help="Show a run in the browser.")(ui)
 app.command(short_help="Go on with a run from a checkpoint, as another run.")(fork)
 app.add_typer(log_app, name="log")
+app.add_typer(study_app, name="study")
 app.add_typer(dead_letters_app, name="deadletters")
 app.add_typer(metrics_app, name="metrics")
 

@@ -123,7 +123,8 @@ def names_in(cluster: str, namespace: str, timeout_s: float) -> list[str]:
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
     except ImportError as error:
         raise ConfigError(
-            f"Ray {ray.__version__} has no known call to look into a cluster: set RAY_ADDRESS={cluster}"
+            f"ray_messaging does not know how to list the experiments of a cluster of Ray {ray.__version__}: to use "
+            f"this cluster, set RAY_ADDRESS={cluster}"
         ) from error
 
     async def ask() -> list[str]:

@@ -79,15 +79,16 @@ def _variables(function: FunctionType) -> Iterator[tuple[str, object]]:
             yield f".{name}", cell.cell_contents
         except ValueError:  # the variable has no value yet
             continue
-    for name in _names(function.__code__):
+    for name in names_in(function.__code__):
         if name in function.__globals__:
             yield f".{name}", function.__globals__[name]
     yield ".__defaults__", function.__defaults__
     yield ".__kwdefaults__", function.__kwdefaults__
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names that a function's code uses, those of functions within it too."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from names_in(constant)

@@ -183,7 +183,7 @@ class Conversation:
                     self._watch.begin()
                     if asker is None or waits is None:
                         return await answer
-                    mailboxes = self._engine.directory.mailboxes_of(checked.to_id, checked.topic)
+                    mailboxes = self._engine.directory.routing.mailboxes_of(checked.to_id, checked.topic)
                     with waits.waiting(asker, Ask(receipt.message_id, checked.from_id, checked.to_id, mailboxes)):
                         return await answer
         except NoAnswer:  # NoAnswer is a TimeoutError, too

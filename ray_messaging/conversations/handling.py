@@ -114,7 +114,7 @@ def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Direc
     The result is () if a handler is, or may be, free for the question: then the chain does not occupy all handlers of
     the service.
     """
-    for mailbox in directory.mailboxes_of(asked.to_id, asked.topic):
+    for mailbox in directory.routing.mailboxes_of(asked.to_id, asked.topic):
         mine = [at for at, each in enumerate(chain) if each.mailbox == mailbox and each.slots]
         if mine and len(mine) >= chain[mine[0]].slots:
             return chain[mine[0] :]

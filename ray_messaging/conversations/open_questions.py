@@ -140,15 +140,15 @@ class OpenQuestions:
             batch = asked.batch
             places = np.arange(asked.place, asked.place + batch.rows)
             rows = _NO_ROWS if asked.asker.done else np.flatnonzero(asked.asker.waits(places))
-            routes = directory.route(batch.take(rows)) if len(rows) else rows
+            routes = directory.routing.route(batch.take(rows)) if len(rows) else rows
             if isinstance(asked.asker, LoneAnswers):
                 for row, route in zip(rows.tolist(), routes.tolist(), strict=True):
                     fail = partial(asked.fail, [row])
-                    yield OpenQuestion(batch.message_id(row), directory.mailboxes(route), fail)
+                    yield OpenQuestion(batch.message_id(row), directory.routing.mailboxes(route), fail)
                 continue
             for route in np.unique(routes).tolist():
                 fail = partial(asked.fail, rows[routes == route].tolist())
-                yield OpenQuestion((batch.first, route), directory.mailboxes(route), fail)
+                yield OpenQuestion((batch.first, route), directory.routing.mailboxes(route), fail)
 
     def end(self) -> None:
         """Stop waiting for answers: callers that still wait get a Closed error."""

@@ -343,6 +343,7 @@ class RemoteVerdictClient(VerdictClient):
         If only the rules have changed, all senders hear of it at about the same time: each asks again over its lane.
         """
         if successor:
+            self._address = None  # the lane of the one that was asked may still be open
             await self.close()
         elif self._delegated_rules is not None:
             self._delegated_rules.drop()

@@ -297,12 +297,15 @@ def check_collect(collect: object, every: object) -> None:
         if type(each.name) is not str or not each.name or "=" in each.name or each.name in TAKEN:
             raise ConfigError(f"the name of {each!r} must be a text without '=', and not one of {', '.join(TAKEN)}")
         if each.of is not None and not callable(each.of) and (type(each.of) is not str or not each.of):
-            raise ConfigError(f"of={each.of!r} of {each!r} must be a function, as lambda me: ..., or a state's key")
+            raise ConfigError(
+                f"of={each.of!r} of {each!r} must be a function, such as lambda me: ..., or a key of the state"
+            )
         if isinstance(each, Quantile) and not (_is_number(each.q) and 0 <= each.q <= 1):
             raise ConfigError(f"q={each.q!r} of {each!r} must be a number from 0 to 1: 0.5 is the median")
     if len({each.name for each in aggregates}) < len(aggregates):
         raise ConfigError(
-            f"two aggregates of collect={collect!r} have one name: give one another, as Mean('average', of='wealth')"
+            f"two aggregates of collect={collect!r} have one name: give one of them another name, such as "
+            "Mean('average', of='wealth')"
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_recipient
-from ray_messaging.addressing.directory import Directory, IdTable
+from ray_messaging.addressing.directory import IdTable, Routes
 from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, AudienceCache
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
@@ -332,12 +332,12 @@ def is_unspread(batch: Batch) -> bool:
     return extension is not None and extension.audience is not None and extension.audience.version == UNRESOLVED
 
 
-async def edges_of(audience: AudiencePairs, topic: str, directory: Directory, audiences: AudienceCache) -> Edges:
+async def edges_of(audience: AudiencePairs, topic: str, routes: Routes, audiences: AudienceCache) -> Edges:
     """Return the pairs of an audience. The audience EVERYBODY has all agents that listen on a subtopic."""
     if audience != EVERYBODY:
         return await audiences.edges(audience)
     everybody = NO_AGENTS
-    for record in directory.records.values():
+    for record in routes.records.values():
         everybody |= record.agents(topic)
     return MemberEdges.everybody(everybody)
 

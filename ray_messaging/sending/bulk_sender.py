@@ -11,7 +11,7 @@ import numpy as np
 from ray_messaging.audiences.cache import UNRESOLVED, AudienceCache, audience_of, current_audience, name_of
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import spread
-from ray_messaging.errors import ConfigError, MessagingError, OutcomeUnknown, PayloadMismatch
+from ray_messaging.errors import MessagingError, OutcomeUnknown
 from ray_messaging.message import cause_here
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import PayloadColumn
@@ -30,7 +30,7 @@ from ray_messaging.sending.bulk_input import (
 )
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.pending_batch import BulkWaiter, EncodedBatch, Entry, caused_by_one
-from ray_messaging.sending.schema_checks import check_batches
+from ray_messaging.sending.schema_checks import check_current
 
 AddPart = Callable[[], "asyncio.Future[Receipts]"]
 _CAUSED = Extension(caused_by=MessageIdColumn.none(0)).kind
@@ -96,7 +96,7 @@ class BulkSender:
         await self._frames.refresh()  # after a change of the audience has returned, no broadcast uses its old version
         directory = self._frames.directory
         found = current_audience(directory.audiences, audience_of(broadcasts[0]).name)
-        edges = await edges_of(found, broadcasts[0].topics[0], directory, self._audiences)
+        edges = await edges_of(found, broadcasts[0].topics[0], directory.routing, self._audiences)
         for batch in broadcasts:
             assert batch.extension is not None
             batch.extension.audience = found
@@ -106,13 +106,7 @@ class BulkSender:
         return await self._send((partial(self._put_spread, batch, edges) for batch in parts), pairs)
 
     async def _check(self, batches: Callable[[], Iterable[Batch]]) -> None:
-        """Check batches by the known schemas, if there are any. If one fails, load the current schemas, check again."""
-        if self._frames.directory.schemas.version:
-            try:
-                check_batches(self._frames.directory.schemas, batches())
-            except (PayloadMismatch, ConfigError):
-                await self._frames.refresh()
-                check_batches(self._frames.directory.schemas, batches())
+        await check_current(self._frames, batches)
 
     def _put_columns(self, chunk: ColumnChunk, topic: str, cause: str | None) -> "asyncio.Future[Receipts]":
         extension = caused_by_one(cause, len(chunk.from_ids))

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import build_channel
-from ray_messaging.addressing.directory import NOBODY, Directory, MailboxRecord
+from ray_messaging.addressing.directory import NOBODY, MailboxRecord, Routes
 from ray_messaging.audiences.folding import agents_digest, fold, row_kinds
 from ray_messaging.default_limits_and_leases import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
 from ray_messaging.model.agent_sets import AgentSet
@@ -51,15 +51,15 @@ class OutboundFrame(FrameWrite, eq=False, kw_only=True):
 
 
 class FrameRouter:
-    """The router of one directory.
+    """The router of one destination.
 
     With `mirror`, subscribers get the messages of mailboxes as well.
     """
 
-    def __init__(self, directory: Directory, *, mirror: bool) -> None:
-        self.directory = directory
+    def __init__(self, routes: Routes, *, mirror: bool) -> None:
+        self.routes = routes
         self.mirror = mirror
-        self._routed: tuple[Batch, int, NDArray[np.int32]] | None = None  # the last batch, directory version, routes
+        self._routed: tuple[Batch, Routes, NDArray[np.int32]] | None = None  # the last batch, and its routes
         self._kinded: tuple[Batch, NDArray[np.intp] | None] | None = None  # of the last batch, see `_kinds`
         self._digests: dict[str, tuple[MailboxRecord, str, bytes]] = {}  # by mailbox, for one record and topic
         self.unkept: dict[bytes, AgentSet] = {}  # sets that frames name and the server may not have, by digest
@@ -81,7 +81,7 @@ class FrameRouter:
             stopped = np.zeros(in_flight.batch.rows, np.bool_)
             stopped[np.fromiter(in_flight.stopped, np.intp)] = True
             blocked, rows = rows[stopped[rows]], rows[~stopped[rows]]
-            if self.directory.logged and len(blocked):
+            if self.routes.logged and len(blocked):
                 for part in self._parts(in_flight, LOG, blocked, row_bytes):
                     some = blocked if part is None else part
                     note = logged_frames.blocked(in_flight, some)
@@ -103,7 +103,7 @@ class FrameRouter:
         opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
         senders = reaches.places_of(batch.from_ids)
         delivered, copies = np.zeros(batch.rows, np.int64), np.zeros(batch.rows, np.intp)
-        for mailbox, record in self.directory.records.items():
+        for mailbox, record in self.routes.records.items():
             queue = _queue_of(mailbox, batch)
             if queue in self.shut:
                 continue
@@ -136,7 +136,7 @@ class FrameRouter:
 
     def _rows_by_mailbox(self, in_flight: InFlightBatch, rows: Rows | None) -> dict[str, Rows | None]:
         """Return the rows (None: all) for each mailbox."""
-        directory, batch = self.directory, in_flight.batch
+        known, batch = self.routes, in_flight.batch
         if rows is not None and not len(rows):
             return {}
         whole = rows is None and in_flight.left == batch.rows and not in_flight.placed
@@ -150,12 +150,12 @@ class FrameRouter:
             return {asker: opened}
         if whole and batch.rows == 1 and not self.shut:  # a single message takes the shortest path
             address = batch.to_ids[0], batch.topics[0]
-            listeners = directory.cached.get(address) or directory.mailboxes_of(*address)
+            listeners = known.cached.get(address) or known.mailboxes_of(*address)
             if len(listeners) < 2:
                 in_flight.copies = None
                 return {listeners[0] if listeners else UNOWNED: None}
-        routes = directory.route(batch) if not self.shut else self._open_routes(batch)
-        mailboxes = directory.mailboxes(int(routes[0]))
+        routes = known.route(batch) if not self.shut else self._open_routes(batch)
+        mailboxes = known.mailboxes(int(routes[0]))
         if whole and len(mailboxes) < 2 and (routes == routes[0]).all():
             in_flight.copies = None
             return {mailboxes[0] if mailboxes else UNOWNED: None}
@@ -166,7 +166,7 @@ class FrameRouter:
             routes = routes[opened]
         counts = np.bincount(routes)
         used = np.flatnonzero(counts).tolist()
-        if in_flight.placed or any(len(directory.mailboxes(route)) > 1 for route in used):
+        if in_flight.placed or any(len(known.mailboxes(route)) > 1 for route in used):
             return self._copied_rows(in_flight, opened, routes.tolist())
         in_flight.expect(opened, 1)
         # Numbers of 16 bits are sorted in half the time.
@@ -176,7 +176,7 @@ class FrameRouter:
         for route in used:
             high = low + int(counts[route])
             place = order[low:high]
-            found[next(iter(directory.mailboxes(route)), UNOWNED)] = place if whole else opened[place]
+            found[next(iter(known.mailboxes(route)), UNOWNED)] = place if whole else opened[place]
             low = high
         return found
 
@@ -190,13 +190,13 @@ class FrameRouter:
             return None
         if extension.asked_outside:  # sealing the step finds out whether the asker's mailbox is gone
             return ASKER + extension.reply_mailbox
-        return extension.reply_mailbox if extension.reply_mailbox in self.directory.records else None
+        return extension.reply_mailbox if extension.reply_mailbox in self.routes.records else None
 
     def _open_routes(self, batch: Batch) -> NDArray[np.int32]:
         """Return the route of each message, which is NOBODY if all of its mailboxes accept nothing."""
-        routes = self.directory.route(batch)
+        routes = self.routes.route(batch)
         for route in np.unique(routes).tolist():
-            if all(_queue_of(name, batch) in self.shut for name in self.directory.mailboxes(route)):
+            if all(_queue_of(name, batch) in self.shut for name in self.routes.mailboxes(route)):
                 routes = np.where(routes == route, np.int32(NOBODY), routes)
         return routes
 
@@ -209,7 +209,7 @@ class FrameRouter:
             return queue in in_flight.placed and bool(in_flight.placed[queue][row])
 
         for row, route in zip(opened.tolist(), routes, strict=True):
-            queues = {name: _queue_of(name, in_flight.batch) for name in self.directory.mailboxes(route)}
+            queues = {name: _queue_of(name, in_flight.batch) for name in self.routes.mailboxes(route)}
             left = [name for name, queue in queues.items() if not had(queue, row) and queue not in self.shut]
             targets = left or ([] if in_flight.is_placed(row) else [UNOWNED])
             for mailbox in targets:
@@ -225,7 +225,7 @@ class FrameRouter:
 
     def _parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, row_bytes: int) -> list[Rows | None]:
         """Split rows so that each frame is within the limits of its mailbox, or our own limits without a mailbox."""
-        record = self.directory.records.get(mailbox)
+        record = self.routes.records.get(mailbox)
         lines = in_flight.outgoing.lines
         count = in_flight.batch.rows if rows is None else len(rows)
         if lines is None or count == 1:
@@ -250,7 +250,7 @@ class FrameRouter:
         batch = in_flight.outgoing if rows is None else in_flight.outgoing.take(rows)
         publish = self.publications(batch) if mailbox == UNOWNED or self.mirror else []
         note: LoggedFrame | None = None
-        logged = self.directory.logged
+        logged = self.routes.logged
         frame, places = batch, None
         if batch.extension is not None and self._folds(in_flight, mailbox):
             frame, places = self._fold(in_flight, mailbox, rows)
@@ -274,13 +274,13 @@ class FrameRouter:
 
         They cannot be if the mailbox listens with patterns, because then its hearers are not a known set of agents.
         """
-        batch, record = in_flight.outgoing, self.directory.records.get(mailbox)
+        batch, record = in_flight.outgoing, self.routes.records.get(mailbox)
         broadcast = batch.extension is not None and batch.extension.audience is not None
         return broadcast and record is not None and not record.globs
 
     def _folded_parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> list[Rows | None]:
         """Split rows so that each frame, after folding, is within the limits of its mailbox."""
-        batch, record = in_flight.outgoing, self.directory.records[mailbox]
+        batch, record = in_flight.outgoing, self.routes.records[mailbox]
         assert batch.numbers is not None
         assert batch.lines is not None
         rows = np.arange(batch.rows) if rows is None else rows
@@ -295,22 +295,22 @@ class FrameRouter:
     def _fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> tuple[Batch, Rows]:
         """Return the rows of a batch (None: all) for a mailbox in the form that `fold` returns."""
         batch = in_flight.outgoing
-        reaching = [mailbox in names for names in self.directory.routes]
+        reaching = [mailbox in names for names in self.routes.routes]
         there = np.flatnonzero(np.array(reaching)[self._routes(in_flight.batch)])
         rows = np.arange(batch.rows) if rows is None else rows
-        digest = self._named(self._digest(mailbox, batch.topics[0]), self.directory.records[mailbox], batch)
+        digest = self._named(self._digest(mailbox, batch.topics[0]), self.routes.records[mailbox], batch)
         return fold(batch, rows, there, digest, self._kinds(in_flight))
 
     def _routes(self, batch: Batch) -> NDArray[np.int32]:
         """Return the route of each row, cached for the frames of the same batch that follow."""
         found = self._routed
-        if found is None or found[0] is not batch or found[1] != self.directory.version:
-            found = self._routed = batch, self.directory.version, self.directory.route(batch)
+        if found is None or found[0] is not batch or found[1] is not self.routes:
+            found = self._routed = batch, self.routes, self.routes.route(batch)
         return found[2]
 
     def _named(self, digest: bytes, record: MailboxRecord, batch: Batch) -> bytes:
         """Return the digest of a mailbox's agents. If the set is new, and there is an event log, add it to `unkept`."""
-        if self.directory.logged and digest not in self._kept:
+        if self.routes.logged and digest not in self._kept:
             self.unkept[digest] = record.agents(batch.topics[0])
         return digest
 
@@ -335,7 +335,7 @@ class FrameRouter:
 
     def _digest(self, mailbox: str, topic: str) -> bytes:
         """Return the digest of the agents of a mailbox under a subtopic."""
-        record = self.directory.records[mailbox]
+        record = self.routes.records[mailbox]
         found = self._digests.get(mailbox)
         if found is None or found[0] is not record or found[1] != topic:
             found = self._digests[mailbox] = record, topic, agents_digest(record.agents(topic))
@@ -345,7 +345,7 @@ class FrameRouter:
 
     def publications(self, batch: Batch) -> list[Published]:
         """Return the messages of a batch in the form in which they are published to subscribers of their channels."""
-        exp_id, lines = self.directory.exp_id, batch.lines
+        exp_id, lines = self.routes.exp_id, batch.lines
         assert lines is not None
         return [
             Published(build_channel(exp_id, to_id, batch.topic_of(row)), lines.row(row))

@@ -4,12 +4,10 @@ import asyncio
 import logging
 import time
 from itertools import islice
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ray_messaging.addressing.directory import Directory
+from ray_messaging.addressing.directory import Directory, Routes
 from ray_messaging.common.backoff import FENCE_RETRY, REFUSED_CALL_RETRY, Backoff
-from ray_messaging.default_limits_and_leases import CALL_BYTES
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -20,35 +18,36 @@ from ray_messaging.errors import (
     PayloadTooLarge,
     TransitError,
 )
-from ray_messaging.model.fates import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.observability.observer import Observer
 from ray_messaging.sending import send_errors
-from ray_messaging.sending.frame_router import UNOWNED, FrameRouter, OutboundFrame
-from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
-from ray_messaging.sending.mailbox_queues import MailboxQueue, MailboxQueues
-from ray_messaging.sending.schema_checks import check_batches, fitting
+from ray_messaging.sending.destination import OF_VERDICTS, Destination
+from ray_messaging.sending.frame_router import UNOWNED, OutboundFrame
+from ray_messaging.sending.in_flight_batch import InFlightBatch
+from ray_messaging.sending.mailbox_queues import MailboxQueue
+from ray_messaging.sending.schema_checks import check_batches
 from ray_messaging.transports.transport_values import (
     LOG,
     Conclusion,
     FrameFate,
-    FramePort,
     SendReply,
     SendRequest,
     SendStatus,
     lost,
 )
 
+if TYPE_CHECKING:
+    from ray_messaging.transports.transport import RedisTransport
+
 logger = logging.getLogger(__name__)
 
 # How many sequence numbers of mailboxes that are gone pile up before they are deleted, and how many a call deletes.
 _GONE, _MOST_FIELDS = 64, 1_000
 _OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)  # the server refuses the sender itself
-OF_VERDICTS = (SendStatus.STALE_VERDICTS, SendStatus.OTHER_RULES)  # new verdicts are needed
 _LARGE = 16 * 2**10  # a frame below this size is sent again without asking first whether there is room
 
 
-class FrameSender:
-    """The frames of one sender, which wait to be written to mailboxes on the server.
+class FrameSender(Destination):
+    """The mailboxes as the destination of one sender: its frames wait here to be written to them on the server.
 
     A retry repeats the same bytes under the same sequence number. If an outcome stays unknown, the sends raise
     OutcomeUnknown, and a higher epoch is claimed before anything else is sent, so that the server refuses the old
@@ -57,28 +56,24 @@ class FrameSender:
 
     def __init__(
         self,
-        transport: FramePort,
+        transport: "RedisTransport",
         directory: Directory,
-        router: FrameRouter,
         sender: str,
         keep_s: float,
+        *,
+        mirror: bool,
         observer: Observer | None = None,
     ) -> None:
-        self.sender = sender
-        self.observer = observer
+        super().__init__(sender, directory.routing, directory.schemas, mirror=mirror, observer=observer)
         self.epoch = 0
         self.transactions = 0  # the number of transactions on the server, as far as is known here
         self.subscriber_counts: list[int] = []  # subscribers of the last publications, read with the last epoch
         self.fenced: Fenced | None = None  # why nothing can be sent any more
         self.behind = False  # the server lost a transaction that it had confirmed
         self.attempted = False  # a call is in flight, or its reply is not processed yet
-        self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts no longer count
-        self.stale_by = SendStatus.OK  # why they do not count: STALE_VERDICTS or OTHER_RULES
-        self.queues = MailboxQueues()
         self._some_refused = False  # a queue may have a head that was refused
         self._transport = transport
         self.directory = directory
-        self._router = router
         self._keep_s = keep_s
         self._first_epoch = asyncio.Lock()
         self._fence_at: float | None = None  # loop time; None: no call of ours can still arrive late
@@ -86,7 +81,11 @@ class FrameSender:
         self._refusals = 0  # the number of calls in a row that the server refused as a whole
         self._refused_until = 0.0  # loop time
         self._backoff = Backoff(REFUSED_CALL_RETRY)
-        self._routed_at = -1  # the directory's version by which the queued frames were routed
+
+    @property
+    def routes(self) -> Routes:
+        """Return the routes of the directory as it is now."""
+        return self.directory.routing
 
     async def reload(self) -> None:
         """Load the directory as `refresh` does, and drop the queues and numbers of mailboxes that are gone."""
@@ -112,7 +111,7 @@ class FrameSender:
     async def _forget_gone(self) -> None:
         """Delete the last sequence numbers of mailboxes that are gone from the server, so that they do not pile up."""
         gone = list(filter(self._is_gone, self.queues.dropped()))
-        if len(gone) < _GONE or not self._transport.forgets:
+        if len(gone) < _GONE:
             return
         await self.take_epoch()  # a late frame must not find its number free if the name of a mailbox is used again
         for low in range(0, len(gone), _MOST_FIELDS):
@@ -162,27 +161,10 @@ class FrameSender:
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    def load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float) -> None:
-        """Queue the frames of rows of a batch (None: all), which passed under a verdict epoch."""
-        if not in_flight.left:
-            return
-        if self._routed_at != self.directory.version:
-            self._reroute()
-        schemas = self.directory.schemas
-        if in_flight.pending.checked != schemas.version:
-            rows = fitting(schemas, in_flight, rows)
-            if rows is not None and not len(rows):
-                return
-        queues = self.queues
-        for frame in self._router.route(in_flight, rows):
-            frame.verdict_epoch, frame.deadline = verdict_epoch, deadline
-            queue = queues.get(frame.mailbox) or queues.queue_of(frame.mailbox)
-            queue.frames.append(frame)
-
     def route_all(self, in_flight: InFlightBatch) -> list[OutboundFrame]:
         """Build a transaction's frames without queueing them; raise PayloadMismatch if a schema refuses a payload."""
-        check_batches(self.directory.schemas, [in_flight.batch])
-        return self._router.route(in_flight, None, settle=False)
+        check_batches(self.schemas, [in_flight.batch])
+        return self.router.route(in_flight, None, settle=False)
 
     @property
     def retry_at(self) -> float | None:
@@ -204,8 +186,7 @@ class FrameSender:
                     await self.reload()
                     self._directory_stale = False
                 # The receiving side reloads the directory too, so queued frames may be routed by an old version.
-                if self._routed_at != self.directory.version:
-                    self._reroute()
+                self.reroute()
                 ready = self.next_call()
                 if not ready:
                     break
@@ -226,31 +207,11 @@ class FrameSender:
             if why is not None:
                 self._try_later(queue, why)
 
-    def next_call(self) -> list[OutboundFrame]:
-        """Return the frames of the next call, numbered. All have the same verdict epoch."""
-        ready: list[OutboundFrame] = []
-        volume, now = 0, asyncio.get_running_loop().time()
-        for queue in self.queues.values():
-            if not queue.frames or queue.retry_at > now:
-                continue
-            for seq, frame in enumerate(queue.frames, queue.written + 1):
-                volume += frame.nbytes
-                if ready and (frame.verdict_epoch != ready[0].verdict_epoch or volume > CALL_BYTES):
-                    break
-                frame.seq = seq
-                ready.append(frame)
-                queue.attempted += 1
-                if frame.mailbox == UNOWNED:
-                    break  # the server keeps one list of subscriber counts for a repeated call
-                if queue.refused:
-                    break  # the head was refused, and until it is written, the rest would be refused too
-        return ready
-
     async def keep_agents(self) -> None:
         """Write the sets of agents that frames name and the event log may not have, before these frames."""
-        if self._router.unkept:
-            await self._transport.keep_agents(self._router.unkept)
-            self._router.kept()
+        if self.router.unkept:
+            await self._transport.keep_agents(self.router.unkept)
+            self.router.kept()
 
     async def exchange(
         self, frames: list[OutboundFrame], verdict_epoch: int, conclusion: Conclusion | None = None
@@ -260,11 +221,10 @@ class FrameSender:
         If the call was not repeated, its reply already says what became of it.
         """
         await self.keep_agents()
-        version = self.directory.version
         self.attempted = True
         began = time.perf_counter()
         reply = await self._transport.send(
-            SendRequest(self.sender, self.epoch, version, verdict_epoch, frames, conclusion)
+            SendRequest(self.sender, self.epoch, self.router.routes.version, verdict_epoch, frames, conclusion)
         )
         self.attempted = reply.repeated
         if self.observer is not None:
@@ -279,12 +239,7 @@ class FrameSender:
         refused: list[tuple[OutboundFrame, FrameFate]] = []
         for frame, fate in zip(sent, reply.fates, strict=True):
             if fate is FrameFate.WRITTEN or fate is FrameFate.DUPLICATE:
-                queue = self.queues[frame.mailbox]
-                queue.frames.popleft()
-                queue.written += 1
-                queue.attempted -= 1
-                if queue.refused:
-                    queue.reset()
+                self.dequeue(frame)
                 self.written(frame, reply.takers)
             else:
                 refused.append((frame, fate))
@@ -328,13 +283,10 @@ class FrameSender:
             self._directory_stale = True
             self._back_off(status)
         elif status in OF_VERDICTS:
-            self.stale_by = status
-            for frame in self.queues.take_all():
-                rows = self.stale_verdicts.get(frame.in_flight, np.zeros(0, np.intp))
-                self.stale_verdicts[frame.in_flight] = np.union1d(rows, frame.batch_rows())
+            self.refuse_verdicts(status)
         elif gone := {frame.mailbox for frame, fate in refused if fate is FrameFate.GONE}:
             await self.reload()
-            self._reroute()
+            self.reroute(again=True)
             for queue in [self.queues[mailbox] for mailbox in gone & self.queues.keys()]:
                 if queue.frames:  # the directory still has its mailbox
                     self._try_later(queue, FrameFate.GONE)
@@ -381,36 +333,6 @@ class FrameSender:
         record = self.directory.records.get(frame.mailbox)
         return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)  # see `MailboxRecord`
 
-    def _reroute(self) -> None:
-        """Route all queued rows again, by the new directory."""
-        self._routed_at = self.directory.version
-        # Rows of one batch may have passed under several verdict epochs, and at different times.
-        found: dict[tuple[InFlightBatch, int, float], list[Rows]] = {}
-        for frame in self.queues.take_all():
-            key = (frame.in_flight, frame.verdict_epoch, frame.deadline)
-            found.setdefault(key, []).append(frame.batch_rows())
-        for (in_flight, verdict_epoch, deadline), rows in found.items():
-            self.load(in_flight, np.unique(np.concatenate(rows)), verdict_epoch, deadline)
-
-    # -- written frames -------------------------------------------------------------------------------------------
-
-    def written(self, frame: OutboundFrame, subscriber_counts: list[int]) -> None:
-        """Set the fates of the rows of a frame that the server has written."""
-        if frame.mailbox == LOG:
-            frame.in_flight.stop(frame.batch_rows())
-            return
-        if self.observer is not None and frame.mailbox != UNOWNED:
-            self.observer.frame_written(frame.mailbox, frame.rows, len(frame.frame))
-        if frame.mailbox != UNOWNED:
-            frame.in_flight.deliver(frame.taken, frame.mailbox, DELIVERED)
-            return
-        fates = np.where(np.array(subscriber_counts) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
-        if frame.in_flight.copies is not None:
-            frame.in_flight.copies[frame.batch_rows()] = 0
-        if np.any(fates == UNDELIVERABLE):
-            frame.in_flight.outcome.keep_addresses(frame.in_flight.batch)
-        frame.in_flight.settle(frame.batch_rows(), fates)
-
     # -- failures -------------------------------------------------------------------------------------------------
 
     async def _recover(self) -> None:
@@ -418,8 +340,8 @@ class FrameSender:
         logger.error("the server lost what %s had sent since it began: was it restored from older data?", self.sender)
         await self.take_epoch()
         await self.reload()
-        self._router.forget_kept()
-        self._reroute()
+        self.router.forget_kept()
+        self.reroute(again=True)
 
     def _end(self, reply: SendReply, frames: list[OutboundFrame]) -> Fenced:
         """Stop for good, because another sender has our name or the server lost it; return the error.

@@ -1,6 +1,7 @@
 """Checks of messages by the schemas of their subtopics in the directory."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.schema import Misfitting, Schemas
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 
+if TYPE_CHECKING:
+    from ray_messaging.sending.frame_sender import FrameSender
+
 
 def check_batches(schemas: Schemas, batches: Iterable[Batch]) -> None:
     """Raise PayloadMismatch for the first payload that does not fit the schema of its subtopic."""
@@ -18,6 +22,19 @@ def check_batches(schemas: Schemas, batches: Iterable[Batch]) -> None:
         for _, error in _mismatches(schemas, batch, first):
             raise error
         first += batch.rows
+
+
+async def check_current(frames: "FrameSender", batches: Callable[[], Iterable[Batch]]) -> None:
+    """Check batches by the known schemas, if there are any. If one fails, load the current schemas, check again.
+
+    Raises: PayloadMismatch if a schema refuses a payload.
+    """
+    if frames.schemas.version:
+        try:
+            check_batches(frames.schemas, batches())
+        except (PayloadMismatch, ConfigError):
+            await frames.refresh()
+            check_batches(frames.schemas, batches())
 
 
 def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:

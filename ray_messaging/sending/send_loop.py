@@ -10,7 +10,6 @@ from ray_messaging.common.backoff import STALE_VERDICT_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
-from ray_messaging.interception.server.attempts import attempt_at
 from ray_messaging.interception.verdict_client import VerdictClient
 from ray_messaging.interception.verdicts import MIXED, BatchVerdict
 from ray_messaging.sending import send_errors
@@ -193,27 +192,11 @@ class SendLoop:
         """Ask for the verdicts on a batch, and report to the observer and the trace how long that took."""
         in_flight.pending.trace.asking(in_flight.batch)
         asked_at = time.perf_counter()
-        verdict = await self.verdicts_on(in_flight)
+        verdict = await self.verdict_client.judge(in_flight.batch)
         if self._observer is not None:
             self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
         in_flight.pending.trace.judged(verdict.blocked, verdict.deferred, self.verdict_client.route)
         return verdict
-
-    async def verdicts_on(self, in_flight: InFlightBatch) -> BatchVerdict:
-        """Return the verdicts on a batch. In a step no message is deferred: the whole batch waits for slow rules.
-
-        Raises: InterceptorUnavailable for broadcasts if rules that judge pairs were inserted meanwhile.
-        """
-        if in_flight.pending.reaches is None:
-            verdict = await self.verdict_client.judge(in_flight.batch)
-            while verdict.deferred and attempt_at(in_flight.batch) is not None:
-                self.made_progress()
-                verdict = await self.verdict_client.wait(in_flight.batch)
-            return verdict
-        passed = await self.verdict_client.pass_whole(in_flight.batch)
-        if passed is None:
-            raise InterceptorUnavailable(send_errors.RULES_CAME)
-        return passed
 
     async def _judge_again(self) -> None:
         """Get new verdicts on rows that passed by earlier rules, or by a predecessor; wait until there are any."""

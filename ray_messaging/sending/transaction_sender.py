@@ -20,8 +20,9 @@ from ray_messaging.errors import (
 from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.receipt import Receipts
 from ray_messaging.sending import send_errors
+from ray_messaging.sending.destination import OF_VERDICTS
 from ray_messaging.sending.frame_router import UNOWNED, OutboundFrame
-from ray_messaging.sending.frame_sender import OF_VERDICTS, FrameSender
+from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.in_flight_batch import InFlightBatch
 from ray_messaging.sending.pending_batch import TransactionBatch
 from ray_messaging.transports.transport_values import FrameFate, SendReply, SendStatus
@@ -52,7 +53,6 @@ class TransactionSender:
         self._done = False
         self._verdict_epoch = FOREIGN
         self._outbound: list[OutboundFrame] = []
-        self._routed_at = -1  # the directory's version by which the transaction was routed
         self._backoff = Backoff(TRANSACTION_RETRY)
         self._until = 0.0  # its timeout, in loop time
         self._verdicts_until: float | None = None
@@ -100,12 +100,12 @@ class TransactionSender:
         self._route()
         while (reply := await self._attempt()) is not None:
             await self._prepare_next(reply)
-            if self._routed_at != self._frames.directory.version:
+            if self._frames.router.routes is not self._frames.routes:
                 self._route()
 
     def _route(self) -> None:
         """Route the whole transaction by the current directory; raise PayloadTooLarge if its frames are too large."""
-        self._routed_at = self._frames.directory.version
+        self._frames.reroute()  # nothing of ours waits, so from now on its router has the current routes
         if self._in_flight is None:
             return
         self._outbound = self._frames.route_all(self._in_flight)

@@ -1,41 +1,41 @@
 """The sending side of one attempt at steps: it writes messages to boxes, and closes their step."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from ray_messaging.addressing.directory import Directory
-from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, Backoff
+from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, STALE_VERDICT_RETRY, Backoff
 from ray_messaging.default_limits_and_leases import CALL_BYTES
 from ray_messaging.engine import Engine
 from ray_messaging.errors import (
     Closed,
     ConfigError,
+    InterceptorUnavailable,
     MailboxFull,
     MessagingError,
     StepAborted,
-    StepTooLarge,
     TransitError,
     UndeclaredSend,
 )
+from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
 from ray_messaging.model.fates import DELIVERED
 from ray_messaging.model.series import shape_in_words
-from ray_messaging.sending.accumulator import Accumulator
-from ray_messaging.sending.bulk_sender import BulkSender
-from ray_messaging.sending.frame_router import FrameRouter, OutboundFrame
-from ray_messaging.sending.frame_sender import FrameSender
+from ray_messaging.sending import send_errors
+from ray_messaging.sending.frame_router import OutboundFrame
 from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
 from ray_messaging.sending.pending_batch import EncodedBatch
+from ray_messaging.sending.schema_checks import check_current
 from ray_messaging.steps.sent_messages import no_messages
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts
 from ray_messaging.steps.step_broadcasts import StepBroadcasts
+from ray_messaging.steps.step_destination import AttemptBoxes, StepDestination, in_box
 from ray_messaging.steps.step_moves import MovedAudiences
-from ray_messaging.steps.step_transport import StepTransport
-from ray_messaging.transports.step_values import Closing, Committed, Done, Opened, Refused, StepTag, WaitFor, Waiting
-from ray_messaging.transports.transport_values import FrameFate, SendRequest
+from ray_messaging.transports.step_values import Closing, Committed, Done, Opened, Refused, WaitFor, Waiting
+from ray_messaging.transports.transport_values import FrameFate, SendStatus
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -58,39 +58,28 @@ class AttemptSender:
         self._hostings = -1  # the engine's `hostings` when the directory was last loaded
         self._announced = False  # the interceptor knows of this attempt
         self._known = False  # the directory is at least as new as when the step was opened
-        self.directory = Directory(engine.exp_id)  # the directory of mailboxes with steps
-        router = FrameRouter(self.directory, mirror=engine.settings.mirror)
-        self._transport = StepTransport(engine.transport, store, engine.name, attempt, router.shut, step)
-        self._shut = router.shut
-        self._frames = FrameSender(self._transport, self.directory, router, engine.name, 0, engine.observer)
-        self._accumulator: Accumulator | None = None
-        self._broadcasts = StepBroadcasts(engine, self.directory)
+        self._number = 0  # the number of the next message
+        self._boxes = AttemptBoxes(store, engine.name, attempt, step)
+        self._destination = StepDestination(engine, self._boxes)
+        self._broadcasts = StepBroadcasts(engine, self._destination)
         account.audiences = self._broadcasts.digests
         self.moved = MovedAudiences(store, engine.audiences)
 
-    async def open(self) -> None:
-        """Load the current directory, and start the send loop."""
-        await self._frames.begin()
-        await self._reload()
-        self._accumulator = Accumulator(
-            self._frames, self._engine.verdict_client, self._engine.settings, self._engine.checks, self._account
-        )
-
-    async def _reload(self) -> None:
+    async def reload(self) -> None:
+        """Load the current directory."""
         self._hostings = self._engine.hostings
-        await self._frames.reload()
+        await self._destination.reload()
 
     async def begin(self, opened: Opened) -> None:
         """Use this open step for sends from now on."""
-        self._shut.clear()
-        self._transport.begin(opened.step)
+        directory = self._engine.directory
+        self._destination.begin(opened.step)
         self._known = opened.directory >= 0
-        stale = opened.directory != self.directory.version and (self._known or self.directory.audiences)
-        if stale or self._transport.records.due(opened.step + 1):
-            await self._reload()  # the step needs its versions of audiences, and its hosts
+        if opened.directory != directory.version and (self._known or directory.audiences):
+            await self.reload()  # the step needs its versions of audiences, and its hosts
             self._known = True
-        if await self.moved.follow(opened.step, self.directory):
-            await self._reload()
+        if await self.moved.follow(opened.step, directory):
+            await self.reload()
 
     async def commit(
         self, step: Step, *, changed: bool, go_on: bool
@@ -110,16 +99,17 @@ class AttemptSender:
         silent = not sent and self._engine.hostings and self._hostings == self._engine.hostings
         if not silent:
             if not self._known or self._hostings != self._engine.hostings:
-                await self._reload()
-            batches = await self._broadcasts.prepared(sent, step.sends.agents, step.number)
+                await self.reload()
+            prepared = self._broadcasts.prepared(sent, step.sends.agents, step.number)
+            batches = await self._arrived(prepared, step.number)
             found = await self._commit_whole(step, batches, changed=changed, go_on=go_on)
             if found is not None:
                 return found
-            await self._send(step.number, batches)
+            await self._arrived(self._send(batches), step.number)
         counts = self._account.take()
-        closing = self._closing(step, self._transport.rows, counts, changed=changed)
+        closing = self._closing(step, self._boxes.rows, counts, changed=changed)
         closed = await self._answer(self._close(step.number, closing, go_on=go_on), step.number)
-        self._frames.queues.reset()
+        self._destination.queues.reset()
         return self._following(closed, closing), counts
 
     async def _close(self, step: int, closing: Closing, *, go_on: bool) -> Committed | Refused:
@@ -152,7 +142,7 @@ class AttemptSender:
             try:
                 await self._engine.verdict_client.judge(no_messages(self._group, step, self._attempt))
             except MessagingError as error:
-                raise self._aborted(step, f"its messages did not arrive: {error}") from error
+                raise self._lost(step, error) from error
             self._announced = True
 
     async def _write_moves(self, step: Step) -> None:
@@ -163,17 +153,11 @@ class AttemptSender:
         """
         if self._engine.steps is not None and self._engine.steps.wait_for != WaitFor.ALL:
             raise ConfigError("step.move needs Steps(wait_for='all'): all groups read the positions in the next step")
-        await self.moved.check(step.moves, step.number, self.directory)
+        await self.moved.check(step.moves, step.number, self._engine.directory)
         for write in step.moves.writes(step.number):
-            request = SendRequest(self._group, self._attempt, self.directory.version, -1, [write])
-            reply = await self._transport.send(request)
+            reply = await self._boxes.send([write], FOREIGN)
             if reply.fates[0] not in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
                 raise self._aborted(step.number, f"the server did not take its moves ({reply.fates[0].name})")
-
-    async def stop(self) -> None:
-        """Stop the send loop."""
-        if self._accumulator is not None:
-            await self._accumulator.stop(Closed("this group's steps have ended"))
 
     def _closing(self, step: Step, rows: int, counts: StepCounts, *, changed: bool) -> Closing:
         blocked = self._account.take_blocked()
@@ -188,65 +172,54 @@ class AttemptSender:
 
         Each row's fate is known before the call, because the call writes everything or nothing.
         """
-        assert self._accumulator is not None
+        destination = self._destination
         least = sum(batch.nbytes + _ROW_BYTES * len(batch) for batch in batches)
-        if not batches or self.directory.schemas.version or least > CALL_BYTES:
+        if not batches or destination.schemas.version or least > CALL_BYTES:
             return None
-        before, loop = self._account.copy(), self._accumulator.send_loop
-        closed, first = None, loop.number
+        before, first, closed = self._account.copy(), self._number, None
         with suppress(MailboxFull):  # if the server's memory is full, it still accepts the close of a step alone
-            frames = await self._frames_of(batches, first)
+            frames = await self._arrived(self._frames_of(batches), step.number)
             if frames:
-                await self._answer(self._frames.keep_agents(), step.number)
+                await self._answer(destination.keep_agents(), step.number)
                 self._settle(frames)
                 counts = self._account.take()
-                rows = sum(frame.rows for frame in frames if "@" in frame.mailbox)
+                rows = sum(frame.rows for frame in frames if in_box(frame))
                 closing = self._closing(step, rows, counts, changed=changed)
-                epoch, version = frames[0].verdict_epoch, self.directory.version
-                request = SendRequest(self._group, self._attempt, version, epoch, frames)
-                tag = StepTag(self._group, step.number, self._attempt)
-                call = self._store.commit(request, tag, closing, go_on=go_on)
+                request = self._boxes.request(frames, frames[0].verdict_epoch)
+                call = self._store.commit(request, self._boxes.tag, closing, go_on=go_on)
                 closed = await self._answer(call, step.number)
-        self._frames.queues.reset()
+        destination.queues.reset()
         if closed is None:
+            self._number = first  # in several calls the messages have the same numbers, and so get the same verdicts
             self._account.restore(before)
             return None
-        loop.number = first + sum(map(len, batches))
         return self._following(closed, closing), counts
 
-    async def _frames_of(self, batches: Sequence[EncodedBatch], number: int) -> list[OutboundFrame]:
-        """Get verdicts on batches, numbered from `number` on, and return their frames; [] if they take several calls.
-
-        In several calls they have the same numbers, and so get the same verdicts.
-        """
-        assert self._accumulator is not None
+    async def _frames_of(self, batches: Sequence[EncodedBatch]) -> list[OutboundFrame]:
+        """Get verdicts on batches, and return their frames; [] if they take several calls."""
+        destination = self._destination
         judged: list[tuple[InFlightBatch, int]] = []
         for pending in batches:
-            in_flight = InFlightBatch(pending, pending.seal(self._group, self._attempt, number), self)
-            number += len(pending)
-            try:
-                verdict = await self._accumulator.send_loop.verdicts_on(in_flight)
-            except MessagingError:  # the send loop will retry this
-                return []
+            in_flight = self._begin(pending)
+            verdict = await self._judge(in_flight)
             in_flight.apply(verdict)
             judged.append((in_flight, verdict.epoch))
-        deadline = asyncio.get_running_loop().time() + self._engine.settings.send_timeout_s
         for in_flight, epoch in judged:
-            self._frames.load(in_flight, None, epoch, deadline)
-        frames = self._frames.next_call()
-        return frames if len(frames) == sum(len(queue.frames) for queue in self._frames.queues.values()) else []
+            destination.load(in_flight, None, epoch, 0.0)
+        frames = destination.next_call()
+        return frames if len(frames) == sum(len(queue.frames) for queue in destination.queues.values()) else []
 
     def _settle(self, frames: Sequence[OutboundFrame]) -> None:
         """Set the fates that the rows of frames have when the call has succeeded."""
         boxed: Counter[InFlightBatch] = Counter()
         for frame in frames:
-            boxed[frame.in_flight] += frame.rows if "@" in frame.mailbox else 0
+            boxed[frame.in_flight] += frame.rows if in_box(frame) else 0
         whole = {each for each, rows in boxed.items() if rows == each.batch.rows and each.copies is None}
         for in_flight in whole:  # in most batches each row is written to one box
             in_flight.settle(None, DELIVERED)
         for frame in frames:
             if frame.in_flight not in whole:
-                self._frames.written(frame, [0] * len(frame.publish))
+                self._destination.stored(frame)
 
     def rows_done(self, rows: int, nbytes: int) -> None:
         """Do nothing for rows that have their fate, because sends in steps take no capacity."""
@@ -259,21 +232,73 @@ class AttemptSender:
 
     # -- in parts -------------------------------------------------------------------------------------------------
 
-    async def _send(self, step: int, batches: Sequence[EncodedBatch]) -> None:
+    async def _send(self, batches: Sequence[EncodedBatch]) -> None:
         """Send the messages of a step in several calls.
 
-        Raises: StepAborted if not everything arrived; StepTooLarge if a receiver's box is full.
+        Raises: StepTooLarge if a receiver's box is full; PayloadMismatch if a schema refuses a payload.
         """
-        assert self._accumulator is not None
-        try:
-            await BulkSender(self._accumulator, self._frames, self._engine.audiences).send_batches(batches)
-        except (TransitError, Closed) as error:
-            broken = self._accumulator.broken
-            if isinstance(broken, StepAborted | StepTooLarge):
-                raise broken.with_traceback(None) from None
-            raise self._aborted(step, f"its messages did not arrive: {error}") from error
+        await check_current(self._engine.frame_sender, lambda: (pending.batch for pending in batches))
+        for pending in batches:
+            pending.checked = self._destination.schemas.version
+            await self._deliver(self._begin(pending))
+
+    async def _deliver(self, in_flight: InFlightBatch) -> None:
+        """Get verdicts on a batch, and write it. If the server refuses the verdicts, get new ones."""
+        destination, clock = self._destination, asyncio.get_running_loop().time
+        backoff, deadline, rows = Backoff(STALE_VERDICT_RETRY), None, None
+        while True:
+            verdict = await self._judge(in_flight)
+            in_flight.apply(verdict, rows)
+            destination.load(in_flight, rows, verdict.epoch, 0.0)
+            await destination.write()
+            if in_flight.errors:  # a schema was replaced meanwhile
+                raise next(iter(in_flight.errors.values()))
+            if not destination.stale_verdicts:
+                return
+            deadline = deadline or clock() + self._engine.settings.interceptor_timeout_s
+            if clock() > deadline:
+                raise InterceptorUnavailable(send_errors.STALE)
+            rows = destination.stale_verdicts.pop(in_flight)
+            successor = destination.stale_by is SendStatus.STALE_VERDICTS
+            await self._engine.verdict_client.outdated(successor=successor)
+            await backoff.sleep()
+
+    # -- batches --------------------------------------------------------------------------------------------------
+
+    def _begin(self, pending: EncodedBatch) -> InFlightBatch:
+        """Assign numbers to the messages of a batch, and return it as a batch in flight."""
+        batch = pending.seal(self._group, self._attempt, self._number)
+        self._number += batch.rows
+        return InFlightBatch(pending, batch, self)
+
+    async def _judge(self, in_flight: InFlightBatch) -> BatchVerdict:
+        """Return the verdicts on a batch. No message is deferred: the whole batch waits for slow rules.
+
+        Raises: InterceptorUnavailable for broadcasts if rules that judge pairs were inserted meanwhile.
+        """
+        client, observer, asked_at = self._engine.verdict_client, self._engine.observer, time.perf_counter()
+        verdict: BatchVerdict | None
+        if in_flight.pending.reaches is None:
+            verdict = await client.judge(in_flight.batch)
+            while verdict.deferred:
+                verdict = await client.wait(in_flight.batch)
+        elif (verdict := await client.pass_whole(in_flight.batch)) is None:
+            raise InterceptorUnavailable(send_errors.RULES_CAME)
+        if observer is not None:
+            observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
+        return verdict
 
     # -- answers --------------------------------------------------------------------------------------------------
+
+    async def _arrived(self, call: Awaitable[T], step: int) -> T:
+        """Return the result of a call before the commit of a step; raise StepAborted if server or verdicts are away."""
+        try:
+            return await call
+        except (TransitError, Closed) as error:
+            raise self._lost(step, error) from error
+
+    def _lost(self, step: int, error: MessagingError) -> StepAborted:
+        return self._aborted(step, f"its messages did not arrive: {error}")
 
     def _aborted(self, step: int, why: str) -> StepAborted:
         text = f"step {step} of group {self._group!r} is not committed, because {why}"

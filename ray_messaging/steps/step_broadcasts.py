@@ -6,13 +6,13 @@ one row for each hearer.
 
 from collections.abc import Sequence
 
-from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, current_audience
 from ray_messaging.audiences.folding import spread
 from ray_messaging.engine import Engine
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import AudiencePairs
 from ray_messaging.sending.bulk_input import edges_of, within_pairs
+from ray_messaging.sending.destination import Destination
 from ray_messaging.sending.pending_batch import EncodedBatch, Reaches
 from ray_messaging.steps.agent_places import AgentPlaces
 
@@ -20,9 +20,9 @@ from ray_messaging.steps.agent_places import AgentPlaces
 class StepBroadcasts:
     """The audiences to which a group broadcasts in its steps, with the pairs whose senders are its own agents."""
 
-    def __init__(self, engine: Engine, directory: Directory) -> None:
+    def __init__(self, engine: Engine, destination: Destination) -> None:
         self._engine = engine
-        self._directory = directory
+        self._destination = destination
         self._reaches: dict[tuple[AudiencePairs, str], tuple[AgentPlaces, int, Reaches]] = {}
         self.digests: dict[AudiencePairs, bytes] = {}
 
@@ -38,14 +38,14 @@ class StepBroadcasts:
                 made.append(EncodedBatch(batch=batch))
                 continue
             if audience.version == UNRESOLVED and batch.extension is not None:
-                audience = current_audience(self._directory.audiences, audience.name, step)
+                audience = current_audience(self._engine.directory.audiences, audience.name, step)
                 batch.extension.audience = audience
             reaches = await self._reach(audience, batch.topics[0], senders)
             made += await self._sendable(batch, reaches)
         return made
 
     async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[EncodedBatch]:
-        records = self._directory.records.values()
+        records = self._destination.routes.records.values()
         # A hearer without a group needs a row: its message is published, and noted for the log.
         whole = not any(record.globs for record in records) and reaches.are_all_in(records, broadcasts.from_ids)
         if whole and await self._engine.verdict_client.pass_whole(broadcasts) is not None:
@@ -55,10 +55,11 @@ class StepBroadcasts:
 
     async def _reach(self, audience: AudiencePairs, topic: str, senders: AgentPlaces) -> Reaches:
         """Return how many agents hear each sender in an audience; cached until senders or audience change."""
-        key, version = (audience, topic), self._directory.version if audience == EVERYBODY else 0
+        routes = self._destination.routes
+        key, version = (audience, topic), routes.version if audience == EVERYBODY else 0
         found = self._reaches.get(key)
         if found is None or found[0] is not senders or found[1] != version:
-            edges = await edges_of(audience, topic, self._directory, self._engine.audiences)
+            edges = await edges_of(audience, topic, routes, self._engine.audiences)
             self.digests[audience] = edges.digest
             self._reaches = {
                 (each, name): kept for (each, name), kept in self._reaches.items() if each.name != audience.name

@@ -151,8 +151,8 @@ class StepLoop:
                 if opened is None:
                     return
                 await sender.begin(opened)
-                self._host(sender.directory, number)
-                step = await self._step(opened, taken.attempt, box, sender.directory)
+                self._host(self._engine.directory, number)
+                step = await self._step(opened, taken.attempt, box)
                 again = number == taken.closed + 1
                 limit = self._engine.settings.payload_bytes
                 self.calls = CallMemory(self._store, self._group, taken.attempt, number, limit=limit, again=again)
@@ -169,10 +169,7 @@ class StepLoop:
             transport.end_steps()  # what ends the steps waits no longer than other calls
             if step is not None:
                 step.sends.end()
-            try:
-                await end(renewing)
-            finally:  # even if the driver is cancelled a second time
-                await sender.stop()
+            await end(renewing)
             if not self._engine.closed:  # otherwise a call would connect again
                 with suppress(MessagingError):  # without this call the lease ends by itself
                     await self._store.let_go(self._group, taken.attempt)
@@ -181,9 +178,10 @@ class StepLoop:
         """Become the group's driver, and open its sender. Raises the same errors as `_take`."""
         taken = await self._take(self.until, leave=leave)
         sender = AttemptSender(self._engine, self._store, taken.attempt, self._account, taken.closed + 1)
-        await sender.open()
-        self._host(sender.directory, taken.closed + 1)
-        self.before = self._record_of(sender.directory).at(taken.closed, sender.directory.dates).agents()
+        await sender.reload()
+        directory = self._engine.directory
+        self._host(directory, taken.closed + 1)
+        self.before = self._record_of(directory).at(taken.closed, directory.dates).agents()
         return taken, sender
 
     # -- the driver -----------------------------------------------------------------------------------------------
@@ -280,8 +278,8 @@ class StepLoop:
             for claim in record.claims:
                 self._unfolder.add(record.agents(claim.subtopics[0]))
 
-    async def _step(self, opened: Opened, attempt: int, box: BoxReader, directory: Directory) -> Step:
-        record = self._record
+    async def _step(self, opened: Opened, attempt: int, box: BoxReader) -> Step:
+        record, directory = self._record, self._engine.directory
         assert record is not None
         moved, arrivals, self.before = NOBODY_MOVED, tuple[Arrival, ...](), self.places.agents
         if directory.dates.text:

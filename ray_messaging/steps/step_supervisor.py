@@ -3,13 +3,13 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.addressing.directory import Directory
+from ray_messaging.addressing.directory import Directory, MailboxRecord, Routes
 from ray_messaging.audiences.cache import AudienceCache, audience_of
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.default_limits_and_leases import CALL_BYTES, STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
@@ -24,7 +24,7 @@ from ray_messaging.steps.blocked_sends import encode_blocked
 from ray_messaging.steps.digests import SIZE
 from ray_messaging.steps.sent_messages import no_messages, sent_messages
 from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.steps.step_transport import StepTransport
+from ray_messaging.steps.step_destination import AttemptBoxes
 from ray_messaging.steps.supervisor_changes import StepChanges
 from ray_messaging.transports.step_values import (
     SUPERVISOR,
@@ -37,7 +37,7 @@ from ray_messaging.transports.step_values import (
     StepSettings,
     Waiting,
 )
-from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendRequest, SendStatus
+from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendStatus
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -75,10 +75,9 @@ class StepSupervisor:
         self._reviewer = reviewer
         self._epoch = epoch
         self._start = max(epoch, 0) << _ATTEMPT_BITS
-        self._directory = Directory(transport.exp_id)  # the directory of mailboxes with steps
-        self._shut: set[str] = set()  # boxes that accept nothing in the step `_shut_in`
-        self._shut_in = -1
-        self._broadcasts = JudgedBroadcasts(self._directory, audiences, self._reload)
+        self._directory = Directory(transport.exp_id)
+        self._boxes = AttemptBoxes(store, SUPERVISOR, 0, -1)
+        self._broadcasts = JudgedBroadcasts(audiences, self._current_routes)
         self._state: bytes | None = None
         self._total: Counter[str] = Counter()
 
@@ -109,14 +108,11 @@ class StepSupervisor:
         if mine is not None:  # how much the rules have changed the counts of fates so far
             self._total.update(StepCounts.decode(mine.counts).total)
         await self._reviewer.resume(taken.closed + 1, taken.state, ended=mine is not None)
-        sender = StepTransport(self._transport, self._store, SUPERVISOR, taken.attempt, self._shut, taken.closed + 1)
+        self._boxes.attempt = taken.attempt
         number, found = taken.closed + 1, None
         while await self._opened(number, taken.attempt, found):
-            if number != self._shut_in:
-                self._shut_in = number
-                self._shut.clear()
-            sender.begin(number)
-            closing = await self._closing(number, taken.attempt, sender)
+            self._boxes.begin(number)
+            closing = await self._closing(number)
             closed = await self._store.close(SUPERVISOR, taken.attempt, number, closing, go_on=True)
             if not isinstance(closed, Committed):
                 raise StepAborted(
@@ -141,22 +137,22 @@ class StepSupervisor:
 
     # -- one step -------------------------------------------------------------------------------------------------
 
-    async def _closing(self, number: int, attempt: int, sender: StepTransport) -> Closing:
+    async def _closing(self, number: int) -> Closing:
         """Ask the rules about a step, write their changes, and return what closes the step."""
-        changes, violations, blocked = await self._changes(number, attempt)
+        changes, violations, blocked = await self._changes(number)
         for call in _calls(changes.writes):
-            await self._send(sender, call, attempt)
+            await self._send(call)
         state = self._reviewer.dump(violations)
         self._total.update(changes.fates)
         digest = (changes.digest % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._settings.digest else b""
         counts = StepCounts(_counts(changes.fates), digest, _counts(self._total))
-        return Closing(sender.rows, counts.encode(), state, state != self._state, blocked=blocked)
+        return Closing(self._boxes.rows, counts.encode(), state, state != self._state, blocked=blocked)
 
-    async def _changes(self, number: int, attempt: int) -> tuple[StepChanges, Counter[AgentId | None], bytes]:
+    async def _changes(self, number: int) -> tuple[StepChanges, Counter[AgentId | None], bytes]:
         """Return what the rules change in a step, the number of blocked messages by sender, and these messages."""
         said = self._broadcasts
         said.digests.clear()
-        changes = StepChanges(number, attempt, self._directory, self._shut, said.digests, digest=self._settings.digest)
+        changes = StepChanges(self._boxes, self._directory, said.digests, digest=self._settings.digest)
         violations: Counter[AgentId | None] = Counter()
         if not self._reviewer.reads():
             return changes, violations, b""
@@ -172,16 +168,21 @@ class StepSupervisor:
         return changes, violations, encode_blocked([(batch, verdict.blocked)])
 
     async def _reload(self) -> None:
-        delta = await self._transport.load_directory(self._directory.version)
-        self._directory.update(*delta._replace(changed=[each for each in delta.changed if each.exclusive]))
+        self._directory.update(*await self._transport.load_directory(self._directory.version))
 
-    async def _send(self, sender: StepTransport, writes: Sequence[FrameWrite], attempt: int) -> None:
-        reply = await sender.send(SendRequest(SUPERVISOR, attempt, 0, self._epoch, writes))
+    async def _current_routes(self) -> Routes:
+        """Return the routes of messages that are sent in the open step, by the current directory."""
+        await self._reload()
+        return self._directory.read_in(self._boxes.step + 1)
+
+    async def _send(self, writes: Sequence[FrameWrite]) -> None:
+        reply = await self._boxes.send(writes, self._epoch)
         lost = [fate.name for fate in reply.fates if fate not in (FrameFate.WRITTEN, FrameFate.DUPLICATE)]
         if reply.status is not SendStatus.OK or lost:
+            number = self._boxes.step
             raise StepAborted(
-                f"the server did not take what the rules changed in step {sender.step} ({reply.status.name}, {lost})",
-                step=sender.step,
+                f"the server did not take what the rules changed in step {number} ({reply.status.name}, {lost})",
+                step=number,
                 group=SUPERVISOR,
             )
 
@@ -191,22 +192,23 @@ class JudgedBroadcasts:
 
     `digests` has the hash of the pairs of each audience, for the step's digest.
 
-    Args: `reload` updates the directory.
+    Args: `current_routes` loads the directory, and returns the routes of the step's messages.
     """
 
-    def __init__(self, directory: Directory, audiences: AudienceCache, reload: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, audiences: AudienceCache, current_routes: Callable[[], Awaitable[Routes]]) -> None:
         self.digests: dict[AudiencePairs, bytes] = {}
-        self._directory = directory
         self._audiences = audiences
-        self._reload = reload
+        self._current_routes = current_routes
+        self._records: Mapping[str, MailboxRecord] = {}
         self._unfolders: dict[str, Unfolder] = {}  # by mailbox
 
     async def unfold(self, mailbox: str, broadcasts: Batch) -> Batch:
         """Return the messages of a mailbox's folded frame; raise the same errors as `Unfolder.unfold`."""
         audience = audience_of(broadcasts)
         if audience not in self.digests:
-            await self._reload()
-            edges = await edges_of(audience, broadcasts.topics[0], self._directory, self._audiences)
+            routes = await self._current_routes()
+            self._records = routes.records
+            edges = await edges_of(audience, broadcasts.topics[0], routes, self._audiences)
             self.digests[audience] = edges.digest
         found = self._unfolders.get(mailbox)
         if found is None:
@@ -215,7 +217,7 @@ class JudgedBroadcasts:
         return await found.unfold(broadcasts)
 
     def _agents_of(self, mailbox: str) -> Iterator[AgentSet]:
-        record = self._directory.records.get(mailbox)
+        record = self._records.get(mailbox)
         if record is not None:
             yield from record.by_subtopic().values()
             yield from record.former()

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from copy import copy
 
 import numpy as np
@@ -22,6 +22,7 @@ from ray_messaging.steps.box_frames import FIRST_ADDED
 from ray_messaging.steps.digests import DigestRow, sum_of
 from ray_messaging.steps.sent_messages import Copies, SentMessages
 from ray_messaging.steps.step_account import digest_rows
+from ray_messaging.steps.step_destination import AttemptBoxes
 from ray_messaging.transports.step_values import SUPERVISOR, box_name
 from ray_messaging.transports.transport_values import LOG, FrameWrite, Published
 from ray_messaging.wire.frames import encode
@@ -33,27 +34,19 @@ _ROWS = 8_192  # the most rows of a frame
 class StepChanges:
     """Frames that change one step, and the changes of its counts.
 
-    Args: `directory` has the mailboxes with steps; `shut` are boxes that accept nothing; `audiences` has the hash of
-    each version to which was broadcast.
+    Args: `boxes` names the step and the attempt; `audiences` has the hash of each version to which was broadcast.
     """
 
     def __init__(
-        self,
-        number: int,
-        attempt: int,
-        directory: Directory,
-        shut: Set[str],
-        audiences: Mapping[AudiencePairs, bytes],
-        *,
-        digest: bool,
+        self, boxes: AttemptBoxes, directory: Directory, audiences: Mapping[AudiencePairs, bytes], *, digest: bool
     ) -> None:
         self.writes: list[FrameWrite] = []  # without numbers
         self.fates: Counter[str] = Counter()
         self.digest = 0  # the number that is added to the sum of the step's digests
-        self._number = number
-        self._attempt = attempt
+        self._number = boxes.step
+        self._attempt = boxes.attempt
         self._directory = directory
-        self._shut = shut
+        self._shut = boxes.shut
         self._audiences = audiences
         self._digests = digest
 
@@ -69,10 +62,11 @@ class StepChanges:
         """Add messages that rules send."""
         ordinals: Counter[AgentId | None] = Counter()
         found: defaultdict[tuple[str, int, str], list[tuple[int, AddedMessage]]] = defaultdict(list)
+        routes = self._directory.read_in(self._number + 1)
         for message in added:
             ordinal = FIRST_ADDED + ordinals[message.from_id]
             ordinals[message.from_id] += 1
-            listeners = self._directory.mailboxes_of(message.to_id, message.subtopic)
+            listeners = routes.mailboxes_of(message.to_id, message.subtopic)
             mailboxes = [name for name in listeners if box_name(name, message.deliver) not in self._shut]
             ends = self._number, message.deliver, message.from_id, ordinal, message.to_id, message.subtopic
             self._count([DigestRow(*ends, FATES[DELIVERED if mailboxes else UNDELIVERABLE], None, (), message.line)], 1)
@@ -131,18 +125,18 @@ class StepChanges:
         if mailbox:
             self._note(batch, LogNote(DELIVERED, mailbox, why))
             frame = copy(batch)
-            frame.noted = np.arange(batch.rows, dtype=np.uint32) if self._directory.logged else None
+            frame.noted = np.arange(batch.rows, dtype=np.uint32) if self._directory.routing.logged else None
             self.writes.append(FrameWrite(box_name(mailbox, deliver), 0, batch.rows, encode(frame)))
             return
         exp_id = self._directory.exp_id
         out = [Published(build_channel(exp_id, message.to_id, subtopic), message.line) for message in messages]
-        noted = logged(batch, LogNote(PUBLISHED, why=why)) if self._directory.logged else None
+        noted = logged(batch, LogNote(PUBLISHED, why=why)) if self._directory.routing.logged else None
         self.writes.append(FrameWrite("", 0, batch.rows, publish=out, noted=noted))
 
     # -- counts and notes -----------------------------------------------------------------------------------------
 
     def _note(self, batch: Batch, note: LogNote) -> None:
-        if self._directory.logged:
+        if self._directory.routing.logged:
             self.writes.append(FrameWrite(LOG, 0, 0, noted=logged(batch, note)))
 
     def _count(self, rows: Sequence[DigestRow], sign: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.directory import Directory, MailboxRecord
+from ray_messaging.addressing.directory import MailboxRecord, Routes
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch
 from ray_messaging.transports.dead_letter_store import (
@@ -59,7 +59,7 @@ class Requeueing:
         self._store = store
         self._exp_id = exp_id
         self._listeners: Listeners | None = None  # kept until the server says that they have changed
-        self._routing: tuple[tuple[object, ...], Directory, Directory] | None = None  # the last cache key and routing
+        self._routing: tuple[tuple[object, ...], Routes, Routes] | None = None  # the last cache key and routing
 
     async def requeue(self, letter: DeadFrame) -> RequeueOutcome:
         """Requeue a letter in one call; messages without a listener stay dead."""
@@ -116,8 +116,8 @@ class Requeueing:
             found += frames_of(takers.records[mailbox], batch, ours, logged=letter.born is not None)
         return found, np.sort(np.concatenate(nobody))
 
-    def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> tuple[Directory, Directory]:
-        """Return the directories of the mailboxes that get a letter's messages, and of those that had a copy already.
+    def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> tuple[Routes, Routes]:
+        """Return the routes to mailboxes that get a letter's messages, and to those that had a copy already.
 
         They are from a cache if possible, because letters of one mailbox mostly have the same.
         """
@@ -131,13 +131,11 @@ class Requeueing:
                 for record, count in found
                 if count == _CLAIMS and record.globs
             ]
-            self._routing = key, self._directory(takers), self._directory(holders)
+            self._routing = key, self._routes(takers), self._routes(holders)
         return self._routing[1:]
 
-    def _directory(self, records: list[MailboxRecord]) -> Directory:
-        directory = Directory(self._exp_id)
-        directory.update(0, records, [record.mailbox for record in records])
-        return directory
+    def _routes(self, records: list[MailboxRecord]) -> Routes:
+        return Routes(self._exp_id, {record.mailbox: record for record in records})
 
 
 _NONE, _CLAIMS, _WHOLE = range(3)  # the part of a mailbox's record that counts

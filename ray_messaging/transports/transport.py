@@ -64,8 +64,6 @@ class RedisTransport:
     the connection is interrupted, for at most `patience_s`; then it raises ConnectionFailed.
     """
 
-    forgets = True
-
     def __init__(
         self,
         config: RedisConfig,

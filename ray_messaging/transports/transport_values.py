@@ -4,14 +4,13 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from ray_messaging.addressing.directory import NO_DATES, NO_SCHEMAS, HostDates, MailboxRecord
 from ray_messaging.audiences.audience_kinds import NO_AUDIENCES, AudienceTexts
 from ray_messaging.errors import Fenced
-from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks
 
 
@@ -217,40 +216,6 @@ class DirectoryDelta(NamedTuple):
     schemas: Mapping[str, bytes] = NO_SCHEMAS
     audiences: AudienceTexts = NO_AUDIENCES
     dates: HostDates = NO_DATES
-
-
-class FramePort(Protocol):
-    """The server calls that write the frames of one sender.
-
-    `forgets` says that it keeps sequence numbers for each mailbox, which `forget` deletes.
-    """
-
-    forgets: bool
-
-    async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return the directory's changes since a version (-1: all), after removing mailboxes with an expired lease."""
-
-    async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
-        """Raise a sender's epoch, which fences earlier senders under this name.
-
-        Args: `held` is the caller's current epoch, or None.
-        Raises: Fenced if `held` is given and a successor has raised it since, or the server has lost it.
-        """
-
-    async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
-        """Delete a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
-
-    async def keep_agents(self, sets: Mapping[bytes, AgentSet]) -> None:
-        """Keep sets of agents, by digest, for the event log, before frames that name them are written."""
-
-    async def send(self, request: SendRequest) -> SendReply:
-        """Write frames and publish messages, atomically; a frame whose number was written before is DUPLICATE.
-
-        With a conclusion everything is written or nothing; all frames are DUPLICATE if an earlier call wrote them.
-        """
-
-    async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
-        """Return why a refused frame still does not fit, FULL or LOG_FULL, or None if it is worth sending again."""
 
 
 _CHANCE = 10**6  # the last six digits are random

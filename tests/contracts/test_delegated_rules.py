@@ -205,3 +205,12 @@ async def test_delegation_can_be_turned_off(actor, messagers):
         assert await send(sender, (1, 1)) == "d"
         assert actor.asked == number
     assert sender.stats()["delegated"] == 0
+
+
+async def test_senders_of_changed_rules_ask_over_the_lanes_that_they_have(actor, messagers):
+    senders, _ = [await messagers(actor) for _ in range(4)], await messagers(host=[1])
+    await asyncio.gather(*(passed(sender) for sender in senders))
+    opened = len(actor.lane.calls)
+    await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, None)))
+    assert await asyncio.gather(*(send(sender, (7, 1)) for sender in senders)) == ["b"] * 4
+    assert len(actor.lane.calls) == opened

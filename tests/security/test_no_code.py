@@ -36,6 +36,10 @@ ALLOWED = {
     ("testing/trial.py", "loads"),
     ("testing/repeatability.py", "pickle"),
     ("testing/repeatability.py", "loads"),
+    # Between a program and the processes that it starts, by its pipes, or its tasks on Ray.
+    ("studies/run_workers.py", "pickle"),
+    ("studies/run_workers.py", "loads"),
+    ("studies/run_workers.py", "cloudpickle"),
     # Bytes of a caller's own objects, which are hashed and never read.
     ("cluster/run/content_digest.py", "pickle"),
     # Copies of a caller's own objects, within one process.

@@ -323,7 +323,7 @@ class Records(MsgpackTarget):
         directory = Directory("exp")
         directory.update(1, [record], [record.mailbox])
         for batch in (self.batches[0], self.batches[6]):
-            assert len(directory.route(batch)) == len(batch)
+            assert len(directory.routing.route(batch)) == len(batch)
         record.agents()
         [*record.former()]
         return True

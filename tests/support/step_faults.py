@@ -5,7 +5,7 @@ import random
 from contextlib import suppress
 from functools import partial
 
-from ray_messaging.errors import ConnectionFailed, MessagingError, StepAborted
+from ray_messaging.errors import ConnectionFailed, InterceptorUnavailable, MessagingError, StepAborted
 from ray_messaging.steps import attempt_sender
 
 _REPEATED = ("take", "renew", "let_go", "open", "commit", "send", "close", "open_box", "read_box", "covered_boxes")
@@ -159,3 +159,12 @@ class Chaos(Repeat):
 def commit_in_parts(monkeypatch):
     """Let each frame of a step be a call of its own, as large frames are."""
     monkeypatch.setattr(attempt_sender, "CALL_BYTES", 0)
+
+
+def without_verdicts(messager, call):
+    """Let the interceptor give a messager no verdict from now on, when it is asked by one of its client's calls."""
+
+    async def unavailable(_batch):
+        raise InterceptorUnavailable("the interceptor gave no verdict")
+
+    setattr(messager.engine.verdict_client, call, unavailable)

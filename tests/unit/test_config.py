@@ -141,7 +141,7 @@ def test_a_config_does_not_show_its_password_and_its_fields_may_be_assigned(conf
 
 @pytest.mark.parametrize("settings", [Steps, MessagingConfig, RedisConfig, MqttConfig])
 def test_a_value_without_a_name_is_refused_with_the_names_and_not_shown(settings):
-    with pytest.raises(ConfigError, match=f"{settings.__name__} takes its settings by name, as ") as caught:
+    with pytest.raises(ConfigError, match=f"{settings.__name__} takes its settings by name, such as ") as caught:
         settings(SECRET)
     assert all(name in str(caught.value) for name in settings.model_fields)
     assert SECRET not in str(caught.value)

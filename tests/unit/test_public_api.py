@@ -24,9 +24,9 @@ NAMES = [
     "NoAnswer", "NoQuestion", "NotListening", "NotRepeatable", "NotReplicated", "OutcomeUnknown", "Outgoing",
     "PayloadMismatch", "PayloadTooLarge", "Quantile", "QuestionBlocked", "Receipt", "Receipts", "RedisConfig",
     "Result", "Rule", "RuleError", "Run", "ServerFailed", "ServerRefused", "Share", "Step", "StepAborted",
-    "StepFailed", "StepTooLarge", "Steps", "Sum", "Survey", "TraceError", "Tracing", "TransactionError",
-    "TransitError", "Unbalanced", "UndeclaredSend", "UnknownName", "UnknownSender", "columns", "compare", "grid",
-    "rules", "run",
+    "StepFailed", "StepTooLarge", "Steps", "Study", "Sum", "Survey", "TraceError", "Tracing", "TransactionError",
+    "TransitError", "Unbalanced", "UndeclaredSend", "UnknownName", "UnknownSender", "batch_run", "columns", "compare",
+    "grid", "rules", "run",
 ]  # fmt: skip
 
 RULES = [

@@ -91,8 +91,9 @@ class GroupQuestions:
         """
         if call not in self._calls(call):
             raise UnknownName(
-                "the group's actor does not know these questions any more: it was started anew, and their answers come "
-                f"as ordinary messages; or {_MOST_UNREAD:,} later calls have ended, and nobody had read these answers",
+                "the group's actor does not know these questions any more: either the actor was started anew, and "
+                f"the answers come as ordinary messages; or {_MOST_UNREAD:,} later calls have ended before anybody "
+                "read these answers",
                 kind="questions",
                 value=call,
             )

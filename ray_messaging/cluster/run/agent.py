@@ -479,7 +479,7 @@ def step_failed(error: BaseException, function: str, group: str, step: int, agen
     """Build the error for a user's function that failed. If `agent` is None, it ran for the whole group."""
     kind = "" if isinstance(error, MessagingError) else f"{type(error).__name__}: "
     place = f"group {group!r}" if agent is None else f"agent {agent!r} of group {group!r}"
-    trace, where = _users_trace(error)
+    trace, where = users_trace(error)
     return StepFailed(
         f"{function} failed for {place} in step {step}, which is not committed: {kind}{error}{where}",
         agent=agent,
@@ -489,7 +489,7 @@ def step_failed(error: BaseException, function: str, group: str, step: int, agen
     )
 
 
-def _users_trace(error: BaseException) -> tuple[str, str]:
+def users_trace(error: BaseException) -> tuple[str, str]:
     """Return an error's traceback without frames of this package, and the last place in the user's own code."""
     whole = TracebackException.from_exception(error)
     each: TracebackException | None = whole

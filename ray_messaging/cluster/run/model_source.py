@@ -5,14 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
+from types import CodeType
 from typing import Any, Final
 
 import msgspec
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.run_plan import GroupPlan
+from ray_messaging.cluster.unpicklable import names_in
 
 _INPUTS: Final = {"agents": "the DataFrame agents=", "graph": "graph=", "shared": "shared="}
+_PLAIN = bool, int, float, str, type(None)
 _encode = msgspec.msgpack.encode
 
 
@@ -23,14 +26,46 @@ def name_of(function: object) -> str:
 
 
 def source_of(model: object) -> str | None:
-    """Return a digest of a model's file, or of its own text in a notebook; None if there is no source."""
+    """Return a digest of a model's file, or of its own text in a notebook or program; None if there is no source.
+
+    In a program, which calls the run too, the digest has the text of the model, and of all that the model uses from the
+    program: the rest of the program may change.
+    """
     while isinstance(model, partial):
         model = model.func
     code = model if hasattr(model, "__qualname__") else type(model)
+    if getattr(code, "__module__", None) == "__main__":
+        with suppress(OSError, TypeError):
+            texts = "\n".join(_texts_in_program(code, set()))
+            return blake2b(texts.encode(), digest_size=8).hexdigest()
+        return None
     for found in (inspect.getmodule(code), code):
         with suppress(OSError, TypeError):
             return blake2b(inspect.getsource(found).encode(), digest_size=8).hexdigest()  # type: ignore[arg-type]
     return None
+
+
+def _texts_in_program(code: Any, seen: set[object]) -> Iterator[str]:  # noqa: ANN401 - a function or a class
+    """Yield the text of a function or class, and of what it uses from its program: functions, classes, plain values."""
+    seen.add(code)
+    if getattr(code, "__name__", "") == "<lambda>":  # its text has that of the call in which it stands
+        yield " ".join(_parts_of_code(code.__code__))
+    else:
+        yield inspect.getsource(code)
+    functions = [each for each in vars(code).values() if inspect.isfunction(each)] if inspect.isclass(code) else [code]
+    for function in functions:
+        for name in sorted(names_in(function.__code__)):
+            value = function.__globals__.get(name)
+            if isinstance(value, _PLAIN):
+                yield f"{name}={value!r}"
+            elif (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == "__main__":
+                yield from () if value in seen else _texts_in_program(value, seen)
+
+
+def _parts_of_code(code: CodeType) -> Iterator[str]:
+    yield from (code.co_code.hex(), *code.co_names)
+    for constant in code.co_consts:
+        yield from _parts_of_code(constant) if isinstance(constant, CodeType) else [repr(constant)]
 
 
 def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupPlan]) -> dict[str, str | None]:  # noqa: ANN401 - a DataFrame, or ids

@@ -106,8 +106,8 @@ def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
                 record[name] = deepcopy(record[name])
             except Exception as error:  # of any kind: by the object's own code
                 raise ConfigError(
-                    f"column {name!r} of agents holds {short_repr(record[name])}, which cannot be copied, and each "
-                    f"agent has a copy of its own: pass it as shared= ({type(error).__name__}: {error})"
+                    f"column {name!r} of agents holds {short_repr(record[name])}, which cannot be copied, although "
+                    f"each agent needs its own copy: pass that object as shared= ({type(error).__name__}: {error})"
                 ) from error
     return records
 
@@ -164,7 +164,7 @@ def _given_groups(everybody: AgentSet, groups: Mapping[Any, Any]) -> dict[str, I
         if len(left):
             raise ConfigError(f"{len(left):,} agents are {kind}, such as {next(iter(left))!r}")
     if total > len(everybody):
-        raise ConfigError("some agents are in two groups: each agent has one")
+        raise ConfigError("some agents are in two groups: put each agent into one group")
     return dict(found)
 
 
@@ -179,7 +179,9 @@ def _neighbours(graph: Any) -> dict[AgentId, tuple[AgentId, ...]]:  # noqa: ANN4
     if isinstance(graph, Mapping):
         raise ConfigError(f"graph is a {type(graph).__name__}: pass pairs of sender and hearer, or a networkx graph")
     if isinstance(graph, str):
-        raise ConfigError(f"graph={graph!r} names an audience, which only messaging.run can look up: pass the edges")
+        raise ConfigError(
+            f"graph={graph!r} names an audience, and only messaging.run can look up audiences: pass the edges"
+        )
     edges = edge_pairs(graph)
     ints = isinstance(edges, np.ndarray) and edges.dtype.kind in "iu" and edges.dtype != np.uint64
     if ints and edges.shape[1:] == (2,) and len(edges):

@@ -271,7 +271,13 @@ class Messager(metaclass=_ActorClass):
             except MessagingError as error:
                 _fail(sends, error)
             except BaseException:
-                _fail(sends, Closed("this messager has stopped, and nobody knows whether this was sent"))
+                _fail(
+                    sends,
+                    Closed(
+                        "this messager was stopped during this send, and the message may or may not arrive: ask its "
+                        "receiver, or send again"
+                    ),
+                )
                 raise
 
     async def _send(self, out: Connection, sends: list[_Send]) -> None:

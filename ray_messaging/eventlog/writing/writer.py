@@ -437,7 +437,7 @@ class LogWriter:
 
     def _stuck(self) -> LogError:
         return LogError(
-            f"the event log of {self.exp_id} stands still, the rows that it has read cannot be written: "
+            f"the event log of {self.exp_id} stands still, because the rows that it has read cannot be written: "
             f"{self._segments.trouble}; new messages wait in the streams",
             path=self.folder.where,
         )

@@ -307,7 +307,7 @@ class RedisLink:
 
     def _check_primary(self, info: Info) -> None:
         if is_replica(info):
-            raise NoPrimaryError(f"the server at {self.where} was named as the primary, and is a replica")
+            raise NoPrimaryError(f"the server at {self.where} was named as the primary, but is a replica")
 
     def translated(self, error: BaseException, *, last: bool = False) -> Exception:
         """Turn a library's error into one of ours, such as ServerRefused or ConnectionFailed.

@@ -80,10 +80,10 @@ def naive(found, to_id, topic):
 
 
 def check(directory, found, batch):
-    routes = directory.route(batch)
+    routes = directory.routing.route(batch)
     assert len(routes) == len(batch)
     for row, to_id in enumerate(batch.to_ids.tolist()):
-        mailboxes = directory.mailboxes(routes[row])
+        mailboxes = directory.routing.mailboxes(routes[row])
         assert len(set(mailboxes)) == len(mailboxes)
         assert set(mailboxes) == naive(found, to_id, batch.topic_of(row))
 
@@ -117,7 +117,7 @@ def test_dense_and_sparse_ids(step):
     directory.update(1, [record], ["m"])
     asked = [*ids, *(each + 1 for each in ids), -6, 2**62, -(2**63), 2**63 - 1]
     batch = batch_to(asked, topics=("chat",))
-    assert [bool(route) for route in directory.route(batch)] == [each in set(ids) for each in asked]
+    assert [bool(route) for route in directory.routing.route(batch)] == [each in set(ids) for each in asked]
 
 
 def test_a_pattern_for_each_agent_costs_a_match_for_each_message(monkeypatch):
@@ -141,11 +141,11 @@ def test_a_pattern_for_each_agent_costs_a_match_for_each_message(monkeypatch):
     assert counts["compiled"] == len(agents) + 1
     batch = batch_to(agents, topics=("chat",))
     for _ in range(2):
-        assert {directory.mailboxes(route) for route in directory.route(batch)} == {("all", "m")}
+        assert {directory.routing.mailboxes(route) for route in directory.routing.route(batch)} == {("all", "m")}
         assert counts["matched"] == 2 * len(agents)
-    assert set(directory.mailboxes_of(1, "chat")) == {"all", "m"}
+    assert set(directory.routing.mailboxes_of(1, "chat")) == {"all", "m"}
     assert counts["matched"] == 2 * len(agents)
-    assert directory.mailboxes_of(2000, "chat") == ("all",)
+    assert directory.routing.mailboxes_of(2000, "chat") == ("all",)
 
 
 def test_a_record_with_half_an_id():

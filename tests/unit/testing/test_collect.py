@@ -171,7 +171,12 @@ def test_a_value_that_comes_later_was_zero_before():
         (person, Sum("side"), StepFailed, r"Count\('side'\)"),
         (person, Quantile("mood", 50), ConfigError, "from 0 to 1"),
         (person, Mean("mood", of=5), ConfigError, "of=5"),
-        (crowd, Mean("mood", living=True), ConfigError, "living=True is of the calls for one agent"),
+        (
+            crowd,
+            Mean("mood", living=True),
+            ConfigError,
+            "living=True is only for models that are called for each agent",
+        ),
         (person, lambda me: {"x": "a" * 4_000_000}, PayloadTooLarge, "collect less"),
     ],
 )

@@ -93,3 +93,38 @@ def test_other_inputs_of_a_later_call_are_named():
     other = inputs(pd.DataFrame({"age": [1, 3]}, index=["b", "a"]), [("a", "b")], {"x": {1, 3}})
     told = [*changes_of(other, one)]
     assert [line.partition(" of this call")[0] for line in told] == ["the DataFrame agents=", "graph=", "shared="]
+
+
+PROGRAM = """
+LIMIT = {limit}
+
+def helper(x):
+    return x + {added}
+
+def person(me, inbox):
+    helper(LIMIT)
+
+start = lambda me: {{"mood": {mood}}}
+print("the plot" * {plots})
+"""
+
+
+def in_a_program(path, **numbers):
+    """Return the globals of a program that has run."""
+    text = PROGRAM.format(**{"limit": 1, "added": 1, "mood": 1, "plots": 0} | numbers)
+    path.write_text(text)
+    linecache.checkcache(str(path))
+    names = {"__name__": "__main__"}
+    exec(compile(text, str(path), "exec"), names)
+    return names
+
+
+def test_of_a_program_only_what_the_model_uses_is_in_the_digest(tmp_path):
+    path = tmp_path / "program.py"
+    model = source_of(in_a_program(path)["person"])
+    assert model == source_of(in_a_program(path, plots=22, mood=33)["person"])
+    others = {source_of(in_a_program(path, **changed)["person"]) for changed in ({"limit": 22}, {"added": 22})}
+    assert len({model, *others}) == 3
+    start = source_of(in_a_program(path)["start"])
+    assert start == source_of(in_a_program(path, added=22)["start"])
+    assert start != source_of(in_a_program(path, mood=33)["start"])

@@ -1,0 +1,122 @@
+"""Destinations of a sender: the mailboxes, or the boxes of a step."""
+
+import asyncio
+
+import numpy as np
+
+from ray_messaging.addressing.directory import Routes
+from ray_messaging.default_limits_and_leases import CALL_BYTES
+from ray_messaging.model.fates import DELIVERED, PUBLISHED, UNDELIVERABLE
+from ray_messaging.model.schema import Schemas
+from ray_messaging.observability.observer import Observer
+from ray_messaging.sending.frame_router import UNOWNED, FrameRouter, OutboundFrame
+from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
+from ray_messaging.sending.mailbox_queues import MailboxQueues
+from ray_messaging.sending.schema_checks import fitting
+from ray_messaging.transports.transport_values import LOG, SendStatus
+
+OF_VERDICTS = (SendStatus.STALE_VERDICTS, SendStatus.OTHER_RULES)  # new verdicts are needed
+
+
+class Destination:
+    """The routes and queues of frames that are written under one epoch: to mailboxes, or to the boxes of an attempt.
+
+    A batch is routed by the routes of its own destination, so that no message is routed like those of another one.
+    """
+
+    def __init__(
+        self, sender: str, routes: Routes, schemas: Schemas, *, mirror: bool, observer: Observer | None = None
+    ) -> None:
+        self.sender = sender
+        self.observer = observer
+        self.schemas = schemas
+        self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts no longer count
+        self.stale_by = SendStatus.OK  # why they do not count: STALE_VERDICTS or OTHER_RULES
+        self.queues = MailboxQueues()
+        self.router = FrameRouter(routes, mirror=mirror)  # its routes are those of the queued frames
+
+    @property
+    def routes(self) -> Routes:
+        """Return the routes by which frames are to be written now."""
+        raise NotImplementedError
+
+    def load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float) -> None:
+        """Queue the frames of rows of a batch (None: all), which passed under a verdict epoch."""
+        if not in_flight.left:
+            return
+        self.reroute()
+        if in_flight.pending.checked != self.schemas.version:
+            rows = fitting(self.schemas, in_flight, rows)
+            if rows is not None and not len(rows):
+                return
+        queues = self.queues
+        for frame in self.router.route(in_flight, rows):
+            frame.verdict_epoch, frame.deadline = verdict_epoch, deadline
+            queue = queues.get(frame.mailbox) or queues.queue_of(frame.mailbox)
+            queue.frames.append(frame)
+
+    def reroute(self, *, again: bool = False) -> None:
+        """Route all queued rows again, if the routes have changed, or `again`."""
+        if self.router.routes is self.routes and not again:
+            return
+        self.router.routes = self.routes
+        # Rows of one batch may have passed under several verdict epochs, and at different times.
+        found: dict[tuple[InFlightBatch, int, float], list[Rows]] = {}
+        for frame in self.queues.take_all():
+            key = (frame.in_flight, frame.verdict_epoch, frame.deadline)
+            found.setdefault(key, []).append(frame.batch_rows())
+        for (in_flight, verdict_epoch, deadline), rows in found.items():
+            self.load(in_flight, np.unique(np.concatenate(rows)), verdict_epoch, deadline)
+
+    def next_call(self) -> list[OutboundFrame]:
+        """Return the frames of the next call, numbered. All have the same verdict epoch."""
+        ready: list[OutboundFrame] = []
+        volume, now = 0, asyncio.get_running_loop().time()
+        for queue in self.queues.values():
+            if not queue.frames or queue.retry_at > now:
+                continue
+            for seq, frame in enumerate(queue.frames, queue.written + 1):
+                volume += frame.nbytes
+                if ready and (frame.verdict_epoch != ready[0].verdict_epoch or volume > CALL_BYTES):
+                    break
+                frame.seq = seq
+                ready.append(frame)
+                queue.attempted += 1
+                if frame.mailbox == UNOWNED:
+                    break  # the server keeps one list of subscriber counts for a repeated call
+                if queue.refused:
+                    break  # the head was refused, and until it is written, the rest would be refused too
+        return ready
+
+    def dequeue(self, frame: OutboundFrame) -> None:
+        """Take a frame that the server has written from the head of its queue."""
+        queue = self.queues[frame.mailbox]
+        queue.frames.popleft()
+        queue.written += 1
+        queue.attempted -= 1
+        if queue.refused:
+            queue.reset()
+
+    def written(self, frame: OutboundFrame, subscriber_counts: list[int]) -> None:
+        """Set the fates of the rows of a frame that the server has written."""
+        if frame.mailbox == LOG:
+            frame.in_flight.stop(frame.batch_rows())
+            return
+        if self.observer is not None and frame.mailbox != UNOWNED:
+            self.observer.frame_written(frame.mailbox, frame.rows, len(frame.frame))
+        if frame.mailbox != UNOWNED:
+            frame.in_flight.deliver(frame.taken, frame.mailbox, DELIVERED)
+            return
+        fates = np.where(np.array(subscriber_counts) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
+        if frame.in_flight.copies is not None:
+            frame.in_flight.copies[frame.batch_rows()] = 0
+        if np.any(fates == UNDELIVERABLE):
+            frame.in_flight.outcome.keep_addresses(frame.in_flight.batch)
+        frame.in_flight.settle(frame.batch_rows(), fates)
+
+    def refuse_verdicts(self, status: SendStatus) -> None:
+        """Take all frames from the queues, because the server refused the verdicts of some."""
+        self.stale_by = status
+        for frame in self.queues.take_all():
+            rows = self.stale_verdicts.get(frame.in_flight, np.zeros(0, np.intp))
+            self.stale_verdicts[frame.in_flight] = np.union1d(rows, frame.batch_rows())

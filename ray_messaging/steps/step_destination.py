@@ -1,0 +1,161 @@
+"""The boxes of steps as a sender's destination, under one attempt."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ray_messaging.addressing.directory import Routes
+from ray_messaging.engine import Engine
+from ray_messaging.errors import StepAborted, StepTooLarge
+from ray_messaging.sending import send_errors
+from ray_messaging.sending.destination import OF_VERDICTS, Destination
+from ray_messaging.sending.frame_router import OutboundFrame
+from ray_messaging.transports.step_values import StepTag
+from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.steps import RedisSteps
+
+_WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
+
+
+class AttemptBoxes:
+    """The calls that write frames to boxes, with the tag of one attempt. A step that fails in any way is given up.
+
+    Args: `step` is the first step.
+    """
+
+    def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int) -> None:
+        self.step = step  # the open step
+        self.rows = 0  # the number of rows that were written to mailboxes' boxes in it
+        self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in their step
+        self.group = group
+        self.attempt = attempt
+        self._store = store
+
+    def begin(self, step: int) -> None:
+        """Use this open step for sends from now on."""
+        if step != self.step:  # the supervisor's next attempt at a step needs to know which boxes are shut
+            self.shut.clear()
+        self.step, self.rows = step, 0
+
+    def request(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendRequest:
+        """Return a call that writes frames. The attempt's number is the sender's epoch."""
+        return SendRequest(self.group, self.attempt, 0, verdict_epoch, writes)
+
+    @property
+    def tag(self) -> StepTag:
+        """Return the tag of the frames of the open step."""
+        return StepTag(self.group, self.step, self.attempt)
+
+    async def send(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendReply:
+        """Write frames to boxes. A frame is refused if its box is shut, or its verdicts no longer count.
+
+        Raises: StepAborted if the attempt is over, or a frame may still be on its way after a refusal; StepTooLarge
+        for a full box; ConfigError if there are no verdicts.
+        """
+        reply = await self._store.send(self.request(writes, verdict_epoch), self.tag)
+        if reply.status is SendStatus.STEP_OVER:
+            raise self._aborted("has another driver, or was closed: what this attempt sent does not count")
+        if reply.status is SendStatus.UNJUDGED:
+            raise send_errors.no_verdicts()
+        for write, fate in zip(writes, reply.fates, strict=True):
+            if fate in _WRITTEN:
+                self.rows += write.rows if in_box(write) else 0
+            elif reply.repeated or fate is FrameFate.GAP:
+                raise self._aborted(
+                    "has sends with an unknown outcome: the step is not committed, and the group's next driver runs it "
+                    "again"
+                )
+            elif fate is FrameFate.TOO_LARGE:
+                raise await self._too_large(write.mailbox)
+            elif fate is FrameFate.GONE:
+                self.shut.add(write.mailbox)
+        return reply
+
+    def _aborted(self, why: str) -> StepAborted:
+        return StepAborted(f"step {self.step} of group {self.group!r} {why}", step=self.step, group=self.group)
+
+    async def _too_large(self, box: str) -> StepTooLarge:
+        size = await self._store.box_size(box)
+        mailbox, _, step = box.rpartition("@")
+        return StepTooLarge(
+            f"{mailbox!r} would read more in step {step} than its limit: it has {size.rows:,} of {size.limit_rows:,} "
+            f"messages, {size.nbytes:,} of {size.limit_bytes:,} bytes. Only the end of a step empties it: send less in "
+            "a step, or split the group",
+            rows=size.rows,
+            limit_rows=size.limit_rows,
+            nbytes=size.nbytes,
+            limit_bytes=size.limit_bytes,
+        )
+
+
+def in_box(write: FrameWrite) -> bool:
+    """Return whether a write is for the box of a mailbox or an asker, so that its rows count when the step closes."""
+    return write.mailbox.find("@") > 0 and write.mailbox[0] != ":"
+
+
+class StepDestination(Destination):
+    """The boxes of steps as the destination of one attempt. Its routes are those of the step after the open one.
+
+    In that step messages are read.
+    """
+
+    def __init__(self, engine: Engine, boxes: AttemptBoxes) -> None:
+        self._engine = engine
+        self.boxes = boxes
+        self._routes = engine.directory.read_in(boxes.step + 1)
+        super().__init__(
+            engine.name,
+            self._routes,
+            engine.directory.schemas,
+            mirror=engine.settings.mirror,
+            observer=engine.observer,
+        )
+        self.router.shut = boxes.shut
+
+    @property
+    def routes(self) -> Routes:
+        """Return the routes for the open step."""
+        return self._routes
+
+    def begin(self, step: int) -> None:
+        """Use this open step for sends from now on, with the directory as it was last loaded."""
+        self.boxes.begin(step)
+        self._routes = self._engine.directory.read_in(step + 1)
+
+    async def reload(self) -> None:
+        """Load the directory, and route by it from now on."""
+        await self._engine.frame_sender.refresh()
+        self._routes = self._engine.directory.read_in(self.boxes.step + 1)
+
+    async def keep_agents(self) -> None:
+        """Write the sets of agents that frames name and the event log may not have, before these frames."""
+        if self.router.unkept:
+            await self._engine.transport.keep_agents(self.router.unkept)
+            self.router.kept()
+
+    async def write(self) -> None:
+        """Write the queued frames. Rows whose verdicts the server refuses are in `stale_verdicts` afterwards.
+
+        Raises: the same errors as `AttemptBoxes.send`.
+        """
+        while not self.stale_verdicts and (frames := self.next_call()):
+            await self.keep_agents()
+            reply = await self.boxes.send(frames, frames[0].verdict_epoch)
+            for frame, fate in zip(frames, reply.fates, strict=True):
+                if fate in _WRITTEN:
+                    self.dequeue(frame)
+                    self.stored(frame)
+            if reply.status in OF_VERDICTS:
+                self.refuse_verdicts(reply.status)
+            elif FrameFate.GONE in reply.fates:
+                await self.reload()
+                self.reroute(again=True)
+
+    def stored(self, frame: OutboundFrame) -> None:
+        """Set the fates of the rows of a frame that is written, or will be written with the step.
+
+        Messages without a mailbox are published at the seal. Their subscribers are unknown now, so they count as
+        undeliverable.
+        """
+        self.written(frame, [0] * len(frame.publish))

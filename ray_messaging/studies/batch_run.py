@@ -1,0 +1,359 @@
+"""`batch_run`: many runs of one model, by parameters and replicates, on all cores or on a Ray cluster."""
+
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray_messaging.cluster.run.content_digest import content_digest
+from ray_messaging.cluster.run.model_source import name_of, source_of
+from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.cluster.run.run_plan import check_run
+from ray_messaging.common.progress_line import ProgressLine
+from ray_messaging.common.texts import short_repr
+from ray_messaging.errors import ConfigError
+from ray_messaging.model.aggregates import Aggregate, Count, aggregates_of
+from ray_messaging.studies.by_name import bound, check_names, values_of
+from ray_messaging.studies.design import PlannedRun, Row, design_of
+from ray_messaging.studies.one_run import EndedRun, RunTemplate
+from ray_messaging.studies.ray_workers import workers_for
+from ray_messaging.studies.run_workers import packed
+from ray_messaging.studies.study import Study
+from ray_messaging.studies.study_folder import DIED, StudyFolder
+
+_DEATHS = 3  # of a run's workers, after which the run is the cause
+_FLUSH_S, _FLUSH_RUNS, _FLUSH_BYTES = 1.0, 500, 2**25  # ended runs are written after so long, or so many of them
+_LOOK_S = 0.5  # the longest time between two looks at the progress
+
+Outcomes = Any  # a function of the result, an aggregate, a dict of functions by name, or a list of them
+
+
+def batch_run(
+    model: Callable[..., object],
+    parameters: Any = None,  # noqa: ANN401 - a dict of lists, a list of dicts or a DataFrame
+    *,
+    agents: Any,  # noqa: ANN401 - as in `run`, or a function
+    until: int | Callable[..., int],
+    replicates: int = 1,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    outcomes: Outcomes = None,
+    start: Callable[..., dict[str, Any]] | None = None,
+    graph: Any = None,  # noqa: ANN401 - likewise
+    shared: Any = None,  # noqa: ANN401 - likewise
+    rules: Any = (),  # noqa: ANN401 - likewise
+    groups: Any = None,  # noqa: ANN401 - likewise
+    by: str = "agent",
+    concurrency: int = 100,
+    timeout: float | None = None,
+    collect: Any = None,  # noqa: ANN401 - as in `run`
+    collect_every: int = 1,
+    only_active: bool = False,
+    workers: int | None = None,
+    on_existing: str = "resume",
+    progress: bool = True,
+) -> Study:
+    """Run a model for each row of parameters and each replicate, and return the study: a table with a row per run.
+
+    Each run is one of `ray_messaging.run`, in a process with one core: in tasks of Ray if this process uses Ray or
+    RAY_ADDRESS names a cluster, otherwise in processes of this machine. What a run gives does not depend on where it
+    runs. Runs that end are written into the folder. After the death of the program, the same call goes on with the
+    runs that are left; a run whose worker dies is carried out again. A run that raises an exception is a row with its
+    error, and the other runs go on.
+
+    The model gets parameters by name, as `def person(me, inbox, *, chance)`, and so do all functions given here. They
+    may also take `seed` and `replicate` of the run, and `row`, the dict of all parameters.
+
+    Args:
+        model: The model, as for `run`, which may take parameters by name.
+        parameters: A dict of lists, of which each combination is a row; a list of dicts; or a DataFrame.
+        agents: As for `run`, or a function of parameters that returns it.
+        until: The first step that is not run, or a function of parameters.
+        replicates: The number of runs of each row, with a seed each. All rows have the same seeds.
+        seed: The number from which the seeds of the runs follow.
+        folder: The folder of the study, a path or a URI. None: a temporary one that ends with the process.
+        outcomes: What each run is measured by: a dict of functions by name, each of which gets the run's `Result`; a
+            function that returns a dict; an aggregate, as `Mean("mood")`, of which the last step counts; or a list of
+            those. The aggregates of `collect` are outcomes in any case.
+        start: As for `run`; it may take parameters by name.
+        graph: As for `run`, or a function of parameters. With `seed` as an argument, each replicate has a graph.
+        shared: As for `run`, or a function of parameters.
+        rules: The rules, as for `run`, or a function of parameters.
+        groups: As for `run`, or a function of parameters.
+        by: As for `run`.
+        concurrency: As for `run`.
+        timeout: As for `run`.
+        collect: As for `run`; `study.series` has the series of all runs.
+        collect_every: As for `run`.
+        only_active: As for `run`.
+        workers: The number of runs at the same time; None: one for each core.
+        on_existing: "resume" goes on with the study in the folder; "reset" begins anew.
+        progress: Show how many runs have ended, and the time left.
+
+    Raises: ConfigError for invalid arguments, for a parameter that no function takes, and for a folder with the study
+    of another model, of other arguments or rows; LogError if the folder cannot be used.
+    """
+    if on_existing not in ("resume", "reset"):
+        raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'resume' or 'reset'")
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise ConfigError(f"workers={workers!r} must be the number of runs at the same time, at least 1")
+    functions, aggregates = _outcomes(outcomes)
+    template = RunTemplate(
+        model=model,
+        given={
+            "agents": _listed(agents), "until": until, "graph": _listed(graph), "shared": shared,
+            "rules": rules if callable(rules) else [*rules], "groups": groups,
+        },
+        outcomes=functions,
+        start=start,
+        options={
+            "by": by, "concurrency": concurrency, "timeout": timeout, "collect": _collect(collect, aggregates),
+            "collect_every": collect_every, "only_active": only_active,
+        },
+    )  # fmt: skip
+    design = design_of([{}] if parameters is None else parameters, replicates, seed)
+    _check(template, design)
+    whole = packed(template)
+    owner = tempfile.TemporaryDirectory(prefix="study-") if folder is None else None
+    files = StudyFolder(owner.name if owner is not None else folder or "")
+    record = _record(template, design, seed, functions)
+    with files.alone():
+        if on_existing == "reset":
+            files.erase()
+        _check_same(files, record, design)
+        files.note(record)
+        _carry_out(files, record, design, whole, workers, progress=progress)
+    study = Study(files.where)
+    study._owner = owner
+    if failed := sum(run.error is not None for run in study._runs):
+        first = next(run for run in study._runs if run.error is not None)
+        sys.stderr.write(f"{failed:,} of {len(design):,} runs failed; the first error: {first.error}\n")
+    return study
+
+
+def _outcomes(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], list[Aggregate]]:  # noqa: ANN401 - as the user has written it
+    """Return the functions among outcomes, by name or under "", and the aggregates."""
+    functions: list[tuple[str, Callable[..., Any]]] = []
+    aggregates: list[Aggregate] = []
+    for each in outcomes if isinstance(outcomes, list | tuple) else [] if outcomes is None else [outcomes]:
+        if isinstance(each, Mapping):
+            for name, function in each.items():
+                if not isinstance(name, str) or not callable(function):
+                    raise ConfigError(
+                        f"outcomes= has {name!r}: {short_repr(function)}: write a name, and a function of the result, "
+                        "as {'steps': lambda result: result.steps}"
+                    )
+                functions.append((name, function))
+        elif isinstance(each, Aggregate):
+            aggregates.append(each)
+        elif callable(each):
+            functions.append(("", each))
+        else:
+            raise ConfigError(
+                f"outcomes= has {short_repr(each)}: write functions of the result by name, as {{'steps': "
+                "lambda result: result.steps}, a function that returns a dict, or an aggregate, as Mean('mood')"
+            )
+    twice = [name for name, count in Counter(name for name, _ in functions if name).items() if count > 1]
+    if twice:
+        raise ConfigError(f"two outcomes have the name {twice[0]!r}: rename one")
+    return functions, aggregates
+
+
+def _collect(collect: Any, aggregates: Sequence[Aggregate]) -> Any:  # noqa: ANN401 - as the user has written it
+    if not aggregates:
+        return collect
+    if collect is not None and not aggregates_of(collect):
+        raise ConfigError(
+            f"outcomes= has {aggregates[0]!r}, and collect= is a function: a run collects either aggregates or values "
+            "of each agent. Compute this outcome of the result, as lambda result: result.to_pandas()['mood'].mean()"
+        )
+    return [*aggregates_of(collect), *aggregates]
+
+
+def _listed(value: Any) -> Any:  # noqa: ANN401 - as the user has written it
+    return [*value] if isinstance(value, Iterator) else value
+
+
+def _check(template: RunTemplate, design: Sequence[PlannedRun]) -> None:
+    """Raise ConfigError for arguments that are invalid in each run."""
+    options = template.options
+    if not callable(template.model):
+        check_run(template.model, RunOptions(None, "agent", 1, None))
+    check_names(template.functions(), design[0].row)
+    values = values_of(design[0])
+    start = None if template.start is None else bound(template.start, 1, values)
+    check_run(bound(template.model, 2, values), RunOptions(start, *(options[name] for name in RunOptions._fields[1:])))
+
+
+def _record(
+    template: RunTemplate, design: Sequence[PlannedRun], seed: int, functions: Sequence[tuple[str, Any]]
+) -> dict[str, Any]:
+    """Return what is studied, by which a later call sees whether the folder has the same study."""
+    sources = {what: source_of(function) for what, (function, _) in template.functions().items()}
+    given = {name: value for name, value in template.given.items() if name not in sources}
+    rules = given.pop("rules", None)
+    inputs = {name: None if value is None else content_digest(value) for name, value in given.items()}
+    if rules is not None:
+        inputs["rules"] = content_digest([(name_of(rule), vars(rule)) for rule in rules])
+    collect = template.options["collect"]
+    if callable(collect):
+        sources["collect"] = source_of(collect)
+    options = {name: value for name, value in template.options.items() if name not in ("collect", "concurrency")}
+    return {
+        "model": name_of(template.model),
+        "seed": int(seed),
+        "parameters": [*design[0].row],
+        "outcomes": [name for name, _ in functions if name],
+        "counts": [each.name for each in aggregates_of(collect) if isinstance(each, Count)],
+        "options": options | {"collect": [*map(_told, aggregates_of(collect))]},
+        "sources": sources,
+        "inputs": inputs,
+    }
+
+
+def _told(aggregate: Aggregate) -> str:
+    of = source_of(aggregate.of) if callable(aggregate.of) else repr(aggregate.of)
+    return f"{aggregate!r}, of={of}, living={aggregate.living}"
+
+
+def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[PlannedRun]) -> None:
+    """Raise ConfigError if the folder has another study."""
+    if (before := files.record()) is None:
+        return
+    advice = "pass another folder, or begin anew by on_existing='reset'"
+    for name in ("model", "seed", "parameters", "outcomes", "options"):
+        if (now := record[name]) != (then := before.get(name)):
+            raise ConfigError(
+                f"the folder {files.where!r} has another study: its {name} is {then!r}, and here {now!r}; {advice}"
+            )
+    for name in record["sources"].keys() | before["sources"].keys():
+        if record["sources"].get(name) != before["sources"].get(name):
+            raise ConfigError(
+                f"the source of {name}= has changed since the study in {files.where!r} began ({record['model']}): its "
+                f"runs so far came from another one. {advice[0].upper()}{advice[1:]}"
+            )
+    for name in record["inputs"].keys() | before["inputs"].keys():
+        now, then = record["inputs"].get(name), before["inputs"].get(name)
+        if now != then and None not in (now, then):
+            raise ConfigError(f"{name}= is not that of the study in {files.where!r}: {advice}")
+    planned = {run.key for run in design}
+    others = [run for run in files.runs(before).values() if run.key not in planned]
+    if others:
+        raise ConfigError(
+            f"the folder {files.where!r} has {len(others):,} runs that are not in this design, as replicate "
+            f"{others[0].replicate} of {others[0].row}: a study may grow, but not shrink; {advice}"
+        )
+
+
+def _carry_out(
+    files: StudyFolder,
+    record: Mapping[str, Any],
+    design: Sequence[PlannedRun],
+    template: bytes,
+    workers: int | None,
+    *,
+    progress: bool,
+) -> None:
+    """Carry out the runs that are left, and write all into the study's final files."""
+    there = files.runs(record)
+    left = [run for run in design if run.key not in there or there[run.key].died]
+    if left:
+        ended = _EndedRuns(files)
+        try:
+            _drive(ended, left, template, workers, StudyProgress(len(design), len(left), shown=progress))
+        finally:  # after Ctrl-C, too
+            ended.flush()
+        there = files.runs(record)
+    files.finish([there[run.key] for run in design])
+
+
+def _drive(
+    ended: "_EndedRuns", left: Sequence[PlannedRun], template: bytes, count: int | None, shown: "StudyProgress"
+) -> None:
+    waiting = list(reversed(left))
+    deaths = Counter[str]()
+    running = 0
+    with workers_for(template, min(len(left), count) if count else None) as workers, shown:
+        while waiting or running:
+            while waiting and workers.free:
+                workers.start(waiting.pop())
+                running += 1
+            for planned, answer in workers.wait(_LOOK_S):
+                running -= 1
+                if answer is None:
+                    deaths[planned.key] += 1
+                    if deaths[planned.key] < _DEATHS:
+                        waiting.append(planned)
+                        continue
+                found = answer or EndedRun({}, None, 0.0, _died(planned.row))
+                ended.add(planned, found)
+                shown.count(failed=found.error is not None)
+            ended.flush_if_due()
+            shown.show_if_due()
+
+
+def _died(row: Row) -> str:
+    return (
+        f"{DIED}the process of this run ({row}) died {_DEATHS} times: it may need more memory than there is (fewer "
+        "workers= leave more for each), or end the process itself; the same call carries the run out again"
+    )
+
+
+class _EndedRuns:
+    """Runs that have ended, on their way to the folder."""
+
+    def __init__(self, files: StudyFolder) -> None:
+        self._files = files
+        self._number = files.next_part()
+        self._ended: list[tuple[PlannedRun, EndedRun]] = []
+        self._bytes = 0
+        self._due = time.monotonic() + _FLUSH_S
+
+    def add(self, planned: PlannedRun, ended: EndedRun) -> None:
+        self._ended.append((planned, ended))
+        self._bytes += len(ended.series or b"")
+
+    def flush_if_due(self) -> None:
+        late = time.monotonic() >= self._due
+        if late or len(self._ended) >= _FLUSH_RUNS or self._bytes >= _FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        self._due = time.monotonic() + _FLUSH_S
+        if self._ended:
+            ended, self._ended, self._bytes = self._ended, [], 0
+            self._files.write_part(self._number, ended)
+            self._number += 1
+
+
+class StudyProgress(ProgressLine):
+    """Display of how many runs of a study have ended, how many failed, and of the time left."""
+
+    def __init__(self, total: int, left: int, *, shown: bool) -> None:
+        super().__init__(total, shown=shown)
+        self._total, self._left, self._done, self._failed = total, left, 0, 0
+        self._begun = time.monotonic()
+
+    def count(self, *, failed: bool) -> None:
+        """Count a run that has ended."""
+        self._done += 1
+        self._failed += failed
+
+    def show_if_due(self) -> None:
+        """Show the progress, if it is time."""
+        if not self.is_due():
+            return
+        seconds = (time.monotonic() - self._begun) / max(1, self._done) * (self._left - self._done)
+        ended = self._total - self._left + self._done
+        failed = f", {self._failed:,} failed" if self._failed else ""
+        left = f", about {_span(seconds)} left" if self._done else ""
+        self.show(ended, f"{ended:,} of {self._total:,} runs{failed}{left}")
+
+
+def _span(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,68 @@
+"""Functions that get the parameters of a run by name, as pytest's tests get fixtures."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from ray_messaging.errors import ConfigError
+from ray_messaging.studies.design import REPLICATE, ROW, SEED, PlannedRun
+
+GIVEN = (ROW, REPLICATE, SEED)  # what a function may take besides the parameters
+_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+
+
+class Wanted(NamedTuple):
+    """The names that a function takes. `needed` are those without a default; `any_name` says that it takes all."""
+
+    names: frozenset[str]
+    needed: frozenset[str]
+    any_name: bool
+
+
+def wanted_by(function: Callable[..., Any], positional: int) -> Wanted:
+    """Return the names that a function takes behind its first `positional` arguments."""
+    try:
+        parameters = [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):  # some builtins have none
+        return Wanted(frozenset(), frozenset(), any_name=False)
+    any_name = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    by_place = [each for each in parameters if each.kind in (_NAMED[0], inspect.Parameter.POSITIONAL_ONLY)]
+    skipped = {each.name for each in by_place[:positional]}
+    named = [each for each in parameters if each.kind in _NAMED and each.name not in skipped]
+    needed = frozenset(each.name for each in named if each.default is inspect.Parameter.empty)
+    return Wanted(frozenset(each.name for each in named), needed, any_name)
+
+
+def values_of(run: PlannedRun) -> dict[str, Any]:
+    """Return all that functions may take by name in a run."""
+    return {**run.row, ROW: dict(run.row), REPLICATE: run.replicate, SEED: run.seed}
+
+
+def bound(function: Callable[..., Any], positional: int, values: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a function that takes only its `positional` arguments, because it has those that it takes by name."""
+    wanted = wanted_by(function, positional)
+    names = [name for name in values if name in wanted.names or (wanted.any_name and name not in GIVEN)]
+    return partial(function, **{name: values[name] for name in names}) if names else function
+
+
+def check_names(functions: Mapping[str, tuple[Callable[..., Any], int]], parameters: Iterable[str]) -> None:
+    """Raise ConfigError if no function takes some parameter, or a function takes what is no parameter."""
+    names = [*parameters]
+    wanted = {what: wanted_by(function, positional) for what, (function, positional) in functions.items()}
+    for what, each in wanted.items():
+        if unknown := sorted(each.needed - {*names, *GIVEN}):
+            raise ConfigError(
+                f"{what}= takes {unknown[0]!r}, which is no parameter of the study: parameters= has "
+                f"{', '.join(map(repr, names)) or 'none'}, and a function may take 'row', 'replicate' and 'seed', too"
+            )
+    if any(each.any_name or ROW in each.names for each in wanted.values()):
+        return
+    taken = {name for each in wanted.values() for name in each.names}
+    for name in names:
+        if name not in taken:
+            raise ConfigError(
+                f"no function takes the parameter {name!r}: name it as an argument of the model, as in def "
+                f"person(me, inbox, *, {name}), or of start=, agents=, graph=, rules=, shared=, until=, groups= or "
+                "outcomes="
+            )

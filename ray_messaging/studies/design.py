@@ -1,0 +1,136 @@
+"""The design of a study: rows of parameters, each with some replicates, and the seeds of the runs."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import count, islice, product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ray_messaging.common.texts import short_repr
+from ray_messaging.errors import ConfigError
+
+KEY, REPLICATE, SEED, DIGEST, SECONDS, ERROR, RUN, ROW = TAKEN = (
+    *("key", "replicate", "seed", "digest", "seconds", "error", "run", "row"),
+)
+_SEED_BITS = 32  # more than that are refused by numpy's RandomState, which networkx and others build of a seed
+
+Row = dict[str, Any]
+
+
+class PlannedRun(NamedTuple):
+    """One run of a design. `key` is a digest of its parameters and replicate, and names the run in the folder."""
+
+    key: str
+    row: Row
+    replicate: int
+    seed: int
+
+
+def design_of(parameters: object, replicates: object, seed: int) -> list[PlannedRun]:
+    """Return the runs of a design, row by row; raise ConfigError for parameters or replicates that are invalid.
+
+    All rows have the same seeds, one for each replicate: runs that are compared differ in their parameters only.
+    """
+    if isinstance(replicates, bool) or not isinstance(replicates, int | np.integer) or replicates < 1:
+        raise ConfigError(f"replicates={replicates!r} must be the number of runs of each row, at least 1")
+    rows = _checked(_rows_of(parameters))
+    found = [*islice(_seeds(seed), int(replicates))]
+    return [
+        PlannedRun(_key(row, replicate), row, replicate, drawn) for row in rows for replicate, drawn in enumerate(found)
+    ]
+
+
+def plain_value(value: Any) -> Any:  # noqa: ANN401 - any value
+    """Return a number, bool or text of numpy as one of Python's, and any other value itself."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _rows_of(parameters: Any) -> list[Row]:  # noqa: ANN401 - as the user has written it
+    if hasattr(parameters, "itertuples"):
+        names = [*parameters.columns]
+        return [dict(zip(names, row, strict=True)) for row in parameters.itertuples(index=False, name=None)]
+    if isinstance(parameters, Mapping):
+        levels = [_levels(name, values) for name, values in parameters.items()]
+        return [dict(zip(parameters, row, strict=True)) for row in product(*levels)]
+    if isinstance(parameters, Sequence) and all(isinstance(row, Mapping) for row in parameters):
+        if not parameters:
+            raise ConfigError("parameters=[] has no row: for runs without parameters leave parameters= out")
+        return [dict(row) for row in parameters]
+    raise ConfigError(
+        f"parameters={short_repr(parameters)} must be a dict of lists, of which each combination is a row, as "
+        "{'chance': [0.1, 0.2]}, a list of dicts, or a DataFrame"
+    )
+
+
+def _levels(name: object, values: Any) -> list[Any]:  # noqa: ANN401 - as the user has written it
+    """Return the values of a parameter; a value alone is the only one."""
+    if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
+        return [values]
+    found = [*values]
+    if not found:
+        raise ConfigError(f"parameters={{{name!r}: []}} has no value, and so the design no row")
+    return found
+
+
+def _checked(rows: list[Row]) -> list[Row]:
+    """Return the rows with plain values; raise ConfigError for the first name or value that a table cannot have."""
+    names, seen = [*rows[0]] if rows else [], dict[str, int]()
+    if not rows:
+        raise ConfigError("parameters= is a DataFrame without a row: for runs without parameters leave parameters= out")
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ConfigError(f"the parameter {name!r} must have a name that a function's argument can have")
+        if name in TAKEN:
+            raise ConfigError(f"the parameter {name!r} has the name of a column of the study: rename it")
+    for place, row in enumerate(rows):
+        if row.keys() != {*names}:
+            raise ConfigError(
+                f"row {place} of parameters= has {_listed(row)}, and row 0 has {_listed(names)}: all rows have the same"
+            )
+        for name in names:
+            row[name] = _value(plain_value(row[name]), f"row {place} of parameters= has {name}=")
+        if (other := seen.setdefault(_text(row), place)) != place:
+            raise ConfigError(f"rows {other} and {place} of parameters= are equal: for more runs use replicates=")
+    return [{name: row[name] for name in names} for row in rows]
+
+
+def _value(value: Any, where: str) -> Any:  # noqa: ANN401 - any value
+    """Return the value of a parameter; raise ConfigError unless a table can have it."""
+    if isinstance(value, float) and math.isnan(value):
+        raise ConfigError(f"{where}nan, which stands for no value: give each row a value")
+    try:
+        _text(value)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{where}{short_repr(value)}, and a table holds numbers, bools, texts, None and lists of them: give it a "
+            "name, and make the object of the name, as in rules=lambda rule: RULES[rule]"
+        ) from None
+    return value
+
+
+def _listed(names: object) -> str:
+    return ", ".join(map(repr, names)) or "none"  # type: ignore[call-overload]
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _key(row: Row, replicate: int) -> str:
+    return blake2b(_text([row, replicate]).encode(), digest_size=12).hexdigest()
+
+
+def _seeds(seed: int) -> Iterator[int]:
+    """Yield a seed for each replicate, each another one. The first ones are the same however many are drawn."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise ConfigError(f"seed={seed!r} must be a whole number")
+    drawn = set[int]()
+    for number in count():
+        found = blake2b(f"{int(seed)} {number}".encode(), digest_size=_SEED_BITS // 8).digest()
+        value = int.from_bytes(found, "little")
+        if value not in drawn:
+            drawn.add(value)
+            yield value

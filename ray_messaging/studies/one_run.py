@@ -1,0 +1,136 @@
+"""One run of a study, in whatever process: from its parameters to a row of the table."""
+
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ray_messaging.cluster.run.agent import users_trace
+from ray_messaging.cluster.run.local_run import run
+from ray_messaging.cluster.run.result import Result
+from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.model.aggregates import aggregates_of
+from ray_messaging.model.exact import encode_exactly
+from ray_messaging.model.series_columns import STEP
+from ray_messaging.studies.by_name import bound, values_of
+from ray_messaging.studies.design import TAKEN, PlannedRun, plain_value
+
+OF_THE_ROW = "agents", "until", "graph", "shared", "rules", "groups"  # arguments that may be functions of the row
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class EndedRun(NamedTuple):
+    """What came of a run: its outcomes, or an error with its place. `series` is a table as bytes of Arrow's format."""
+
+    outcomes: dict[str, Any]
+    digest: str | None
+    seconds: float
+    error: str | None = None
+    series: bytes | None = None
+
+
+@dataclass(frozen=True)
+class RunTemplate:
+    """What all runs of a study have in common.
+
+    `given` maps the arguments of a run to their values, or for those in OF_THE_ROW to functions of the row. `outcomes`
+    has functions of a run's result: by name, or under "" those that return a dict.
+    """
+
+    model: Callable[..., Any]
+    given: Mapping[str, Any]
+    outcomes: Sequence[tuple[str, Callable[..., Any]]] = ()
+    start: Callable[..., Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def functions(self) -> dict[str, tuple[Callable[..., Any], int]]:
+        """Return the functions that may take parameters by name, with the number of their other arguments."""
+        found = {"model": (self.model, 2)}
+        if self.start is not None:
+            found["start"] = self.start, 1
+        found |= {name: (self.given[name], 0) for name in OF_THE_ROW if callable(self.given.get(name))}
+        return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
+
+
+def carry_out(template: RunTemplate, planned: PlannedRun) -> EndedRun:
+    """Run a model once, and return what came of it. An error of the model or another function is a part of that."""
+    begun = time.perf_counter()
+    try:
+        result, values = _result(template, planned)
+        outcomes = _last_aggregates(template, result) | _outcomes(template, result, values)
+        for name in outcomes:
+            if name in TAKEN or name in planned.row:
+                raise ConfigError(f"the outcome {name!r} has the name of another column of the study: rename it")  # noqa: TRY301 - one way out
+    except Exception as error:  # noqa: BLE001 - of the user's functions, of any kind
+        return EndedRun({}, None, time.perf_counter() - begun, _told(error))
+    series = None if result.collected is None else _ipc(result.collected)
+    return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series)
+
+
+def _result(template: RunTemplate, planned: PlannedRun) -> tuple[Result, dict[str, Any]]:
+    values = values_of(planned)
+    given = {
+        name: bound(value, 0, values)() if name in OF_THE_ROW and callable(value) else value
+        for name, value in template.given.items()
+    }
+    start = None if template.start is None else bound(template.start, 1, values)
+    call: Any = run  # its overloads tell apart what is not known here
+    found: Result = call(
+        bound(template.model, 2, values), start=start, seed=planned.seed, progress=False, **given, **template.options
+    )
+    return found, values
+
+
+def _outcomes(template: RunTemplate, result: Result, values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, function in template.outcomes:
+        value = bound(function, 1, values)(result)
+        if inspect.isawaitable(value):
+            raise ConfigError(f"the outcome {name or function!r} must be a plain function, not an async one")
+        if not name and not isinstance(value, Mapping):
+            raise ConfigError(f"outcomes= returned {value!r:.100}: it must return a dict, as {{'knows': 12}}")
+        for key, each in value.items() if not name else [(name, value)]:
+            plain = plain_value(each)
+            if not isinstance(key, str) or not isinstance(plain, _PLAIN):
+                raise ConfigError(f"the outcome {key!r} is {each!r:.100}: it must be a number, a bool, a text or None")
+            if key in found:
+                raise ConfigError(f"two outcomes have the name {key!r}: rename one")
+            found[key] = plain
+    return found
+
+
+def _last_aggregates(template: RunTemplate, result: Result) -> dict[str, Any]:
+    """Return the aggregates of the last step."""
+    if not aggregates_of(template.options.get("collect")) or not len(result.collected):
+        return {}
+    (last,) = result.collected.slice(len(result.collected) - 1).to_pylist()
+    if (at := last.pop(STEP)) != result.steps - 1:
+        raise ConfigError(
+            f"the last step is {result.steps - 1}, and the last one of which something is collected is {at}: the "
+            "outcome is that of the last step, so use a collect_every= by which until - 1 can be divided"
+        )
+    return dict(last)
+
+
+def _digest(result: Result) -> str:
+    """Return a digest of the run: of its last messages and of all states."""
+    whole = [result.steps, [*result.digests.items()], [*result.states.items()]]
+    return blake2b(encode_exactly(whole, "the states"), digest_size=16).hexdigest()
+
+
+def _ipc(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _told(error: Exception) -> str:
+    """Return an error's text with the place in the user's code, which the errors of steps have already."""
+    if isinstance(error, StepFailed):
+        return f"StepFailed: {error}"
+    return f"{type(error).__name__}: {error}{users_trace(error)[1]}"

@@ -1,0 +1,72 @@
+"""Tasks of Ray that carry out the runs of a study, on all machines of a cluster."""
+
+import os
+from contextlib import suppress
+from typing import Any, Self
+
+import ray
+
+from ray_messaging.cluster import ray_calls
+from ray_messaging.cluster.ray_clusters import hold_ray, release_ray
+from ray_messaging.errors import MessagingError
+from ray_messaging.studies.design import PlannedRun
+from ray_messaging.studies.one_run import EndedRun
+from ray_messaging.studies.run_workers import ProcessWorkers, WorkerAnswer, run_packed
+
+
+class RayWorkers:
+    """Tasks of Ray, each with one core, on all machines of the cluster."""
+
+    def __init__(self, template: bytes, count: int | None) -> None:
+        self._packed = template
+        self._wanted = count
+        self._busy: dict[Any, PlannedRun] = {}  # by ObjectRef
+
+    def __enter__(self) -> Self:
+        self._session = hold_ray()
+        self._template = ray_calls.put(self._packed)
+        # Without retries of Ray's own: a run that kills its worker must be told from one whose machine has died.
+        self._task = ray.remote(num_cpus=1, max_retries=0)(run_packed)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for ref in self._busy:
+            with suppress(Exception):  # of any kind: the cluster may have ended
+                ray.cancel(ref, force=True)
+        release_ray(self._session)
+
+    @property
+    def free(self) -> bool:
+        """Return whether a run can be started; the cores are counted anew, because machines come and go."""
+        count = self._wanted or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        return len(self._busy) < count
+
+    def start(self, planned: PlannedRun) -> None:
+        """Give a run to a task."""
+        self._busy[self._task.remote(self._template, planned)] = planned
+
+    def wait(self, timeout: float) -> list[WorkerAnswer]:
+        """Wait until some runs have ended, or until the timeout; raise Ray's error if a task cannot start."""
+        done, _ = ray_calls.wait([*self._busy], timeout=timeout)
+        return [WorkerAnswer(self._busy.pop(ref), _answer(ref)) for ref in done]
+
+
+def _answer(ref: Any) -> EndedRun | None:  # noqa: ANN401 - an ObjectRef
+    try:
+        ended: EndedRun = ray_calls.get(ref)
+    except ray.exceptions.RayTaskError as error:
+        raise MessagingError(f"a task of the study cannot begin: {error.cause}") from error
+    except ray.exceptions.RayError:  # of its worker, its machine, or the memory there
+        return None
+    return ended
+
+
+def workers_for(template: bytes, count: int | None) -> ProcessWorkers | RayWorkers:
+    """Return tasks on the Ray cluster that this process uses, or that RAY_ADDRESS names, else processes.
+
+    Args: `count` is how many runs are carried out at a time; None: one for each core.
+    """
+    if ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
+        return RayWorkers(template, count)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return ProcessWorkers(template, count or cores or 1)

@@ -1,0 +1,191 @@
+"""The processes of this machine that carry out the runs of a study.
+
+A worker may die in the middle of a run, by a signal, by a lack of memory, or with its machine: the run is then lost,
+and whoever has started it is told so. All workers get the same bytes, which hold the source of the user's own modules:
+a worker that starts later does not see a file that was edited meanwhile.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple, Self
+
+import ray.cloudpickle as cloudpickle
+
+import ray_messaging
+from ray_messaging.cluster.unpicklable import sent
+from ray_messaging.errors import MessagingError
+from ray_messaging.studies.design import PlannedRun
+from ray_messaging.studies.one_run import EndedRun, RunTemplate, carry_out
+
+_CHILD = "import sys; from ray_messaging.studies.run_workers import serve_runs; serve_runs(int(sys.argv[1]))"
+_END_S = 5.0  # how long a process may take to end after it was told to
+# A process has one core, as in Ray's workers: libraries that would start a thread for each core hinder each other.
+_ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_INSTALLED = tuple(
+    {*filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))}
+    | {str(Path(ray_messaging.__file__).parent)}
+)
+
+
+class WorkerAnswer(NamedTuple):
+    """What became of a run that a worker was given; `ended` None: the worker died."""
+
+    planned: PlannedRun
+    ended: EndedRun | None
+
+
+def packed(template: RunTemplate) -> bytes:
+    """Return a template as bytes that hold the user's own modules, as they are now.
+
+    Raises: ConfigError, which names the part, if something in it cannot be pickled.
+    """
+    with suppress(Exception), _by_value(_own_modules()):  # of any kind: a global of a module may be a lock
+        return bytes(cloudpickle.dumps(template))
+    return bytes(sent("the study", template, cloudpickle.dumps))
+
+
+def _own_modules() -> list[ModuleType]:
+    """Return the modules whose files are neither installed nor Python's own."""
+    found = []
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
+        own = isinstance(file, str) and not file.startswith(_INSTALLED) and "-packages" not in file
+        if (
+            own
+            and isinstance(module, ModuleType)
+            and name not in ("__main__", "__mp_main__")
+            and module.__name__ == name
+        ):
+            found.append(module)
+    return found
+
+
+@contextmanager
+def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
+    before = cloudpickle.list_registry_pickle_by_value()
+    new = [module for module in modules if module.__name__ not in before]
+    for module in new:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in new:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def run_packed(template: bytes, planned: PlannedRun) -> EndedRun:
+    """Carry out a run with a fresh copy of the template, so that no run sees what an earlier one has changed."""
+    return carry_out(pickle.loads(template), planned)  # noqa: S301 - made by `packed`
+
+
+class ProcessWorkers:
+    """Python processes of this machine, each with one run at a time. They end with this process, whatever ends it."""
+
+    def __init__(self, template: bytes, count: int) -> None:
+        self._template = template
+        self._count = count
+        self._idle: list[_Worker] = []
+        self._busy: dict[Connection, tuple[_Worker, PlannedRun]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for worker in [*self._idle, *(worker for worker, _ in self._busy.values())]:
+            worker.end()
+
+    @property
+    def free(self) -> bool:
+        """Return whether a run can be started."""
+        return len(self._busy) < self._count
+
+    def start(self, planned: PlannedRun) -> None:
+        """Give a run to a worker."""
+        while True:
+            worker = self._idle.pop() if self._idle else _Worker(self._template)
+            try:
+                worker.pipe.send(planned)
+            except (BrokenPipeError, ConnectionResetError):  # it died while it had nothing to do
+                worker.end()
+                continue
+            self._busy[worker.pipe] = worker, planned
+            return
+
+    def wait(self, timeout: float) -> list[WorkerAnswer]:
+        """Wait until some runs have ended, or until the timeout; raise MessagingError if workers cannot start."""
+        found = []
+        for pipe in wait([*self._busy], timeout):
+            assert isinstance(pipe, Connection)
+            worker, planned = self._busy.pop(pipe)
+            try:
+                ended = pipe.recv()
+            except (EOFError, ConnectionResetError):
+                ended = None
+            if isinstance(ended, str):
+                worker.end()
+                raise MessagingError(f"a process of the study cannot begin: {ended}")
+            if ended is None:
+                worker.end()
+            else:
+                self._idle.append(worker)
+            found.append(WorkerAnswer(planned, ended))
+        return found
+
+
+class _Worker:
+    """A Python process that carries out runs. It ends when its standard input does, in the middle of a run, too."""
+
+    def __init__(self, template: bytes) -> None:
+        self.pipe, theirs = Pipe()
+        self._process = subprocess.Popen(  # noqa: S603 - this very Python
+            [sys.executable, "-c", _CHILD, str(theirs.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+            env={**_ONE_CORE, **os.environ},
+            start_new_session=True,  # Ctrl-C is for the program that has called
+        )
+        theirs.close()
+        with suppress(BrokenPipeError, ConnectionResetError):  # `wait` finds out that it died
+            self.pipe.send((sys.path, template))
+
+    def end(self) -> None:
+        """End the process, and wait for its end."""
+        self.pipe.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def serve_runs(descriptor: int) -> None:
+    """Carry out the runs that come by a pipe, in a process of its own, until the pipe or the standard input ends."""
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    pipe = Connection(descriptor)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        sys.path[:], template = pipe.recv()
+        while True:
+            planned = pipe.recv()
+            try:
+                ended = run_packed(template, planned)
+            except Exception as error:  # noqa: BLE001 - of unpickling, which imports modules
+                pipe.send(f"{type(error).__name__}: {error}")
+                return
+            pipe.send(ended)
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 1024):
+        pass
+    os._exit(1)

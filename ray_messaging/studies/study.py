@@ -1,0 +1,316 @@
+"""A study: the runs of `batch_run`, as tables, effects and plots."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ray_messaging.common.notebook import SHOWN, html_table
+from ray_messaging.common.tables import data_frame
+from ray_messaging.common.texts import short_repr
+from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP
+from ray_messaging.studies.bootstrap import RESAMPLES, effect_size, mean_interval
+from ray_messaging.studies.design import DIGEST, ERROR, REPLICATE, SECONDS, SEED, Row, plain_value
+from ray_messaging.studies.study_folder import StoredRun, StudyFolder
+from ray_messaging.studies.study_plot import draw
+
+LEVEL = 0.95
+
+
+class Study:
+    """The runs of a study, as its folder has them; `batch_run` returns it, and it can be opened while runs are made.
+
+    Args: `folder` is a path, or a URI of pyarrow's file systems.
+
+    Raises: LogError if the folder has no study, or cannot be read.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._files = StudyFolder(folder)
+        record = self._files.record()
+        if record is None:
+            raise LogError(f"{str(folder)!r} has no study: pass the folder= of a batch_run", path=str(folder))
+        self._record = record
+        self._owner: object = None  # a temporary folder, which ends with this object
+
+    @property
+    def folder(self) -> str:
+        """Return the study's folder."""
+        return self._files.where
+
+    @property
+    def parameters(self) -> list[str]:
+        """Return the names of the parameters."""
+        return [*self._record["parameters"]]
+
+    @cached_property
+    def outcomes(self) -> list[str]:
+        """Return the names of the outcomes that some run has."""
+        return [*dict.fromkeys(name for run in self._runs for name in run.outcomes)]
+
+    @cached_property
+    def _runs(self) -> list[StoredRun]:
+        return [*self._files.runs(self._record).values()]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __repr__(self) -> str:
+        rows, failed = len(self._by_row()), sum(run.error is not None for run in self._runs)
+        text = f"Study({self.folder!r}: {_counted(len(self), 'run')} of {self._record['model']}, "
+        text += f"{_counted(rows, 'row')} of parameters"
+        return f"{text}, {failed:,} failed)" if failed else f"{text})"
+
+    def _repr_html_(self) -> str:
+        rows = self._summary(LEVEL)
+        columns = {name: [row[name] for row in rows[:SHOWN]] for name in (rows[0] if rows else {})}
+        return html_table(repr(self), columns, len(rows))
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
+        """Return a DataFrame with a row per run: parameters, replicate, seed, outcomes, digest, seconds, error.
+
+        Of a run that failed, `error` says why and where, and the outcomes are missing. Runs with equal digests have
+        sent equal messages in their last 64 steps, and have ended with equal states.
+
+        Raises: ImportError without pandas.
+        """
+        runs = self._runs
+        columns: dict[str, Any] = {name: [run.row[name] for run in runs] for name in self.parameters}
+        columns |= {REPLICATE: [run.replicate for run in runs], SEED: [run.seed for run in runs]}
+        columns |= {name: [run.outcomes.get(name) for run in runs] for name in self.outcomes}
+        columns |= {DIGEST: [run.digest for run in runs], SECONDS: [run.seconds for run in runs]}
+        return data_frame(columns | {ERROR: [run.error for run in runs]})
+
+    @property
+    def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
+        """Return a DataFrame of what `collect=` has collected: a row per run and step, or per run, step and agent.
+
+        It has the parameters and the replicate of each run.
+
+        Raises: ConfigError if nothing was collected; ImportError without pandas.
+        """
+        tables = [self._tidy(run) for run in self._runs if run.series is not None]
+        if not tables:
+            raise ConfigError("this study has collected nothing: pass collect= or aggregates as outcomes=")
+        columns: dict[str, list[Any]] = {name: [] for name in dict.fromkeys(name for each in tables for name in each)}
+        for table in tables:
+            rows = len(table[STEP])
+            for name, values in columns.items():
+                values.extend(table.get(name, [None] * rows))
+        if AGENT_NAME in columns:
+            pairs = zip(columns[AGENT], columns.pop(AGENT_NAME), strict=True)
+            columns[AGENT] = [agent if name is None else name for agent, name in pairs]
+        return data_frame(columns)
+
+    def summary(self, *, level: float = LEVEL) -> Any:  # noqa: ANN401 - pandas is an extra
+        """Return a DataFrame with a row per row of parameters: how many runs it has, and the mean of each outcome.
+
+        The bounds of the mean's interval are in the columns that end with " low" and " high". Outcomes that are texts
+        are left out.
+
+        Args: `level` is that of the bootstrap interval, as 0.95.
+
+        Raises: ConfigError for a level that is not between 0 and 1; ImportError without pandas.
+        """
+        rows = self._summary(level)
+        return data_frame({name: [row[name] for row in rows] for name in (rows[0] if rows else {})})
+
+    def effects(
+        self,
+        base: Mapping[str, Any],
+        *,
+        outcomes: str | Sequence[str] | None = None,
+        level: float = LEVEL,
+        resamples: int = RESAMPLES,
+    ) -> Any:  # noqa: ANN401 - pandas is an extra
+        """Return a DataFrame of the difference of each outcome to that of a base, with its bootstrap interval.
+
+        Each row of parameters is compared with the row that has the values of `base` and otherwise its own ones. Runs
+        are paired by replicate, as both have the same seed. Each row has `base` and `mean`, the means of the outcome;
+        `difference`, the mean of the differences; `low` and `high`, the bounds of its interval; `size`, Cohen's d, the
+        difference in standard deviations of the runs; `pairs`, how many pairs were compared; `missing`, how many were
+        not, because a run failed or lacks the outcome; and `equal`, in how many pairs nothing at all differs.
+
+        Args:
+            base: Values of some parameters, or of all, as {"rule": "none"}.
+            outcomes: The name of an outcome, or several; None: all but texts.
+            level: The level of the interval: an interval of 0.95 has the true difference in 95 of 100 studies.
+            resamples: The number of resamples of the bootstrap.
+
+        Raises: ConfigError if no run has these values, or an outcome is unknown or a text; ImportError without pandas.
+        """
+        _check_level(level)
+        if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 1:
+            raise ConfigError(f"resamples={resamples!r} must be a number, at least 1")
+        wanted = self._numbers() if outcomes is None else self._named(outcomes)
+        by_row = self._by_row()
+        values = self._base(base)
+        found = []
+        for key, runs in by_row.items():
+            row = runs[0].row
+            partner = {**row, **values}
+            if partner == row:
+                continue
+            if (theirs := by_row.get(_row_key(partner))) is None:
+                raise ConfigError(f"no runs have {partner}, with which those of {row} would be compared: choose a base "
+                                  "that the design has for all rows")  # fmt: skip
+            found += [
+                dict(by_row[key][0].row) | {"outcome": name} | _effect(runs, theirs, name, level, resamples)
+                for name in wanted
+            ]
+        if not found:
+            raise ConfigError(f"all runs of the study have {dict(values)}: there is nothing to compare with the base")
+        return data_frame({name: [each[name] for each in found] for name in found[0]})
+
+    def plot(self, x: str, y: str, *, by: str | None = None, level: float = LEVEL) -> Any:  # noqa: ANN401 - matplotlib's Figure
+        """Return a figure of the mean of an outcome, with its interval, over a parameter or over the steps.
+
+        Args:
+            x: The name of a parameter; or "step", for a value that an aggregate has collected in each step.
+            y: The name of an outcome, or of a collected value.
+            by: The name of a parameter of which each value has a line.
+            level: The level of the bootstrap interval.
+
+        Raises: ConfigError for an unknown name, or values that are no numbers; ImportError, which says how to install
+        matplotlib, if it is not installed.
+        """
+        _check_level(level)
+        for name in (x, by):
+            if name not in (None, STEP if name == x else None) and name not in self.parameters:
+                raise ConfigError(
+                    f"{name!r} is no parameter of the study, which has {_names(self.parameters)}; x may be 'step', too"
+                )
+        points: dict[Any, dict[Any, list[float]]] = {}
+        for run, at, value in self._values(y, over_steps=x == STEP):
+            line = points.setdefault(None if by is None else _hashable(run.row[by]), {})
+            line.setdefault(at if x == STEP else _hashable(run.row[x]), []).append(value)
+        intervals = {
+            line: {at: mean_interval(values, level=level) for at, values in some.items()}
+            for line, some in points.items()
+        }
+        runs = {len(values) for some in points.values() for values in some.values()}
+        pooled = [name for name in self.parameters if name not in (x, by) and len(self._levels(name)) > 1]
+        note = f"means of {_range(runs)} runs, intervals of {level:.0%}"
+        return draw(intervals, x, y, by, f"{note}, over all values of {_names(pooled)}" if pooled else note)
+
+    def _values(self, name: str, *, over_steps: bool) -> Iterator[tuple[StoredRun, Any, float]]:
+        """Yield the numbers of an outcome by run; or those of a series by run and step."""
+        if not over_steps:
+            self._named(name)
+            for run in self._runs:
+                if (value := run.outcomes.get(name)) is not None:
+                    yield run, None, float(value)
+            return
+        for run in self._runs:
+            if run.series is None:
+                continue
+            table = self._files.series_of(run)
+            if AGENT in table.column_names:
+                raise ConfigError("the series has values of each agent: plot study.series by pandas, or collect a Mean")
+            if name not in table.column_names:
+                known = [column for column in table.column_names if column != STEP]
+                raise ConfigError(f"{name!r} was not collected: the series has {_names(known)}")
+            for at, value in zip(table[STEP].to_pylist(), table[name].to_pylist(), strict=True):
+                if value is not None:
+                    yield run, at, float(value)
+
+    def _by_row(self) -> dict[str, list[StoredRun]]:
+        found: dict[str, list[StoredRun]] = {}
+        for run in self._runs:
+            found.setdefault(_row_key(run.row), []).append(run)
+        return found
+
+    def _levels(self, name: str) -> list[Any]:
+        return [*{_hashable(run.row[name]): run.row[name] for run in self._runs}.values()]
+
+    def _base(self, base: Mapping[str, Any]) -> Row:
+        if not isinstance(base, Mapping) or not base:
+            raise ConfigError(f"base={short_repr(base)} must be a dict of parameters, as {{'rule': 'none'}}")
+        for name, value in base.items():
+            if name not in self.parameters:
+                raise ConfigError(f"base= has {name!r}, and the study has {_names(self.parameters)}")
+            if value not in (levels := self._levels(name)):
+                raise ConfigError(f"no run has {name}={value!r}: the study has {', '.join(map(repr, levels[:20]))}")
+        # The study's own value, as True == 1 == 1.0.
+        return {name: next(v for v in self._levels(name) if v == plain_value(value)) for name, value in base.items()}
+
+    def _numbers(self) -> list[str]:
+        texts = {name for run in self._runs for name, value in run.outcomes.items() if isinstance(value, str)}
+        return [name for name in self.outcomes if name not in texts]
+
+    def _named(self, outcomes: str | Sequence[str]) -> list[str]:
+        names = [outcomes] if isinstance(outcomes, str) else [*outcomes]
+        for name in names:
+            if name not in self.outcomes:
+                failed = next((run.error for run in self._runs if run.error is not None), None)
+                why = f"; runs failed, the first by {failed}" if failed else ""
+                raise ConfigError(f"no run has the outcome {name!r}: the study has {_names(self.outcomes)}{why}")
+            if name not in self._numbers():
+                raise ConfigError(f"the outcome {name!r} is a text in some runs: only numbers have means")
+        return names
+
+    def _summary(self, level: float) -> list[dict[str, Any]]:
+        _check_level(level)
+        found = []
+        for runs in self._by_row().values():
+            row = dict(runs[0].row) | {"runs": len(runs), "failed": sum(run.error is not None for run in runs)}
+            for name in self._numbers():
+                values = [float(value) for run in runs if (value := run.outcomes.get(name)) is not None]
+                mean, low, high = mean_interval(values, level=level)
+                row |= {name: mean, f"{name} low": low, f"{name} high": high}
+            found.append(row)
+        return found
+
+    def _tidy(self, run: StoredRun) -> dict[str, list[Any]]:
+        table: pa.Table = self._files.series_of(run)
+        known = {name: [run.row[name]] * len(table) for name in self.parameters} | {
+            REPLICATE: [run.replicate] * len(table)
+        }
+        return known | {name: table[name].to_pylist() for name in table.column_names}
+
+
+def _effect(
+    runs: Sequence[StoredRun], base: Sequence[StoredRun], name: str, level: float, resamples: int
+) -> dict[str, Any]:
+    theirs = {run.replicate: run for run in base}
+    pairs = [(run, theirs[run.replicate]) for run in runs if run.replicate in theirs]
+    both = [(one, other) for one, other in pairs if None not in (one.outcomes.get(name), other.outcomes.get(name))]
+    values = [float(one.outcomes[name]) for one, _ in both]
+    others = [float(other.outcomes[name]) for _, other in both]
+    differences = [value - other for value, other in zip(values, others, strict=True)]
+    difference, low, high = mean_interval(differences, level=level, resamples=resamples)
+    mean: Callable[[list[float]], float] = lambda some: sum(some) / len(some) if some else float("nan")  # noqa: E731
+    return {
+        "base": mean(others), "mean": mean(values), "difference": difference, "low": low, "high": high,
+        "size": effect_size(values, others), "pairs": len(both), "missing": len(pairs) - len(both),
+        "equal": sum(one.digest == other.digest for one, other in both),
+    }  # fmt: skip
+
+
+def _check_level(level: float) -> None:
+    if isinstance(level, bool) or not isinstance(level, float) or not 0 < level < 1:
+        raise ConfigError(f"level={level!r} must be a number between 0 and 1, as 0.95")
+
+
+def _row_key(row: Row) -> str:
+    return repr({name: row[name] for name in sorted(row)})
+
+
+def _hashable(value: Any) -> Any:  # noqa: ANN401 - a value of a parameter
+    return value if isinstance(value, str | int | float | bool | type(None)) else str(value)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, islice(names, 20))) or "none"
+
+
+def _range(counts: set[int]) -> str:
+    return "no" if not counts else f"{min(counts):,}" if len(counts) == 1 else f"{min(counts):,} to {max(counts):,}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -1,0 +1,270 @@
+"""The folder of a study: Parquet files of the runs that have ended, and `_study.json`, which says what was studied.
+
+While the study goes on, each `runs-{number}.parquet` has some runs, and `series-{number}.parquet` their series. At its
+end `runs.parquet` and `series.parquet` have all of them, in the order of the design: equal to the byte, however many
+workers there were. The seconds that each run took are apart, in `seconds.parquet`. A file appears when it is complete.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from ray_messaging.errors import LogError
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.studies.design import DIGEST, ERROR, KEY, REPLICATE, SECONDS, SEED, PlannedRun
+from ray_messaging.studies.one_run import EndedRun
+from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema
+
+RECORD = "_study.json"
+RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
+DIED = "WorkerDied: "  # how the error of a run begins whose worker died: the next call runs it again
+_PART = re.compile(r"(runs|series)-(\d{8,})\.parquet")
+_KEYS = b"ray_messaging.runs"  # in a file of series: the runs of its row groups
+
+
+class StoredRun(NamedTuple):
+    """A run that has ended, as the folder has it. `series` is the file of its series, and the row group there."""
+
+    key: str
+    row: dict[str, Any]
+    replicate: int
+    seed: int
+    outcomes: dict[str, Any]
+    digest: str | None
+    error: str | None
+    seconds: float | None
+    series: tuple[str, int] | None = None
+
+    @property
+    def died(self) -> bool:
+        """Return whether the run has no result because its worker died."""
+        return self.error is not None and self.error.startswith(DIED)
+
+
+class StudyFolder:
+    """A folder of a study. Its methods raise LogError if the folder, or a file in it, cannot be used."""
+
+    def __init__(self, where: str | Path) -> None:
+        self.folder = Folder(where)
+        self.where = str(where)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes from writing into the folder; raise LogError if one does so already."""
+        with self._writing():
+            self.folder.filesystem.create_dir(self.folder.path, recursive=True)
+        with self.folder.lock() as locked:
+            if not locked:
+                raise LogError(
+                    f"another process writes the study in {self.where!r} now: wait for its end", path=self.where
+                )
+            yield
+
+    def record(self) -> dict[str, Any] | None:
+        """Return what was studied, or None if the folder has no study."""
+        if not (text := self.folder.read_file(RECORD)):
+            return None
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise LogError(f"{RECORD} of the study in {self.where!r} is damaged: {error}", path=self.where) from error
+        return found if isinstance(found, dict) else None
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Write what is studied."""
+        with self._writing():
+            self.folder.write_file(RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
+
+    def files(self) -> list[str]:
+        """Return the names of the files in the folder, sorted."""
+        try:
+            found = self.folder.filesystem.get_file_info(pafs.FileSelector(self.folder.path, allow_not_found=True))
+        except OSError as error:
+            raise LogError(f"the study's folder {self.where!r} cannot be read: {error}", path=self.where) from error
+        return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
+
+    def erase(self) -> None:
+        """Remove the study's files, the record last."""
+        there = self.files()
+        whole = [name for name in (RUNS, SERIES, TIMES, RECORD) if name in there]
+        with self._writing():
+            for name in [*filter(_PART.fullmatch, there), *whole]:
+                self.folder.filesystem.delete_file(self._path(name))
+
+    def runs(self, record: Mapping[str, Any]) -> dict[str, StoredRun]:
+        """Return the runs that have ended, by key. A run that was carried out again is there once."""
+        there = self.files()
+        found: dict[str, StoredRun] = {}
+        if RUNS in there:
+            seconds = self._columns(TIMES) if TIMES in there else {KEY: [], SECONDS: []}
+            times = dict(zip(seconds[KEY], seconds[SECONDS], strict=True))
+            for run in self._stored(RUNS, SERIES if SERIES in there else None, record):
+                found[run.key] = run._replace(seconds=times.get(run.key))
+        for name in there:
+            if (part := _PART.fullmatch(name)) is not None and part[1] == "runs":
+                series = f"series-{part[2]}.parquet"
+                for run in self._stored(name, series if series in there else None, record):
+                    if run.key not in found or found[run.key].died:
+                        found[run.key] = run
+        return _with_zeros(found, record.get("counts", ()))
+
+    def next_part(self) -> int:
+        """Return the number of the next part."""
+        return max((int(part[2]) for name in self.files() if (part := _PART.fullmatch(name))), default=-1) + 1
+
+    def write_part(self, number: int, ended: Sequence[tuple[PlannedRun, EndedRun]]) -> None:
+        """Write some runs that have ended. They are there when the file of their rows is, which is the last one."""
+        series = [(run.key, _table(each.series)) for run, each in ended if each.series is not None]
+        rows = [
+            StoredRun(*run, outcomes=each.outcomes, digest=each.digest, error=each.error, seconds=each.seconds)
+            for run, each in ended
+        ]
+        with self._writing():
+            if series:
+                keys, tables = zip(*series, strict=True)
+                name, schemas = f"series-{number:08d}.parquet", [each.schema for each in tables]
+                self._write_series(name, keys, tables.__getitem__, schemas)
+            self._write(f"runs-{number:08d}.parquet", exact_table(_columns_of(rows, with_seconds=True)))
+
+    def finish(self, runs: Sequence[StoredRun]) -> None:
+        """Write all runs into one file, in a given order, all series into another one, and remove the parts."""
+        with self._writing():
+            of_series = [run for run in runs if run.series is not None]
+            if of_series:
+                # The new file is complete before it replaces the one from which it may be made.
+                self._write_series(
+                    SERIES,
+                    [run.key for run in of_series],
+                    lambda place: self.series_of(of_series[place]),
+                    [self._schema(file) for file in dict.fromkeys(run.series[0] for run in of_series if run.series)],
+                )
+            self._write(TIMES, exact_table({KEY: [run.key for run in runs], SECONDS: [run.seconds for run in runs]}))
+            self._write(RUNS, exact_table(_columns_of(runs, with_seconds=False)))
+            for name in filter(_PART.fullmatch, self.files()):
+                self.folder.filesystem.delete_file(self._path(name))
+
+    def series_of(self, run: StoredRun) -> pa.Table:
+        """Return the series of one run."""
+        assert run.series is not None
+        file, group = run.series
+        with self._reading(file), self.folder.filesystem.open_input_file(self._path(file)) as stream:
+            table = pq.ParquetFile(stream).read_row_group(group)
+        return table.drop_columns([KEY])
+
+    def _stored(self, name: str, series: str | None, record: Mapping[str, Any]) -> list[StoredRun]:
+        columns = self._columns(name)
+        groups = {} if series is None else {key: group for group, key in enumerate(self._keys(series))}
+        names: Sequence[str] = record["parameters"]
+        others = {KEY, REPLICATE, SEED, DIGEST, ERROR, SECONDS, *names}
+        outcomes = [column for column in columns if column not in others]
+        places = range(len(columns[KEY]))
+        return [
+            StoredRun(
+                key=(key := columns[KEY][place]),
+                row={column: columns[column][place] for column in names},
+                replicate=columns[REPLICATE][place],
+                seed=columns[SEED][place],
+                outcomes={column: value for column in outcomes if (value := columns[column][place]) is not None},
+                digest=columns[DIGEST][place],
+                error=columns[ERROR][place],
+                seconds=columns[SECONDS][place] if SECONDS in columns else None,
+                series=None if series is None or key not in groups else (series, groups[key]),
+            )
+            for place in places
+        ]
+
+    def _columns(self, name: str) -> dict[str, list[Any]]:
+        with self._reading(name), self.folder.filesystem.open_input_file(self._path(name)) as stream:
+            return exact_values(pq.read_table(stream))
+
+    def _schema(self, name: str) -> pa.Schema:
+        with self._reading(name), self.folder.filesystem.open_input_file(self._path(name)) as stream:
+            schema = pq.read_schema(stream)
+        return schema.remove(schema.get_field_index(KEY)).remove_metadata()
+
+    def _keys(self, name: str) -> list[str]:
+        with self._reading(name), self.folder.filesystem.open_input_file(self._path(name)) as stream:
+            found: list[str] = json.loads(pq.read_metadata(stream).metadata[_KEYS])
+        return found
+
+    def _write(self, name: str, table: pa.Table) -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        self.folder.write_file(name, sink.getvalue())
+
+    def _write_series(
+        self, name: str, keys: Sequence[str], read: Callable[[int], pa.Table], schemas: Sequence[pa.Schema]
+    ) -> None:
+        """Write series, each in a row group of its own, so that a study's series are never in memory at once."""
+        schema = joined_schema(schemas)
+        whole = pa.schema([pa.field(KEY, pa.string()), *schema])
+        temporary = self._path(f"_{name}.tmp")
+        filesystem = self.folder.filesystem
+        with (
+            filesystem.open_output_stream(temporary) as stream,
+            pq.ParquetWriter(stream, whole, compression="zstd") as writer,
+        ):
+            for place, key in enumerate(keys):
+                table = fitted(read(place), schema)
+                table = table.add_column(0, whole.field(KEY), pa.array([key] * len(table), pa.string()))
+                writer.write_table(table, row_group_size=max(1, len(table)))
+            writer.add_key_value_metadata({_KEYS.decode(): json.dumps([*keys])})
+        filesystem.move(temporary, self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self.folder.path.rstrip('/')}/{name}"
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise LogError(
+                f"the study's folder {self.where!r} cannot be written: {error}; the runs that it has are kept: make "
+                "room or pass another folder, and the same call goes on",
+                path=self.where,
+            ) from error
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowInvalid, KeyError) as error:
+            raise LogError(
+                f"the file {name} of the study in {self.where!r} cannot be read: {error}; remove the file, and the "
+                "same call carries its runs out again",
+                path=self._path(name),
+            ) from error
+
+
+def _with_zeros(runs: dict[str, StoredRun], counts: Sequence[str]) -> dict[str, StoredRun]:
+    """Return runs with a count of 0 for each value that other runs have counted."""
+    counted = {name for run in runs.values() for name in run.outcomes if name.rpartition("=")[0] in counts}
+    zeros = dict.fromkeys(sorted(counted), 0)
+    return {
+        key: run if run.error is not None else run._replace(outcomes=zeros | run.outcomes) for key, run in runs.items()
+    }
+
+
+def _columns_of(runs: Sequence[StoredRun], *, with_seconds: bool) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for run in runs for name in run.row)
+    outcomes = sorted({name for run in runs for name in run.outcomes})
+    columns: dict[str, list[Any]] = {KEY: [run.key for run in runs]}
+    columns |= {name: [run.row[name] for run in runs] for name in names}
+    columns |= {REPLICATE: [run.replicate for run in runs], SEED: [run.seed for run in runs]}
+    columns |= {name: [run.outcomes.get(name) for run in runs] for name in outcomes}
+    columns |= {DIGEST: [run.digest for run in runs], ERROR: [run.error for run in runs]}
+    return columns | ({SECONDS: [run.seconds for run in runs]} if with_seconds else {})
+
+
+def _table(series: bytes | None) -> pa.Table:
+    with suppress(pa.ArrowInvalid):
+        return pa.ipc.open_stream(series).read_all()
+    raise LogError("a worker has sent series that cannot be read: please report this")

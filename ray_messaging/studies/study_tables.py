@@ -1,0 +1,75 @@
+"""Tables of a study whose columns are exact: a column of values of several kinds is kept as texts of JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from ray_messaging.common.tables import MOST_EXACT
+from ray_messaging.model.series_columns import AGENT, TAKEN
+
+_KIND, _JSON = b"ray_messaging", b"json"  # in the metadata of a column's field
+_INT64 = 2**63
+
+
+def exact_table(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
+    """Return a table of values, each of which is read again as it was."""
+    fields, arrays = [], []
+    for name, values in columns.items():
+        kind = _kind_of(values)
+        if kind is None:
+            fields.append(pa.field(name, pa.string(), metadata={_KIND: _JSON}))
+            arrays.append(pa.array([None if value is None else json.dumps(value) for value in values], pa.string()))
+        else:
+            fields.append(pa.field(name, kind))
+            arrays.append(pa.array(values, kind))
+    return pa.table(arrays, schema=pa.schema(fields))
+
+
+def exact_values(table: pa.Table) -> dict[str, list[Any]]:
+    """Return the columns of a table, each a list of the values that `exact_table` had."""
+    found = {}
+    for place, field in enumerate(table.schema):
+        values = table.column(place).to_pylist()
+        is_json = (field.metadata or {}).get(_KIND) == _JSON
+        found[field.name] = [None if value is None else json.loads(value) for value in values] if is_json else values
+    return found
+
+
+def _kind_of(values: Sequence[Any]) -> pa.DataType | None:
+    """Return the type of a column that holds all values exactly; None: there is none."""
+    kinds = {*map(type, values)} - {type(None)}
+    if kinds <= {str}:
+        return pa.string()
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds == {float}:
+        return pa.float64()
+    numbers = [value for value in values if type(value) is int]
+    if kinds == {int} and all(-_INT64 <= value < _INT64 for value in numbers):
+        return pa.int64()
+    if kinds == {int, float} and all(abs(value) <= MOST_EXACT for value in numbers):
+        return pa.float64()
+    return None
+
+
+def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the schema of joined series, in which ints beside floats are floats: `step` and agents, then by name."""
+    joined = pa.unify_schemas([schema.remove_metadata() for schema in schemas], promote_options="permissive")
+    first = [name for name in TAKEN if name in joined.names]
+    return pa.schema([joined.field(name) for name in [*first, *sorted({*joined.names} - {*first})]])
+
+
+def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return series with the columns of a schema. What another run has counted, and this one has not, is 0."""
+    by_agent = AGENT in schema.names
+    columns = []
+    for field in schema:
+        if field.name in table.column_names:
+            columns.append(table.column(field.name).cast(field.type))
+        elif by_agent or "=" not in field.name:
+            columns.append(pa.nulls(len(table), field.type))
+        else:
+            columns.append(pa.array([0] * len(table), field.type))
+    return pa.table(columns, schema=schema)

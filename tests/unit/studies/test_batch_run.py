@@ -1,0 +1,328 @@
+"""A sweep: what each run gets, what the tables have, and how a study goes on; carried out in this process."""
+
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from support.studies import work_here
+
+from ray_messaging import ConfigError, Count, LogError, Mean, Share, Study, batch_run, rules, run
+from ray_messaging.studies.one_run import EndedRun
+
+KEPT = "runs.parquet", "series.parquet"
+
+
+@pytest.fixture
+def here(monkeypatch):
+    work_here(monkeypatch)
+
+
+def person(me, inbox, *, chance):
+    if inbox or me.state["knows"]:
+        me.state["knows"] = True
+        if me.rng.random() < chance:
+            me.send((me.id + 1) % 4, {"text": "heard?"})
+
+
+def sweep(folder, model=person, parameters=None, **changed):
+    arguments = {"agents": 4, "until": 3, "start": lambda me: {"knows": me.id == 0}, "progress": False, "seed": 3}
+    return batch_run(model, parameters or {"chance": [0.5, 1]}, folder=folder, **arguments | changed)
+
+
+def test_a_row_reaches_all_functions_and_each_run_is_that_of_run(here, tmp_path):
+    def walker(me, inbox, *, pace):
+        me.state["sum"] += pace * len(inbox)
+        for friend in me.neighbours:
+            me.send(friend, {})
+
+    def start(me, pace, *, replicate):
+        return {"sum": pace, "replicate": replicate}
+
+    def ring(n, seed):
+        return [(agent, (agent + 1 + seed % 2) % n) for agent in range(n)]
+
+    study = batch_run(
+        walker,
+        {"n": [3, 4], "pace": [2], "ban": [0, 2]},
+        agents=lambda n: n,
+        until=lambda n: n,
+        graph=ring,
+        start=start,
+        rules=lambda ban: [rules.BlackList([(ban, None)])],
+        outcomes={"blocked": lambda result: result.fates["blocked"], "first": lambda result, pace: pace},
+        replicates=2,
+        folder=tmp_path / "s",
+        progress=False,
+    )
+    table = study.to_pandas()
+    assert [*table.columns] == [
+        *("n", "pace", "ban", "replicate", "seed", "blocked", "first", "digest", "seconds", "error")
+    ]
+    assert table["error"].isna().all()
+    assert (table["blocked"] == table["n"]).all()
+    assert (table["first"] == 2).all()
+    assert table["digest"].nunique() == 8
+    last = table.iloc[-1]
+    result = run(
+        lambda me, inbox: walker(me, inbox, pace=2),
+        agents=4,
+        until=4,
+        graph=ring(4, last["seed"]),
+        start=lambda me: start(me, 2, replicate=1),
+        rules=[rules.BlackList([(2, None)])],
+        seed=int(last["seed"]),
+        progress=False,
+    )
+    assert result.fates["blocked"] == last["blocked"]
+
+
+@pytest.mark.parametrize(("kind", "all_agents"), [(Count, 4), (Share, 1.0)])
+def test_aggregates_are_outcomes_and_series_and_what_is_absent_is_zero(here, tmp_path, kind, all_agents):
+    def sick(me, inbox, *, chance):
+        me.state["is"] = "ill" if me.step >= chance else "well"
+
+    study = sweep(tmp_path / "s", sick, {"chance": [2, 9]}, outcomes=[kind("is"), lambda result: {"n": 4}])
+    table = study.to_pandas()
+    assert table[["is=ill", "is=well", "n"]].to_numpy().tolist() == [[all_agents, 0, 4], [0, all_agents, 4]]
+    series = study.series
+    assert [*series.columns] == ["chance", "replicate", "step", "is=ill", "is=well"]
+    assert series["is=ill"].tolist() == [0, 0, all_agents, 0, 0, 0]
+    assert series["is=well"].dtype == ("int64" if kind is Count else "float64")
+
+
+def test_values_of_all_agents_are_a_series(here, tmp_path):
+    study = sweep(tmp_path / "s", collect=lambda me: {"knows": me.state["knows"]}, parameters={"chance": [1]})
+    assert study.series.groupby("step")["knows"].sum().tolist() == [1, 2, 3]
+    assert study.outcomes == []
+    with pytest.raises(ConfigError, match="values of each agent"):
+        study.plot("step", "knows")
+
+
+def test_numbers_stay_exact_whatever_other_runs_have(here, tmp_path):
+    values = [2**60, 0.5, 2**70, True, "x", -1]
+    study = sweep(
+        tmp_path / "s",
+        parameters={"chance": [0], "place": [*range(len(values))]},
+        outcomes={"odd": lambda result, place: values[place], "even": lambda result, place: [1, 2.5][place % 2]},
+    )
+    assert study.to_pandas()["odd"].tolist() == values
+    assert [*map(type, study.to_pandas()["odd"])] == [*map(type, values)]
+    assert Study(tmp_path / "s").to_pandas()["even"].tolist() == [1, 2.5] * 3
+
+
+def test_a_run_that_fails_is_a_row_with_its_place(here, tmp_path, capsys):
+    def fails(me, inbox, *, chance):
+        if chance == 2 and me.id == 3 and me.step == 1:
+            raise KeyError("mood")
+
+    def outcome(result, chance):
+        return {"a": 1} | ({"b": 2} if chance == 1 else {}) | ({"c": [1]} if chance == 3 else {})
+
+    study = sweep(tmp_path / "s", fails, {"chance": [1, 2, 3, 4]}, outcomes=outcome)
+    table = study.to_pandas()
+    place = Path(__file__).name
+    assert re.search(
+        rf"^StepFailed: .*agent 3 of group .* in step 1.*KeyError: 'mood' \(.*{place}:\d+\)", table["error"][1]
+    )
+    assert re.search(r"^ConfigError: the outcome 'c' is \[1\]", table["error"][2])
+    assert table["a"].tolist()[::3] == [1, 1]
+    assert table["b"].isna().tolist() == [False, True, True, True]
+    assert "2 of 4 runs failed; the first error: StepFailed" in capsys.readouterr().err
+    assert "2 failed" in repr(study)
+    assert "<td" in study._repr_html_()
+    (effect,) = study.effects({"chance": 1}, outcomes="b").query("chance == 4").to_dict("records")
+    assert (effect["pairs"], effect["missing"]) == (0, 1)
+
+
+def test_the_same_call_carries_nothing_out_again_and_a_study_may_grow(tmp_path, monkeypatch):
+    carried = []
+
+    def carry_out(template, planned):
+        carried.append(planned.key)
+        return EndedRun({"value": planned.seed}, planned.key, 1.0)
+
+    work_here(monkeypatch, carry_out)
+    first = sweep(tmp_path / "s", replicates=2)
+    before = first.to_pandas()
+    again = sweep(tmp_path / "s", replicates=2)
+    assert len(carried) == 4
+    pd.testing.assert_frame_equal(again.to_pandas(), before)
+    grown = sweep(tmp_path / "s", parameters={"chance": [0.1, 0.5, 1]}, replicates=3).to_pandas()
+    assert len(carried) == len({*carried}) == 9
+    assert grown["chance"].tolist() == [0.1] * 3 + [0.5] * 3 + [1] * 3
+    kept = grown[(grown["replicate"] < 2) & (grown["chance"] > 0.1)]
+    pd.testing.assert_frame_equal(kept.reset_index(drop=True), before)
+    with pytest.raises(ConfigError, match="has 5 runs that are not in this design"):
+        sweep(tmp_path / "s", replicates=2)
+    sweep(tmp_path / "s", replicates=2, on_existing="reset")
+    assert len(carried) == 13
+
+
+def test_another_study_is_told(here, tmp_path):
+    sweep(tmp_path / "s")
+    for changed, said in (
+        ({"seed": 4}, "another study: its seed is 3, and here 4"),
+        ({"parameters": {"chance": [0.5, 1], "row": [1]}}, "the parameter 'row'"),
+        ({"outcomes": Mean("knows")}, "another study: its counts|another study: its options"),
+        ({"agents": 5}, "agents= is not that"),
+        ({"rules": [rules.MaxLength(5)]}, "rules= is not that"),
+        ({"until": 4}, "until= is not that"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            sweep(tmp_path / "s", **changed)
+    with pytest.raises(ConfigError, match=r"another study: its model is .*person.*, and here .*"):
+        sweep(tmp_path / "s", lambda me, inbox, chance: None)
+    record = json.loads((tmp_path / "s" / "_study.json").read_text())
+    record["sources"]["model"] = "0"
+    (tmp_path / "s" / "_study.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match="the source of model= has changed since the study in"):
+        sweep(tmp_path / "s")
+
+
+def test_workers_and_drivers_that_die_leave_each_run_once_in_the_same_files(tmp_path, monkeypatch):
+    """A thousand runs, in which every twentieth worker dies, and so does the program at last."""
+    chance = random.Random(1)
+    carried = Counter()
+
+    def carry_out(template, planned):
+        if chance.random() < disturbed / 20:
+            if chance.random() < 0.1:
+                raise KeyboardInterrupt
+            return None
+        carried[planned.key] += 1
+        return EndedRun({"value": planned.seed / 7}, planned.key, chance.random())
+
+    work_here(monkeypatch, carry_out)
+    design = {"chance": [*range(50)]}
+    disturbed = 1
+    for _ in range(1000):
+        try:
+            study = sweep(tmp_path / "s", parameters=design, replicates=20, workers=4)
+        except KeyboardInterrupt:
+            assert len(Study(tmp_path / "s")) == len(carried)
+            continue
+        if not study.to_pandas()["error"].notna().any():
+            break
+    assert {*carried.values()} == {1}
+    assert len(carried) == 1000
+    disturbed = 0
+    sweep(tmp_path / "other", parameters=design, replicates=20, workers=1)
+    for name in ("runs.parquet",):
+        assert (tmp_path / "s" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == [
+        *("_lock", "_study.json", "runs.parquet", "seconds.parquet")
+    ]
+
+
+def test_a_run_whose_workers_die_each_time_is_an_error_that_the_next_call_tries_again(tmp_path, monkeypatch):
+    work_here(monkeypatch, lambda template, planned: None)
+    study = sweep(tmp_path / "s", parameters={"chance": [1]})
+    assert study.to_pandas()["error"][0].startswith("WorkerDied: the process of this run ({'chance': 1}) died 3 times")
+    work_here(monkeypatch)
+    assert sweep(tmp_path / "s", parameters={"chance": [1]}).to_pandas()["error"].isna().all()
+
+
+def test_a_series_from_parts_in_any_order_is_the_same_file(tmp_path, monkeypatch):
+    from ray_messaging.studies import batch_run as module
+
+    work_here(monkeypatch)
+    monkeypatch.setattr(module, "_FLUSH_RUNS", 1)
+    for workers in (1, 3):
+        sweep(tmp_path / f"{workers}", outcomes=Mean("knows"), replicates=3, workers=workers)
+    for name in KEPT:
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "3" / name).read_bytes()
+    assert pq.read_table(tmp_path / "1" / "series.parquet").num_rows == 18
+
+
+def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
+    from ray_messaging.eventlog.folder import Folder
+    from ray_messaging.studies import batch_run as module
+
+    work_here(monkeypatch)
+    monkeypatch.setattr(module, "_FLUSH_RUNS", 1)
+    write, written = Folder.write_file, []
+
+    def full(self, name, data):
+        if name.startswith("runs-"):
+            written.append(name)
+            if len(written) > 2:
+                raise OSError(28, "No space left on device")
+        write(self, name, data)
+
+    monkeypatch.setattr(Folder, "write_file", full)
+    with pytest.raises(LogError, match="No space left on device; the runs that it has are kept"):
+        sweep(tmp_path / "s", replicates=2)
+    assert len(Study(tmp_path / "s")) == 2
+    monkeypatch.setattr(Folder, "write_file", write)
+    assert len(sweep(tmp_path / "s", replicates=2)) == 4
+
+
+def test_two_programs_in_one_folder(here, tmp_path):
+    from ray_messaging.studies.study_folder import StudyFolder
+
+    with StudyFolder(tmp_path / "s").alone(), pytest.raises(LogError, match="another process writes the study"):
+        sweep(tmp_path / "s")
+
+
+def test_no_study(tmp_path):
+    with pytest.raises(LogError, match="has no study"):
+        Study(tmp_path)
+
+
+def test_a_temporary_folder_ends_with_its_study(here):
+    study = sweep(None)
+    folder = Path(study.folder)
+    assert len(study.to_pandas()) == 2
+    assert folder.is_dir()
+    study._owner.cleanup()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"workers": 0}, "workers=0"),
+        ({"on_existing": "keep"}, "on_existing='keep'"),
+        ({"replicates": 0}, "replicates=0"),
+        ({"outcomes": 7}, "outcomes= has 7"),
+        ({"outcomes": {"n": 7}}, "outcomes= has 'n': 7"),
+        ({"outcomes": [{"n": len}, {"n": len}]}, "two outcomes have the name 'n'"),
+        ({"outcomes": Mean("a"), "collect": lambda me: {}}, "a run collects either"),
+        ({"by": "town"}, "by='town'"),
+        ({"collect_every": 0}, "collect_every=0"),
+        ({"parameters": {"chanse": [1]}}, "model= takes 'chance', which is no parameter"),
+        ({"parameters": {"chance": [1], "n": [1]}}, "no function takes the parameter 'n'"),
+        ({"model": 7}, "model=7 must be a function"),
+    ],
+)
+def test_bad_arguments_are_named_before_anything_begins(tmp_path, changed, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        sweep(tmp_path / "s", **changed)
+    assert not (tmp_path / "s").exists()
+
+
+def test_progress_says_how_long_it_takes(here, tmp_path, capsys, monkeypatch):
+    from ray_messaging.common import progress_line
+
+    monkeypatch.setattr(progress_line, "_LINE_S", 0)
+    sweep(tmp_path / "s", progress=True)
+    assert re.search(r"^2 of 2 runs, about 0 s left$", capsys.readouterr().err, re.MULTILINE)
+
+
+def test_a_plot_has_a_line_for_each_value(here, tmp_path):
+    study = sweep(tmp_path / "s", outcomes=Mean("knows"), replicates=2)
+    figure = study.plot("chance", "knows")
+    assert [*figure.axes[0].lines[0].get_xdata()] == [0.5, 1]
+    by = study.plot("step", "knows", by="chance")
+    assert [text.get_text() for text in by.axes[0].get_legend().get_texts()] == ["chance = 0.5", "chance = 1.0"]
+    with pytest.raises(ConfigError, match="'chanse' is no parameter of the study, which has 'chance'"):
+        study.plot("chanse", "knows")
+    with pytest.raises(ConfigError, match="no run has the outcome 'nose': the study has 'knows'"):
+        study.plot("chance", "nose")
+    with pytest.raises(ConfigError, match="'nose' was not collected: the series has 'knows'"):
+        study.plot("step", "nose")

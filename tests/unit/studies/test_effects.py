@@ -1,0 +1,108 @@
+"""Effects: differences to a base with their intervals, against plain computations."""
+
+import itertools
+import math
+import re
+import statistics
+
+import numpy as np
+import pytest
+from scipy import stats
+from support.studies import written_study
+
+from ray_messaging import ConfigError
+from ray_messaging.studies.bootstrap import effect_size, mean_interval, student_quantile
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 999])
+@pytest.mark.parametrize("p", [0.5, 0.6, 0.9, 0.975, 0.9995])
+def test_students_quantile_is_scipys(p, freedom):
+    assert student_quantile(p, freedom) == pytest.approx(stats.t.ppf(p, freedom), rel=1e-7, abs=1e-12)
+
+
+def test_an_interval_is_that_of_all_resamples():
+    """Of six values all 46,656 resamples can be listed, and each is as likely as any other."""
+    values = [0.3, 1.1, 2.0, 2.2, 3.7, 9.5]
+    means = sorted(map(statistics.fmean, itertools.product(values, repeat=6)))
+    tail = stats.norm.cdf(-math.sqrt(6 / 5) * stats.t.ppf(0.95, 5))
+    low, high = means[round(tail * len(means))], means[round((1 - tail) * len(means))]
+    found = mean_interval(values, level=0.9, resamples=200_000)
+    assert found.mean == pytest.approx(statistics.fmean(values))
+    assert (found.low, found.high) == (pytest.approx(low, abs=0.05), pytest.approx(high, abs=0.05))
+    assert found == mean_interval(values, level=0.9, resamples=200_000)
+
+
+def test_values_without_an_interval():
+    assert mean_interval([2.0], level=0.95)[0] == 2
+    assert all(map(math.isnan, mean_interval([2.0], level=0.95)[1:]))
+    assert math.isnan(mean_interval([], level=0.95).mean)
+    assert mean_interval([2.0, 2.0, 2.0], level=0.95) == (2, 2, 2)
+    assert math.isnan(effect_size([1, 1], [2, 2]))
+
+
+def sick(run):
+    if run.row["town"] == "b" and run.replicate == 3:
+        raise RuntimeError("no beds")
+    chance = np.random.default_rng([run.seed, len(run.row["rule"])])
+    sick = 10 * run.replicate + (3 if run.row["rule"] == "mask" else 0) + float(chance.normal())
+    return {"sick": sick, "over": bool(sick > 30), "name": "x"}
+
+
+def test_effects_are_those_of_a_plain_computation(tmp_path):
+    study = written_study(tmp_path / "s", {"rule": ["none", "mask"], "town": ["a", "b"]}, 6, sick)
+    table = study.to_pandas()
+    found = study.effects(base={"rule": "none"}, level=0.9)
+    assert [*zip(found["rule"], found["town"], found["outcome"], strict=True)] == [
+        ("mask", town, outcome) for town in "ab" for outcome in ("over", "sick")
+    ]
+    for _, effect in found.iterrows():
+        runs = table[(table["town"] == effect["town"])].set_index("replicate")
+        ours = runs[runs["rule"] == "mask"][effect["outcome"]].dropna().astype(float)
+        theirs = runs[runs["rule"] == "none"][effect["outcome"]].dropna().astype(float)
+        differences = ours - theirs
+        assert effect["difference"] == pytest.approx(differences.mean())
+        assert effect["base"] == pytest.approx(theirs.mean())
+        assert effect["mean"] == pytest.approx(ours.mean())
+        pooled = math.sqrt((ours.var() + theirs.var()) / 2)
+        assert effect["size"] == pytest.approx((ours.mean() - theirs.mean()) / pooled)
+        assert (effect["low"], effect["high"]) == mean_interval([*differences], level=0.9)[1:]
+        assert (effect["pairs"], effect["missing"]) == ((6, 0) if effect["town"] == "a" else (5, 1))
+        assert effect["equal"] == 0
+
+
+def test_pairs_without_any_difference_are_counted(tmp_path):
+    study = written_study(
+        tmp_path / "s", {"n": [1, 2]}, 4, lambda run: {"sum": run.seed}, digest=lambda run: f"{run.seed // 2}"
+    )
+    (effect,) = study.effects({"n": 1}).to_dict("records")
+    assert (effect["equal"], effect["difference"], effect["low"], effect["high"]) == (4, 0, 0, 0)
+
+
+def test_an_effect_that_is_none_is_inside_of_its_interval_in_95_of_100_studies(tmp_path):
+    def outcomes(run):
+        chance = np.random.default_rng([run.seed, run.row["rule"] == "mask"])
+        return {f"o{number}": float(value) for number, value in enumerate(chance.normal(size=100))}
+
+    inside = 0
+    for seed in range(4):
+        study = written_study(tmp_path / f"{seed}", {"rule": ["none", "mask"]}, 12, outcomes, seed=seed)
+        effects = study.effects({"rule": "none"}, resamples=2_000)
+        inside += ((effects["low"] <= 0) & (effects["high"] >= 0)).sum()
+    assert 0.93 < inside / 400 < 0.97
+
+
+def test_what_cannot_be_compared_is_told(tmp_path):
+    rows = [{"rule": "none", "n": 1}, {"rule": "mask", "n": 2}]
+    study = written_study(tmp_path / "s", rows, 2, lambda run: {"a": "x"})
+    for call, said in (
+        (lambda: study.effects({}), "base={} must be a dict"),
+        (lambda: study.effects({"rool": 1}), "base= has 'rool', and the study has 'rule', 'n'"),
+        (lambda: study.effects({"rule": "cap"}), "no run has rule='cap': the study has 'none', 'mask'"),
+        (lambda: study.effects({"rule": "none"}), "no runs have"),
+        (lambda: study.effects({"rule": "none", "n": 1}, outcomes="b"), "no run has the outcome 'b'"),
+        (lambda: study.effects({"rule": "none", "n": 1}, outcomes="a"), "'a' is a text"),
+        (lambda: study.effects({"rule": "none", "n": 1}, level=95), "level=95"),
+        (lambda: study.effects({"rule": "none", "n": 1}, resamples=0), "resamples=0"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            call()

@@ -1,0 +1,143 @@
+"""Studies in processes of this machine, which die."""
+
+import importlib
+import os
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.patience import wait_for
+from support.studies import work_here
+
+from ray_messaging import ConfigError, Mean, Study, batch_run
+from ray_messaging.studies import run_workers
+
+KEPT = "runs.parquet", "series.parquet"
+
+
+def person(me, inbox, *, chance):
+    me.state["heard"] = me.state.get("heard", 0) + len(inbox)
+    if me.rng.random() < chance:
+        me.send((me.id + 1) % 4, {})
+
+
+def sweep(folder, model=person, **changed):
+    arguments = {"agents": 4, "until": 3, "replicates": 3, "outcomes": Mean("heard"), "progress": False}
+    return batch_run(model, {"chance": [0.2, 0.7]}, folder=folder, **arguments | changed)
+
+
+@pytest.mark.long
+def test_any_number_of_processes_gives_the_same_files_as_one(tmp_path, monkeypatch):
+    sweep(tmp_path / "1", workers=1)
+    sweep(tmp_path / "4", workers=4)
+    work_here(monkeypatch)
+    sweep(tmp_path / "here")
+    for name in KEPT:
+        (content,) = {(tmp_path / folder / name).read_bytes() for folder in ("1", "4", "here")}
+        assert content
+
+
+MODEL = """
+import os, signal
+from pathlib import Path
+
+FACTOR = 1
+
+def person(me, inbox, *, chance, folder=Path({folder!r})):
+    marker = folder / f"{{chance}}"
+    if chance == 0.7 or not marker.exists():  # the first run of each row ends its process, one row always
+        marker.touch()
+        Path(__file__).write_text("FACTOR = 2")
+        os.kill(os.getpid(), signal.SIGKILL)
+    me.state["heard"] = FACTOR
+"""
+
+
+@pytest.mark.long
+def test_a_process_that_dies_is_replaced_by_one_with_the_same_model(tmp_path, monkeypatch):
+    """The file of the model is edited meanwhile."""
+    (tmp_path / "killing_model.py").write_text(MODEL.format(folder=str(tmp_path)))
+    monkeypatch.syspath_prepend(tmp_path)
+    model = importlib.import_module("killing_model").person
+    table = sweep(tmp_path / "s", model, replicates=1, workers=1).to_pandas()
+    assert table["heard"].tolist()[0] == 1
+    assert table["error"][1].startswith("WorkerDied: the process of this run ({'chance': 0.7}) died 3 times")
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from ray_messaging import Mean, batch_run
+
+GATE = Path(sys.argv[1])
+
+def person(me, inbox, *, chance):
+    me.state["heard"] = float(me.rng.random() + chance)
+
+def one(result, replicate):
+    if replicate:
+        GATE.read_text()  # of a pipe that nobody writes: it waits
+    return 1
+
+batch_run(
+    person, {"chance": [0.2, 0.7]}, agents=2, until=2, replicates=3, workers=2, folder=sys.argv[2],
+    outcomes=[Mean("heard"), {"one": one}], progress=False,
+)
+"""
+
+
+@pytest.mark.long
+def test_a_program_that_is_killed_goes_on_and_its_processes_end_with_it(tmp_path):
+    program, gate = tmp_path / "program.py", tmp_path / "gate"
+    program.write_text(PROGRAM)
+    os.mkfifo(gate)
+    killed = start(program, gate, tmp_path / "s")
+    wait_for((tmp_path / "s" / "runs-00000000.parquet").exists, "the first run")
+    children = children_of(killed.pid)
+    assert len(children) == 2
+    killed.kill()
+    killed.wait()
+    assert all(wait_for_end(descriptor) for descriptor in children)
+    assert len(Study(tmp_path / "s")) == 1
+    gate.unlink()
+    gate.touch()
+    for folder in ("s", "other"):
+        assert start(program, gate, tmp_path / folder).wait() == 0
+    assert (tmp_path / "s" / "runs.parquet").read_bytes() == (tmp_path / "other" / "runs.parquet").read_bytes()
+    assert len(Study(tmp_path / "s").to_pandas()) == 6
+
+
+def start(program, *arguments):
+    return subprocess.Popen([sys.executable, str(program), *map(str, arguments)], stdout=subprocess.DEVNULL)
+
+
+def children_of(pid):
+    """Return descriptors of the workers of a program."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    workers = [child for child in listed if b"serve_runs" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [os.pidfd_open(int(child)) for child in workers]
+
+
+def wait_for_end(descriptor):
+    ended, _, _ = select.select([descriptor], [], [], 60)
+    os.close(descriptor)
+    return bool(ended)
+
+
+def test_what_cannot_be_pickled_is_named(tmp_path):
+    lock = threading.Lock()
+
+    def locked(me, inbox, *, chance):
+        lock.acquire()
+
+    with pytest.raises(ConfigError, match=r"the study cannot be sent to other processes: .*lock"):
+        sweep(tmp_path / "s", locked)
+
+
+def test_own_modules_are_those_that_are_not_installed():
+    names = {module.__name__ for module in run_workers._own_modules()}
+    assert "support.studies" in names
+    assert names.isdisjoint({"ray_messaging", "ray_messaging.studies.study", "numpy", "json", "pytest", "__main__"})
