@@ -46,7 +46,7 @@ def order(replicates, *, coupling, players=2000, ticks=300):
 CLAIMS = [
     Claim(
         f"order, coupling {coupling} of critical 2", order, value, "the phases of 2,000 alone make an order of 0.022",
-        spread=0.022, replicates=2, small=int(coupling > 2), sizes={"coupling": coupling}, small_sizes={"ticks": 100},
+        spread=0.022, replicates=2, small=int(coupling > 2), sizes={"coupling": coupling}, small_sizes={"ticks": 200},
     )
     for coupling, value in ((4, 0.5**0.5), (1, 0))
 ]  # fmt: skip

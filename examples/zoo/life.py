@@ -1,8 +1,7 @@
 """Conway's Life: seven cells live for exactly 130 generations, and then none is left."""
 
 from examples.zoo.claims import Claim
-from examples.zoo.lattice import edges
-from ray_messaging import Mean, run
+from ray_messaging import Mean, grid, run
 
 NAME = "Life"
 SOURCE = "M. Gardner, Scientific American 223/4 (1970) 120; Die hard, https://conwaylife.com/wiki/Die_hard"
@@ -33,8 +32,8 @@ def generations(replicates, *, side=60):
         if mark == "O"
     }
     result = run(
-        cell, agents=side * side, until=150, graph=edges(side), only_active=True, collect=Mean("lives"),
-        start=lambda me: {"lives": me.id in alive},
+        cell, agents=side * side, until=150, graph=grid(side, side, torus=True), only_active=True,
+        collect=Mean("lives"), start=lambda me: {"lives": me.id in alive},
     )  # fmt: skip
     return [float(result.series.index[result.series["lives"] == 0][0])] * replicates
 

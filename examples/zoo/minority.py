@@ -62,15 +62,15 @@ def with_memory(replicates, *, memory, rounds):
     return volatility(replicates, rounds)[:, memory - MEMORIES[0]].tolist()
 
 
-SIZES = {"replicates": 4, "small": 2, "small_sizes": {"rounds": 400}}
 CLAIMS = [
     Claim(
         "memory of the least volatility, 101 players", calmest, float(np.log2(0.3374 * PLAYERS)),
-        "memories are whole numbers", apart=1, sizes={"rounds": 2000}, **SIZES,
+        "memories are whole numbers", apart=1, replicates=4, small=2, sizes={"rounds": 2000},
+        small_sizes={"rounds": 400},
     ),
     Claim(
         "volatility, memory 6", with_memory, 0.219,
         "one game varies by a fifth; the theory is for infinite ones: a tenth",
-        spread=0.044, apart=0.022, sizes={"memory": 6, "rounds": 2000}, **SIZES,
+        spread=0.044, apart=0.022, replicates=4, small=0, sizes={"memory": 6, "rounds": 2000},
     ),
 ]  # fmt: skip

@@ -3,8 +3,7 @@
 import numpy as np
 
 from examples.zoo.claims import Claim
-from examples.zoo.lattice import EIGHT, edges
-from ray_messaging import Mean, columns, run
+from ray_messaging import Mean, columns, grid, run
 
 NAME = "Spatial prisoner's dilemma"
 SOURCE = "M. A. Nowak, R. M. May, Nature 359 (1992) 826, doi:10.1038/359826a0"
@@ -29,11 +28,11 @@ def field(group, step):
 
 def cooperators(replicates, *, side=40, generations=100):
     """Return the mean share of cooperators in the last quarter of the generations."""
-    means = []
+    means, oneself = [], np.stack([np.arange(side * side)] * 2, axis=1)
     for seed in range(replicates):
         result = run(
             field, by="group", agents=side * side, until=2 * generations, seed=seed, collect=Mean("cooperates"),
-            collect_every=2, shared=edges(side, (*EIGHT, (0, 0))),
+            collect_every=2, shared=np.concatenate([grid(side, side, torus=True), oneself]),
             start=lambda group: {"cooperates": group.uniform(1)[:, 0] < 0.9},
         )  # fmt: skip
         means.append(result.series["cooperates"].iloc[-generations // 4 :].mean())

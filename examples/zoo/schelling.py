@@ -3,8 +3,7 @@
 import numpy as np
 
 from examples.zoo.claims import Claim
-from examples.zoo.lattice import edges
-from ray_messaging import run
+from ray_messaging import grid, run
 
 NAME = "Segregation"
 SOURCE = "T. C. Schelling, J. Math. Sociol. 1 (1971) 143, doi:10.1080/0022250X.1971.9989794; value: U. Wilensky, NetLogo Segregation model (1997), http://ccl.northwestern.edu/netlogo/models/Segregation"  # noqa: E501
@@ -37,7 +36,7 @@ def alike(replicates, *, side=51, rounds=60):
         lives[: int(RESIDENTS * side * side)] = 1
         lives[: int(RESIDENTS * side * side) // 2] = 2
         result = run(
-            house, agents=side * side, until=3 * rounds + 2, graph=edges(side), seed=seed,
+            house, agents=side * side, until=3 * rounds + 2, graph=grid(side, side, torus=True), seed=seed,
             shared=np.random.default_rng(seed).permutation(lives),
             start=lambda me: {"lives": int(me.shared[me.id])},
         ).to_pandas()  # fmt: skip

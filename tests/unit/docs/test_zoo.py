@@ -42,7 +42,7 @@ def test_the_page_is_made_of_the_models_their_sources_and_claims():
 
 def test_each_file_of_the_folder_is_a_model_or_one_of_the_zoos_own():
     files = {path.stem for path in (ROOT / "examples/zoo").glob("*.py")}
-    assert files == {*MODELS, "__init__", "__main__", "claims", "lattice", "table"}
+    assert files == {*MODELS, "__init__", "__main__", "claims", "table"}
     assert len(MODELS) >= 12
 
 
