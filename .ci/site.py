@@ -32,6 +32,7 @@ RESULTS = (
     "cluster.handles.dead_letters.DeadLetters",
     "transaction.Transaction",
 )
+ZOO = "examples/zoo.md"  # one page has all programs of the folder
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 
 
@@ -46,6 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for example in sorted((ROOT / "examples").glob("*.py")):
         text = f"# {example.name}\n\n```python\n{example.read_text()}```\n"
         files.append(File.generated(config, f"examples/{example.stem}.md", content=text))
+    files.append(File.generated(config, ZOO, content=_zoo()))
     return files
 
 
@@ -65,13 +67,19 @@ def _with_links(source: str, text: str) -> str:
         name = target.relative_to(ROOT).as_posix()
         page = PAGES.get(name) or name.removeprefix("docs/")
         if name.startswith("examples/") and target.suffix == ".py":
-            page = f"examples/{target.stem}.md"
+            page = ZOO if target.parent.name == "zoo" else f"examples/{target.stem}.md"
         elif not name.startswith("docs/") and name not in PAGES:
             page = "pages.md"  # code, which the site has not
         here = Path(PAGES.get(source) or source.removeprefix("docs/")).parent
         return f"{match[1]}{'../' * len(here.parts)}{page}{match[3]}"
 
     return LINK.sub(led, text)
+
+
+def _zoo() -> str:
+    """Return the page of the zoo's programs."""
+    programs = sorted((ROOT / "examples/zoo").glob("*.py"))
+    return "# The zoo\n\n" + "\n".join(f"## {each.name}\n\n```python\n{each.read_text()}```\n" for each in programs)
 
 
 def _reference() -> str:

@@ -5,7 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -128,6 +128,18 @@ class StepLoop:
         Raises: ConfigError for an invalid `until`; AlreadyExists if another task drives the group. If a step raises
         StepAborted, StepTooLarge, Fenced or Closed, it is not committed, and a new driver runs it again.
         """
+        async with aclosing(self.standing(until, leave=leave)) as steps:
+            async for step in steps:
+                if step is None:
+                    return
+                yield step
+
+    async def standing(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step | None, None]:
+        """Yield the steps before `until` as `steps` does, then None, as often as asked, until `until` is raised.
+
+        Meanwhile the group keeps its driver: the following steps begin without asking the server who drives it, and
+        what it has sent before.
+        """
         self.until = check_until(until)
         transport = self._engine.transport
         transport.begin_steps(self._engine.settings.cut_timeout_s)
@@ -137,6 +149,8 @@ class StepLoop:
             transport.end_steps()
             raise
         step: Step | None = None
+        with_news = self._settings.wait_for is WaitFor.ALL
+        box = BoxReader(self._store, box_name(self._group, taken.closed + 1), with_news=with_news, filled=True)
         renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
         try:
             self.committed, self.state = taken.closed, taken.state
@@ -144,9 +158,15 @@ class StepLoop:
             self._account.total, self._account.unheard = Counter(before.total), Counter(before.unheard)
             self.fates, self.unheard = Counter(before.total), before.unheard
             found: Opened | Waiting | Done | None = None
-            box = BoxReader(self._store, "", with_news=self._settings.wait_for is WaitFor.ALL)
-            while (number := self.committed + 1) < self.until:
-                box = box.following(box_name(self._group, number))
+            while True:
+                if (number := self.committed + 1) >= self.until:
+                    found = None
+                    transport.end_steps()
+                    try:
+                        yield None
+                    finally:
+                        transport.begin_steps(self._engine.settings.cut_timeout_s)
+                    continue
                 opened = await self._open(taken.attempt, number, found, box)
                 if opened is None:
                     return
@@ -160,16 +180,24 @@ class StepLoop:
                 yield step
                 self._check_open()
                 changed = step.state != self.state
-                found, counts = await sender.commit(step, changed=changed, go_on=number + 1 < self.until)
+                await box.end()
+                box = box.following(box_name(self._group, number + 1))
+                if go_on := number + 1 < self.until:
+                    box.expect(opened.news, STEP_NEWS_TIMEOUT_S)
+                found, counts = await sender.commit(step, changed=changed, go_on=go_on)
                 if self._engine.observer is not None:
                     self._engine.observer.step_committed(number, time.perf_counter() - began)
+                step.sends.end()
                 self.committed, self.state, self.before = number, step.state, step.places.agents
                 self.fates, self.unheard = Counter(counts.total), counts.unheard
         finally:
             transport.end_steps()  # what ends the steps waits no longer than other calls
             if step is not None:
                 step.sends.end()
-            await end(renewing)
+            try:
+                await end(renewing)
+            finally:  # even if the driver is cancelled a second time
+                await box.end()
             if not self._engine.closed:  # otherwise a call would connect again
                 with suppress(MessagingError):  # without this call the lease ends by itself
                     await self._store.let_go(self._group, taken.attempt)
@@ -253,9 +281,10 @@ class StepLoop:
                 if news.opened >= number:
                     self._check_open()
                     covers = tuple(await box.covers()) if news.boxes else ()
-                    return Opened(number, covers, news.directory, news.blocked)
+                    return Opened(number, covers, news.directory, news.blocked, news.place)
             self._check_open()
-            found = await self._store.open(self._group, attempt, number)
+            first, opening = found is None, self._store.open(self._group, attempt, number)
+            found = await (box.beside(opening) if first else opening)
         return found
 
     def _check_open(self) -> None:

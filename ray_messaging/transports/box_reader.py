@@ -1,10 +1,23 @@
 """Reader of one box: the messages that one mailbox reads in one step."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ray_messaging.errors import FrameError
-from ray_messaging.transports.step_values import BoxFrame, BoxStart, Cover, News, counted
+from ray_messaging.common.task_health import end
+from ray_messaging.errors import FrameError, MessagingError
+from ray_messaging.transports.cursors import order
+from ray_messaging.transports.step_values import (
+    BoxFrame,
+    BoxStart,
+    Cover,
+    Done,
+    News,
+    Opened,
+    Waiting,
+    counted,
+)
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -13,6 +26,9 @@ if TYPE_CHECKING:
 _FRAMES, _BYTES = 64, 16 * 2**20
 _GUESS = 256 * 2**10  # the assumed size of a frame before the first one was read
 _FIRST = 16  # the most frames in the reply that opens a box
+# News that were written together with an answer come on another connection, at about the same time: if they take longer
+# by this time, the box is read without them.
+_BESIDE_S = 0.1
 
 
 class BoxReader:
@@ -30,6 +46,7 @@ class BoxReader:
         self._frames: list[BoxFrame] = []
         self._largest = _GUESS
         self._start: BoxStart | None = None  # the beginning of the box, if it was read with the last news
+        self._awaited: asyncio.Task[News] | None = None  # a wait that began before it was known to be needed
         self._with_news, self._filled, self._large = with_news, filled, large
 
     def following(self, box: str) -> "BoxReader":
@@ -41,10 +58,37 @@ class BoxReader:
         filled, large = bool(self._frames), len(self._frames) > _FIRST
         return BoxReader(self._store, box, with_news=self._with_news, filled=filled, large=large)
 
+    def expect(self, news: str, block_s: float) -> None:
+        """Begin to wait for news, while the group closes the step before this box's step.
+
+        The last group to close it has the box together with the answer, and the others as soon as they can: who begins
+        to wait only after the answer is later by a round trip.
+        """
+        if self._with_news and self._filled and not self._large and news:
+            self._awaited = asyncio.create_task(self._wait(news, block_s), name="ray_messaging step news")
+
+    async def beside(self, opening: Awaitable[Opened | Waiting | Done]) -> Opened | Waiting | Done:
+        """Return the answer of a call that opens the box's step, and read the beginning of the box right after it."""
+        answer, self._start = await asyncio.gather(opening, self._store.open_box(self._box, _FIRST))
+        return answer
+
+    async def end(self) -> None:
+        """End a wait that nobody needs."""
+        if self._awaited is not None:
+            await end(self._awaited)
+
     async def wait(self, news: str, block_s: float) -> News:
         """Wait for news as the store's `wait` does, and read the beginning of the box before them or with them."""
+        awaited, self._awaited = self._awaited, None
+        if awaited is not None:
+            found = await awaited
+            if order(found.place) > order(news):
+                return found
         if self._large:
             await self.read_ahead()
+        return await self._wait(news, block_s)
+
+    async def _wait(self, news: str, block_s: float) -> News:
         with_news = self._with_news and self._filled and not self._frames
         found = await self._store.wait(news, block_s, box=self._box if with_news else "", count=_FIRST)
         self._start = found.start
@@ -72,10 +116,22 @@ class BoxReader:
         self._frames = list(frames)
         return list(covers)
 
+    async def _take_start(self, awaited: "asyncio.Task[News]") -> None:
+        """Take the beginning of the box, which comes with the news of an answer that this group already has."""
+        await asyncio.wait((awaited,), timeout=_BESIDE_S)
+        if awaited.done():
+            self._awaited = None
+            with suppress(MessagingError):  # the next call raises it, if it matters
+                await awaited
+
     async def covered(self, covers: Sequence[Cover]) -> list[BoxFrame]:
         """Return the frames of attempts that count, in order of arrival; raise FrameError if the server lost some."""
+        if self._awaited is not None:
+            await self._take_start(self._awaited)
         if not covers:
             return []
+        if self._start is not None and not self._frames:
+            self._frames = list(self._start.frames)
         found = counted(self._frames, covers)
         if found is None:
             await self.read_ahead()

@@ -97,13 +97,15 @@ class Opened(NamedTuple):
     """An open step, and the covers of the group's box for it.
 
     `directory` is the directory's version when the step was opened, or a later one (-1: not known). `blocked` says
-    whether rules have blocked messages of the previous step.
+    whether rules have blocked messages of the previous step. `news` is a place in the news that is not after those that
+    will open the next step.
     """
 
     step: int
     covers: tuple[Cover, ...]
     directory: int = -1
     blocked: bool = False
+    news: str = ""
 
 
 class Reason(StrEnum):

@@ -534,10 +534,10 @@ def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed 
 def _opening(reply: list[Any], group: str, attempt: int, step: int) -> Opened | Waiting | Done:
     code, *rest = reply
     if code == 1:
-        directory, blocked, *covers = rest
+        directory, blocked, news, *covers = rest
         parts = zip(covers[::4], covers[1::4], covers[2::4], covers[3::4], strict=True)
         found = tuple(Cover(name.decode(), int(sent), int(by), int(rows)) for name, sent, by, rows in parts)
-        return Opened(step, found, directory, blocked == 1)
+        return Opened(step, found, directory, blocked == 1, news.decode())
     if code == 2:
         reason, total, news, *names = rest
         return Waiting(step, Reason(reason.decode()), tuple(name.decode() for name in names), total, news.decode())
@@ -573,4 +573,5 @@ def _box_frame(entry: str, fields: list[bytes]) -> BoxFrame:
 
 
 def _settings(kept: bytes) -> StepSettings:
-    return StepSettings(**msgspec.json.decode(kept))
+    fields = msgspec.json.decode(kept)
+    return StepSettings(**fields | {"wait_for": WaitFor(fields["wait_for"])})

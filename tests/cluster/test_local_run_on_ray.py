@@ -1,4 +1,4 @@
-"""`testing.run` gives the states, digests and fates of `messaging.run`, whatever model, rules and groups."""
+"""`ray_messaging.run` gives the states, digests and fates of `messaging.run`, whatever model, rules and groups."""
 
 import uuid
 

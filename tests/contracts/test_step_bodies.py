@@ -91,7 +91,9 @@ async def test_a_group_and_the_log_hear_of_a_missing_body(opener, shards_config,
 
 
 async def test_a_shard_that_stays_away_aborts_the_step_and_the_next_driver_goes_on(opener, own_shards, processes):
-    group = await town(opener, own_shards.model_copy(update={"body_bytes": 64, "home": 1}), send_timeout_s=0.5)
+    group = await town(
+        opener, own_shards.model_copy(update={"body_bytes": 64, "home": 1}), cut_timeout_s=0.5, send_timeout_s=0.5
+    )
     await live(group, until=2)
     processes[1].kill()
     with pytest.raises((StepAborted, ConnectionFailed)):

@@ -16,17 +16,17 @@ from ray_messaging import Group, Messager, errors, rules
 
 NAMES = [
     "Agent", "AlreadyExists", "AnswerFailed", "Answers", "AsyncGroup", "Audience", "AudienceTooLarge",
-    "BlockedListener", "BlockedMessage", "BodyLost", "BudgetSpent", "Calls", "Closed", "CommitFailed",
-    "ConfigError", "ConnectionFailed", "Count", "Crowd", "EventLog", "Fenced", "FetchTooLarge", "Finding",
-    "FrameError", "Gini", "Group", "GroupAnswers", "Health", "Inspector", "InterceptorUnavailable",
-    "InvalidAddress", "InvalidColumns", "InvalidMsg", "InvalidPayload", "InvalidQuery", "LocalServer", "LogError",
-    "LogRow", "MailboxFull", "Max", "Mean", "Message", "Messager", "Messages", "Messaging", "MessagingConfig",
-    "MessagingError", "Min", "MoveFailed", "Msg", "NoAnswer", "NoQuestion", "NotListening", "NotRepeatable",
-    "NotReplicated", "OutcomeUnknown", "Outgoing", "PayloadMismatch", "PayloadTooLarge", "Quantile",
-    "QuestionBlocked", "Receipt", "Receipts", "RedisConfig", "Result", "Rule", "RuleError", "Run", "ServerFailed",
-    "ServerRefused", "Share", "Step", "StepAborted", "StepFailed", "StepTooLarge", "Steps", "Study", "Sum",
-    "Survey", "TraceError", "Tracing", "TransactionError", "TransitError", "Unbalanced", "UndeclaredSend",
-    "UnknownName", "UnknownSender", "batch_run", "columns", "compare", "grid", "rules", "run",
+    "BlockedListener", "BlockedMessage", "BodyLost", "BudgetSpent", "Calls", "Closed", "CommitFailed", "ConfigError",
+    "ConnectionFailed", "Count", "Crowd", "EventLog", "Fenced", "FetchTooLarge", "Finding", "FrameError", "Gini",
+    "Group", "GroupAnswers", "Health", "Inspector", "InterceptorUnavailable", "InvalidAddress", "InvalidColumns",
+    "InvalidMsg", "InvalidPayload", "InvalidQuery", "LocalServer", "LogError", "LogRow", "MailboxFull", "Max", "Mean",
+    "Message", "Messager", "Messages", "Messaging", "MessagingConfig", "MessagingError", "Min", "MoveFailed", "Msg",
+    "NoAnswer", "NoQuestion", "NotListening", "NotRepeatable", "NotReplicated", "OutcomeUnknown", "Outgoing",
+    "PayloadMismatch", "PayloadTooLarge", "Quantile", "QuestionBlocked", "Receipt", "Receipts", "RedisConfig",
+    "Result", "Rule", "RuleError", "Run", "ServerFailed", "ServerRefused", "Share", "Step", "StepAborted",
+    "StepFailed", "StepTooLarge", "Steps", "Study", "Sum", "Survey", "TraceError", "Tracing", "TransactionError",
+    "TransitError", "Unbalanced", "UndeclaredSend", "UnknownName", "UnknownSender", "batch_run", "columns", "compare",
+    "grid", "rules", "run",
 ]  # fmt: skip
 
 RULES = [

@@ -250,14 +250,14 @@ class Run(AbstractContextManager["Run"]):
         before; BudgetSpent if no step ran because the budget of calls is spent.
         """
         before = self.step
-        self._go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False)
+        self._go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False, stands=True)
         if self._spent and self.step == before:  # otherwise a caller's loop up to some step would not end
             raise BudgetSpent(self._spent_text())
         return self.step
 
     def states(self) -> dict[AgentId, dict[str, Any]]:
         """Return the states of the agents, or with by="group" of the groups, after the last step."""
-        return states_of(self._go_on(self.step, progress=False, with_states=True))
+        return states_of(self._go_on(self.step, progress=False, with_states=True, stands=True))
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - a pandas.DataFrame
@@ -266,26 +266,28 @@ class Run(AbstractContextManager["Run"]):
 
     def result(self) -> Result:
         """Return states, counts, digests and series after the last step. Raises the same errors as `advance`."""
-        return self._gathered(self._go_on(self.step, progress=False, with_states=True), self.step)
+        return self._gathered(self._go_on(self.step, progress=False, with_states=True, stands=True), self.step)
 
-    def _go_on(self, until: int, *, progress: bool, with_states: bool) -> list[GroupResult]:
+    def _go_on(self, until: int, *, progress: bool, with_states: bool, stands: bool = False) -> list[GroupResult]:
         """Let the steps before `until` run; return the results of the groups. A fork does its work between them."""
         if self._messaging._fork is not None:
             for step, act in self._messaging._fork.stops(self.step, until):
-                parts = self._drive(step, progress=progress, with_states=with_states)
+                parts = self._drive(step, progress=progress, with_states=with_states, stands=False)
                 if self._ended_early:
                     return parts
                 act(self._messaging)
-        return self._drive(until, progress=progress, with_states=with_states)
+        return self._drive(until, progress=progress, with_states=with_states, stands=stands)
 
-    def _drive(self, until: int, *, progress: bool, with_states: bool) -> list[GroupResult]:
+    def _drive(self, until: int, *, progress: bool, with_states: bool, stands: bool) -> list[GroupResult]:
         if not self._open:
             raise Closed(f"this run was closed before step {self.step}: messaging.start_run goes on from there")
         turn, steps, actors = next(self._kept.turns), self._messaging.steps, [*self._actors.values()]
         end = EarlyEnd(self._messaging.interceptor, actors, turn)
         with self._ending() as refs:
             refs += [
-                actor.run.remote(self._messaging, name, self._inputs, until, turn, with_states=with_states)
+                actor.run.remote(
+                    self._messaging, name, self._inputs, until, turn, with_states=with_states, stands=stands
+                )
                 for name, actor in self._actors.items()
             ]
             with end, RunProgress(steps, until, shown=progress, more=self._calls_text) as bar:

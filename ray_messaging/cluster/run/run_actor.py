@@ -5,8 +5,8 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +26,7 @@ from ray_messaging.errors import (
     AlreadyExists,
     BudgetSpent,
     ConnectionFailed,
+    Fenced,
     MoveFailed,
     ServerRefused,
     StepAborted,
@@ -103,6 +104,8 @@ class RunActor:
         self._since = time.time()  # no module of the user was imported before this time
         self._messager = messager
         self._loop: StepLoop | None = None
+        self._steps: AsyncGenerator[Step | None, None] | None = None  # of the loop
+        self._stands = False  # no call of `run` is under way, and the loop waits for the next one
         self._society: AgentLoop | CrowdSociety | None = None
         self._homes: Homes | None = None
         self._watch: ModelWatch | None = None
@@ -128,11 +131,20 @@ class RunActor:
             tune_process()
 
     async def run(
-        self, messaging: "Messaging | None", group: str, inputs: RunInputs, until: int, turn: int, *, with_states: bool
+        self,
+        messaging: "Messaging | None",
+        group: str,
+        inputs: RunInputs,
+        until: int,
+        turn: int,
+        *,
+        with_states: bool,
+        stands: bool = False,
     ) -> GroupResult:
         """Run the steps of a group that come before step `until`; return the group's result.
 
         Args: `turn` is the number of this call, for `end_after`. With `with_states` the result has the agents' states.
+        With `stands` the group keeps its driver for the next call.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
         if self._society is None:
@@ -145,27 +157,56 @@ class RunActor:
         spent, counts = False, Counter[str]()
         if isinstance(society, AgentLoop):
             society.call_counts = counts
-        while True:
-            loop = self._loop = step_loop(self._messager.engine)
-            end = until if self._last is None else min(until, self._last + 1)
-            try:
-                async with aclosing(loop.steps(end)) as steps:
-                    async for step in steps:
-                        await self._run_step(step, loop, society, homes, inputs.parent_calls)
-            except StepAborted as error:
-                if type(error.__cause__) is ConnectionFailed:  # the step has waited for as long as it may
-                    raise error.__cause__ from None
-                logger.warning("%s; it runs again", error)
-                continue
-            except BudgetSpent:
-                spent = True
-            # Then the states here are those after another step than the last committed one, which another process
-            # has run, or after a step that was not committed.
-            if with_states and society.last_step != loop.committed:
-                await homes.prepare(loop.before)
-                society.read(AgentPlaces(loop.before), loop.state)
-            states, ids = (society.states, society.ids) if with_states else ({}, {})
-            return GroupResult(states, loop.fates, max(loop.committed + 1, 0), ids, loop.unheard, counts, spent)
+        try:
+            while not await self._run_steps(until, society, homes, inputs.parent_calls, stands=stands):
+                pass
+        except BudgetSpent:
+            spent = True
+        loop = self._loop
+        assert loop is not None
+        # Then the states here are those after another step than the last committed one, which another process has run,
+        # or after a step that was not committed.
+        if with_states and society.last_step != loop.committed:
+            await homes.prepare(loop.before)
+            society.read(AgentPlaces(loop.before), loop.state)
+        states, ids = (society.states, society.ids) if with_states else ({}, {})
+        return GroupResult(states, loop.fates, max(loop.committed + 1, 0), ids, loop.unheard, counts, spent)
+
+    async def _run_steps(
+        self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, parent_calls: str | None, *, stands: bool
+    ) -> bool:
+        """Run the steps before `until`, unless `end_after` ends them; return False if they need another driver.
+
+        Raises: ConnectionFailed if a step has waited for the server for as long as it may; the society's errors.
+        """
+        assert self._messager is not None
+        end, again = until if self._last is None else min(until, self._last + 1), self._steps is not None
+        if self._loop is None or self._steps is None:
+            self._loop = step_loop(self._messager.engine)
+            self._steps = self._loop.standing(end)
+        loop, steps, self._stands = self._loop, self._steps, False
+        loop.until = end
+        try:
+            async with AsyncExitStack() as stack:
+                stack.push_async_callback(self._end_steps)
+                async for step in steps:
+                    if step is None:
+                        if stands:
+                            stack.pop_all()
+                            self._stands = True
+                        break
+                    again = False
+                    await self._run_step(step, loop, society, homes, parent_calls)
+        except Fenced:
+            if not again:  # else another driver has had the group since the last call
+                raise
+            return False
+        except StepAborted as error:
+            if type(error.__cause__) is ConnectionFailed:  # the step has waited for as long as it may
+                raise error.__cause__ from None
+            logger.warning("%s; it runs again", error)
+            return False
+        return True
 
     async def _load(self, messaging: "Messaging | None", group: str, inputs: RunInputs) -> None:
         plan: GroupPlan = await inputs.plans[group]
@@ -221,6 +262,12 @@ class RunActor:
             noted = interceptor.note_calls.remote if settings.concurrency is not None else lambda _: None
             society.call_gate = CallGate(group, interceptor.take_calls.remote, noted)
 
+    async def _end_steps(self) -> None:
+        """Give up the group, so that another driver can take it."""
+        steps, self._steps, self._stands = self._steps, None, False
+        if steps is not None:
+            await steps.aclose()
+
     async def end_after(self, last: int, turn: int) -> None:
         """Let the call of `run` with the number `turn` end after step `last`, unless it ends earlier or has ended."""
         if turn == self._turn:
@@ -239,6 +286,8 @@ class RunActor:
         """Let remembered calls end and be kept; then leave the mailbox, which stays on the server for a resumed run."""
         if isinstance(self._society, AgentLoop):
             await self._society.end()
+        if self._stands:  # else a call of `run` is under way, which ends them
+            await self._end_steps()
         if self._messager is not None:
             await self._messager.close()
 

@@ -493,8 +493,7 @@ class RedisLink:
         Raises: ServerRefused at once; Closed if the experiment has ended; ConnectionFailed if the server cannot be
         reached; MailboxFull if its memory is full.
         """
-        longer_s = 0.0 if self.outage is None else self.outage.timeout_s
-        deadline, calls = asyncio.get_running_loop().time() + max(self.patience_s, longer_s), self._calls
+        began, calls = asyncio.get_running_loop().time(), self._calls
         backoff: Backoff | None = None  # most commands succeed at once
         forgotten = False  # the last attempt found that the server does not have the script
         taken = False  # an attempt without an answer may have had its effect
@@ -517,16 +516,26 @@ class RedisLink:
                 if (over := await self.over()) is not None:
                     over.unsent = self._calls == calls
                     raise over from error
-                backoff = backoff or Backoff(REDIS_RETRY, deadline=deadline)
+                backoff = backoff or Backoff(REDIS_RETRY)
+                backoff.deadline = began + self._patience_for(error)
                 if backoff.exhausted:
                     raise self._gave_up(error, taken=taken) from error
                 self._tell_retry(error)
             await backoff.sleep()
 
+    def _patience_for(self, error: Exception) -> float:
+        """Return for how many seconds a call is repeated that fails by an error.
+
+        A step waits longer for a server that cannot be reached, but not for one that is full or lacks replicas.
+        """
+        if self.outage is None or isinstance(error, OutOfMemoryError | TooFewReplicasError):
+            return self.patience_s
+        return max(self.patience_s, self.outage.timeout_s)
+
     def _tell_retry(self, error: Exception) -> None:
         if self.observer is not None:
             self.observer.retried(self.where, error)
-        if self.outage is not None:
+        if self.outage is not None and not isinstance(error, (*_ANSWERS, TooFewReplicasError)):
             self.outage.failed(self.where, error)
 
     async def over(self) -> Closed | None:

@@ -279,8 +279,8 @@ local function obstacle(prefix, group, step)
   return nil
 end
 
--- Open a step. Returns {1, directory version, 1 where rules have blocked messages of the step before, then group, step
--- sent, attempt, rows of each cover of its box}; {0} a later driver has the
+-- Open a step. Returns {1, directory version, 1 where rules have blocked messages of the step before, news, then group,
+-- step sent, attempt, rows of each cover of its box}; {0} a later driver has the
 -- group; {-1} the server knows neither; {2, reason, how many, news, names...} it must wait; {3, closed} it is closed, or the
 -- group has left; {4, closed} it is beyond the next one
 local function open_step(prefix, group, attempt, step)
@@ -317,6 +317,7 @@ local function open_step(prefix, group, attempt, step)
   local cover, answer = redis.call('HGETALL', string.format('%sbox-cover:%s@%.0f', prefix, group, step)), {1}
   answer[2] = tonumber(redis.call('HGET', prefix .. 'meta', 'directory') or 0)
   answer[3] = has_blocked(prefix, step - 1)
+  answer[4] = redis.call('HGET', prefix .. 'steps', 'start:news') or '0-0'
   for i = 1, #cover, 2 do
     local sent, from = cover[i]:match('^c:(-?%d+):(.*)$')
     if sent then

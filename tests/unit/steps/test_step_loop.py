@@ -1,9 +1,12 @@
 """The loop of a task that drives a group which another process hosts."""
 
 import asyncio
+from contextlib import aclosing
 
+import pytest
 from support.stepped import begin_steps
 
+from ray_messaging.errors import Fenced
 from ray_messaging.steps import step_loop
 
 
@@ -22,3 +25,56 @@ async def test_a_second_driver_gets_the_group_of_one_that_died(messagers, monkey
     assert (await anext(second)).number == 0
     for steps in (first, second):
         await steps.aclose()
+
+
+async def driven(messagers):
+    """Open a group of two agents, alone in its steps; return its messager and its store."""
+    host = await messagers(name="all")
+    store = await begin_steps(host)
+    await host.host_agents([1, 2], ["agent-chat"])
+    return host, store
+
+
+async def test_a_loop_that_stands_keeps_its_driver_until_it_is_closed(messagers):
+    host, store = await driven(messagers)
+    loop = step_loop.step_loop(host.engine)
+    seen, attempts = [], set()
+    async with aclosing(loop.standing(2)) as steps:
+        for until in (2, 3, 3, 5):
+            loop.until = until
+            async for step in steps:
+                if step is None:
+                    break
+                seen.append((step.number, [message.payload for _, inbox in step.by_agent() for message in inbox]))
+                step.send(1, 2, {"n": step.number})
+            progress = await store.progress()
+            assert (progress.sealed, progress.resting) == (until - 1, True)
+            attempts.add((await store.closed_step(until - 1))["all"].attempt)
+        assert (await store.progress()).groups["all"].driver is not None
+    assert (await store.progress()).groups["all"].driver is None
+    assert len(attempts) == 1
+    assert seen == [(0, []), *((number, [{"n": number - 1}]) for number in range(1, 5))]
+
+
+async def test_a_loop_that_stands_is_fenced_by_another_driver(messagers):
+    host, store = await driven(messagers)
+    standing = step_loop.step_loop(host.engine)
+    async with aclosing(standing.standing(1)) as steps:
+        assert [step.number if step else None for step in [await anext(steps), await anext(steps)]] == [0, None]
+        async for step in step_loop.step_loop(host.engine).steps(until=2):
+            assert step.number == 1
+        standing.until = 3
+        with pytest.raises(Fenced):
+            await anext(steps)
+    assert (await store.progress()).sealed == 1
+
+
+async def test_a_loop_that_stood_goes_on_after_the_group_is_asked_to_end_early(messagers):
+    host, _ = await driven(messagers)
+    loop = step_loop.step_loop(host.engine)
+    async with aclosing(loop.standing(9)) as steps:
+        assert (await anext(steps)).number == 0
+        loop.until = 1
+        assert await anext(steps) is None
+        loop.until = 3
+        assert [step and step.number for step in [await anext(steps) for _ in range(3)]] == [1, 2, None]

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support.contracts import Post
+from support.contracts import Post, until
 from support.patience import WAIT_S
 
 from ray_messaging import MessagingConfig
@@ -626,6 +626,73 @@ async def test_a_box_is_read_ahead_while_its_step_waits(steps):
     frames = [frame.frame for frame in await reader.covered(covers)]
     assert frames == [*(b"%d" % number for number in range(70)), b"last"]
     assert await BoxReader(steps, "b@1").covered(()) == []
+
+
+async def test_the_settings_come_back_as_they_were_given(steps):
+    given = StepSettings(seed=3, wait_for=WaitFor.SENDERS, groups=2)
+    assert await steps.begin(given) == given == await steps.settings()
+    assert (await steps.settings()).wait_for is WaitFor.SENDERS  # not a text that is equal to it
+
+
+def no_more_calls(steps, monkeypatch):
+    """Let no box be read by a call of its own."""
+    for name in ("read_box", "open_box", "covers"):
+        monkeypatch.setattr(steps, name, None)
+
+
+@pytest.mark.parametrize("last", ["a", "b"])
+async def test_a_box_comes_with_the_news_that_are_awaited_from_the_close_on(steps, another, monkeypatch, last):
+    await steps.begin(StepSettings(groups=2))
+    a, b = await member(steps, "a"), await member(steps, "b")
+    b.steps = another.steps
+    opened, _ = [await actor.open(0) for actor in (a, b)]
+    await a.send("b@1", b"from a")
+    await b.send("a@1", b"from b")
+    reader = BoxReader(steps, "a@1", with_news=True, filled=True)
+    reader.expect(opened.news, WAIT_S)
+    if last == "a":
+        await b.close(go_on=True)
+    following = (await a.close(go_on=True)).following
+    no_more_calls(steps, monkeypatch)
+    if last == "b":
+        assert isinstance(following, Waiting)
+        await b.close(go_on=True)
+        news = await reader.wait(following.news, WAIT_S)
+        assert (news.opened, news.boxes) == (1, 2)
+        covers = await reader.covers()
+    else:
+        covers = following.covers
+    assert [frame.frame for frame in await reader.covered(covers)] == [b"from b"]
+    await reader.end()
+
+
+async def test_news_of_something_else_do_not_make_a_part_of_a_box_pass_for_all(steps, another):
+    a, b = await open_pair(steps)
+    b.steps = another.steps
+    place = (await steps.progress()).news
+    await b.send("a@1", b"one")
+    reader = BoxReader(steps, "a@1", with_news=True, filled=True)
+    reader.expect(place, WAIT_S)
+    await steps.resume()  # wakes who waits
+    await until(lambda: reader._awaited.done())
+    await b.send("a@1", b"two")
+    waiting = (await a.close(go_on=True)).following
+    await b.close(go_on=True)
+    news = await reader.wait(waiting.news, WAIT_S)
+    assert news.opened == 1
+    frames = await reader.covered(await reader.covers())
+    assert [frame.frame for frame in frames] == [b"one", b"two"]
+
+
+async def test_a_box_is_read_beside_the_call_that_opens_its_step(steps, monkeypatch):
+    a, b = await open_pair(steps)
+    await b.send("a@1", b"one")
+    for actor in (a, b):
+        await actor.close()
+    reader = BoxReader(steps, "a@1")
+    opened = await reader.beside(steps.open("a", a.attempt, 1))
+    no_more_calls(steps, monkeypatch)
+    assert [frame.frame for frame in await reader.covered(opened.covers)] == [b"one"]
 
 
 async def test_a_box_without_rows_that_counted_is_an_error(steps):

@@ -1,0 +1,45 @@
+"""Buyers come by themselves, or as those talk who have bought; sales rise to a peak."""
+
+import numpy as np
+
+from examples.zoo.claims import Claim
+from ray_messaging import run
+
+NAME = "Diffusion of a new product"
+SOURCE = "F. M. Bass, Management Science 15 (1969) 215, doi:10.1287/mnsc.15.5.215"
+ALONE, TALK = 0.0104, 0.4186  # p and q of room air conditioners, a year
+STEPS = 10  # in a year
+
+
+def market(group, step):
+    """Buy by chance, or as one has heard of it; who has bought talks to somebody now and then."""
+    luck, bought = step.uniform(3), group.state["step"] >= 0
+    heard = step.heard_counts > 0
+    buys = ~bought & (heard | (luck[:, 0] < ALONE / STEPS))
+    group.state["step"][buys] = step.number
+    talks = (bought | buys) & (luck[:, 1] < TALK / STEPS)
+    told = (luck[:, 2] * group.shared["people"]).astype(np.int64)
+    step.send_columns(group.ids[talks], told[talks], {})
+
+
+def peak(replicates, *, people=20_000, years=20):
+    """Return the year in which as many have bought as at the peak of sales: less noisy than the peak itself."""
+    years_of_peak = []
+    for seed in range(replicates):
+        result = run(
+            market, by="group", agents=people, until=years * STEPS, seed=seed, shared={"people": people},
+            start=lambda group: {"step": np.full(len(group.ids), -1)},
+        )  # fmt: skip
+        steps = result.to_pandas()["step"]
+        by_step = np.cumsum(np.bincount(steps[steps >= 0], minlength=years * STEPS)) / people
+        years_of_peak.append(np.argmax(by_step >= 0.5 - ALONE / TALK / 2) / STEPS)
+    return years_of_peak
+
+
+CLAIMS = [
+    Claim(
+        "year of the peak, room air conditioners", peak, float(np.log(TALK / ALONE) / (ALONE + TALK)),
+        "the first buyers come by chance: 0.2 years; a step each for a message and for rounding: 0.1", spread=0.2,
+        apart=0.2, replicates=4, small=1,
+    )
+]  # fmt: skip
