@@ -19,7 +19,8 @@ class MemberHearing:
     def __init__(self, agents: AgentSet, hears: NDArray[np.bool_], from_ids: IdColumn, rows: NDArray[np.intp]) -> None:
         said = from_ids.take(rows)
         senders = AgentSet.of(said if said.kinds is None else said.take(said.kinds != NONE))
-        # Sorted by sender, so that each hearer's own rows are one range, and sums do not depend on the group.
+        # The rows are sorted by sender. So the rows that a hearer has sent, and does not hear, are one range. And each
+        # group adds floats in the same order, so that its sums are the same to the bit.
         places = places_in(senders, said)
         order = np.argsort(places, kind="stable")
         self._rows, places = rows[order], places[order]
@@ -41,7 +42,10 @@ class MemberHearing:
         return self._reduced(np.maximum if largest else np.minimum, values[self._rows], -np.inf if largest else np.inf)
 
     def _reduced(self, ufunc: np.ufunc, heard: NDArray[Any], nothing: Any) -> NDArray[Any]:  # noqa: ANN401 - a value
-        """Combine the values before and after each hearer's own rows. To subtract its own values would not be exact."""
+        """Combine, for each hearer, the values before and after the rows that it has sent.
+
+        To combine all values and then subtract the hearer's own would not be exact with floats.
+        """
         before = np.append(nothing, ufunc.accumulate(heard)).astype(heard.dtype)
         after = np.append(nothing, ufunc.accumulate(heard[::-1])).astype(heard.dtype)[::-1]
         # A hearer without rows of its own hears all rows.

@@ -91,8 +91,8 @@ class Fork:
             f"{mine or 'missing'} in the fork, and {theirs or 'missing'} in the parent. The steps from {again[0]} to "
             f"{again[-1]} must first run again exactly as in the parent, and did not: the model, the rules or the "
             f"data are not the parent's, or the model is not repeatable. Fork at step {again[0]}, where no step has "
-            f"to run again; or pass what the parent had for the steps before {self._at_step}, and make the change in "
-            "a second call of run",
+            f"to run again; or call run with the parent's model, rules and data for the steps before {self._at_step}, "
+            "then call run a second time with your change",
             step=found.step,
             agent=found.agent,
             what="message",

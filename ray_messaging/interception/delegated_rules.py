@@ -118,11 +118,13 @@ class DelegatedRules:
         self._unreported += messages
 
     def heard(self, lane: LaneClient, number: int, asked_at: float, batch: Batch) -> None:
-        """Handle the interceptor's answer about a batch, which was asked for at a loop time.
+        """Handle the interceptor's answer about a batch.
 
-        Args: `number` is the number of the snapshot that the answer offers; 0: it offers none.
+        Args: `asked_at` is the event loop's time when the sender asked the interceptor about this batch. `number` is
+        the number of the snapshot that the answer offers; 0: it offers none.
         """
-        if self._recent.get(batch.first):  # it passed here, but the server refused it: now the interceptor counts it
+        # The delegated rules let the batch pass, but the server refused it. Now the interceptor counts the batch.
+        if self._recent.get(batch.first):
             self._recent[batch.first] = False
             self._count(-batch.rows)
         self._lane = lane

@@ -113,7 +113,9 @@ class FrameSender(Destination):
         gone = list(filter(self._is_gone, self.queues.dropped()))
         if len(gone) < _GONE:
             return
-        await self.take_epoch()  # a late frame must not find its number free if the name of a mailbox is used again
+        # The server refuses a repeated frame by its number. Without the last number, a late frame would be accepted if
+        # a new mailbox had the name of the old one. A higher epoch fences all late frames.
+        await self.take_epoch()
         for low in range(0, len(gone), _MOST_FIELDS):
             some = gone[low : low + _MOST_FIELDS]
             await self._transport.forget(self.sender, self.epoch, some)
@@ -266,7 +268,8 @@ class FrameSender(Destination):
         if gap:
             logger.error("the server lost messages that it had taken from %s: was it restored?", self.sender)
         if gap or reply.repeated:
-            # A late attempt must neither find its number free, nor its frame changed.
+            # A higher epoch fences late attempts. Otherwise the server could accept one, because it has lost the
+            # number that the attempt uses, or because the frame with this number has changed since.
             await self.take_epoch()
 
     async def _process_refusals(

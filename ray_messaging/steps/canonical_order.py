@@ -205,9 +205,10 @@ def _with_conversation(extensions: Sequence[Extension], rows: Sequence[int], ord
 
 
 def _by_row(values: Sequence[Any], rows: Sequence[int]) -> Any:  # noqa: ANN401 - an array, or one value
-    """Return one value per row from arrays, or from single values for all rows of a batch.
+    """Join a field of several batches: return an array with one value per row.
 
-    Return a single value if all are the same single value.
+    In each batch the field is an array, or one value that all rows share. If all batches share the same value, return
+    only this value.
     """
     if not any(isinstance(value, np.ndarray) for value in values) and values.count(values[0]) == len(values):
         return values[0]

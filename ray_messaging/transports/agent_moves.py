@@ -1,4 +1,4 @@
-"""Moves of agents: one call changes the directory, and takes along what waits for the agents."""
+"""Moves of agents: one call changes the directory, and moves the messages that wait for the agents."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -13,18 +13,18 @@ from ray_messaging.transports.transport_values import fenced, lost
 if TYPE_CHECKING:
     from ray_messaging.transports.connection.link import RedisLink
 
-# The sender of a frame without messages, which says that agents have come to the mailbox. The frame's only topic is the
-# mailbox that they left.
+# The sender of a frame without messages, which says that agents have come to the mailbox. The frame's only topic is
+# the name of the mailbox that the agents left.
 ARRIVAL = ":agents"
 
 
 class UnreadFrames(NamedTuple):
-    """What an attempt does with the messages that wait in a mailbox that is read freely.
+    """What an attempt to move agents does with the messages that wait in the agents' mailbox, outside of steps.
 
-    All entries from the first one that was not fetched up to `last` are acknowledged. Their messages for other agents,
-    `stay`, are written into the mailbox again. Those for the agents that leave, `go`, are written into the mailbox to
-    which the agents go, or if there is none into the dead letters, with `reason`. `cursor`, `messages`, `nbytes` and
-    `acks` are as in a transport's `commit`. Attempts are numbered from 1 under the `epoch` of the mailbox's reader.
+    All entries that were not fetched are acknowledged, up to the entry `last`. The messages for other agents, `stay`,
+    are written into the mailbox again. The messages for the agents that leave, `go`, are written into the target's
+    mailbox, or without a target into the dead letters, with `reason`. `cursor`, `messages`, `nbytes` and `acks` are as
+    in a transport's `commit`. Attempts are numbered from 1 under `epoch`, the epoch of the mailbox's reader.
     """
 
     epoch: int
@@ -40,10 +40,10 @@ class UnreadFrames(NamedTuple):
 
 
 class MoveAttempt(NamedTuple):
-    """One attempt to move agents: the new records of the mailbox that they leave, and of the target (None: none).
+    """One attempt to move agents: the new record of the mailbox that the agents leave, and that of the target, if any.
 
-    The attempt is refused if the directory is no longer at `version`, from which the records were made. `unread` is
-    None in steps: the messages stay in the boxes where they are, and the new group reads them there.
+    The records were made from the directory at `version`. If the directory has changed since, the attempt is refused.
+    In steps `unread` is None: the messages stay in their boxes, and the new group reads the messages there.
     """
 
     record: MailboxRecord
@@ -57,7 +57,7 @@ class MoveOutcome(IntEnum):
 
     DONE = 0
     STALE_DIRECTORY = 1
-    BEHIND = 2  # the mailbox has later entries; it accepts no more until further attempts have ended or are given up
+    BEHIND = 2  # the mailbox has later entries; from now on it refuses messages until the move ends or is given up
     FULL = 3  # the target is full
     TOO_LARGE = 4  # a frame would exceed the target's limit even if the target were empty
     LOG_FULL = 5
@@ -100,7 +100,7 @@ class RedisMoves:
     async def move(self, attempt: MoveAttempt) -> Attempted:
         """Move agents, in one script call: at once, or in steps from the first step that no group has opened.
 
-        Raises: Fenced if the mailbox has a newer reader than that of the attempt's unread frames.
+        Raises: Fenced if the mailbox has a newer reader than the reader that made the attempt.
         """
         keys, target, unread, name = self._keys, attempt.target, attempt.unread, attempt.record.mailbox
         asked = [keys.meta, keys.records, keys.changes, keys.dead, keys.state(name), keys.steps(), keys.step(name)]
@@ -119,7 +119,7 @@ class RedisMoves:
         return Attempted(_outcome(outcome, name, 0 if unread is None else unread.epoch), since)
 
     async def give_up(self, mailbox: str, epoch: int, number: int) -> bool:
-        """Refuse an attempt and earlier ones from now on; return whether it was done before.
+        """Refuse an attempt, and all earlier attempts, from now on; return whether the attempt has already succeeded.
 
         Raises: Fenced if the mailbox has a newer reader.
         """

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 _FRAMES, _BYTES = 64, 16 * 2**20
 _GUESS = 256 * 2**10  # the assumed size of a frame before the first one was read
 _FIRST = 16  # the most frames in the reply that opens a box
-# News that were written together with an answer come on another connection, at about the same time: if they take longer
-# by this time, the box is read without them.
+# The last group to close a step gets an answer on one connection, and the news of the step on another connection. If
+# the news come later than the answer by this time, the box is read without waiting for the news.
 _BESIDE_S = 0.1
 
 
 class BoxReader:
-    """Reader of the frames of one box. They can be read ahead, while the box's step waits for other groups.
+    """Reader of the frames of one box. Frames can be read ahead, while the group waits until the box's step opens.
 
-    Args: `with_news` says that the news that end a wait mostly open the step, so that the box is read together with
-    them. `filled` and `large` say whether the box of the previous step had frames, and many of them.
+    Args: `with_news` says that the first news most likely open the step, so that the box is read in the same round trip
+    as the news. `filled` and `large` say whether the previous step's box had frames, and whether it had many frames.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class BoxReader:
     def expect(self, news: str, block_s: float) -> None:
         """Begin to wait for news, while the group closes the step before this box's step.
 
-        The last group to close it has the box together with the answer, and the others as soon as they can: who begins
-        to wait only after the answer is later by a round trip.
+        So the group has the beginning of the box as soon as the last group has closed the step. To begin the wait only
+        after the answer to the close would cost one more round trip.
         """
         if self._with_news and self._filled and not self._large and news:
             self._awaited = asyncio.create_task(self._wait(news, block_s), name="ray_messaging step news")
@@ -78,7 +78,7 @@ class BoxReader:
             await end(self._awaited)
 
     async def wait(self, news: str, block_s: float) -> News:
-        """Wait for news as the store's `wait` does, and read the beginning of the box before them or with them."""
+        """Wait for news as the store's `wait` does; read the beginning of the box before the news or with the news."""
         awaited, self._awaited = self._awaited, None
         if awaited is not None:
             found = await awaited
@@ -108,7 +108,7 @@ class BoxReader:
     async def covers(self) -> list[Cover]:
         """Return the covers of the box so far, which list the attempts whose messages count.
 
-        If the last wait was for the box's step, nothing is added to them later.
+        Once the box's step is open, the covers are final.
         """
         if self._frames:
             return await self._store.covers(self._box)
@@ -117,7 +117,7 @@ class BoxReader:
         return list(covers)
 
     async def _take_start(self, awaited: "asyncio.Task[News]") -> None:
-        """Take the beginning of the box, which comes with the news of an answer that this group already has."""
+        """Take the beginning of the box from the news, which say only what this group knows from its answer already."""
         await asyncio.wait((awaited,), timeout=_BESIDE_S)
         if awaited.done():
             self._awaited = None

@@ -1,6 +1,7 @@
-"""Copies of an experiment's data between two steps: read from one server, and written to another as another experiment.
+"""Copies of an experiment's data between two steps: read from one server, and written as another experiment.
 
-Code never comes from a server, nor from a checkpoint: rules are given again, and find what they remember by their name.
+Code never comes from a server or a checkpoint. So the user gives the rules again, and each rule finds its saved state
+by its name.
 """
 
 import re
@@ -17,16 +18,16 @@ from ray_messaging.transports.connection.link import RedisLink
 _AT_ONCE = 1_000  # keys in one round of reads, and values in one write
 _BOX = "box"
 _OUTSIDE = re.compile(rb"c:-?\d+:")  # the field of a cover that counts the rows from outside
-_BUS = "bus:"  # AgentScope's: the fields of its hashes have the names that users give
+_BUS = "bus:"  # keys of AgentScope's hub; users choose the names of the fields in its hashes
 _PROGRESS = (b"asked", b"opened", b"latest", b"sealed", b"dropped")  # fields of the steps that are all the last step
 
 
 class CopiedKey(NamedTuple):
     """One key of an experiment without the experiment's prefix: its type in Redis, and its content as pairs.
 
-    A hash has (field, value); a list, a set and a string (value, b""); a sorted set (member, score); a stream (entry,
-    its fields in msgpack). Entry ids above the ids in its streams are given out as after a restart of a server, by
-    `life` and `ceiling` of the experiment.
+    The pairs of a hash are (field, value); of a list, a set or a string (value, b""); of a sorted set (member, score);
+    of a stream (entry id, the entry's fields in msgpack). On the new server, new entries get higher ids than the copied
+    entries, as after a restart of a server, because `life` and `ceiling` of the experiment are copied too.
     """
 
     key: str
@@ -45,7 +46,7 @@ class RedisCheckpoints:
     # -- reading --------------------------------------------------------------------------------------------------
 
     async def read(self, step: int) -> list[CopiedKey]:
-        """Return the experiment's data after a step, which is sealed; no group may be in a later one."""
+        """Return the experiment's data after a sealed step. No group may have opened a later step."""
         found: list[CopiedKey] = []
         names = [name for name in await self._names() if _is_kept(name, step)]
         for low in range(0, len(names), _AT_ONCE):
@@ -95,7 +96,8 @@ _READS: dict[str, Callable[[str], tuple[Any, ...]]] = {
     "stream": lambda key: ("XRANGE", key, "-", "+"),
 }
 _COMMANDS = {"hash": "HSET", "string": "SET", "list": "RPUSH", "set": "SADD", "zset": "ZADD"}
-_WRITTEN = {"hash": (0, 1), "zset": (1, 0)}  # the parts of a pair that are written, in their order; of others the first
+# By type, which parts of a pair the write command takes, in its order. Other types take only the first part.
+_WRITTEN = {"hash": (0, 1), "zset": (1, 0)}
 
 
 def _pairs(kind: str, reply: Any) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 - a reply
@@ -107,16 +109,20 @@ def _pairs(kind: str, reply: Any) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 
 
 
 def _is_kept(name: str, step: int) -> bool:
-    """Return whether a checkpoint after a step has a key: one of the run, or of boxes that no group has read."""
+    """Return whether a checkpoint after a step has a key: it is no box, or a box that no group has read yet.
+
+    Data that belong to one start only are left out.
+    """
     if name.startswith(_BOX):
         return int(name.rpartition("@")[2]) > step
     return not name.startswith(START)
 
 
 def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
-    """Return the data without messages from outside that no group has read: a fork gets them by its log, in their step.
+    """Return the data without the messages from outside that no group has read yet.
 
-    Others would come too late for the checkpoint, or twice.
+    A fork sends these messages again, from the parent's log, each in its step. If the checkpoint had them too, they
+    would arrive twice. And messages that came after the checkpoint would be missing in it.
     """
     sizes: Counter[str] = Counter()  # bytes of the frames that are left out, by box
     found: list[CopiedKey] = []
@@ -126,13 +132,14 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
         sizes[key.removeprefix("box:")] += sum(len(fields[b"f"]) for fields in outside.values())
         found.append(CopiedKey(key, kind, [pair for pair in content if pair[0] not in outside]))
     for place, (key, kind, content) in enumerate(found):
-        # A message may have come between the reads of its box and of the box's cover.
+        # A message may have come after its box was read, and before the cover of the box was read.
         counts = [int(value.split(b":")[1]) for field, value in content if _OUTSIDE.fullmatch(field)]
         if key.startswith("box-cover:") and counts:
             left = {field: value for field, value in content if not _OUTSIDE.fullmatch(field)}
             left[b"rows"] = b"%d" % (int(left[b"rows"]) - sum(counts))
             left[b"bytes"] = b"%d" % (int(left[b"bytes"]) - sizes[key.removeprefix("box-cover:")])
-            # A cover says that its box is listed. The list may have been read before a first message from outside came.
+            # A box with a cover must be in the list of boxes. If the first message from outside came after the list
+            # was read, and before the cover was read, then the box is missing in the list.
             found[place] = CopiedKey(key, kind, [*left.items()] if left[b"rows"] != b"0" else [])
     return [each for each in found if each.content or not each.key.startswith("box-cover:")]
 

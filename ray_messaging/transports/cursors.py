@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
-Rows = list[tuple[int, float]]  # of each run: its first row, and the row after its last; inf: to the end of the entry
+Rows = list[tuple[int, float]]  # ranges of rows: the first row, and the row after the last; inf: to the entry's end
 
 
 class Cursor(NamedTuple):
-    """The position up to which a mailbox was handled: the first `row` rows of an entry, or all of it if row is 0."""
+    """The position up to which a mailbox was handled: the first `row` rows of `entry`, or all rows if `row` is 0."""
 
     entry: str
     row: int
@@ -22,7 +22,7 @@ START = Cursor("0-0", 0)
 
 
 class AckRange(NamedTuple):
-    """Range of `rows` acknowledged messages after `after`, up to `end`; some earlier message is unacknowledged."""
+    """A range of `rows` acknowledged messages, after cursor `after` up to `end`, behind unacknowledged messages."""
 
     after: Cursor
     end: Cursor
@@ -99,7 +99,7 @@ def ends(found: AckRange, entry: str) -> float:
 
 
 def decode_rows(text: str) -> Rows:
-    """Decode the handled rows of a dead letter, such as `3-7,9-`. Malformed parts, of other writers, are ignored."""
+    """Decode the handled rows of a dead letter, such as `3-7,9-`. Malformed parts, which others wrote, are ignored."""
     found: Rows = []
     for run in text.split(",") if text else ():
         low, _, high = run.partition("-")

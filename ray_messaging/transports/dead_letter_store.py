@@ -1,4 +1,4 @@
-"""Dead letters of an experiment, frames that will not be delivered: a stream, and a hash with their counts."""
+"""Dead letters: the frames of an experiment that will not be delivered, in a stream, with counts in a hash."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,11 @@ WHOLE_BYTES, HEAD_BYTES = 32 * 2**20, 1024
 
 
 class DeadFrame(NamedTuple):
-    """Frame that will not be delivered. Its first `row` rows, and those in `acked` (see `cursors`), were handled.
+    """Frame that will not be delivered. Its first `row` rows, and the rows in `acked` (see `cursors`), were handled.
 
-    `born` is the number of mailboxes that had been created when its own mailbox was removed, or None if the mailbox's
-    reader could not decode the frame. `exclusive` says that no other mailbox listened for the agents of this mailbox.
+    `born` is the number of mailboxes that had been created when the frame's mailbox was removed, or None if the
+    mailbox's reader could not decode the frame. `exclusive` says that no other mailbox listened for the agents of the
+    frame's mailbox.
     """
 
     id: str
@@ -39,7 +40,7 @@ class DeadFrame(NamedTuple):
 
 
 class DeadFacts(NamedTuple):
-    """Number of letters and their bytes. `dropped` letters were deleted because of the limit, the oldest first."""
+    """How many letters there are, and their bytes; also those that were `dropped` at the limit, the oldest first."""
 
     letters: int
     nbytes: int
@@ -50,8 +51,8 @@ class DeadFacts(NamedTuple):
 class Listeners(NamedTuple):
     """The directory at one version: each mailbox's record, and when the mailbox was created.
 
-    `born` has, by mailbox, the number of mailboxes that had been created by then, and the time, in the form of the
-    first part of an entry id.
+    `born` has two values for each mailbox: how many mailboxes had been created before, and the time of creation in the
+    form of the first part of an entry id.
     """
 
     version: int
@@ -74,7 +75,7 @@ class Requeued(IntEnum):
     DONE = 1
     STALE_DIRECTORY = 2
     FULL = 3
-    TOO_LARGE = 4  # the mailbox would not hold it if it were empty
+    TOO_LARGE = 4  # the letter would not fit even into the empty mailbox
     LOG_FULL = 5
 
 
@@ -87,7 +88,7 @@ def unhandled(row: int, acked: str, rows: int) -> NDArray[np.intp]:
 
 
 def kept_of(frame: bytes, reason: str) -> tuple[bytes, str]:
-    """Return the part of an undecodable frame that is kept, only the beginning if it is huge, and the reason."""
+    """Return what is kept of an undecodable frame, and the reason. Of a huge frame only the beginning is kept."""
     if len(frame) <= WHOLE_BYTES:
         return frame, reason
     return frame[:HEAD_BYTES], f"{reason} (of its {len(frame)} bytes the first {HEAD_BYTES} are kept)"
@@ -113,7 +114,7 @@ class RedisDeadLetters:
         return bool(await self._link.command("EXISTS", self._keys.meta, self._keys.dead))
 
     async def facts(self) -> DeadFacts:
-        """Return the numbers and bytes of the letters, and of those that were dropped."""
+        """Return how many letters there are and their bytes, and how many letters were dropped and their bytes."""
         letters, (known, *counts) = await self._counts()
         if known != letters:  # another client has changed the stream
             await self.drop([])
@@ -154,7 +155,7 @@ class RedisDeadLetters:
     async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
         """Write frames into mailboxes and delete the letter; do all of that, or nothing.
 
-        Return the outcome, and the mailbox because of which it failed.
+        Return the outcome, and if it is a failure the mailbox that caused the failure.
 
         Args: `rest` is the frame of messages that stay dead, for which a new letter is written (b"": there are none).
         """

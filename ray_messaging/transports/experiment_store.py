@@ -1,4 +1,4 @@
-"""An experiment as a whole: its run, its interceptor's epoch, and the state of its rules."""
+"""Data of an experiment as a whole: the start that has it, the epoch of its interceptor, the state of its rules."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -47,9 +47,9 @@ class TableChanges(msgspec.Struct, frozen=True):
 
 
 class StateChanges(NamedTuple):
-    """One atomic write: the changes of each table, the answers that changed counts there, and answers to delete.
+    """One atomic write: the changes of each table, the answers of rules that made these changes, answers to delete.
 
-    With `whole`, it replaces all state on the server.
+    With `whole`, the write replaces all state on the server.
     """
 
     tables: Mapping[str, TableChanges]
@@ -59,7 +59,7 @@ class StateChanges(NamedTuple):
 
 
 def other_run(exp_id: str, epoch: int) -> Fenced:
-    """Build the error for the start of an experiment that a later start has replaced."""
+    """Build the error for a start that a later start of the same experiment has replaced."""
     return Fenced(
         f"experiment {exp_id!r} was started anew on its server since, by another cluster or with on_existing='reset', "
         "or the server was flushed: this start can neither send nor receive any more. Shut it down, and start the "
@@ -107,7 +107,7 @@ class RedisExperimentStore:
         self._run = transport.run
         self._link, self._keys = transport.link, transport.keys
         self._meta = self._keys.meta
-        self._before: bytes | None = None  # the epoch before ours (b"": there was none); None: we have none
+        self._before: bytes | None = None  # the epoch before our epoch (b"": there was none); None: we have no epoch
         # Writes of the rules' state are numbered under each epoch.
         self._number = self._confirmed = 0
 
@@ -188,7 +188,7 @@ class RedisExperimentStore:
         return epoch
 
     async def _retake_epoch(self, epoch: int) -> bool:
-        """Claim our epoch again if the server has lost that we claimed it; return whether it had lost that."""
+        """Claim our epoch again if the server has lost it, as after a restore; return whether it was lost."""
         if self._before is None:
             return False
         for before in {self._before, b""}:
@@ -224,7 +224,7 @@ class RedisExperimentStore:
         await self._link.script("heartbeat", [self._meta], [self._run, epoch, 0])
 
     async def delegate(self, epoch: int, number: int) -> StateWrite:
-        """Make verdicts by the rule snapshot with this number valid, unless a snapshot with a higher number is."""
+        """Make verdicts by rule snapshot `number` valid, unless a snapshot with a higher number is valid already."""
         backoff = Backoff(RULE_STATE_RETRY)
         while await self._link.script("advance_delegation", [self._meta], [epoch, number]) == 0:
             if not await self._retake_epoch(epoch):
@@ -258,7 +258,7 @@ class RedisExperimentStore:
             staged = self._keys.staged(f"{epoch}:{name}")
             keys += [key, staged]
             put: Mapping[bytes, bytes] = changes.put
-            if changes.cleared:  # the new table, of any size, replaces the old one by a rename
+            if changes.cleared:  # the new table is written under another name, then renamed: it may be large
                 await self._stage(staged, put)
                 put = {}
             args += [int(changes.cleared), len(put), *(part for pair in put.items() for part in pair)]
@@ -314,7 +314,7 @@ class RedisSurveys:
         """Store a new survey's record; return False if there is another record of this id."""
         if await self._link.command("HSETNX", self._keys.surveys, survey_id, record):
             return True
-        return await self.read(survey_id) == record  # equal if this call was repeated after an interruption
+        return await self.read(survey_id) == record  # the records are equal if this call was repeated
 
     async def read(self, survey_id: str) -> bytes | None:
         """Return a survey's record, or None if there is no survey with this id."""

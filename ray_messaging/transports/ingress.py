@@ -81,14 +81,14 @@ class Feed(TakenSocket):
 
 logger = logging.getLogger(__name__)
 
-# A subscription to very many channels is sent in commands of this many; each blocks the server for 2 ms. At most two
-# are in flight.
+# A subscription to very many channels is split into commands of so many channels, because such a command blocks the
+# server for 2 ms. At most two commands are in flight.
 _CHUNK = 1_000
-# Instead of more channels of agents than this, we subscribe to one pattern for all agents, and drop the messages of
-# other agents here: each channel costs the server 240 bytes, and blocks it for 2 us when its subscriber leaves.
+# Each channel costs the server 240 bytes, and blocks the server for 2 us when its subscriber leaves. So for more than
+# so many agents, we subscribe to one pattern for all agents, and drop messages to agents of others here.
 WIDE = 30_000
 # A broken connection looks the same as a quiet one. After this much silence we send a PING, and close the connection if
-# it is not answered in time.
+# no answer comes in time.
 _SILENCE_S, _PONG_S = 5.0, 10.0
 _NAMED = 8  # the most channels that an error names
 
@@ -96,19 +96,19 @@ _NAMED = 8  # the most channels that an error names
 class RedisIngress:
     """Subscriptions to exact channels. Patterns are used only if the user gave one, or there are very many channels.
 
-    A subscriber of all agents' channels also subscribes to `keys.wide`, so that the send script does not count it as a
-    listener. The subscription to a mailbox's "ear", a channel of its own, shows that the messager is connected, so that
-    a messager that is busy for long does not lose its mailbox. A message on that channel says that the mailbox was
-    removed.
-    Our send script publishes an opening and a closing bracket on a channel of its own, and its messages between them,
-    in one atomic step. So messages between the brackets are ours, and are dropped here. A message that matches several
-    subscriptions is passed on once.
+    A subscriber to all agents' channels hears more agents than its own. So it also subscribes to `keys.wide`, and the
+    send script does not count it as a listener. Each mailbox has an "ear", a channel only for its messager. The
+    subscription to the ear shows that the messager is connected, so that a busy messager does not lose its mailbox. A
+    message on the ear says that the mailbox was removed.
+    In one atomic call, our send script publishes an opening bracket, our messages and a closing bracket. The brackets
+    have a channel of their own. So the messages between two brackets are our own, and are dropped here. A message that
+    matches several subscriptions is passed on once.
     """
 
     def __init__(self, link: RedisLink, keys: Keys, sink: Callable[[Ingress], None], ears: Sequence[str] = ()) -> None:
         self._link = link
         self._brackets = keys.own.encode()
-        # The beginning of our channels, and how the server has it: Pub/Sub knows no db.
+        # The prefix of our channels, and the prefix that they have on the server: Pub/Sub does not know our db.
         self._named, self._here = f"exps:{keys.exp_id}:", keys.channels
         self._marker, self._pattern = keys.wide.encode(), self._there(all_agents(keys.exp_id)).encode()
         self._ears = ears
@@ -164,7 +164,7 @@ class RedisIngress:
         await ready
 
     def follow(self, address: tuple[str, int]) -> None:
-        """Subscribe at another server, because our messages are published at the new primary from now on."""
+        """Subscribe at the new primary, because our messages are published there from now on."""
         if self._connection is not None and self._at != address:
             self._connection.close(RedisConnectionError("another server is the primary now"))
 
@@ -320,7 +320,7 @@ class RedisIngress:
         return self._named + name.removeprefix(self._here) if name.startswith(self._here) else name
 
     def _is_elsewhere(self, name: str) -> bool:
-        """Return whether a channel is of the experiment with our name in db 0, and we are in another."""
+        """Return whether a channel belongs to an experiment of our name in db 0, while ours is in another db."""
         return self._here != self._named and name.startswith(self._named)
 
     def _confirm(self) -> None:

@@ -1,7 +1,7 @@
 """Frames as arguments of the scripts that write them. Large frames are written without these scripts.
 
-What comes into a script is copied and hashed there, so large frames are written by XADD in a transaction, between two
-calls of script `large_frames`.
+The server copies and hashes each argument of a script. So large frames are written by XADD in a transaction, between
+two calls of script `large_frames`.
 """
 
 import logging
@@ -17,7 +17,7 @@ from ray_messaging.transports.transport_values import LOG, FrameWrite, SendReque
 
 
 def add_writes(args: list[Any], writes: Sequence[FrameWrite]) -> list[int]:
-    """Add writes to a script's arguments, in the form that script `send` describes; return large frames' positions."""
+    """Add writes to a script's arguments, as script `send` describes; return the large frames' indices in `args`."""
     large: list[int] = []
     for write in writes:
         noted = write.noted
@@ -58,10 +58,10 @@ class LargeFrames:
     async def write(self, writes: Sequence[FrameWrite], keys: Sequence[str], head: Sequence[Any]) -> list[int] | None:
         """Write large frames by plain XADD in one transaction, all or none, because a script would copy and hash each.
 
-        Return the reply that the script `send` would give. Return None, with nothing written, if the server does not
-        allow this: `send` must be called then.
+        Return the reply that the script `send` would give. If the server does not allow the transaction, nothing is
+        written; return None, and the caller must use `send`.
 
-        Args: `keys` and `head` are the keys of the call of `send`, and its arguments before the first write's.
+        Args: `keys` and `head` are those of a call of script `send`: its keys, and its arguments before the writes.
         Raises: the errors of `RedisLink.transaction`.
         """
         asked = [field for write in writes for field in (write.mailbox, write.seq, write.rows, len(write.frame), -1, 0)]
@@ -75,7 +75,7 @@ class LargeFrames:
             return None
         opened, *entries, closed = replies
         if all(isinstance(entry, bytes) for entry in entries):
-            if closed != _DONE:  # the frames were written all the same
+            if closed != _DONE:  # the frames are written nevertheless
                 logger.warning(
                     "the server cannot tell the id of a mailbox's last entry, please report this: %s", closed
                 )

@@ -28,7 +28,7 @@ class LogStreams(NamedTuple):
 
 
 class LogMark(NamedTuple):
-    """Position of the log in a stream: the last entry that it has, and totals of what it has read under its epoch.
+    """Position of the log in a stream: the last entry in the log, and totals of what the writer has read so far.
 
     `messages` counts rows of frames, `nbytes` the bytes of frames and, in the log stream, also the bytes of notes.
     """
@@ -41,10 +41,10 @@ class LogMark(NamedTuple):
 class LogItem(NamedTuple):
     """One entry of a stream that the event log reads: a frame, and in the log stream also a note about it.
 
-    `takers` counts, for a frame of published messages, the subscribers that received each row. An entry of the log
+    If the frame has published messages, `takers` counts the subscribers that received each row. An entry of the log
     stream without a frame says that mailboxes were added or removed: read the list of streams again. In an experiment
-    with steps, `step` is the step that the server assigned to messages from outside of the steps, and `first` the place
-    of the first row of their frame among all rows from outside (None: they are in no box).
+    with steps, a frame from outside of the steps has two more values: `step` is the step that the server assigned to
+    the frame, and `first` is how many rows from outside the step's box had before (None: the frame is in no box).
     """
 
     stream: str
@@ -76,8 +76,8 @@ class RedisLog:
         self.keys = keys
         self._reading = BlockingReads(link)
         self._largest = _GUESS  # the size of the largest frame in the last reply
-        # If a reply has no room for all streams: the stream with which the next read begins, and those that last had
-        # entries.
+        # If a reply has no room for all streams: the stream with which the next read begins, and the streams that had
+        # entries in the last reply.
         self._turn, self._busy = 0, list[str]()
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class RedisLog:
     async def take_epoch(self, script: str, field: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[bytes, int]:
         """Run a script that claims a new epoch; return the previous epoch (b"" if there was none) and the new one.
 
-        The new one is above the number of the last rule snapshot, too (see `verdict_status` in sending.lua).
+        The new epoch is also above the number of the last rule snapshot (see `verdict_status` in sending.lua).
 
         Raises: Fenced if another start has the experiment.
         """
@@ -140,10 +140,10 @@ class RedisLog:
         return max(1, min(_ENTRIES, _BYTES // max(1, self._largest)))
 
     async def _read_in_turn(self, cursors: Mapping[str, str], room: int, count: int) -> list[LogItem]:
-        """Return entries of the next `room` streams, or of the first ones after them that have any.
+        """Return entries of the next `room` streams. If they have no entries, return those of later streams.
 
-        Of very many streams few are busy, and these would fall behind if they had one entry in a turn. So the streams
-        that last had entries are read in each turn, and more entries of them.
+        Of very many streams only few are busy. With one entry in each turn, the busy streams would fall behind. So each
+        turn also reads the streams that had entries in the last turn, and reads more entries of these streams.
         """
         streams = list(cursors)
         for _ in range(0, len(streams) + room, max(1, room // 2)):

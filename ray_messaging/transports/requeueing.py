@@ -29,7 +29,7 @@ Rows = NDArray[np.intp]
 
 
 class RequeueOutcome(NamedTuple):
-    """Outcome for one letter: the number of messages that are in a mailbox again, of those that stay dead, and why.
+    """Outcome for one letter: how many messages are in a mailbox again, how many stay dead, and why these stay dead.
 
     `full` says that a mailbox was full, so that later letters must wait too.
     """
@@ -51,8 +51,7 @@ def readable(frame: bytes) -> Batch:
 class Requeueing:
     """Requeueing of one experiment's dead letters into the mailboxes that listen now.
 
-    Rules are not asked again. The event log does not log these messages again, because it has them from their first
-    mailbox.
+    Rules are not asked again. The event log has these messages from their first mailbox, and does not log them again.
     """
 
     def __init__(self, store: RedisDeadLetters, exp_id: str) -> None:
@@ -77,7 +76,7 @@ class Requeueing:
         return RequeueOutcome(0, len(rows), _UNSTEADY)
 
     async def _attempt(self, letter: DeadFrame, batch: Batch, rows: Rows) -> RequeueOutcome | None:
-        """Requeue a letter by our copy of the directory; return None if the directory has changed: then try again."""
+        """Requeue a letter by our copy of the directory; return None if the copy is outdated, to try again."""
         if self._listeners is None:
             self._listeners = await self._store.listeners()
         listeners = self._listeners
@@ -117,9 +116,9 @@ class Requeueing:
         return found, np.sort(np.concatenate(nobody))
 
     def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> tuple[Routes, Routes]:
-        """Return the routes to mailboxes that get a letter's messages, and to those that had a copy already.
+        """Return the routes to the mailboxes that get a letter's messages, and to the mailboxes that had a copy.
 
-        They are from a cache if possible, because letters of one mailbox mostly have the same.
+        Most letters of one mailbox have the same routes, so the last routes are kept.
         """
         counts = tuple(_counts(record, letter, listeners) for record in listeners.records)
         key = (listeners.version, counts)
@@ -152,7 +151,7 @@ _WHY = {
 
 
 def _counts(record: MailboxRecord, letter: DeadFrame, listeners: Listeners) -> int:
-    """Return which part of a mailbox's record counts: not the part by which it may have had a copy of the letter."""
+    """Return which part of a mailbox's record counts: not a part by which the mailbox may have had a copy."""
     if record.mailbox == letter.mailbox:
         return _WHOLE
     if letter.born is None:
@@ -160,7 +159,7 @@ def _counts(record: MailboxRecord, letter: DeadFrame, listeners: Listeners) -> i
     born, since = listeners.born.get(record.mailbox, (0, 0))
     if born > letter.born or since > _number(letter.entry):  # the mailbox was created later
         return _WHOLE
-    # Of two groups only one hosted the agents when this was sent.
+    # When the letter was sent, only one of the two groups hosted the agents.
     return _CLAIMS if record.exclusive and letter.exclusive else _NONE
 
 

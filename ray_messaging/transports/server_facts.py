@@ -1,4 +1,4 @@
-"""State of a server, and of an experiment on it, for health checks, and what its INFO reply says."""
+"""State of a server, and of an experiment on the server, for health checks; and readers of the reply to INFO."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ray_messaging.addressing.channels import is_survey_mailbox
 from ray_messaging.config import RedisConfig
 
-OLDEST_SERVER = (7, 0)  # it has scripts with flags, which trimming needs while the server's memory is full
+OLDEST_SERVER = (7, 0)  # the first with flags of scripts; without the flags no script trims while the memory is full
 
 Info = Mapping[str, str]
 
@@ -106,18 +106,18 @@ class Mailbox:
     hosts: bool  # no other mailbox listens for its agents
     owner: str = ""
     acked: int = 0  # messages that were acknowledged although an earlier one was not
-    in_steps: bool = False  # it belongs to a group with steps, which may rest because its run has ended
-    ended: str = ""  # why its service has ended, while nobody else serves it
+    in_steps: bool = False  # the mailbox belongs to a group with steps, which may rest because its run has ended
+    ended: str = ""  # why the service of the mailbox has ended; "": it is served, or never was
     failures: int = 0  # messages whose handlers failed
 
     @property
     def waits_for_its_name(self) -> bool:
-        """Whether it belongs to a closed messager with a name, which may be opened again; False for a group's."""
+        """Whether the mailbox belongs to a closed messager whose name may be opened again; False for a group."""
         return self.lease_s is None and not self.leased and not self.hosts and not self.keeps_answers
 
     @property
     def keeps_answers(self) -> bool:
-        """Whether it has the answers of a survey, which are never committed."""
+        """Whether the mailbox has the answers of a survey, which are never committed."""
         return is_survey_mailbox(self.name)
 
 
@@ -139,7 +139,7 @@ class Kept:
 
 @dataclass(slots=True)
 class ServerFacts:
-    """A server's answers. `error` says why there are none. `skew_s` is about the server's clock minus ours."""
+    """A server's answers. If there are none, `error` says why. `skew_s` is about the server's clock minus our clock."""
 
     where: str
     error: str = ""

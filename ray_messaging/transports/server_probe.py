@@ -33,7 +33,7 @@ _SETTINGS = ("appendfsync", "save")
 
 
 def client_of(config: RedisConfig, keys: Keys, timeout_s: float = ANSWER_S) -> "redis.Redis":
-    """Make a blocking client, with a short timeout, of the server with an experiment's keys.
+    """Make a blocking client, with a short timeout, for the server that has an experiment's keys.
 
     Raises: redis-py's errors if Sentinels, or nodes of a cluster, name no server.
     """
@@ -81,7 +81,7 @@ def _ask(client: "redis.Redis", facts: ServerFacts) -> None:
 
 
 def _took_ms(call: Callable[[], object]) -> float:
-    # Not by timeit, which would switch off the garbage collection of the whole process.
+    # timeit is not used, because it would switch off the garbage collection of the whole process.
     began = time.perf_counter()
     call()
     return (time.perf_counter() - began) * 1000
@@ -136,7 +136,7 @@ def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
     unlogged, unlogged_bytes, hosts, owner, acked, since, service, failures = rest
     return Mailbox(
         name.decode(),
-        # An entry that waits has at least one message, whatever the counters say.
+        # An entry has at least one message. So if an entry waits, at least one message does, whatever the counters say.
         max(int(messages), 1 if oldest else 0),
         int(nbytes),
         int(max_messages),

@@ -1,8 +1,8 @@
 """Bodies of large frames in the boxes of steps, spread over the primary and further servers. The primary has the boxes.
 
-This is the claim check pattern: for each large frame the primary has a small stand-in, and it alone decides which
-frames count. A body is written before its stand-in, never changed, and deleted after the primary has dropped the box.
-So each stand-in has a body.
+This is the claim check pattern: for each large frame the primary has a small stand-in, and the primary alone decides
+which frames count. A body is written before its stand-in, never changed, and deleted after the primary has dropped the
+box. So each stand-in has a body.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ALL = 2**53  # a step after all others
-_SWEEP_S = 1.0  # the longest wait for a sweep
+_SWEEP_S = 1.0  # the longest wait until old bodies are deleted
 _MARK = b"\x01body:"  # no frame begins with these bytes; script write_to_boxes reads the size after it
 
 
@@ -72,8 +72,10 @@ class StepBodies:
         self._keys = keys
         self._home = home
         self._least = least
-        self._arrears = [0] * len(links)  # by server, the bytes that this process has written since its last drop
-        self._sweeps: dict[int, asyncio.Task[None]] = {}  # the running sweeps, at most one for each server
+        # By server, the bytes of bodies that this process has written since it last had old bodies deleted there.
+        self._arrears = [0] * len(links)
+        # By server, the task that deletes the bodies of dropped steps; at most one runs for each server.
+        self._sweeps: dict[int, asyncio.Task[None]] = {}
 
     async def close(self) -> None:
         """Close the connections to further servers; closing twice is harmless."""
@@ -114,7 +116,8 @@ class StepBodies:
         if self._arrears[shard] > BODY_ARREARS:
             self._arrears[shard] = nbytes
             await self.drop(shard, await self.dropped())
-        # The step is registered before and after the write, because a drop between the two must not miss it.
+        # The step is registered before the write, and again after it: if another process deletes bodies and the
+        # registration between the two, the second registration keeps the new bodies in the list.
         listed = ("SADD", self._keys[shard].bodies, *steps)
         await self.links[shard].commands(listed, *(self._written(shard, *each) for each in steps.items()), listed)
 
@@ -194,9 +197,9 @@ class StepBodies:
 
 
 def _name(write: FrameWrite, sender: str, tag: StepTag) -> bytes:
-    """Build the name of a frame's body. It is the same for the same frame, so that a repeated call keeps it once.
+    """Build the name of a frame's body. Equal frames have equal names, so that a repeated call stores one body.
 
-    An attempt that sends again, after a call that wrote nothing, may divide its messages into other frames. These have
+    If a call wrote nothing, the attempt sends again, and may divide its messages into other frames. Other frames have
     other checksums, and so other names.
     """
     sent = f"{write.mailbox}:{tag.sent}:{tag.attempt}:{write.seq}:{checksum_of(write.frame):x}"

@@ -23,12 +23,12 @@ class _Round:
         self.done = asyncio.Event()  # set when a read has ended; replaced by the next one
 
 
-# The rounds by event loop, server and stream. An entry lives as long as the readers that share it.
+# The rounds by event loop, server and stream. A round lives as long as the readers that share it.
 _ROUNDS: WeakValueDictionary[tuple[Any, ...], _Round] = WeakValueDictionary()
 
 
 class StepNewsReader:
-    """Reader of one stream of news, for one messager. If another messager of the process reads, wait for that."""
+    """Reader of one stream of news, for one messager. It waits while another messager of the process reads."""
 
     def __init__(self, link: RedisLink, stream: str) -> None:
         self._reads = BlockingReads(link)
@@ -53,7 +53,7 @@ class StepNewsReader:
             self._round = _ROUNDS.setdefault((loop, *self._server, self._stream), _Round())
         shared, deadline = self._round, loop.time() + block_s
         if order(news) > order(shared.newest.place):
-            shared.newest = News(news)  # the caller has newer news, from another call's answer
+            shared.newest = News(news)  # the caller has newer news, from the answer to another call
         while order(shared.newest.place) <= order(news):
             left = deadline - loop.time()
             if left <= 0:

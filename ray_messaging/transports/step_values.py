@@ -8,15 +8,15 @@ from ray_messaging.config import Steps
 from ray_messaging.default_limits_and_leases import BOX_BYTES, BOX_ROWS, LAG_BYTES, STEP_LEASE_S
 from ray_messaging.errors import ConfigError, Fenced, UnknownName
 
-OUTSIDE = ""  # the group of frames from outside
+OUTSIDE = ""  # stands for the group in frames from outside of the steps
 SUPERVISOR = ":rules"  # the member that closes each step after all groups; lists of groups do not contain it
 NOTES = ":log"  # the box of notes for the event log; users' mailboxes have no colon
 PUBLICATIONS = ":out"  # the box of messages for plain channels
 PLACES = ":places"  # the box of new positions, which all groups read
-STANDSTILL = -(2**31)  # a hold's position that is so far behind that no step begins, even after `resume`
-RULE_CHANGE, CTRL_C = "a change of the rules", "Ctrl-C"  # holds at a standstill
-CHECKPOINT = "a checkpoint"  # the hold after whose step no step begins
-ASKER = "+"  # prefix of a mailbox outside of the steps; its boxes have answers, which it gets when a step is sealed
+STANDSTILL = -(2**31)  # a hold at this position is so far behind that no step begins, even after `resume`
+RULE_CHANGE, CTRL_C = "a change of the rules", "Ctrl-C"  # names of holds with position STANDSTILL
+CHECKPOINT = "a checkpoint"  # the name of a hold that lets no step begin after its position
+ASKER = "+"  # prefix of an outside asker's mailbox; when a step is sealed, the mailbox gets the answers in its boxes
 
 
 class WaitFor(StrEnum):
@@ -35,7 +35,7 @@ class StepSettings(NamedTuple):
     window: int = 8  # how many steps a group may be ahead of the slowest
     horizon: int = 64  # how many steps ahead a message may be sent
     lag: int = 64  # how many steps a hold may be behind; at most `horizon`, because counts are kept for so long
-    lag_large: int = 4  # the limit in place of `lag` if the boxes that the hold keeps have more than `lag_bytes`
+    lag_large: int = 4  # replaces `lag` while the boxes that the hold keeps have more than `lag_bytes`
     lag_bytes: int = LAG_BYTES
     digest: bool = False  # whether groups store digests of what they send
     box_rows: int = BOX_ROWS
@@ -48,10 +48,10 @@ class StepSettings(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """Task that drives a group, with the number of its start, which rises each time that the task begins again.
+    """Task that drives a group, with a number `start`, which rises each time that the task begins again.
 
-    A driver with the same start gets the same attempt again, with the numbers of its frames. So a task that begins
-    again needs a higher start.
+    A driver with the same `start` gets the same attempt again, and the server takes equal frame numbers for repeated
+    frames. So a task that begins again needs a higher `start`.
     """
 
     task: str
@@ -59,7 +59,7 @@ class Driver(NamedTuple):
 
 
 class DrivenGroup(NamedTuple):
-    """A group that we drive now: our attempt, its last closed step (-1: none), and its state after that step.
+    """A group that we drive now: our attempt, the group's last closed step (-1: none), its state after that step.
 
     `until` is the first step in which the group is no longer a member (None: it stays).
     """
@@ -94,11 +94,11 @@ class Cover(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """An open step, and the covers of the group's box for it.
+    """An open step, and the covers of the box that the group reads in the step.
 
-    `directory` is the directory's version when the step was opened, or a later one (-1: not known). `blocked` says
-    whether rules have blocked messages of the previous step. `news` is a place in the news that is not after those that
-    will open the next step.
+    `directory` is the directory's version when the step was opened, or a later version (-1: not known). `blocked` says
+    whether rules have blocked messages of the previous step. `news` is a place in the news before the event that will
+    open the next step.
     """
 
     step: int
@@ -139,11 +139,11 @@ class BoxStart(NamedTuple):
 
 
 class News(NamedTuple):
-    """News that end a wait: their place, the last step that is open to all who asked, and the number of its boxes.
+    """News that end a wait: their place, the last step that is open to all who asked, and how many boxes the step has.
 
-    `directory` is the directory's version. If the wait ended without news, it and `opened` are -1. `blocked` says
-    whether rules have blocked messages of the step before `opened`. `start` is the beginning of the box that the caller
-    named, read right after the news (None: it was not read with them).
+    `directory` is the directory's version. If the wait ended without news, `directory` and `opened` are -1. `blocked`
+    says whether rules have blocked messages of the step before `opened`. `start` is the beginning of the box that the
+    caller named, if the box was read right after the news, otherwise None.
     """
 
     place: str
@@ -155,7 +155,7 @@ class News(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Answer for a step that the group has closed already, or in which it is no longer a member.
+    """Answer for a step that the group has closed already, or in which the group is no longer a member.
 
     `closed` is the last step that the group closed.
     """
@@ -166,8 +166,8 @@ class Done(NamedTuple):
 class Closing(NamedTuple):
     """The facts that a group states when it closes a step. `rows` were written to mailboxes' boxes.
 
-    `blocked` are the messages that rules blocked, `calls` the calls that agents remember. These, `counts` and `series`
-    are opaque here. With `state_changed` the group's state becomes `state` (None: no state).
+    `blocked` are the messages that rules blocked, `calls` the calls that agents remember. The store does not look into
+    `blocked`, `calls`, `counts` and `series`. With `state_changed` the group's state becomes `state` (None: no state).
     """
 
     rows: int
@@ -197,7 +197,7 @@ class Collected(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """A step that is closed, the last sealed step, and the answer for opening the next step, if that was asked for."""
+    """A step that is closed, the last sealed step, and the answer about the next step, if the close was to open it."""
 
     step: int
     sealed: int
@@ -205,10 +205,10 @@ class Committed(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A step that cannot be closed. Its attempt must end, and nothing in it counts.
+    """A step that cannot be closed. Its attempt must end, and nothing of the attempt counts.
 
-    The server has `rows` rows, which is another number than the group stated, or the mailboxes in `deaf` were declared
-    not to hear the group, or the series have the shape `series`, another than the group's.
+    There are three reasons: the server has `rows` rows, but the group stated another number; the mailboxes in `deaf`
+    were declared not to hear the group; or the run's series have the shape `series`, but the group's have another.
     """
 
     step: int
@@ -226,7 +226,7 @@ class StepTag(NamedTuple):
 
 
 class BoxFrame(NamedTuple):
-    """Frame in a box. For OUTSIDE, `first` counts the rows from outside that the step had before this frame.
+    """Frame in a box. For a frame from OUTSIDE, `first` is how many rows from outside the step had before.
 
     In box NOTES, `note` belongs to the frame. In box PUBLICATIONS, `publish` has channels and data alternately.
     """
@@ -241,7 +241,7 @@ class BoxFrame(NamedTuple):
 
 
 class BoxSize(NamedTuple):
-    """Rows and bytes of a box, without what dead attempts wrote, and the limits of a box."""
+    """Rows and bytes of a box, without rows of attempts that have failed, and the limits of a box."""
 
     rows: int
     nbytes: int
@@ -257,10 +257,10 @@ class ClosedStep(NamedTuple):
 
 
 class GroupProgress(NamedTuple):
-    """Progress of a group: last closed step, open step (None: none), its driver (None: none), ms since the last change.
+    """Progress of a group: last closed step, open step (None: none), driver (None: none), ms since the last change.
 
-    The group is a member from step `since` to before step `until` (None: it stays). `silent_ms` is the time since the
-    server heard from its driver last, which is a few seconds at most while the driver lives and reaches the server.
+    The group is a member from step `since`, and before step `until` (None: it stays). `silent_ms` is the time since the
+    driver's last call to the server: a few seconds at most while the driver lives and reaches the server.
     """
 
     closed: int
@@ -273,7 +273,7 @@ class GroupProgress(NamedTuple):
 
     @property
     def cut_off(self) -> bool:
-        """Return whether its driver, if it has one, does not reach the server, or has died."""
+        """Return whether the group has a driver that does not reach the server, or has died."""
         return self.driver is not None and self.silent_ms > 1000 * STEP_LEASE_S
 
 
@@ -297,13 +297,13 @@ class Progress(NamedTuple):
 
     @property
     def resting(self) -> bool:
-        """Return whether no step is open, as before the first one, during a pause, and after the last one of a run."""
+        """Return whether no step is open: before the first step, in a pause, or after the last step of a run."""
         return self.latest <= self.sealed and all(
             group.open is None and group.closed <= self.sealed for group in self.groups.values()
         )
 
     def waiting_for(self) -> dict[str, int]:
-        """Return the groups because of which the next step is not sealed, with the step that each has to close.
+        """Return the groups for which the next step waits, each with the step that the group has to close.
 
         If only the supervisor has to close the step, return its name instead.
         """

@@ -97,9 +97,10 @@ class RedisSteps:
     # -- groups ---------------------------------------------------------------------------------------------------
 
     async def join(self, group: str, *, again: bool = False) -> int:
-        """Make a group a member of the steps, with its mailbox of the same name; return the first step as a member.
+        """Make a group, whose mailbox has the same name, a member of the steps; return its first step as a member.
 
-        No group has opened the previous step of that yet. For the SUPERVISOR it is the open step, or else the next one.
+        A group's first step is one whose previous step no group has opened yet. The SUPERVISOR's first step is the open
+        step, or if none is open the next one.
 
         Args: with `again`, a group that has left with its driver joins again.
         Raises: AlreadyExists if the group is leaving; ConfigError if the experiment has no steps.
@@ -119,7 +120,7 @@ class RedisSteps:
         return int(since)
 
     async def state_before(self, group: str, step: int) -> bytes | None:
-        """Return a group's state after its last step before `step`, the step from which on agents have left the group.
+        """Return a group's state after its last step before `step`. From `step` on, agents have left the group.
 
         Return None if the group had no state.
         """
@@ -132,7 +133,7 @@ class RedisSteps:
         return found
 
     async def declare(self, hears: Mapping[str, Collection[str] | None], at_step: int | None = None) -> None:
-        """Declare which groups may send to each group, besides itself (None: all), for what it reads from `at_step` on.
+        """Declare from which other groups each group may get messages (None: all) that it reads from `at_step` on.
 
         This is used in mode WaitFor.SENDERS, and may name groups that join later. A declaration that changes nothing
         may be repeated at any time.
@@ -173,9 +174,9 @@ class RedisSteps:
     ) -> DrivenGroup | Driven:
         """Become the driver of a group. The same start of a driver gets its attempt again, a later start the next one.
 
-        Args: `over` is the lease of another driver that has not changed during its time, so that it has ended. `until`
-        is the first step in which the group is no longer a member (None: it stays, even if an earlier driver said
-        otherwise).
+        Args: `over` is the lease of another driver. The lease has not changed for its whole duration, so that it has
+        ended. `until` is the first step in which the group is no longer a member (None: it stays, even if an earlier
+        driver said otherwise).
         Raises: Fenced if a later start of the driver has the group; UnknownName if no such group has joined.
         """
         code, *rest = await self._script(
@@ -192,7 +193,7 @@ class RedisSteps:
         return DrivenGroup(attempt, closed, state, until)
 
     async def renew(self, group: str, attempt: int) -> None:
-        """Renew the lease of the driver. Opening and closing a step do so too.
+        """Renew the lease of the driver. To open or to close a step renews the lease too.
 
         Raises: Fenced if another driver has the group.
         """
@@ -223,14 +224,14 @@ class RedisSteps:
         return _opening(reply, group, attempt, step)
 
     async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
-        """Write frames to boxes, named in place of the mailboxes, atomically, as a transport's `send` does.
+        """Write frames to boxes, atomically, as a transport's `send` does. A write has a box's name as its mailbox.
 
         There are these differences. A frame's number counts from 1 for each attempt, sender and box. The sender's epoch
         and the directory's version are not checked. Notes and publications are written to the boxes NOTES and
-        PUBLICATIONS of the step after the tag's step. A frame for a full box is TOO_LARGE at once. A frame is GONE if
-        its box is not for a later step within the horizon, or its mailbox's group is not a member in the box's step, or
-        was not in the step after the tag's. The status is STEP_OVER if the attempt does not have the step open; then
-        nothing is written.
+        PUBLICATIONS of the step after the tag's step. A frame for a full box is TOO_LARGE at once. A frame is GONE in
+        three cases: its box is not for a later step within the horizon; the group that reads the box is not a member in
+        the box's step; or that group is not a member in the step after the tag's step. If the attempt does not have the
+        step open, the status is STEP_OVER, and nothing is written.
         """
         keys, args = self._sending(request, tag)
         large = add_writes(args, await self._in_boxes(request, tag))
@@ -253,8 +254,8 @@ class RedisSteps:
     ) -> Committed | Refused:
         """Close a step: everything that its attempt sent counts from now on. With `go_on` the next step is opened too.
 
-        Raises: Fenced if another driver has the group, or the step is not open; MailboxFull if it has series or calls,
-        and the server's memory is full. Then nothing has happened.
+        Raises: Fenced if another driver has the group, or the step is not open; MailboxFull if the step has series or
+        calls, and the server's memory is full. Then nothing has happened.
         """
         script = "close_collecting_step" if closing.series or closing.calls else "close_step"
         args = [*self._of(group), attempt, step, *_closing(closing, go_on=go_on)]
@@ -267,7 +268,7 @@ class RedisSteps:
         """Write all frames of a step, and close it, in one call; the frames' numbers begin at 1.
 
         Return None if some frame cannot be written, or the attempt does not have the step open. Then nothing has
-        happened, and the calls `send` and `close` say why.
+        happened, and `send` and `close`, called one after the other, say why.
 
         Raises: Fenced in the same cases as `close`.
         """
@@ -316,8 +317,8 @@ class RedisSteps:
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
         """Return up to `count` frames of a box behind the stream entry `after`.
 
-        They are from all attempts at the step, also from failed attempts. `counted` selects results of attempts that
-        were committed.
+        The frames are from all attempts at the step, also from failed attempts. `counted` selects the frames of
+        attempts that were committed.
         """
         entries = await self._link.command("XRANGE", self._keys.box(box), f"({after}", "+", "COUNT", count)
         return await self._whole(box, entries)
@@ -331,7 +332,7 @@ class RedisSteps:
         return BoxStart(_covers(covers), await self._whole(box, entries))
 
     async def _whole(self, box: str, entries: Sequence[Any]) -> list[BoxFrame]:
-        """Return the frames of entries, with the bodies that are on other servers."""
+        """Return the frames in stream entries, with bodies from other servers in place of stand-ins."""
         frames = [_box_frame(entry.decode(), fields) for entry, fields in entries]
         return frames if self.bodies is None else await self.bodies.fetch(box, frames)
 
@@ -381,12 +382,12 @@ class RedisSteps:
         return [each for each in found if each.step <= through]
 
     async def collected_born(self, now: str) -> str:
-        """Return the `now` of the first call of this method for the experiment, which the server keeps."""
+        """Keep `now` on the server if no earlier call has; return the `now` that the server keeps."""
         await self._link.command("HSETNX", self._steps, "collected_born", now)
         return bytes(await self._link.command("HGET", self._steps, "collected_born")).decode()
 
     async def collected_bytes(self) -> int:
-        """Return the size of what `collected` returns for all steps."""
+        """Return the total size of the series and calls that groups have collected and that were not dropped."""
         return int(await self._link.command("HGET", self._steps, "collected_bytes") or 0)
 
     async def drop_collected(self, entries: Sequence[Collected]) -> None:
@@ -396,9 +397,9 @@ class RedisSteps:
             await self._link.script("drop_collected", [self._steps, self._keys.steps("collected")], names)
 
     async def blocked(self, step: int, groups: Sequence[str]) -> list[bytes]:
-        """Return what these groups stated, as they closed a step, about the messages that rules blocked.
+        """Return the messages that rules blocked, as these groups have stored them with the close of a step.
 
-        It is kept until all groups have closed the next step.
+        The server keeps these messages until all groups have closed the next step.
         """
         found = await self._link.command("HMGET", self._keys.steps(f"{step}:blocked"), *groups)
         return [each for each in found if each is not None]
@@ -406,7 +407,7 @@ class RedisSteps:
     # -- control --------------------------------------------------------------------------------------------------
 
     async def hold(self, name: str, through: int) -> None:
-        """Keep the boxes of later steps than `through` until hold `name` has handled them. It never moves back.
+        """Keep the boxes of later steps than `through` until hold `name` has handled them. A hold never moves back.
 
         With `through` STANDSTILL no step begins. Each call wakes all groups that wait for a step.
         """
@@ -478,7 +479,7 @@ def _not_ours(has: int, group: str, attempt: int) -> Fenced:
 
 
 def _behind(group: str, closed: int, what: str) -> Fenced:
-    """Build the error for a step that does not follow the last one that the server knows of the group."""
+    """Build the error for a step that does not follow the last closed step that the server knows for the group."""
     return Fenced(
         f"group {group!r} {what}. It was removed and created again, or the server has lost steps: it was flushed, "
         "restored from older data, or killed before it had written them (appendfsync always loses none). Drive all "

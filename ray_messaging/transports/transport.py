@@ -102,7 +102,7 @@ class RedisTransport:
         self._caller = secrets.token_hex(8)
         self.dead_bytes = dead_bytes
         self._reading = BlockingReads(self.link)
-        self._born: dict[str, str] = {}  # by mailbox, the number that tells it from earlier ones of its name
+        self._born: dict[str, str] = {}  # by mailbox, a number that distinguishes it from earlier ones with its name
         self.moves = RedisMoves(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
         self._step_loops = 0  # how many loops over steps make calls
@@ -124,13 +124,13 @@ class RedisTransport:
             link.who = who
 
     def begin_steps(self, timeout_s: float) -> None:
-        """Repeat calls for `timeout_s` seconds, if that is longer than else, until `end_steps`: steps make them."""
+        """Until `end_steps`, repeat calls for `timeout_s` seconds, if that is longer than `patience_s`."""
         self._step_loops += 1
         for link in self._links:
             link.outage = link.outage or Outage(f"group {link.who}", timeout_s)
 
     def end_steps(self) -> None:
-        """End what `begin_steps` has begun, once it was called as often."""
+        """Undo `begin_steps`. If `begin_steps` was called several times, only as many calls undo it."""
         self._step_loops -= 1
         for link in self._links if not self._step_loops else ():
             link.outage = None
@@ -179,11 +179,11 @@ class RedisTransport:
     async def set_audience(self, name: str, version: int, facts: str, since: int | None = None) -> int | None:
         """Store a version of an audience in the directory; return the step from which it is used, 0 without steps.
 
-        Return None, and change nothing, if the last stored version is not the previous one of this.
+        Return None, and change nothing, if the last stored version is not the version before this one.
 
-        Args: `facts` describes the version ("": the audience is removed). `since` is the step from which it is used, if
-        groups have made the change in the previous step; no group goes on before it is stored. None: the next step that
-        no group has opened.
+        Args: `facts` describes the version ("": the audience is removed). If groups have made the change in a step,
+        `since` is the next step, which uses the version; no group goes on before the version is stored. If `since` is
+        None, the version is used from the next step that no group has opened.
         """
         done, number = await self.link.script(
             "set_audience", [self.keys.meta, self.keys.steps()], [name, version, facts, "" if since is None else since]
@@ -223,10 +223,10 @@ class RedisTransport:
     ) -> Listening | HeldMailbox | None:
         """Enter a mailbox's record in the directory if the directory is still at `version`, and take the mailbox.
 
-        Return None if the directory is at another version, Held if another owner has the mailbox.
+        Return None if the directory is at another version, HeldMailbox if another owner has the mailbox.
 
-        Args: `epoch` is the reader's own when it only adds to its record, None when it takes the mailbox over. `over`
-        is another owner's lease that is known to have ended.
+        Args: `epoch` is the reader's epoch if the mailbox's owner only adds to its record, or None to take the mailbox
+        over. `over` is another owner's lease that is known to have ended.
         Raises: Fenced if a newer reader has the mailbox, or it was removed.
         """
         name = record.mailbox
@@ -259,10 +259,11 @@ class RedisTransport:
         return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])), reply[6], reply[7] or b"")
 
     async def keep_agents(self, sets: Mapping[bytes, AgentSet]) -> None:
-        """Keep sets of agents, by digest, for the event log, before frames that name them are written.
+        """Keep sets of agents, by digest, for the event log, before frames that name these sets are written.
 
         Only sets that the server lacks are written. All senders of an experiment need the same sets at about the same
-        time, so each asks again before it writes one, and takes it at random: few sets are written more than once.
+        time. So that few sets are written twice, each sender writes the sets in random order, and before each write it
+        asks which sets the server still lacks.
         """
         left = [*sets]
         random.shuffle(left)
@@ -333,14 +334,14 @@ class RedisTransport:
         full = messages + rows > max_rows or held + nbytes > max_bytes
         behind = logged and (unlogged + rows > max_rows or unlogged_bytes + nbytes > max_bytes)
         if nbytes > max_bytes or not (full or behind):
-            return None  # `send` writes it, or returns why it never fits
+            return None  # `send` writes the frame, or returns why the frame never fits
         gone = leased == b"1" and not await self.link.command("EXISTS", self.keys.lease(mailbox))
         return None if gone else FrameFate.FULL if full else FrameFate.LOG_FULL
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
         born = self._born.get(mailbox)
-        if born is None:  # it is not our mailbox
+        if born is None:  # the mailbox is not ours
             born = (await self.link.command("HGET", self.keys.state(mailbox), "born") or b"0").decode()
         reply = await self._reading.read({self.keys.stream(f"{mailbox}:{born}"): after}, count, block_s)
         return [
@@ -412,7 +413,7 @@ class RedisTransport:
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int | None = None) -> None:
         """Write a frame that cannot be decoded to the dead letters.
 
-        Args: with `row` the frame is one message instead, that row of the entry, whose handler has failed.
+        Args: with `row`, the frame is instead one message whose handler has failed: row `row` of the entry.
         """
         frame, reason = kept_of(frame, reason)
         keys = [self.keys.dead, self.keys.state(mailbox)]
@@ -427,7 +428,7 @@ class RedisTransport:
         await self.link.script("set_service", [self.keys.state(mailbox)], [epoch, note])
 
     async def services(self, mailboxes: Collection[str]) -> dict[str, bytes]:
-        """Return the notes about the services of mailboxes, for those whose current reader has stored one."""
+        """Return, by mailbox, the note about its service, if the mailbox's current reader has stored one."""
         found = await self.link.script("read_services", [self.keys.meta], [self.keys.prefix, *mailboxes])
         return {name.decode(): note for name, note in zip(found[::2], found[1::2], strict=True)}
 

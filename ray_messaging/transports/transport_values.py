@@ -23,7 +23,7 @@ class FrameFate(IntEnum):
     GONE = 3  # the mailbox's lease has expired
     TOO_LARGE = 5  # the frame would exceed the mailbox's limit even if the mailbox were empty
     GAP = 4  # the server has lost what this sender wrote before
-    LOG_FULL = 6  # the event log is behind: unwritten frames fill a mailbox, or its own stream
+    LOG_FULL = 6  # the event log is behind: a mailbox, or the log stream, is full of frames that the log lacks
     HELD_BACK = 7  # another frame of its transaction was refused
 
 
@@ -40,7 +40,7 @@ class SendStatus(IntEnum):
     LOST = 7  # the server has no data of the sender any more
     RESTORED = 8  # the server has the data from before the sender claimed its epoch
     STEP_OVER = 9  # for a step: the step is closed, or another attempt has the group
-    OTHER_RULES = 10  # the rules by which the batch passed have changed; the interceptor is the same
+    OTHER_RULES = 10  # the interceptor is the same, but the rules that let the batch pass have changed
 
 
 def fenced(name: str, epoch: int) -> Fenced:
@@ -54,7 +54,7 @@ def fenced(name: str, epoch: int) -> Fenced:
 
 
 def lost(name: str, epoch: int) -> Fenced:
-    """Build the error for a reader or sender that the server does not know any more, or not under its epoch."""
+    """Build the error for a reader or sender whose data, or whose epoch, the server has lost."""
     return Fenced(
         f"the server knows nothing of {name!r} under our epoch {epoch} any more: it was flushed, restored from older "
         f"data or replaced, or {name!r} was removed or stood still for too long. Close this messager and open a new "
@@ -72,7 +72,7 @@ class Published(NamedTuple):
 
 
 LOG = ":log"  # the log stream's name among the mailboxes; users' mailboxes have no colon
-LOG_STREAM = LOG + ":0"  # its name among the streams that the event log reads
+LOG_STREAM = LOG + ":0"  # the log stream's name among the streams that the event log reads
 
 
 class LoggedFrame(NamedTuple):
@@ -86,8 +86,8 @@ class LoggedFrame(NamedTuple):
 class FrameWrite(msgspec.Struct):
     """One frame for one mailbox, or publications for channels without a mailbox (mailbox "").
 
-    `noted` is written to the log stream in the same call; for the mailbox LOG it is the only content. It is dropped if
-    no log is registered. A call has at most one write for "", because only one list of subscriber counts is kept.
+    `noted` is written to the log stream in the same call, or dropped if no log is registered. A write for the mailbox
+    LOG has `noted` only. A call has at most one write for "", because only one list of subscriber counts is kept.
     """
 
     mailbox: str
@@ -99,10 +99,10 @@ class FrameWrite(msgspec.Struct):
 
 
 class Conclusion(msgspec.Struct):
-    """Changes that a transaction makes besides its messages: its mailbox's cursor (None: unchanged), and its state.
+    """Changes that a transaction makes besides its messages: the mailbox's cursor (None: unchanged), and the state.
 
     `messages`, `nbytes` and `acks` are as in `commit`. With `state_changed` the state becomes `state` (None: no state).
-    Transactions of one sender are numbered from 1, so that a repeated one has its effect once.
+    Transactions of one sender are numbered from 1, so that a repeated transaction has its effect once.
     """
 
     mailbox: str
@@ -125,7 +125,7 @@ class SendRequest(msgspec.Struct):
     sender: str
     epoch: int
     directory_version: int
-    interceptor_epoch: int  # or the rule snapshot's number; -1: a user's own interceptor; -2: no verdicts
+    interceptor_epoch: int  # or the number of a rule snapshot; -1: a user's own interceptor; -2: no verdicts
     writes: Sequence[FrameWrite]
     conclusion: Conclusion | None = None
 
@@ -146,8 +146,8 @@ class SendReply(msgspec.Struct):
 class Listening(NamedTuple):
     """A mailbox that is ours now: the directory's version, the reader's epoch, and the durable cursor.
 
-    `state`, of the last transaction, and `acked`, the ranges acknowledged after the cursor, are set only when the
-    mailbox is taken over.
+    Only when the mailbox was taken over, `state` is the state after the last transaction, and `acked` has the ranges
+    that are acknowledged after the cursor.
     """
 
     version: int
@@ -166,7 +166,7 @@ class MailboxEnd(NamedTuple):
 
 
 class HeldMailbox(NamedTuple):
-    """A mailbox of another owner, with its current lease. `overdue`: the lease may have ended by the server's clock."""
+    """A mailbox of another owner, with its lease. `overdue`: by the server's clock the lease may have ended."""
 
     owner: str
     lease: str
@@ -219,7 +219,7 @@ class DirectoryDelta(NamedTuple):
 
 
 _CHANCE = 10**6  # the last six digits are random
-_END = 2**62  # a higher number is not one of ours, and would not fit into frames
+_END = 2**62  # a higher number cannot be an epoch, and would not fit into frames
 
 
 def new_epoch(above: int = 0) -> int:

@@ -153,7 +153,7 @@ class DeadLetters:
         return self
 
     def stats(self) -> dict[str, int]:
-        """Return the number and bytes of the letters, and of letters that were dropped at the limit."""
+        """Return how many letters are kept and their bytes, and how many were dropped at the limit and their bytes."""
         facts = self._run(lambda store: store.facts())
         return {
             "letters": facts.letters,

@@ -36,7 +36,8 @@ _HOOKS = frozenset(
     )
 )
 _IN_C = type(None), GetSetDescriptorType, MethodDescriptorType, WrapperDescriptorType
-_PURE = sys.stdlib_module_names | {"networkx", "numpy", "pandas", "pyarrow", "scipy"}  # their hooks change nothing
+# To pickle an object of these modules' classes does not change the object.
+_PURE = sys.stdlib_module_names | {"networkx", "numpy", "pandas", "pyarrow", "scipy"}
 
 
 def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _LONGEST_S) -> str | None:

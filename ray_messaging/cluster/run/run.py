@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 _KIND: Final = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100}
 _IDLE_S: Final = 60.0  # how long idle processes are kept: a new one takes a second or two, an idle one some memory
-_CLOSE_S = 10.0  # the most time for groups to leave their mailboxes, after their remembered calls
+_CLOSE_S = 10.0  # the longest wait until groups have left their mailboxes, once their remembered calls have ended
 _LOOK_S = 0.25  # the time between two checks of the progress
-_NODES_EVERY = 8  # of these checks look whether a machine is lost with its server
-_COUNTED_S = 0.1  # the most time for groups to tell their counts of calls
-_TOLD_S = 1.0  # the most time for groups to answer that they will end early
+_NODES_EVERY = 8  # one check in so many also checks that no machine with a server is lost
+_COUNTED_S = 0.1  # the longest wait until groups answer how many remembered calls they have made
+_TOLD_S = 1.0  # the longest wait until groups answer that they will end early
 _REMEDY = "resume with the same, or begin anew by on_existing='reset'"
 
 

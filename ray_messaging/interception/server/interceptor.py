@@ -166,7 +166,10 @@ class Interceptor:
         await self.versions.apply(step)
 
     def _answer_in_step(self, batch: Batch, attempt: Attempt, *, patient: bool) -> bytes | Awaitable[bytes]:
-        """Answer a request about a batch of a step. If it defers all rows, the rules need more time."""
+        """Answer a request about a batch of a step.
+
+        If slow rules have not decided in time, the answer defers all rows of the batch, and the sender asks again.
+        """
         before = self.before_step(attempt.step)
         if before is not None:
             return self._answer_after(before, batch, attempt, patient=patient)

@@ -116,7 +116,10 @@ class RuleDelegation:
             self._revoking = asyncio.create_task(self._revoke(), name="ray_messaging revoke delegated rules")
 
     async def _revoke(self) -> None:
-        """Publish the newest number on the server, and retry while the server is away."""
+        """Tell the server the number of the newest snapshot, which revokes all earlier ones.
+
+        Retry while the server is out of reach.
+        """
         self._failure = None
         try:
             while self._outdated:

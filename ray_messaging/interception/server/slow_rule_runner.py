@@ -153,7 +153,8 @@ class SlowRuleRunner:
     async def _run(self, judging: Judging) -> bytes:
         """Judge messages by all rules that are left, and save the verdict; return the encoded answer.
 
-        A single message has the answer b"". If the verdict cannot be saved, the answer defers all rows.
+        The answer for a single message outside of steps is b"". If the verdict cannot be saved, the answer defers all
+        rows, so that the sender asks again.
         """
         try:
             while judging.asked is not None:

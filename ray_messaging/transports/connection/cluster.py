@@ -36,16 +36,16 @@ class _Node(NamedTuple):
 class ClusterNodes:
     """Nodes of a cluster, of which one primary has the slot of an experiment's keys.
 
-    All nodes are asked at once. When a majority has answered, the answer with the highest epoch counts, as in the
-    cluster itself, because a node that was cut off names the old owner. A node that says that it does not have the slot
-    is not the owner, whatever other nodes say.
+    All nodes are asked at once. A node that was cut off still names the old owner of the slot. So when a majority has
+    answered, the answer with the highest epoch counts, as in the cluster itself. A node that says that it does not have
+    the slot is not the owner, whatever other nodes say.
     """
 
     def __init__(self, config: RedisConfig, home: str) -> None:
         self._config = config
         self._slot = key_slot(home.encode())
         self._seeds = config.cluster_addresses()
-        self._named: list[tuple[str, int]] = []  # nodes in earlier answers, because those of the config may be gone
+        self._named: list[tuple[str, int]] = []  # nodes from earlier answers: the nodes in the config may be gone
 
     @property
     def where(self) -> str:
@@ -56,7 +56,7 @@ class ClusterNodes:
         """Return the host and port of the slot's owner, within 3 s.
 
         Raises: NoPrimaryError if no node answers or the owner is down; WrongSettingsError if the nodes that answer
-        cannot know it; AuthenticationError if they refuse the password.
+        cannot know the owner; AuthenticationError if the nodes refuse the password.
         """
         questions = {_text(address): self._ask(*address) for address in dict.fromkeys([*self._named, *self._seeds])}
         return self._chosen(await answers_of(questions)).address
@@ -115,7 +115,7 @@ def _endpoints(slots: Sequence[Any], asked: str) -> dict[str, tuple[str, int]]:
     found: dict[str, tuple[str, int]] = {}
     for _, _, *nodes in slots:
         for host, port, name, *_ in nodes:
-            if host != b"?":  # "?": the cluster prefers hostnames, and does not know this node's
+            if host != b"?":  # "?": the cluster prefers hostnames, and does not know the hostname of this node
                 found[name.decode()] = (host.decode() if host else asked, int(port))
     return found
 

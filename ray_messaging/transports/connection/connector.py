@@ -36,9 +36,9 @@ class NearbyConnection(Connection):
 
 
 def discovery_of(config: RedisConfig, home: str) -> Sentinels | ClusterNodes | None:
-    """Return the servers that know the primary of keys that begin with `home`, or None if it has a fixed address.
+    """Return the servers that know which primary has the keys that begin with `home`; None if the address is fixed.
 
-    They are asked before each connection, because the primary may have changed.
+    These servers are asked before each connection, because the primary may have changed.
     """
     if config.sentinels:
         return Sentinels(config)
@@ -46,7 +46,7 @@ def discovery_of(config: RedisConfig, home: str) -> Sentinels | ClusterNodes | N
 
 
 class Connector:
-    """Maker of connections to a server, at the address in its config or that which Sentinels or cluster nodes name."""
+    """Maker of connections to a server, at the address in the config, or at an address from Sentinels or nodes."""
 
     def __init__(self, config: RedisConfig, home: str) -> None:
         self._config = config

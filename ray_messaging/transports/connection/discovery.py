@@ -30,7 +30,7 @@ class WrongSettingsError(NoPrimaryError):
 async def answers_of(
     questions: Mapping[str, Coroutine[Any, Any, T]], counts: Callable[[T], bool] = lambda _: True
 ) -> dict[str, T | RedisError | OSError]:
-    """Return answers or errors by server, once more than half count of all asked, or when the time is over.
+    """Return answers or errors by server, once more than half of all asked servers have answered, or time is over.
 
     The first answer is not enough, because a server that was cut off from the others may name an old primary.
     """

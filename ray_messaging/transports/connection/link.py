@@ -58,11 +58,12 @@ from ray_messaging.transports.connection.scripts import script_hash, script_text
 from ray_messaging.transports.server_facts import Info, is_replica, number, read_info, refusal
 
 T = TypeVar("T")
-# Called with a connection, and the streams (their keys) that are read over it, each with the last entry that was read.
+# A function that is called with a connection, and with the streams that are read over the connection: by the key of
+# each stream, the last entry that was read.
 Greet = Callable[[Wire, Mapping[str, str]], Awaitable[None]]
 
-_GLANCE_S = 1.0  # the time between two questions whether the experiment has ended
-# A stalled connection is given up early enough that the patience suffices for another one.
+_GLANCE_S = 1.0  # the time between two checks whether the experiment has ended
+# A stalled connection is given up so early that within `patience_s` there is time for another connection.
 _SHORTEST_STALL_S = 1.0
 _AS_CLUSTER = (
     "give redis+cluster://host:port,host:port (RedisConfig(cluster=[...])), which finds the node with the keys"
@@ -89,7 +90,7 @@ _ANSWERS = (ResponseError, BusyLoadingError)  # errors with which the server has
 
 
 def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-    """Return an attempt that, when it is called for the first time only, tries `first` before."""
+    """Return an attempt that tries `first` before `attempt`, but only when it is called for the first time."""
     ways = [first]
 
     async def both() -> Any:  # noqa: ANN401 - a reply
@@ -134,7 +135,7 @@ class RedisLink:
         self.ended: Callable[[], Awaitable[Closed | None]] | None = None
         self.observer: Observer | None = None
         self.who = ""  # who makes the calls, for error texts
-        self.outage: Outage | None = None  # set while the calls are those of steps, which are repeated for longer
+        self.outage: Outage | None = None  # set while steps make the calls, which are then repeated for longer
 
     @property
     def where(self) -> str:
@@ -149,11 +150,11 @@ class RedisLink:
     async def connect(self) -> None:
         """Connect to the server.
 
-        Raises: ConnectionFailed at once, or after `RedisConfig.connect_timeout` if nothing answers. ServerRefused if it
-        refuses the password, user or db. ConfigError if the server is too old, is a replica, is a node of a cluster but
-        was not given as a cluster, or deletes data when its memory is full; or if its Sentinels do not know the
-        service, or no node has the experiment's slot. NotReplicated if it has fewer replicas than must confirm calls.
-        Closed if the experiment has ended.
+        Raises: ConnectionFailed at once, or after `RedisConfig.connect_timeout` if nothing answers. ServerRefused if
+        the server refuses the password, user or db. ConfigError if the server is too old, is a replica, is a node of a
+        cluster but was not given as a cluster, or deletes data when its memory is full; or if its Sentinels do not know
+        the service, or no node has the experiment's slot. NotReplicated if the server has fewer replicas than must
+        confirm calls. Closed if the experiment has ended.
         """
         self._closed = False
         patient_until = time.monotonic() + self.config.connect_timeout
@@ -185,7 +186,7 @@ class RedisLink:
             raise unsuitable
 
     async def _primaries(self, wire: Wire, info: Info) -> int:
-        """Return the number of primaries in a node's cluster, or 1 for a single server or if it cannot be known.
+        """Return how many primaries a node's cluster has; 1 for a single server, or if the number is unknown.
 
         Raises: redis-py's error if the cluster serves no keys.
         """
@@ -258,7 +259,7 @@ class RedisLink:
     async def _replies(self, wire: Wire, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands in one piece; return their replies, which may be errors.
 
-        With a guard, return when replicas have the commands' effect, unless the last command failed and has none.
+        With a guard, wait until replicas have the commands' effect, unless the last command failed, without effect.
         """
         self._calls += 1
         behind = () if self.guard is None else self.guard.behind
@@ -274,7 +275,7 @@ class RedisLink:
         return found
 
     async def dedicated(self) -> AbstractConnection:
-        """Make a separate connection, for a subscription; raises redis-py's errors."""
+        """Make a separate connection, for a subscription; raise redis-py's errors."""
         return await self._connector.make()
 
     async def open_wire(self) -> Wire:
@@ -341,7 +342,7 @@ class RedisLink:
         return error if isinstance(error, Exception) else RuntimeError(str(error))
 
     def _gave_up(self, error: BaseException, *, taken: bool) -> Exception:
-        """Build the error of a call whose last attempt failed; `taken`: an earlier attempt may have had its effect."""
+        """Build the error of a call whose last attempt failed; `taken`: an earlier attempt may have succeeded."""
         if taken and isinstance(error, OutOfMemoryError):
             return ConnectionFailed(
                 f"the memory of the server at {self.where} is full, and an earlier attempt of this call had no answer: "
@@ -351,7 +352,7 @@ class RedisLink:
         return self.translated(error, last=True)
 
     def _from(self, *, last: bool) -> str:
-        """Return from where the server cannot be reached, and for how long a step has tried, for error texts."""
+        """Return a part of an error text: which machine cannot reach the server, and for how long a step has tried."""
         if not self.who:
             return ""
         kind = "" if self.outage is None else "group "
@@ -371,8 +372,8 @@ class RedisLink:
     def _passes(self, error: BaseException) -> bool:
         """Return whether repeating a call may help after this error.
 
-        Some errors are recognized by their text, because redis-py, which connects and subscribes, has no class for
-        them. In a cluster a new connection is made to the node that has the keys by then.
+        Some errors of redis-py, which connects and subscribes, have no class of their own, and are recognized by their
+        text. In a cluster the next connection is made to the node that then has the keys.
         """
         if isinstance(error, MovedError | RedisMovedError):
             return self._clustered
@@ -445,8 +446,8 @@ class RedisLink:
     async def transaction(self, commands: Sequence[Sequence[Any]]) -> list[Any] | None:
         """Run commands in one MULTI/EXEC transaction, once, over the open connection.
 
-        Return their replies, which may be errors, or None if nothing was done, because there is no connection or the
-        server refused the transaction. Then `transacts` says whether another transaction may be tried.
+        Return the replies to the commands, which may be errors. Return None if nothing was done, because there is no
+        connection or the server refused the transaction; then `transacts` says whether to try a transaction again.
 
         Raises: redis-py's error if the outcome is unknown.
         """
@@ -460,7 +461,7 @@ class RedisLink:
             return found
         if not isinstance(found, _ANSWERS):
             raise found
-        aborted = str(found).startswith("EXECABORT")  # because of one command; the script then gives its error
+        aborted = str(found).startswith("EXECABORT")  # the server refused one command; the script will give the error
         if not aborted:
             wire.close(found)  # the connection may still be in the transaction
         for error in (begun, found):
@@ -486,12 +487,12 @@ class RedisLink:
         return await self.persist(lambda: asyncio.gather(*map(self._once, commands)))
 
     async def persist(self, attempt: Callable[[], Awaitable[T]], cut: Callable[[], None] | None = None) -> T:
-        """Repeat an attempt while the connection is interrupted, for at most `patience_s` seconds, in steps longer.
+        """Repeat an attempt while the connection is interrupted, for at most `patience_s` seconds, or longer in steps.
 
         `cut` is called after each attempt with an unknown outcome.
 
         Raises: ServerRefused at once; Closed if the experiment has ended; ConnectionFailed if the server cannot be
-        reached; MailboxFull if its memory is full.
+        reached; MailboxFull if the server's memory is full.
         """
         began, calls = asyncio.get_running_loop().time(), self._calls
         backoff: Backoff | None = None  # most commands succeed at once
@@ -506,7 +507,7 @@ class RedisLink:
                 if isinstance(error, NoScriptError):
                     self._known.clear()  # the next attempt sends the script's text
                     forgotten = not forgotten
-                    if forgotten:  # the server was restarted, told to forget it, or has refused to run it
+                    if forgotten:  # the server has forgotten the script a second time, or has refused to run it
                         continue
                 forgotten = False
                 if not isinstance(error, _ANSWERS):
@@ -524,9 +525,9 @@ class RedisLink:
             await backoff.sleep()
 
     def _patience_for(self, error: Exception) -> float:
-        """Return for how many seconds a call is repeated that fails by an error.
+        """Return for how many seconds a call that fails with this error is repeated.
 
-        A step waits longer for a server that cannot be reached, but not for one that is full or lacks replicas.
+        A step waits longer if the server cannot be reached, but not if the server is full or lacks replicas.
         """
         if self.outage is None or isinstance(error, OutOfMemoryError | TooFewReplicasError):
             return self.patience_s

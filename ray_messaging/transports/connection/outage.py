@@ -1,4 +1,4 @@
-"""An outage of a server, as the calls of a step see it: how long it has lasted, and who is told."""
+"""An outage of a server, as the calls of a step see it: how long it has lasted, and the warnings about it."""
 
 import logging
 import time
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-# Seconds of an outage until the first warning: a server that refuses connections is down or starts again; one that is
-# silent may be slow. Then the time between two warnings.
+# Seconds of an outage until the first warning, which comes earlier if the server refuses connections, because it is
+# then down or starting; a silent server may only be slow. The last value is the time between two warnings.
 _REFUSED_S, _SILENT_S, _AGAIN_S = 2.0, 5.0, 30.0
 
 
@@ -52,7 +52,7 @@ class Outage:
 
 
 def _refused(error: BaseException) -> bool:
-    """Return whether a machine has answered, and no server listens there."""
+    """Return whether the machine has answered that no server listens at the port."""
     found: BaseException | None = error
     for _ in range(8):  # a chain may be circular
         if found is None or isinstance(found, ConnectionRefusedError):

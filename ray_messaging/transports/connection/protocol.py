@@ -62,7 +62,7 @@ async def connect(connection: AbstractConnection) -> None:
 
 
 LARGE = 64 * 2**10  # arguments from this size on are sent separately, because hiredis copies each three times
-_KEPT_BYTES = 4 * 2**20  # the most bytes of the reply buffer that are kept, because growing it copies it
+_KEPT_BYTES = 4 * 2**20  # the most bytes of the reply buffer that are kept: a buffer that grows is copied
 
 
 class ServerBusyError(ResponseError):
@@ -77,7 +77,7 @@ class MovedError(ResponseError):
     """Another node of the cluster has the key."""
 
 
-# After these errors another server may be the primary, which a new connection finds.
+# After these errors another server may be the primary. A new connection finds this server.
 _ELSEWHERE = (ReadOnlyError, ClusterLostError, MovedError)
 
 _ERRORS: dict[str, type[Exception]] = {
@@ -141,7 +141,7 @@ class TakenSocket(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._lost: Exception | None = None
         self._reader = hiredis.Reader(replyError=reply_error)
-        # Kept, as redis-py closes the socket of a connection without a reference.
+        # The reference is kept, because redis-py closes the socket of a connection that nobody refers to.
         self._connection = connection
         # redis-py has no public way to give its socket away.
         writer: Any = connection._writer
@@ -169,13 +169,13 @@ class TakenSocket(asyncio.Protocol):
 class Wire(TakenSocket):
     """Connection that matches replies to commands, in order. Several commands may be in flight.
 
-    One timer checks all of them, and only while some wait, so it costs almost nothing for a stream of short calls.
+    One timer checks all commands, and runs only while commands wait, so it costs almost nothing for short calls.
     """
 
     def __init__(self, connection: AbstractConnection) -> None:
         super().__init__(connection)
         self._waiting: deque[_Call] = deque()
-        self._written = self._left = 0  # bytes of commands that were given to the socket, and that have left it
+        self._written = self._left = 0  # bytes that were given to the socket, and bytes that have left the socket
         self._left_at = self._heard_at = -math.inf  # loop time
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf  # loop time
@@ -228,7 +228,7 @@ class Wire(TakenSocket):
         now = self._loop.time()
         call = _Call(future, now, now + timeout_s, stall_s, self._written)
         self._waiting.append(call)
-        # The timer may belong to an earlier call, whose count of sent bytes does not include this call.
+        # The timer may have been set for an earlier call. Its count of sent bytes then does not include this call.
         if self._timer is None or len(self._waiting) == 1:
             self._left, self._left_at = self._sent(call), now
         self._watch(min(call.due, now + stall_s))
@@ -247,7 +247,7 @@ class Wire(TakenSocket):
 
     def _look(self) -> None:
         self._timer = None
-        waiting = [call for call in self._waiting if not call.future.done()]  # not those that were cancelled
+        waiting = [call for call in self._waiting if not call.future.done()]  # without cancelled calls
         if not waiting:
             return
         first, now = waiting[0], self._loop.time()

@@ -19,15 +19,15 @@ class TooFewReplicasError(RedisConnectionError):
 
 
 class UnconfirmedError(RedisConnectionError):
-    """A call was answered, but the commands after it were not, so it is unknown whether replicas have it."""
+    """A call was answered, but the commands after it were not, so it is unknown whether replicas have its effect."""
 
 
 class ReplicaGuard:
     """Commands that follow each call on its connection: a write, then WAIT for `replicas` replicas.
 
-    WAIT only covers the last write of its own connection. Without a write before it, WAIT would answer at once for a
-    send that is repeated over a new connection, and for a read of an entry that no replica has. With the write it
-    covers everything that the server did before, for any client.
+    WAIT only covers the last write of its own connection. So without a write of its own, WAIT would answer at once in
+    two cases: after a send that was repeated over a new connection, and after a read of an entry that no replica has.
+    With the write, WAIT covers everything that the server did before for any client.
     """
 
     def __init__(self, replicas: int, *, marker: str, key: str, patience_s: float) -> None:
@@ -39,12 +39,12 @@ class ReplicaGuard:
         )
 
     def check(self, replies: list[Any]) -> None:
-        """Remove the replies to the commands `behind` from the end of a call's replies, and check them.
+        """Remove the replies to the guard's own commands from the end of a call's replies, and check these replies.
 
-        An error in them says nothing about the call itself, which may have had its effect.
+        An error of the guard's commands says nothing about the call itself, which may have had its effect.
 
-        Raises: TooFewReplicasError if too few replicas have confirmed the call; UnconfirmedError if these commands
-        failed.
+        Raises: TooFewReplicasError if too few replicas have confirmed the call; UnconfirmedError if the guard's
+        commands failed.
         """
         replicas, marked = replies.pop(), replies.pop()
         for error in (marked, replicas):

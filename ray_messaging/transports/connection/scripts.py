@@ -8,7 +8,7 @@ from itertools import product
 
 from ray_messaging.addressing.channels import mark_of_db
 
-_DBS = 16  # as many as a server has by default; only an error text looks for the others in vain
+_DBS = 16  # a server's default number of dbs; in a db above, error texts do not find the line of a script
 _SECTION = re.compile(r"^-- (script|shared) (\w+) -+\n", re.MULTILINE)  # the header of a section in a Lua file
 
 # The shared sections that a script needs before it, by the script's name.

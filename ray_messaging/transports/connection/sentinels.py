@@ -24,9 +24,9 @@ _DOWN = frozenset({"s_down", "o_down", "disconnected"})  # flags of a primary th
 class Sentinels:
     """Sentinels of one service. They are asked before each connection, because the primary may have changed.
 
-    redis-py's `discover_master` asks one Sentinel after the other, and uses the first answer, but a Sentinel that was
-    cut off names the old primary. So we ask all at once, wait for a majority, and use the answer with the highest
-    epoch.
+    A Sentinel that was cut off still names the old primary. redis-py's `discover_master` asks one Sentinel after the
+    other, and would use such an answer if it comes first. So we ask all Sentinels at once, wait for a majority, and use
+    the answer with the highest epoch.
     """
 
     def __init__(self, config: RedisConfig) -> None:
@@ -41,8 +41,8 @@ class Sentinels:
     async def primary(self) -> tuple[str, int]:
         """Return the host and port of the primary, within 3 s.
 
-        Raises: NoPrimaryError if no Sentinel answers or the primary is down; WrongSettingsError if those that answer do
-        not know the service; AuthenticationError if they refuse the password.
+        Raises: NoPrimaryError if no Sentinel answers or the primary is down; WrongSettingsError if the Sentinels that
+        answer do not know the service; AuthenticationError if the Sentinels refuse the password.
         """
         options = {
             "username": self._config.sentinel_username,

@@ -1,4 +1,4 @@
-"""Runs of a server: after each restart, new entry ids must be above all that it assigned before."""
+"""Runs of a server: after each restart, new entry ids must be above all ids that the server assigned before."""
 
 import asyncio
 import logging
@@ -50,5 +50,5 @@ class ServerRuns:
             )
 
     def heard(self, now_ms: int, asked_at: float) -> None:
-        """Record the server's clock at the loop time of a request. A clock that was set back changes nothing."""
+        """Record the server's clock, `now_ms`, at the loop time of a request. A clock that was set back is ignored."""
         self._ahead_ms = max(self._ahead_ms, now_ms - asked_at * 1000)
