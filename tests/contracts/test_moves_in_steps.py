@@ -8,10 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, agree, hears, live, run_step
-from support.stepped import befriend, begin_steps, declare, fates_in, leave_steps, steps_of
+from support.stepped import EVERYBODY, befriend, begin_steps, declare, fates_in, leave_steps, steps_of
 
 from ray_messaging import AlreadyExists, MoveFailed, UnknownName, rules
-from ray_messaging.audiences.cache import EVERYBODY
 
 GROUPS = 3
 
