@@ -54,9 +54,10 @@ def missing():
         os.close(os.open("/dev/net/tun", os.O_RDWR))
     except OSError as error:
         return f"three hosts on one machine need TUN devices: /dev/net/tun: {error.strerror}"
-    made = subprocess.run(["unshare", "-n", "-m", "-u", "-p", "-i", "-f", "true"], capture_output=True, check=False)
+    device = ["ip", "tuntap", "add", "dev", "eth0", "mode", "tun"]
+    made = subprocess.run(["unshare", "-n", "-m", "-u", "-p", "-i", "-f", *device], capture_output=True, check=False)
     if made.returncode:
-        return f"three hosts on one machine need namespaces: {made.stderr.decode().strip()}"
+        return f"three hosts on one machine need namespaces with TUN devices: {made.stderr.decode().strip()}"
     return None
 
 
