@@ -26,6 +26,7 @@ RECORD = "_study.json"
 RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
 DIED = "WorkerDied: "  # how the error of a run begins whose worker died: the next call runs it again
 _PART = re.compile(r"(runs|series)-(\d{8,})\.parquet")
+_OF_SERIES = re.compile(r"series(-\d{8,})?\.parquet")
 _KEYS = b"ray_messaging.runs"  # in a file of series: the runs of its row groups
 
 
@@ -100,7 +101,16 @@ class StudyFolder:
 
     def runs(self, record: Mapping[str, Any]) -> dict[str, StoredRun]:
         """Return the runs that have ended, by key. A run that was carried out again is there once."""
-        there = self.files()
+        while True:
+            there = self.files()
+            try:
+                return self._runs_in(there, record)
+            except LogError as error:
+                # At its end another program puts all parts into one file.
+                if not isinstance(error.__cause__, FileNotFoundError) or self.files() == there:
+                    raise
+
+    def _runs_in(self, there: Sequence[str], record: Mapping[str, Any]) -> dict[str, StoredRun]:
         found: dict[str, StoredRun] = {}
         if RUNS in there:
             seconds = self._columns(TIMES) if TIMES in there else {KEY: [], SECONDS: []}
@@ -151,12 +161,30 @@ class StudyFolder:
                 self.folder.filesystem.delete_file(self._path(name))
 
     def series_of(self, run: StoredRun) -> pa.Table:
-        """Return the series of one run."""
+        """Return the series of one run, also if the study has grown or ended since the run was read."""
         assert run.series is not None
-        file, group = run.series
-        with self._reading(file), self.folder.filesystem.open_input_file(self._path(file)) as stream:
-            table = pq.ParquetFile(stream).read_row_group(group)
+        if (table := self._series(*run.series, run.key)) is None:
+            for name in filter(_OF_SERIES.fullmatch, self.files()):
+                if run.key in (keys := self._keys(name)):
+                    table = self._series(name, keys.index(run.key), run.key)
+        if table is None:
+            raise LogError(
+                f"the study in {self.where!r} was begun anew after it was opened here: open it again by Study(...)",
+                path=self.where,
+            )
         return table.drop_columns([KEY])
+
+    def _series(self, name: str, group: int, key: str) -> pa.Table | None:
+        """Return the series in a row group of a file; None if it is not there, or that of another run."""
+        with self._reading(name):
+            try:
+                stream = self.folder.filesystem.open_input_file(self._path(name))
+            except FileNotFoundError:
+                return None
+            with stream:
+                file = pq.ParquetFile(stream)
+                table = file.read_row_group(group) if group < file.num_row_groups else None
+        return table if table is not None and {*table[KEY].to_pylist()} <= {key} else None
 
     def _stored(self, name: str, series: str | None, record: Mapping[str, Any]) -> list[StoredRun]:
         columns = self._columns(name)

@@ -13,6 +13,7 @@ from support.studies import work_here
 
 from ray_messaging import ConfigError, Count, LogError, Mean, Share, Study, batch_run, rules, run
 from ray_messaging.studies.one_run import EndedRun
+from ray_messaging.studies.study_folder import StudyFolder
 
 KEPT = "runs.parquet", "series.parquet"
 
@@ -239,6 +240,35 @@ def test_a_series_from_parts_in_any_order_is_the_same_file(tmp_path, monkeypatch
     assert pq.read_table(tmp_path / "1" / "series.parquet").num_rows == 18
 
 
+def test_a_study_that_was_opened_before_it_grew_or_ended_has_the_series_of_its_runs(here, tmp_path, monkeypatch):
+    first = sweep(tmp_path / "s", collect=lambda me: {"sum": me.state["knows"] + me.step})
+    before = first.series
+    finish, seen = StudyFolder.finish, []
+
+    def look_and_finish(self, runs):
+        study = Study(tmp_path / "s")
+        assert len(study) == 6
+        stale = self.files()
+        finish(self, runs)
+        listings = [stale]
+        monkeypatch.setattr(StudyFolder, "files", lambda self: listings.pop() if listings else files(self))
+        late = Study(tmp_path / "s")
+        assert len(late) == 6
+        seen.extend([study.series, late.series])
+
+    files = StudyFolder.files
+    monkeypatch.setattr(StudyFolder, "finish", look_and_finish)
+    collect = {"collect": lambda me: {"sum": me.state["knows"] + me.step}}
+    grown = sweep(tmp_path / "s", parameters={"chance": [0.1, 0.5, 1]}, replicates=2, **collect).series
+    pd.testing.assert_frame_equal(first.series, before)
+    order = ["chance", "replicate", "step", "agent"]
+    for each in seen:
+        pd.testing.assert_frame_equal(each.sort_values(order, ignore_index=True), grown)
+    first._files.erase()
+    with pytest.raises(LogError, match="was begun anew after it was opened here: open it again"):
+        _ = first.series
+
+
 def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
     from ray_messaging.eventlog.folder import Folder
     from ray_messaging.studies import batch_run as module
@@ -263,8 +293,6 @@ def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
 
 
 def test_two_programs_in_one_folder(here, tmp_path):
-    from ray_messaging.studies.study_folder import StudyFolder
-
     with StudyFolder(tmp_path / "s").alone(), pytest.raises(LogError, match="another process writes the study"):
         sweep(tmp_path / "s")
 
