@@ -87,8 +87,10 @@ class Hosts:
     def close(self):
         """End all processes of the hosts, and the network."""
         for init in self._inits.values():
-            with suppress(ProcessLookupError):
-                os.kill(self._pid(init), signal.SIGKILL)  # the kernel ends all others of the namespace
+            if init.poll() is None:  # otherwise its process ids may be others' by now
+                with suppress(ProcessLookupError):
+                    # The kernel ends all others of the namespace. A host that does not start ends with its input.
+                    os.kill(getattr(init, "child", init.pid), signal.SIGKILL)
             init.communicate()
         if self._switch is not None:
             self._switch.communicate()

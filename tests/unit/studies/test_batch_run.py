@@ -173,6 +173,8 @@ def test_another_study_is_told(here, tmp_path):
         ({"agents": 5}, "agents= is not that"),
         ({"rules": [rules.MaxLength(5)]}, "rules= is not that"),
         ({"until": 4}, "until= is not that"),
+        ({"graph": [(0, 1)]}, "graph= is not that"),
+        ({"shared": {"a": 1}}, "shared= is not that"),
     ):
         with pytest.raises(ConfigError, match=said):
             sweep(tmp_path / "s", **changed)
