@@ -274,7 +274,7 @@ class StudyFolder:
 
 def _with_zeros(runs: dict[str, StoredRun], counts: Sequence[str]) -> dict[str, StoredRun]:
     """Return runs with a count of 0 for each value that other runs have counted."""
-    counted = {name for run in runs.values() for name in run.outcomes if name.rpartition("=")[0] in counts}
+    counted = {name for run in runs.values() for name in run.outcomes if name.partition("=")[0] in counts}
     zeros = dict.fromkeys(sorted(counted), 0)
     return {
         key: run if run.error is not None else run._replace(outcomes=zeros | run.outcomes) for key, run in runs.items()

@@ -96,6 +96,14 @@ def test_aggregates_are_outcomes_and_series_and_what_is_absent_is_zero(here, tmp
     assert series["is=well"].dtype == ("int64" if kind is Count else "float64")
 
 
+def test_a_counted_text_that_has_an_equals_sign_is_zero_where_it_is_absent(here, tmp_path):
+    def sick(me, inbox, *, chance):
+        me.state["is"] = f"since=step {chance}"
+
+    table = sweep(tmp_path / "s", sick, {"chance": [1, 2]}, outcomes=Count("is")).to_pandas()
+    assert table[["is=since=step 1", "is=since=step 2"]].to_numpy().tolist() == [[4, 0], [0, 4]]
+
+
 def test_values_of_all_agents_are_a_series(here, tmp_path):
     study = sweep(tmp_path / "s", collect=lambda me: {"knows": me.state["knows"]}, parameters={"chance": [1]})
     assert study.series.groupby("step")["knows"].sum().tolist() == [1, 2, 3]
