@@ -195,7 +195,8 @@ def _record(
     sources = {what: source_of(function) for what, (function, _) in template.functions().items()}
     given = {name: value for name, value in template.given.items() if name not in sources}
     rules = given.pop("rules", None)
-    inputs = {name: None if value is None else content_digest(value) for name, value in given.items()}
+    # "" tells what was not given from what has no digest.
+    inputs = {name: "" if value is None else content_digest(value) for name, value in given.items()}
     if rules is not None:
         inputs["rules"] = content_digest([(name_of(rule), vars(rule)) for rule in rules])
     collect = template.options["collect"]

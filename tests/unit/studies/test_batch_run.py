@@ -9,11 +9,15 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.studies import work_here
 
 from ray_messaging import ConfigError, Count, LogError, Mean, Share, Study, batch_run, rules, run
+from ray_messaging.studies import batch_run as batch_run_module
 from ray_messaging.studies.one_run import EndedRun
 from ray_messaging.studies.study_folder import StudyFolder
+from ray_messaging.studies.study_tables import exact_table, exact_values
 
 KEPT = "runs.parquet", "series.parquet"
 
@@ -122,6 +126,44 @@ def test_numbers_stay_exact_whatever_other_runs_have(here, tmp_path):
     assert study.to_pandas()["odd"].tolist() == values
     assert [*map(type, study.to_pandas()["odd"])] == [*map(type, values)]
     assert Study(tmp_path / "s").to_pandas()["even"].tolist() == [1, 2.5] * 3
+
+
+def test_an_open_study_has_each_row_once_though_some_of_its_numbers_are_ints(tmp_path, monkeypatch):
+    """The parts have the runs of other parameters: only ints in one, ints and floats in another."""
+    work_here(monkeypatch)
+    monkeypatch.setattr(batch_run_module, "_FLUSH_RUNS", 2)
+    finish, seen = StudyFolder.finish, []
+
+    def look_and_finish(self, runs):
+        seen.append(Study(tmp_path / "s").to_pandas())
+        summary = Study(tmp_path / "s").summary()
+        assert sorted(zip(summary["chance"], summary["runs"], strict=True)) == [(0.5, 3), (1, 3)]
+        finish(self, runs)
+
+    monkeypatch.setattr(StudyFolder, "finish", look_and_finish)
+    study = sweep(tmp_path / "s", replicates=3, outcomes={"n": lambda result, replicate: [0, 0.5, 2**70][replicate]})
+    assert [
+        {type(run.row["chance"]) for run in Study(study.folder)._runs if run.row["chance"] == at} for at in (0.5, 1)
+    ] == [{float}, {int}]
+    assert [*map(type, study.to_pandas()["n"])] == [int, float, int] * 2
+    assert len(seen) == 1
+
+
+@given(
+    st.lists(
+        st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.integers(-9, 9)
+        | st.floats(allow_nan=False) | st.text(max_size=3)
+    )
+)  # fmt: skip
+def test_a_column_is_read_as_it_was_written(values):
+    (found,) = exact_values(exact_table({"a": values})).values()
+    assert [*map(repr, found)] == [*map(repr, values)]
+
+
+@given(st.lists(st.none() | st.integers(-(2**54), 2**54) | st.floats(allow_nan=False)))
+def test_a_column_of_numbers_is_read_as_it_was_written(values):
+    (found,) = exact_values(exact_table({"a": values})).values()
+    assert [*map(repr, found)] == [*map(repr, values)]
 
 
 def test_a_run_that_fails_is_a_row_with_its_place(here, tmp_path, capsys):
@@ -357,7 +399,7 @@ def test_a_plot_has_a_line_for_each_value(here, tmp_path):
     figure = study.plot("chance", "knows")
     assert [*figure.axes[0].lines[0].get_xdata()] == [0.5, 1]
     by = study.plot("step", "knows", by="chance")
-    assert [text.get_text() for text in by.axes[0].get_legend().get_texts()] == ["chance = 0.5", "chance = 1.0"]
+    assert [text.get_text() for text in by.axes[0].get_legend().get_texts()] == ["chance = 0.5", "chance = 1"]
     with pytest.raises(ConfigError, match="'chanse' is no parameter of the study, which has 'chance'"):
         study.plot("chanse", "knows")
     with pytest.raises(ConfigError, match="no run has the outcome 'nose': the study has 'knows'"):
