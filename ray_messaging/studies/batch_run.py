@@ -180,6 +180,10 @@ def _listed(value: Any) -> Any:  # noqa: ANN401 - as the user has written it
 def _check(template: RunTemplate, design: Sequence[PlannedRun]) -> None:
     """Raise ConfigError for arguments that are invalid in each run."""
     options = template.options
+    functions = {name for name, _ in template.outcomes}
+    for each in aggregates_of(options["collect"]):
+        if each.name in functions and not isinstance(each, Count):
+            raise ConfigError(f"two outcomes have the name {each.name!r}: rename one")
     if not callable(template.model):
         check_run(template.model, RunOptions(None, "agent", 1, None))
     check_names(template.functions(), design[0].row)

@@ -372,11 +372,14 @@ def test_a_temporary_folder_ends_with_its_study(here):
         ({"outcomes": 7}, "outcomes= has 7"),
         ({"outcomes": {"n": 7}}, "outcomes= has 'n': 7"),
         ({"outcomes": [{"n": len}, {"n": len}]}, "two outcomes have the name 'n'"),
+        ({"outcomes": [Mean("n"), {"n": len}]}, "two outcomes have the name 'n'"),
         ({"outcomes": Mean("a"), "collect": lambda me: {}}, "a run collects either"),
         ({"by": "town"}, "by='town'"),
         ({"collect_every": 0}, "collect_every=0"),
         ({"parameters": {"chanse": [1]}}, "model= takes 'chance', which is no parameter"),
         ({"parameters": {"chance": [1], "n": [1]}}, "no function takes the parameter 'n'"),
+        ({"parameters": {"chance": [1], "step": [1]}}, "the parameter 'step' has the name of a column"),
+        ({"parameters": {"chance": [1], "agent": [1]}}, "the parameter 'agent' has the name of a column"),
         ({"model": 7}, "model=7 must be a function"),
     ],
 )
@@ -384,6 +387,22 @@ def test_bad_arguments_are_named_before_anything_begins(tmp_path, changed, said)
     with pytest.raises(ConfigError, match=re.escape(said)):
         sweep(tmp_path / "s", **changed)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"outcomes": [Mean("knows"), lambda result: {"knows": 7}]}, "two outcomes have the name 'knows'"),
+        ({"outcomes": lambda result: {"chance": 7}}, "the outcome 'chance' has the name of another column"),
+        *(
+            ({"collect": lambda me, name=name: {name: 7}}, f"the collected value {name!r} has the name of another")
+            for name in ("chance", "key", "replicate")
+        ),
+    ],
+)
+def test_no_column_takes_the_place_of_another(here, tmp_path, changed, said):
+    table = sweep(tmp_path / "s", **changed).to_pandas()
+    assert [said in error for error in table["error"]] == [True, True]
 
 
 def test_progress_says_how_long_it_takes(here, tmp_path, capsys, monkeypatch):
