@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from ray_messaging.errors import LogError
+from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.studies.design import DIGEST, ERROR, KEY, REPLICATE, SECONDS, SEED, PlannedRun
 from ray_messaging.studies.one_run import EndedRun
-from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema
+from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema, kind_of
 
 RECORD = "_study.json"
 RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
@@ -55,6 +55,7 @@ class StudyFolder:
     def __init__(self, where: str | Path) -> None:
         self.folder = Folder(where)
         self.where = str(where)
+        self._kinds: dict[str, tuple[str, str]] | None = None  # of collected values by name, and a run that has it
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -130,8 +131,14 @@ class StudyFolder:
         return max((int(part[2]) for name in self.files() if (part := _PART.fullmatch(name))), default=-1) + 1
 
     def write_part(self, number: int, ended: Sequence[tuple[PlannedRun, EndedRun]]) -> None:
-        """Write some runs that have ended. They are there when the file of their rows is, which is the last one."""
+        """Write some runs that have ended. They are there when the file of their rows is, which is the last one.
+
+        Raises: ConfigError if a run has collected a value of another kind than an earlier one.
+        """
         series = [(run.key, _table(each.series)) for run, each in ended if each.series is not None]
+        with_series = [run for run, each in ended if each.series is not None]
+        for run, (_, table) in zip(with_series, series, strict=True):
+            self._check_kinds(table.schema, f"replicate {run.replicate} of {run.row}")
         rows = [
             StoredRun(*run, outcomes=each.outcomes, digest=each.digest, error=each.error, seconds=each.seconds)
             for run, each in ended
@@ -142,6 +149,21 @@ class StudyFolder:
                 name, schemas = f"series-{number:08d}.parquet", [each.schema for each in tables]
                 self._write_series(name, keys, tables.__getitem__, schemas)
             self._write(f"runs-{number:08d}.parquet", exact_table(_columns_of(rows, with_seconds=True)))
+
+    def _check_kinds(self, schema: pa.Schema, whose: str) -> None:
+        if self._kinds is None:
+            self._kinds = {}
+            for name in filter(_OF_SERIES.fullmatch, self.files()):
+                self._check_kinds(self._schema(name), "an earlier run")
+        for field in schema:
+            if (kind := kind_of(field.type)) is None:
+                continue
+            other, of = self._kinds.setdefault(field.name, (kind, whose))
+            if other != kind:
+                raise ConfigError(
+                    f"the collected value {field.name!r} is a {kind} in {whose}, and a {other} in {of}: a column of a "
+                    "study's series has one kind. Let collect= return one, and begin anew by on_existing='reset'"
+                )
 
     def finish(self, runs: Sequence[StoredRun]) -> None:
         """Write all runs into one file, in a given order, all series into another one, and remove the parts."""

@@ -65,6 +65,13 @@ def _kind_of(values: Sequence[Any]) -> pa.DataType | None:
     return None
 
 
+def kind_of(column: pa.DataType) -> str | None:
+    """Return the kind of a collected column, of which all runs must have the same; None: it has no values."""
+    if pa.types.is_null(column):
+        return None
+    return "bool" if pa.types.is_boolean(column) else "text" if pa.types.is_string(column) else "number"
+
+
 def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """Return the schema of joined series, in which ints beside floats are floats: `step` and agents, then by name."""
     joined = pa.unify_schemas([schema.remove_metadata() for schema in schemas], promote_options="permissive")

@@ -100,6 +100,33 @@ def test_aggregates_are_outcomes_and_series_and_what_is_absent_is_zero(here, tmp
     assert series["is=well"].dtype == ("int64" if kind is Count else "float64")
 
 
+@pytest.mark.parametrize("runs_in_a_part", [1, 2])
+@pytest.mark.parametrize(("values", "kinds"), [([True, 2], "bool number"), (["x", 0.5], "number text")])
+def test_a_collected_value_of_another_kind_is_told_with_its_runs(
+    here, tmp_path, monkeypatch, values, kinds, runs_in_a_part
+):
+    def kind(me, inbox, *, chance):
+        me.state["value"] = values[chance == 1]
+
+    monkeypatch.setattr(batch_run_module, "_FLUSH_RUNS", runs_in_a_part)
+    with pytest.raises(ConfigError) as told:
+        sweep(tmp_path / "s", kind, collect=lambda me: {"value": me.state["value"]})
+    found = re.fullmatch(
+        r"the collected value 'value' is a (\w+) in replicate 0 of {'chance': \S+}, and a (\w+) in replicate 0 of "
+        r"{'chance': \S+}: .* on_existing='reset'",
+        str(told.value),
+    )
+    assert sorted(found.groups()) == kinds.split()
+
+
+def test_a_series_of_ints_in_some_runs_and_floats_in_others_has_each_value(here, tmp_path):
+    def kind(me, inbox, *, chance):
+        me.state["value"] = [2**53, 0.5][chance == 1]
+
+    study = sweep(tmp_path / "s", kind, collect=lambda me: {"value": me.state["value"]}, until=1)
+    assert study.series["value"].tolist() == [2**53] * 4 + [0.5] * 4
+
+
 def test_a_counted_text_that_has_an_equals_sign_is_zero_where_it_is_absent(here, tmp_path):
     def sick(me, inbox, *, chance):
         me.state["is"] = f"since=step {chance}"
