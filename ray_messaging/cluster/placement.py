@@ -99,15 +99,21 @@ def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any
     else:
         found = {name: dict(given or {}) for name in groups}
     for name, options in found.items():
-        if not options:
-            continue
-        try:
-            ray.remote(**options)(_Probe)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"actor_options={options!r} of group {name!r} are no options of Ray's: {error}"
-            ) from error
+        _check_options(options, f"actor_options={options!r} of group {name!r} are no options of Ray's")
     return found
+
+
+def _check_options(options: dict[str, Any], text: str) -> None:
+    """Raise ConfigError, with a text, for options that Ray would refuse at the start of an actor."""
+    if not options:
+        return
+    try:
+        ray.remote(**options)(_Probe)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{text}: {error}") from error
+    gpus = options.get("num_gpus") or 0
+    if gpus > 1 and gpus % 1:
+        raise ConfigError(f"{text}: {gpus:g} GPUs, and more than one must be a whole number")
 
 
 class _Probe:
@@ -123,6 +129,7 @@ def _options(
     where: str | Mapping[str, float] = placement if isinstance(placement, str) else placement.get(name, "spread")
     if isinstance(where, Mapping):
         given = _with_resources(given, where)
+        _check_options(given, f"placement= has {dict(where)!r} for group {name!r}, which Ray does not take")
         where = "spread"
     elif where not in _WORDS:
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(_node(name, where, nodes), soft=False)} | given
