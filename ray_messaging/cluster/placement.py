@@ -132,6 +132,11 @@ def _options(
         _check_options(given, f"placement= has {dict(where)!r} for group {name!r}, which Ray does not take")
         where = "spread"
     elif where not in _WORDS:
+        if twice := [option for option in _OWN if option in given]:
+            raise ConfigError(
+                f"group {name!r} has node {where!r} by placement=, and {twice[0]} by actor_options=: leave out one of "
+                "them"
+            )
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(_node(name, where, nodes), soft=False)} | given
     # In a placement group that takes all that a task or a trial starts, groups stay there.
     if len(nodes) < 2 or any(option in given for option in _OWN) or ray.util.get_current_placement_group() is not None:

@@ -30,3 +30,10 @@ def test_amounts_in_options_are_those_that_ray_takes():
         Placement("spread", {"num_gpus": 1.5}, ["west"])
     options = {"num_cpus": 1.5, "num_gpus": 2.0, "memory": 1e6 + 0.5, "resources": {"moon": 1.5}}
     assert Placement("spread", options, ["west"]).of("west").items() >= options.items()
+
+
+@pytest.mark.parametrize("option", [{"scheduling_strategy": "SPREAD"}, {"label_selector": {"zone": "moon"}}], ids=repr)
+def test_a_group_is_placed_in_one_way_only(option):
+    with pytest.raises(ConfigError, match=f"group 'west' has node 'host2' by placement=, and {next(iter(option))} by"):
+        Placement({"west": "host2"}, option, ["west"])
+    assert Placement("spread", option, ["west"]).of("west") == option
