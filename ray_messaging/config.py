@@ -181,10 +181,10 @@ class RedisConfig(ServerConfig):
     _unnamed: ClassVar[str] = ". A URL is for RedisConfig.from_url"
 
     server: str = _setting("", "the server's host name or address; a path that begins with / is a unix socket")
-    port: int = _setting(6379, "its TCP port", ge=0, le=65535)
-    password: str | None = _setting(None, "its password", repr=False)
+    port: int = _setting(6379, "the server's TCP port", ge=0, le=65535)
+    password: str | None = _setting(None, "the server's password", repr=False)
     db: int = _setting(0, "the number of the database", ge=0)
-    timeout: float = _setting(60.0, "seconds that one command may take; connecting has its own", gt=0)
+    timeout: float = _setting(60.0, "seconds that one command may take; see connect_timeout for connecting", gt=0)
     connect_timeout: float = _setting(
         5.0, "seconds until a server that does not answer counts as out of reach; for embedded servers it is 30", gt=0
     )
@@ -192,11 +192,13 @@ class RedisConfig(ServerConfig):
     ssl: bool = _setting(False, "connect by TLS")
     ssl_ca_certs: str | None = _setting(None, "a file of authorities to trust beside the system's")
     ssl_certfile: str | None = _setting(None, "a file with our own certificate, where the server asks for one")
-    ssl_keyfile: str | None = _setting(None, "a file with its key")
+    ssl_keyfile: str | None = _setting(None, "a file with the key of our certificate")
     allow_eviction: bool = _setting(
         False, "accept a server that deletes data, unread messages too, when its memory is full"
     )
-    socket_dir: str | None = _setting(None, "a folder with its unix socket, PORT.sock, which is faster if it exists")
+    socket_dir: str | None = _setting(
+        None, "a folder with the server's unix socket, PORT.sock, used where it exists, because it is faster"
+    )
 
     sentinels: tuple[str, ...] = _setting((), "in place of server and port: the Sentinels' addresses, host:port each")
     service: str | None = _setting(None, "the service of the Sentinels, whose primary is the server")

@@ -45,7 +45,7 @@ _NONE_OPEN = RowBatch(None)  # stands for "no batch is open": no message is appe
 
 
 class CapacityLimiter:
-    """Limiter of the messages and payload bytes that were accepted and have no receipt yet: `send` waits above it."""
+    """Limiter of the messages and payload bytes that are accepted without a receipt: above the limit `send` waits."""
 
     __slots__ = ("_admitted", "_turns", "max_bytes", "max_rows", "nbytes", "rows", "waited_for")
 
@@ -54,7 +54,7 @@ class CapacityLimiter:
         self.nbytes = 0
         self.max_rows = max_rows
         self.max_bytes = max_bytes
-        self.waited_for = False  # callers wait, and come before new ones
+        self.waited_for = False  # callers wait, and come before new callers
         self._turns: deque[asyncio.Future[None]] = deque()
         self._admitted: asyncio.Future[None] | None = None
 
@@ -122,7 +122,7 @@ class Accumulator:
     ) -> None:
         self.tracer = tracer
         self.capacity = CapacityLimiter(settings.outbox_messages, settings.outbox_bytes)
-        self.rows_done = self.capacity.give_back  # for single rows: others of the batch may still wait
+        self.rows_done = self.capacity.give_back  # called for some rows, while other rows of the batch may still wait
         self.broken: MessagingError | None = None  # why nothing is accepted any more
         self._checks = checks
         self._addresses = checks.addresses
@@ -134,10 +134,10 @@ class Accumulator:
         self._pending: deque[PendingBatch] = deque()
         self._open = _NONE_OPEN
         self._cells = _NONE_OPEN.cells
-        # One future for each message that the open batch may accept without a check of the capacity.
+        # A future for each message that the open batch may still accept without a check of the capacity.
         self._futures: Iterator[asyncio.Future[Receipt]] = iter(())
         self._loop = asyncio.get_running_loop()
-        self._thread = get_ident()  # the loop's thread: asking for the running loop would take a tenth of a send's time
+        self._thread = get_ident()  # the loop's thread; to ask for the running loop would take a tenth of a send's time
         self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
         self._bulks = 0  # the number of bulk sends and transactions that are not finished
         self._flushes: list[asyncio.Future[None]] = []
@@ -181,7 +181,7 @@ class Accumulator:
         Raises: InvalidAddress for an invalid channel or id; UnknownSender if from_id may not send here; InvalidPayload
         or PayloadTooLarge for an invalid payload.
         """
-        # This is the common case with all calls inlined: one function call takes a twentieth of a send's time.
+        # The common case, with all calls inlined, because one function call takes a twentieth of a send's time.
         if type(payload) is dict and type(from_id) is int:
             try:
                 recipient, topic = self._addresses[channel]
@@ -228,7 +228,7 @@ class Accumulator:
         *,
         in_turn: bool = False,
     ) -> Awaitable[Receipt]:
-        """Accept one message when the capacity allows it; `in_turn` says that the caller has waited for that."""
+        """Accept one message when there is capacity; `in_turn` says that the caller has waited for its turn."""
         size, capacity = len(line) + 1, self.capacity
         if not in_turn:
             self.check_loop()
@@ -261,7 +261,7 @@ class Accumulator:
     def append_to(
         self, kind: Questions | Replies, checked: CheckedMessage, cause: str | None = None
     ) -> "tuple[ConversationRows, asyncio.Future[Receipt]]":
-        """Accept one checked question or answer, after `enter`. Return its batch's rows, and its receipt's future."""
+        """Accept one checked question or answer, after `enter`. Return the batch's rows and the receipt's future."""
         from_id, to_id, topic, line = checked
         size = len(line) + 1
         batch = self._batch_for(size if size > LARGE_LINE else 0, self._step, kind)
@@ -318,7 +318,7 @@ class Accumulator:
 
     def put(self, pending: PendingBatch, nbytes: int) -> None:
         """Accept a whole batch, with `nbytes` bytes of payload. Call `enter` before."""
-        self._close_batch()  # later messages come after it
+        self._close_batch()  # so that later messages come after this batch
         self._pending.append(pending)
         self.capacity.rows += len(pending)
         self.capacity.nbytes += nbytes
@@ -329,13 +329,13 @@ class Accumulator:
         self.check_loop()
         self._count()
         if self.capacity.crowded:
-            self._futures = iter(())  # so that no new message overtakes the caller's
+            self._futures = iter(())  # so that no new message overtakes the message of this caller
             await self.capacity.wait()
         if self.broken is not None:
             raise self.broken.with_traceback(None)
 
     def check_loop(self) -> None:
-        """Raise ConfigError in another event loop than that of the messager: a call would never return there."""
+        """Raise ConfigError in another event loop than the messager's loop, where a call would never return."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
                 "this messager lives in the event loop in which it was opened, and this is another one: nothing was "
@@ -369,7 +369,7 @@ class Accumulator:
             batch.counted = len(batch.cells)
 
     def _prepare_futures(self) -> None:
-        """Prepare a future for each small message that fits into batch and capacity in any case."""
+        """Prepare as many futures as small messages surely fit into the open batch and the capacity."""
         batch, capacity = self._open, self.capacity
         free = (capacity.max_bytes - capacity.nbytes) // LARGE_LINE
         rows = min(BATCH_ROWS - len(batch), capacity.max_rows - capacity.rows, free)
@@ -386,7 +386,7 @@ class Accumulator:
     def _batch_for(self, large: int, step: int | None, kind: Questions | Replies | None = None) -> RowBatch:
         """Return the batch to which messages are to be appended.
 
-        Args: `large` is the size of these messages' large payloads. With a `kind` they are questions or answers.
+        Args: `large` is the size of the messages' large payloads. With a `kind`, the messages are questions or answers.
         """
         opened = self._open
         if opened is _NONE_OPEN or len(opened) >= BATCH_ROWS or not opened.takes(large, step, kind):
@@ -400,7 +400,7 @@ class Accumulator:
     # -- for the send loop ----------------------------------------------------------------------------------------
 
     def take(self) -> PendingBatch | None:
-        """Return the next batch, or None if there is none. Later messages come into another batch."""
+        """Return the next batch, or None if no batch waits. Later messages come into another batch."""
         if not self._pending:
             return None
         pending = self._pending.popleft()

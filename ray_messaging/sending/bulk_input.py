@@ -1,4 +1,4 @@
-"""Checks and encoding of the messages of bulk sends, before the first one is sent."""
+"""Checks and encoding of the messages of bulk sends, before the first message is sent."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,11 +27,11 @@ from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending.pending_batch import Entry, RowBatch, caused_by_one
 
-_KEPT = 200_000  # the most ids in `known`: a set of all agents would take 64 bytes for each
+_KEPT = 200_000  # the most ids in `known`, because each takes 64 bytes
 
 
 class AllowedSenders:
-    """The agents for which a group may send. `known` is a cache of int ids that were found among them."""
+    """The agents for which a group may send. `known` is a cache of int ids that were found among these agents."""
 
     def __init__(self, group: str) -> None:
         self.group = group
@@ -67,7 +67,7 @@ class AllowedSenders:
         """Raise UnknownSender naming the first agent that is not in the group."""
         sparse = self._table is not None and self._table.dense is None
         if from_ids.kinds is None and sparse and self._contains(np.sort(from_ids.values)).all():
-            return  # searching sorted ids is better for the processor's cache, and takes a third of the time
+            return  # a search for sorted ids uses the processor's cache better, and takes a third of the time
         ours = self._contains(from_ids.values)
         if from_ids.kinds is not None:
             strings = np.array([name in self._agents.strings for name in from_ids.strings], np.bool_)
@@ -148,10 +148,10 @@ def entries_of(
     limit_bytes: int,
     group: str | None = None,
 ) -> list[Entry]:
-    """Check and encode messages; raise the error of the first invalid one.
+    """Check and encode messages; raise the error of the first invalid message.
 
-    Args: `group` is the name of a group that sends only for its own agents, where each message needs a from_id. None:
-    any sender.
+    Args: `group` is the name of a group, which sends only for its own agents, so that each message needs a from_id.
+    None: any sender.
     """
     entries: list[Entry] = []
     cause = cause_here()
@@ -215,7 +215,7 @@ def _is_one(ids: object) -> bool:
 def payload_column(payloads: object, rows: int, limit_bytes: int) -> Payloads:
     """Check and encode n payloads, or one payload for all rows.
 
-    Raises: InvalidColumns for another number of payloads; InvalidPayload or PayloadTooLarge for an invalid one.
+    Raises: InvalidColumns for another number of payloads; InvalidPayload or PayloadTooLarge for an invalid payload.
     """
     given = _given(payloads, limit_bytes)
     if given.rows is not None and given.rows != rows:
@@ -253,7 +253,7 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
         )
 
     def encoded(rows: slice) -> Payloads:
-        # Slicing touches each payload once more, which takes an eighth of the time of its encoding.
+        # A slice touches each payload once more, which takes an eighth of the time of the payload's encoding.
         part = payloads if len(payloads) == rows.stop - rows.start else payloads[rows]
         return PayloadColumn.encode(part, limit_bytes)
 
@@ -261,7 +261,7 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
 
 
 def _check_arrays(payload: object) -> None:
-    """Raise InvalidColumns for a dict of arrays, which was probably meant as columns and not as one payload for all."""
+    """Raise InvalidColumns for a dict of arrays, which probably is meant as columns, not as one payload for all."""
     for name, value in payload.items() if isinstance(payload, dict) else ():
         if is_array(value):
             raise InvalidColumns(
@@ -300,7 +300,7 @@ def entry_chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 def payloads_of(entries: Sequence[Entry]) -> Iterator[Batch]:
-    """Yield the payloads of entries, each once and in order, as batches of one topic for a check by its schema."""
+    """Yield the payloads of entries, each once and in order, as batches of one topic, for a check by the schema."""
     parts = (nbytes // BATCH_BYTES for nbytes in accumulate(len(entry.line) for entry in entries))
     for (topic, _), run in groupby(entries, lambda entry: (entry.topic, next(parts))):
         rows = [*run]
@@ -355,9 +355,9 @@ def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:
 def split_rows(
     rows: NDArray[np.intp], volumes: NDArray[np.int64], most: int, most_rows: int
 ) -> Iterator[NDArray[np.intp]]:
-    """Yield rows in parts of at most `most_rows` rows and a volume of `most`, or of one row.
+    """Yield rows in parts. Each part has at most `most_rows` rows and at most the volume `most`, or is a single row.
 
-    Args: `volumes` has the volume of the rows up to each one.
+    Args: `volumes` has, for each row, the total volume of all rows up to this row.
     """
     low = 0
     while low < len(rows):

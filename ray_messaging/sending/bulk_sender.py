@@ -50,7 +50,7 @@ class BulkSender:
     async def send_entries(self, entries: Sequence[Entry]) -> Receipts:
         """Send messages, each to one or more recipients; return their receipts.
 
-        Raises: PayloadMismatch, before any is sent, if a schema refuses a payload.
+        Raises: PayloadMismatch, before any message is sent, if a schema refuses a payload.
         """
         await self._check(lambda: payloads_of(entries))
         rows = sum(len(entry.to_ids) for entry in entries)
@@ -93,7 +93,7 @@ class BulkSender:
     async def _broadcast(self, broadcasts: Sequence[Batch]) -> Receipts:
         if not broadcasts:
             return Receipts([])
-        await self._frames.refresh()  # after a change of the audience has returned, no broadcast uses its old version
+        await self._frames.refresh()  # once a call that changes the audience has returned, the new version must be used
         directory = self._frames.directory
         found = current_audience(directory.audiences, audience_of(broadcasts[0]).name)
         edges = await edges_of(found, broadcasts[0].topics[0], directory.routing, self._audiences)
@@ -163,7 +163,7 @@ class BulkSender:
 
 
 def _joins(batch: Batch) -> bool:
-    """Return whether a relayed batch is joined with other messages: a batch of few takes as long as one of many."""
+    """Return whether a relayed batch is joined with other messages: a small batch takes as long as a large one."""
     plain = _is_plain(batch.extension) and batch.trace is None and not isinstance(batch.step, np.ndarray)
     lines = batch.lines
     return plain and batch.rows <= _FEW and isinstance(lines, PayloadColumn) and lines.index is None and not lines.raw
@@ -179,8 +179,8 @@ async def join_receipts(
 ) -> Receipts:
     """Wait for all parts of a bulk send; return their receipts, or raise one error for all parts.
 
-    The error has the receipts of the rows that were sent. It is the first OutcomeUnknown, if there is one, because only
-    that error warns against sending again.
+    The error has the receipts of the rows that were sent. If any part has an OutcomeUnknown, the first one is raised,
+    because only OutcomeUnknown warns against sending again.
     """
     if len(futures) == 1 and stopped is None:
         return await futures[0]

@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 Pair = tuple[object, object]
 _UNKNOWN = None  # the verdict epoch of a row without a verdict
 _FAILED = -2
-# Rows that are deferred within this time share a request. An answer takes a few seconds at most, so this limits how
-# many requests of one messager wait at the interceptor's lane, which accepts only so many.
+# Rows that are deferred within this time share a request. The interceptor's lane accepts a limited number of requests
+# at once. An answer takes a few seconds at most, so this time keeps a messager below the limit.
 _GATHER_S = 0.005
-# The most rows of a request. Its answer comes as soon as one verdict is known; the other rows are asked for again.
+# The most rows of a request. The answer comes as soon as one verdict is known; the other rows are asked about again.
 ROWS = 1024
 
 
@@ -49,22 +49,22 @@ class DeferredRow:
 
 
 class DeferredRequest(NamedTuple):
-    """A request for verdicts: a batch, and the deferred row of each of its rows."""
+    """A request for verdicts: a batch, and for each row of the batch the deferred row from which it was made."""
 
     batch: Batch
     places: list[DeferredRow]
 
     def by_in_flight(self, but: set[int]) -> Iterator[tuple[InFlightBatch, list[tuple[int, DeferredRow]]]]:
-        """Yield each batch in flight with its rows in this request, except the rows of the request in `but`."""
+        """Yield each batch in flight with its rows in this request, without the request's rows in `but`."""
         kept = [(at, place) for at, place in enumerate(self.places) if at not in but]
         for in_flight, found in groupby(kept, lambda each: each[1].in_flight):
             yield in_flight, list(found)
 
 
 class DeferredRows:
-    """The rows of a sender that wait for a slow rule, or for an earlier row of their pair that waits for one.
+    """The rows that wait for a slow rule, and later rows that must not overtake them.
 
-    Each pair of sender and recipient has a queue.
+    Each pair of sender and recipient has a queue, in which a row waits for earlier rows.
     """
 
     def __init__(self, loop: "SendLoop") -> None:
@@ -98,7 +98,8 @@ class DeferredRows:
             if row in in_flight.stopped or (queue is None and row not in deferred):
                 continue
             place = DeferredRow(in_flight, row, _UNKNOWN if row in deferred else epoch)
-            # A row is appended to its queue, unless a successor of the interceptor judges it again.
+            # Mostly a row goes to the end of its queue. But if an earlier row is judged again, by a successor of the
+            # interceptor, it must come before later rows of its queue.
             insort(self.pairs.setdefault(pair, []), place, key=_order)
             self._places[in_flight, row] = place
             held.append(row)
@@ -115,7 +116,7 @@ class DeferredRows:
 
     def _candidates(self, batch: Batch, rows: Rows | None, deferred: set[int]) -> list[int]:
         """Return the rows, in order, that may belong to a pair with a queue."""
-        if len(batch) <= len(self.pairs):  # then it is faster to look up each row
+        if len(batch) <= len(self.pairs):  # with few rows it is faster to look up each row
             return list(range(len(batch))) if rows is None else rows.tolist()
         ids = batch.to_ids
         receivers = {to_id for _, to_id in self.pairs} | {ids[row] for row in deferred}
@@ -185,7 +186,7 @@ class DeferredRows:
             self._fail_all(request, OutcomeUnknown(f"deferred verdicts failed ({error}): please report this"))
 
     async def _wait(self, batch: Batch) -> BatchVerdict:
-        """Wait for verdicts of the current interceptor, or of its successor if it is gone."""
+        """Wait for verdicts of the current interceptor, or if it is gone, of its successor."""
         while True:
             client = self._loop.verdict_client
             try:
@@ -202,14 +203,14 @@ class DeferredRows:
     def _fail_all(self, request: DeferredRequest, error: MessagingError) -> None:
         for in_flight, places in request.by_in_flight(set()):
             rows = [place.row for _, place in places if place.epoch is _UNKNOWN]
-            self._resolve(in_flight, rows, _FAILED)  # the rows leave their queues, and are closed by then
+            self._resolve(in_flight, rows, _FAILED)  # the rows are closed now, and leave their queues
             in_flight.fail(np.array(rows, np.intp), error)
 
     def _move(self, in_flight: InFlightBatch, rows: list[int]) -> None:
         """Let the next `take_ready` check the queues of some rows.
 
-        Until then every row stays in its queue. A row that leaves it must be sent before any later row of its pair, and
-        meanwhile an earlier row may be judged again and have to wait.
+        Until then every row stays in its queue, because an earlier row of the pair may be judged again meanwhile, and
+        have to wait. A row that leaves the queue must be sent before all later rows of its pair.
         """
         if rows:
             self.moved.update(_pair(in_flight.batch, row) for row in rows)
@@ -257,8 +258,7 @@ def _order(place: DeferredRow) -> tuple[int, int]:
 def _requests(places: Iterable[DeferredRow]) -> Iterator[DeferredRequest]:
     """Yield as few requests as possible for all rows.
 
-    The rows of a request have the same epoch, either all or none of them have a step, and their extensions can be
-    joined.
+    All rows of a request have the same epoch, all or none have a step, and their extensions can be joined.
     """
     alike = groupby(sorted(places, key=lambda place: (_kind(place), _order(place))), _kind)
     for found in map(list, map(itemgetter(1), alike)):

@@ -15,13 +15,13 @@ from ray_messaging.sending.mailbox_queues import MailboxQueues
 from ray_messaging.sending.schema_checks import fitting
 from ray_messaging.transports.transport_values import LOG, SendStatus
 
-OF_VERDICTS = (SendStatus.STALE_VERDICTS, SendStatus.OTHER_RULES)  # new verdicts are needed
+OF_VERDICTS = (SendStatus.STALE_VERDICTS, SendStatus.OTHER_RULES)  # after these refusals new verdicts are needed
 
 
 class Destination:
     """The routes and queues of frames that are written under one epoch: to mailboxes, or to the boxes of an attempt.
 
-    A batch is routed by the routes of its own destination, so that no message is routed like those of another one.
+    Each destination has its own routes, so that a message for a step is never routed like one for the mailboxes.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Destination:
         self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts no longer count
         self.stale_by = SendStatus.OK  # why they do not count: STALE_VERDICTS or OTHER_RULES
         self.queues = MailboxQueues()
-        self.router = FrameRouter(routes, mirror=mirror)  # its routes are those of the queued frames
+        self.router = FrameRouter(routes, mirror=mirror)  # has the routes by which the queued frames were made
 
     @property
     def routes(self) -> Routes:
@@ -83,9 +83,9 @@ class Destination:
                 ready.append(frame)
                 queue.attempted += 1
                 if frame.mailbox == UNOWNED:
-                    break  # the server keeps one list of subscriber counts for a repeated call
+                    break  # one call may publish once: the server keeps one list of subscriber counts for its repeat
                 if queue.refused:
-                    break  # the head was refused, and until it is written, the rest would be refused too
+                    break  # the queue's head was refused: until the head is written, the rest would be refused too
         return ready
 
     def dequeue(self, frame: OutboundFrame) -> None:
@@ -115,7 +115,7 @@ class Destination:
         frame.in_flight.settle(frame.batch_rows(), fates)
 
     def refuse_verdicts(self, status: SendStatus) -> None:
-        """Take all frames from the queues, because the server refused the verdicts of some."""
+        """Take all frames from the queues, because the server refused the verdicts of some frames."""
         self.stale_by = status
         for frame in self.queues.take_all():
             rows = self.stale_verdicts.get(frame.in_flight, np.zeros(0, np.intp))

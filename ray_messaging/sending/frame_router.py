@@ -34,7 +34,7 @@ UNOWNED = ""  # the queue of messages on channels without a mailbox
 
 
 class OutboundFrame(FrameWrite, eq=False, kw_only=True):
-    """A write of some rows of a batch, `taken` (None: all), whose number is set by each call that sends it.
+    """A write of some rows of a batch, `taken` (None: all). Each call that sends the frame sets its number.
 
     `nbytes` is the size of frame, publications and note. The last two fields are set when the frame is queued.
     """
@@ -60,16 +60,16 @@ class FrameRouter:
         self.routes = routes
         self.mirror = mirror
         self._routed: tuple[Batch, Routes, NDArray[np.int32]] | None = None  # the last batch, and its routes
-        self._kinded: tuple[Batch, NDArray[np.intp] | None] | None = None  # of the last batch, see `_kinds`
+        self._kinded: tuple[Batch, NDArray[np.intp] | None] | None = None  # the last batch, and its `_kinds`
         self._digests: dict[str, tuple[MailboxRecord, str, bytes]] = {}  # by mailbox, for one record and topic
         self.unkept: dict[bytes, AgentSet] = {}  # sets that frames name and the server may not have, by digest
         self._kept: set[bytes] = set()
         self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in their step
 
     def route(self, in_flight: InFlightBatch, rows: Rows | None, *, settle: bool = True) -> list[OutboundFrame]:
-        """Build the frames of open rows (None: all). Mailboxes that have a row already do not get it again.
+        """Build the frames of open rows (None: all). A mailbox that has a row already does not get the row again.
 
-        Blocked rows are written to the log if there is one. Otherwise they are settled here, if `settle`.
+        If there is an event log, blocked rows are written to it. Otherwise they are settled here, if `settle`.
         """
         in_flight.pending.trace.writing(in_flight.outgoing)
         if in_flight.pending.reaches is not None:
@@ -183,17 +183,17 @@ class FrameRouter:
     def _asker_of(self, batch: Batch) -> str | None:
         """Return the queue of the mailbox that asked, for a batch of answers.
 
-        Return None if these are not answers, or that mailbox is gone; then the messages are sent to their agents.
+        Return None if the messages are no answers, or if that mailbox is gone, so that the agents' mailboxes get them.
         """
         extension = batch.extension
         if extension is None or extension.in_reply_to is None:
             return None
-        if extension.asked_outside:  # sealing the step finds out whether the asker's mailbox is gone
+        if extension.asked_outside:  # when the step is sealed, the server finds out if the asker's mailbox is gone
             return ASKER + extension.reply_mailbox
         return extension.reply_mailbox if extension.reply_mailbox in self.routes.records else None
 
     def _open_routes(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the route of each message, which is NOBODY if all of its mailboxes accept nothing."""
+        """Return the route of each message, or NOBODY if all mailboxes of the message accept nothing."""
         routes = self.routes.route(batch)
         for route in np.unique(routes).tolist():
             if all(_queue_of(name, batch) in self.shut for name in self.routes.mailboxes(route)):
@@ -201,7 +201,7 @@ class FrameRouter:
         return routes
 
     def _copied_rows(self, in_flight: InFlightBatch, opened: Rows, routes: list[int]) -> dict[str, Rows | None]:
-        """Return the rows for each mailbox if some rows are for several, and record the number of their copies."""
+        """Return the rows for each mailbox if some rows are for several mailboxes; record how many copies are made."""
         rows_of: dict[str, list[int]] = {}
         nowhere: list[int] = []
 
@@ -219,12 +219,12 @@ class FrameRouter:
             else:
                 nowhere.append(row)
         if nowhere:
-            # The last mailbox that did not have the row is gone, and another one has it, so the row is delivered.
+            # The row is delivered, because one mailbox has it, and the mailbox that did not have it is gone.
             in_flight.settle(np.array(nowhere, np.intp), DELIVERED)
         return {mailbox: np.array(rows) for mailbox, rows in rows_of.items()}
 
     def _parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, row_bytes: int) -> list[Rows | None]:
-        """Split rows so that each frame is within the limits of its mailbox, or our own limits without a mailbox."""
+        """Split rows so that each frame is within the mailbox's limits, or without a mailbox within our own limits."""
         record = self.routes.records.get(mailbox)
         lines = in_flight.outgoing.lines
         count = in_flight.batch.rows if rows is None else len(rows)
@@ -272,7 +272,7 @@ class FrameRouter:
     def _folds(self, in_flight: InFlightBatch, mailbox: str) -> bool:
         """Return whether the rows of a batch for a mailbox are folded: one row is made for each broadcast.
 
-        They cannot be if the mailbox listens with patterns, because then its hearers are not a known set of agents.
+        If the mailbox listens with patterns, its hearers are not a known set of agents, and the rows cannot be folded.
         """
         batch, record = in_flight.outgoing, self.routes.records.get(mailbox)
         broadcast = batch.extension is not None and batch.extension.audience is not None
@@ -287,7 +287,7 @@ class FrameRouter:
         most_rows = COLUMN_ROWS if record.frame_rows >= FRAME_ROWS else record.frame_rows
         begins, kinds = np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0, self._kinds(in_flight)
         if kinds is not None:
-            begins |= np.diff(kinds[rows], prepend=-1) != 0  # no fewer than there will be
+            begins |= np.diff(kinds[rows], prepend=-1) != 0  # at least as many rows as after folding
         lines = batch.lines.weights[rows if batch.lines.index is None else batch.lines.index[rows]]
         volumes = np.cumsum(np.where(begins, lines + _ROW_BYTES, 0))
         return [*split_rows(rows, volumes, min(record.frame_bytes, CALL_BYTES), most_rows)]
@@ -302,7 +302,7 @@ class FrameRouter:
         return fold(batch, rows, there, digest, self._kinds(in_flight))
 
     def _routes(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the route of each row, cached for the frames of the same batch that follow."""
+        """Return the route of each row; the routes are cached for later frames of the same batch."""
         found = self._routed
         if found is None or found[0] is not batch or found[1] is not self.routes:
             found = self._routed = batch, self.routes, self.routes.route(batch)
@@ -326,7 +326,7 @@ class FrameRouter:
     def _kinds(self, in_flight: InFlightBatch) -> NDArray[np.intp] | None:
         """Return a number for each row, equal for rows that rules changed alike; None if no row is changed.
 
-        It is cached for the frames of the same batch that follow.
+        The numbers are cached for later frames of the same batch.
         """
         found = self._kinded
         if found is None or found[0] is not in_flight.outgoing:
@@ -361,7 +361,7 @@ def _kinds(in_flight: InFlightBatch) -> NDArray[np.intp] | None:
 
 
 def _queue_of(mailbox: str, batch: Batch) -> str:
-    """Return the queue of a mailbox's frames, which in a step is its box for the step in which they are read."""
+    """Return the queue of a mailbox's frames: the mailbox, or in steps its box for the step that reads the frames."""
     if batch.extension is None or mailbox == UNOWNED or not isinstance(batch.extension.deliver, int):
         return mailbox
     return box_name(mailbox, batch.extension.deliver)
@@ -374,5 +374,5 @@ def _row_bytes(batch: Batch) -> int:
     columns += [column for each in ids for column in (each.values, each.kinds)]
     in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
     in_columns += 0 if batch.extension is None else batch.extension.row_bytes
-    # A row that is listed in the header takes a uint32 in it.
+    # A row that is listed in the frame's header takes a uint32 there.
     return in_columns + sum(each.width for each in ids) + 4 * (len(batch.labels) + (batch.noted is not None))

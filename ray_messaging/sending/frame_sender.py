@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How many sequence numbers of mailboxes that are gone pile up before they are deleted, and how many a call deletes.
+# Sequence numbers of mailboxes that are gone are deleted once there are so many, and so many in each call.
 _GONE, _MOST_FIELDS = 64, 1_000
 _OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)  # the server refuses the sender itself
 _LARGE = 16 * 2**10  # a frame below this size is sent again without asking first whether there is room
 
 
 class FrameSender(Destination):
-    """The mailboxes as the destination of one sender: its frames wait here to be written to them on the server.
+    """The mailboxes as the destination of one sender: the sender's frames wait here until the server has written them.
 
     A retry repeats the same bytes under the same sequence number. If an outcome stays unknown, the sends raise
     OutcomeUnknown, and a higher epoch is claimed before anything else is sent, so that the server refuses the old
@@ -66,7 +66,7 @@ class FrameSender(Destination):
     ) -> None:
         super().__init__(sender, directory.routing, directory.schemas, mirror=mirror, observer=observer)
         self.epoch = 0
-        self.transactions = 0  # the number of transactions on the server, as far as is known here
+        self.transactions = 0  # how many transactions the server has committed, as far as is known here
         self.subscriber_counts: list[int] = []  # subscribers of the last publications, read with the last epoch
         self.fenced: Fenced | None = None  # why nothing can be sent any more
         self.behind = False  # the server lost a transaction that it had confirmed
@@ -103,7 +103,7 @@ class FrameSender(Destination):
         return mailbox not in {UNOWNED, LOG} and mailbox not in self.directory.records
 
     async def _forget_gone(self) -> None:
-        """Delete the last sequence numbers of mailboxes that are gone from the server, so that they do not pile up."""
+        """Delete the last sequence numbers of mailboxes that are gone, here and on the server, once there are many."""
         gone = list(filter(self._is_gone, self.queues.dropped()))
         if len(gone) < _GONE:
             return
@@ -131,7 +131,7 @@ class FrameSender(Destination):
     async def take_epoch(self) -> None:
         """Claim a higher epoch, and read which frames and transactions the server has written.
 
-        If there is no answer, the server may have a higher epoch than ours, so this is repeated before anything is
+        If there is no answer, the server may have a higher epoch than we know. So this is repeated before anything is
         sent.
 
         Raises: Fenced if another sender has our name.
@@ -149,7 +149,7 @@ class FrameSender(Destination):
         self.queues.written = dict(state.last)
         for mailbox, queue in list(self.queues.items()):
             last = state.last.get(mailbox, 0)
-            # The frames of a call whose reply was lost are at the heads of their queues.
+            # If the reply to a call was lost, the call's frames are at the heads of their queues.
             for _ in range(min(last - queue.written, queue.attempted)):
                 self.written(queue.frames.popleft(), state.takers)
             queue.written, queue.attempted = last, 0
@@ -181,7 +181,7 @@ class FrameSender(Destination):
                 if self._directory_stale:
                     await self.reload()
                     self._directory_stale = False
-                # The receiving side reloads the directory too, so queued frames may be routed by an old version.
+                # The receiving side may have reloaded the directory, so that queued frames have outdated routes.
                 self.reroute()
                 ready = self.next_call()
                 if not ready:
@@ -193,7 +193,7 @@ class FrameSender(Destination):
             self.lose(error)
 
     async def _look_for_room(self) -> None:
-        """Ask whether there is room for large frames that were refused, because refusing them again takes long."""
+        """Ask whether there is room for large frames that were refused: to send and refuse them again takes long."""
         self._some_refused = any(queue.refused for queue in self.queues.values())
         for queue in self.queues.refused(asyncio.get_running_loop().time()):
             head = queue.frames[0]
@@ -204,7 +204,7 @@ class FrameSender(Destination):
                 self._try_later(queue, why)
 
     async def keep_agents(self) -> None:
-        """Write the sets of agents that frames name and the event log may not have, before these frames."""
+        """Write the sets of agents that frames name and the event log may lack; the frames are written after that."""
         if self.router.unkept:
             await self._transport.keep_agents(self.router.unkept)
             self.router.kept()
@@ -212,9 +212,10 @@ class FrameSender(Destination):
     async def exchange(
         self, frames: list[OutboundFrame], verdict_epoch: int, conclusion: Conclusion | None = None
     ) -> SendReply:
-        """Make one call with numbered frames. The caller clears `attempted` after it has processed the reply.
+        """Make one call with numbered frames.
 
-        If the call was not repeated, its reply already says what became of it.
+        If the call was repeated, an earlier attempt may still arrive. Then `attempted` stays set, and the caller clears
+        it after it has processed the reply.
         """
         await self.keep_agents()
         self.attempted = True
@@ -285,7 +286,7 @@ class FrameSender(Destination):
             await self.reload()
             self.reroute(again=True)
             for queue in [self.queues[mailbox] for mailbox in gone & self.queues.keys()]:
-                if queue.frames:  # the directory still has its mailbox
+                if queue.frames:  # the directory still has the queue's mailbox
                     self._try_later(queue, FrameFate.GONE)
         else:
             for frame, fate in refused:
@@ -326,7 +327,7 @@ class FrameSender(Destination):
             frame.in_flight.fail(frame.batch_rows(), error)
 
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
-        """Build the error for a frame that is too large for its mailbox even when that is empty."""
+        """Build the error for a frame that is too large even for its empty mailbox."""
         record = self.directory.records.get(frame.mailbox)
         return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)  # see `MailboxRecord`
 
@@ -370,7 +371,7 @@ class FrameSender(Destination):
         return error
 
     def abandon(self, error: MessagingError) -> None:
-        """Fail all frames. Those of a call in flight have an unknown outcome."""
+        """Fail all frames. Frames of a call in flight have an unknown outcome."""
         if self.attempted:
             self.attempted, self._fence_at = False, asyncio.get_running_loop().time()
             for queue in self.queues.values():

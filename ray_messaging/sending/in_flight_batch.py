@@ -32,11 +32,11 @@ class BatchOwner(Protocol):
 class InFlightBatch:
     """A batch between its verdicts and its receipts.
 
-    A row is open until it gets a fate or an error, which happens once. `pending` has the futures of the receipts, the
-    trace, and who hears broadcasts. `batch` is the batch as it was accepted, which
+    A row is open until it gets a fate or an error, which happens once. `left` is the number of open rows. `pending` has
+    the futures of the receipts, the trace, and who hears broadcasts. `batch` is the batch as it was accepted, which
     the rules judge. `outgoing` is the batch that is written: with labels, and with rewritten payloads. If rows are for
     several mailboxes, `placed` marks the rows that each mailbox has, and `copies` counts for each row the mailboxes
-    that do not have it yet (None: no row is for more than one). `left` is the number of open rows.
+    that do not have the row yet (None: each row is for one mailbox).
     """
 
     __slots__ = (
@@ -67,12 +67,12 @@ class InFlightBatch:
         self.left = batch.rows
         self.pending = pending
         self._owner = owner
-        self._open: NDArray[np.bool_] | None = None  # by row; None: either all rows are open or none
+        self._open: NDArray[np.bool_] | None = None  # by row; None: all rows are open, or no row is open
         self._told = False
         self._weights: RowWeights | None = None
 
     def row_in_call(self, row: int) -> int | None:
-        """Return the number of a row in the call that sends it, or None if it was sent as a single message."""
+        """Return a row's number in the call that sent it, or None if the row was sent as a single message."""
         if self.pending.call_row is not None:
             return self.pending.call_row + row
         for bulk in self.pending.bulks:
@@ -100,7 +100,7 @@ class InFlightBatch:
         return self._open
 
     def still_open(self, rows: Rows) -> Rows:
-        """Return those of the given rows that are open."""
+        """Return the given rows without rows that are no longer open."""
         return rows[self._opened()[rows]]
 
     @property
@@ -151,7 +151,7 @@ class InFlightBatch:
         self.copies[rows] = copies
 
     def deliver(self, rows: Rows | None, mailbox: str, fate: int) -> None:
-        """Record that a mailbox has some rows (None: all). A row is settled when all of its mailboxes have it."""
+        """Record that a mailbox has some rows (None: all). A row is settled when all of its mailboxes have the row."""
         if self.copies is None:
             self.settle(rows, fate)
             return
@@ -184,7 +184,7 @@ class InFlightBatch:
         self._tell(lost)
 
     def give_up(self, error: MessagingError) -> MessagingError:
-        """Set an error for all open rows; return it with the receipts of the other rows."""
+        """Set an error for all open rows; return the error, with the receipts of the other rows."""
         self.fail(None, error)
         return self._error_of(0, self.batch.rows) if self.errors else error
 
@@ -215,7 +215,7 @@ class InFlightBatch:
         self.outcome.done_at = time.time()
         all_rows = rows is None or (not self.left and len(rows) == self.batch.rows and not self.errors)
         if all_rows and pending.all_single:
-            set_receipts(pending.singles, self.outcome)  # type: ignore[arg-type]  # none of them is None
+            set_receipts(pending.singles, self.outcome)  # type: ignore[arg-type]  # no future is None here
         else:
             self._tell_some(rows)
         if not self.left:
@@ -246,13 +246,13 @@ class InFlightBatch:
                 bulk.set_result(Receipts([(self.outcome, low, high)]))
 
     def _error_of(self, low: int, high: int) -> MessagingError:
-        """Build the error of some rows, with the receipts of those that have one and the ids of the others."""
+        """Build the error of some rows, with the receipts of rows that have receipts, and the ids of the other rows."""
         rows = [row for row in range(low, high) if row in self.errors]
         error = min((self.errors[row] for row in rows), key=lambda found: not isinstance(found, OutcomeUnknown))
         others = [found for found in dict.fromkeys(self.errors[row] for row in rows) if type(found) is not type(error)]
         text = str(error.args[0])
         if isinstance(error, OutcomeUnknown) and others:
-            # Sending all rows again would send some rows twice.
+            # If the caller sent all rows again, some rows would be sent twice.
             text += f". Others of these failed for another reason: {others[0]}"
         facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
         made = type(error)(text, **facts)
@@ -264,7 +264,7 @@ class InFlightBatch:
 
 
 class RowWeights:
-    """The payload bytes of rows. A payload that several rows share counts when the last of them is closed."""
+    """The payload bytes of rows. If several rows share a payload, its bytes are freed when the last row is closed."""
 
     __slots__ = ("_index", "_open", "_weights", "rest")
 
@@ -276,7 +276,7 @@ class RowWeights:
         self._open = None if lines.index is None else np.bincount(lines.index, minlength=lines.count)
 
     def take(self, rows: Rows) -> int:
-        """Return the bytes that are freed by closing some rows. Each row may be passed only once."""
+        """Return how many bytes are freed when these rows are closed. Each row may be passed only once."""
         if self._index is None or self._open is None:
             freed = int(self._weights[rows].sum())
         else:

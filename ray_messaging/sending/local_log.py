@@ -11,7 +11,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.fates import UNKNOWN
 from ray_messaging.receipt import Outcome
 
-_BATCH_BYTES = 900  # the size of a batch and its outcome without payloads, which is most of a single message's size
+_BATCH_BYTES = 900  # the size of a batch and its outcome without payloads; most of the size if it is one message
 
 
 class SendLog(Protocol):
@@ -31,7 +31,7 @@ class LocalLog:
         self._size = 0
         self._nbytes = 0
         self._gone = 0
-        self._batches: deque[tuple[Batch, Outcome, int]] = deque()  # with their sizes in bytes
+        self._batches: deque[tuple[Batch, Outcome, int]] = deque()  # the batches, with outcome and size in bytes
 
     @property
     def dropped(self) -> int:

@@ -1,4 +1,4 @@
-"""Notes for the event log about messages that are not in any mailbox's stream, or not with all their facts."""
+"""Notes for the event log about messages that no mailbox has, or about facts that no mailbox has."""
 
 import numpy as np
 
@@ -26,12 +26,10 @@ def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> Logg
 def rewritten(
     in_flight: InFlightBatch, batch: Batch, rows: Rows | None, mailbox: str, frame: Batch, places: Rows | None
 ) -> tuple[LoggedFrame | None, Batch]:
-    """Build the note about the rewritten rows of a batch, or None if there are none; return also the mailbox's frame.
+    """Return the mailbox's frame, with rewritten rows marked, and the note about these rows (None: there are none).
 
-    In that frame the rewritten rows are marked.
-
-    Args: `rows` are the batch's rows in flight (None: all). `frame` is the batch, or what `fold` made of it, and then
-    `places` has the frame's row of each row.
+    Args: `rows` are the batch's rows in flight (None: all). `frame` is the batch, or the folded batch; then `places`
+    has, for each row of the batch, its row in the folded batch.
     """
     found = list(range(len(in_flight.batch)) if rows is None else rows.tolist())
     marked = np.array([at for at, row in enumerate(found) if row in in_flight.rewritten], np.intp)
@@ -45,7 +43,7 @@ def rewritten(
 
 
 def _note(in_flight: InFlightBatch, fate: int, mailbox: str, rows: list[int], places: bytes = b"") -> LogNote:
-    """Build a note about rows, with the original payloads of rewritten ones."""
+    """Build a note about rows, with the original payloads of rewritten rows."""
     changes = in_flight.rewritten
     why = why_of((changes[row][0], "") if row in changes else None for row in rows)
     return LogNote(fate, mailbox, why, _originals(in_flight, rows), places)

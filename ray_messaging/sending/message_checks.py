@@ -62,7 +62,7 @@ class MessageChecks:
         except TypeError:  # unhashable
             return parse_channel(self._exp_id, channel)
         if len(known) >= _ADDRESSES_KEPT:
-            known.clear()  # then channels are parsed again
+            known.clear()  # from now on channels are parsed again
         known[channel] = agent_id, topic  # a plain tuple, which is the fastest to unpack
         return agent_id, topic
 
@@ -90,7 +90,7 @@ class MessageChecks:
         return CheckedMessage(from_id, to_id, topic, encode_payload(payload, self._payload_bytes))
 
     def entries(self, messages: Sequence[Outgoing]) -> list[Entry]:
-        """Check and encode messages; raise the same errors as `checked`, for the first invalid one."""
+        """Check and encode messages; raise the same errors as `checked`, for the first invalid message."""
         group = None if self._allowed is None else self._name
         entries = entries_of(messages, self.address, self._payload_bytes, group)
         if self._allowed is not None:

@@ -34,8 +34,8 @@ _EXPECTS.flags.writeable = False
 class Questions(NamedTuple):
     """Questions whose answers are sent to `mailbox`.
 
-    `sealed` is called with each batch of them, after its messages have their ids and before it is sent, and with the
-    futures of the answers to questions that were asked one by one.
+    `sealed` is called with each batch of questions, once its messages have their ids, and before the batch is sent. Its
+    second argument has the futures of the answers, for questions that were asked one by one.
     """
 
     mailbox: str
@@ -43,7 +43,7 @@ class Questions(NamedTuple):
 
 
 class Replies(NamedTuple):
-    """Answers for the mailbox that asked. With `failed` they say that a handler has failed."""
+    """Answers for the mailbox that asked. With `failed`, the answers say that a handler has failed."""
 
     mailbox: str
     failed: bool = False
@@ -87,8 +87,8 @@ class Reach(NamedTuple):
 class Reaches:
     """For one version of an audience and one subtopic, how many agents in each mailbox hear each sender.
 
-    It is computed once for each mailbox's record. `hearers` has the number of all hearers of each sender, `places_of`
-    returns the places of senders.
+    The numbers are computed once for each mailbox's record. `hearers` has the number of all hearers of each sender,
+    `places_of` returns the places of senders.
     """
 
     def __init__(
@@ -134,12 +134,12 @@ class Entry(NamedTuple):
 
 
 def caused_by_one(cause: str | None, rows: int) -> Extension | None:
-    """Return the extension of rows that were sent while one message was handled; None if none was."""
+    """Return the extension of rows that were sent while message `cause` was handled; None without a cause."""
     return None if cause is None else Extension(caused_by=MessageIdColumn.of([cause]).take(np.zeros(rows, np.intp)))
 
 
 class BulkWaiter(NamedTuple):
-    """The future of a bulk send that has the rows from `low` to `high`; `call_row` is the first row's number in it."""
+    """The future of a bulk send with rows `low` to `high`; `call_row` is the first row's number in the bulk send."""
 
     low: int
     high: int
@@ -157,11 +157,11 @@ def _new_future() -> "asyncio.Future[Receipts]":
 class PendingBatch(msgspec.Struct, eq=False):
     """Rows that will be sent as one batch, and the futures of their receipts.
 
-    `singles` has one future per row for messages sent one by one (None: a row of a bulk send; empty: there are none).
-    `bulks` has the futures of bulk sends. With `all_single` each row has a future of its own. `checked` is the version
-    of the schemas by which the payloads were checked (0: not checked). `call_row` is the number of the first row in the
-    call that sends it (None: it has messages of several calls). With `reaches` each row is a broadcast that no rule
-    judges. `trace` has its spans.
+    `singles` has a future for each message that was sent alone, and None for a row of a bulk send; it is empty if no
+    message was sent alone. `bulks` has the futures of bulk sends. With `all_single` each row has its own future.
+    `checked` is the version of the schemas by which the payloads were checked (0: not checked). `call_row` is the
+    number of the first row in the call that sends the batch (None: the messages are from several calls). With `reaches`
+    each row is a broadcast that no rule judges. `trace` has the batch's spans.
     """
 
     step: int | None = None
@@ -190,11 +190,10 @@ _COLUMNS = [slice(cell, None, ROW_CELLS) for cell in range(ROW_CELLS)]
 class RowBatch(PendingBatch, eq=False):
     """A pending batch to which messages are appended one by one.
 
-    The cells of all rows are in one list, row after row, so that slices of it are the columns, and no row needs an
-    object.
-    `causes` has, by row, the ids of the messages that the senders were handling.
-    `counted` is how many cells have been counted against the capacity, `nbytes` the size of their payloads, `large` the
-    size of its large payloads.
+    The cells of all rows are in one list, row after row, so that slices of the list are the columns, and no row needs
+    an object. `causes` has, by row, the ids of the messages that the senders were handling. `counted` is how many cells
+    have been counted against the capacity, `nbytes` the size of these cells' payloads, `large` the size of all large
+    payloads.
     """
 
     all_single: bool = True
@@ -254,10 +253,10 @@ class RowBatch(PendingBatch, eq=False):
 
 
 class TransactionBatch(RowBatch, eq=False):
-    """The messages of a transaction, which are written together or not at all, and its conclusion.
+    """The messages of a transaction, which are written together or not at all, and the transaction's conclusion.
 
     Without a conclusion the transaction writes nothing, and only finds out which transactions the server has. `future`
-    gets the receipts. `number` is the transaction's number, or None until it may have reached the server.
+    gets the receipts. `number` is the transaction's number, or None as long as no call with it was made.
     """
 
     future: "asyncio.Future[Receipts]" = msgspec.field(default_factory=_new_future)
@@ -267,8 +266,8 @@ class TransactionBatch(RowBatch, eq=False):
     def add(self, entries: Sequence[Entry], now: float) -> None:
         """Queue payloads for their recipients.
 
-        Raises: TransactionError if there would be too many messages, PayloadTooLarge if too many bytes; then none is
-        queued.
+        Raises: TransactionError if there would be too many messages, PayloadTooLarge if there would be too many bytes;
+        then no payload is queued.
         """
         rows = len(self) + sum(len(entry.to_ids) for entry in entries)
         nbytes = self.nbytes + sum(len(line) + 1 for line in {id(entry.line): entry.line for entry in entries}.values())
@@ -304,7 +303,7 @@ def once(lines: Sequence[bytes]) -> PayloadColumn:
 
 
 class EncodedBatch(PendingBatch, eq=False, kw_only=True):
-    """A pending batch whose columns are there already, from this process or another one."""
+    """A pending batch whose columns were built before, in this process or another process."""
 
     batch: Batch
     conversation: ConversationRows | None = None
@@ -321,5 +320,5 @@ class EncodedBatch(PendingBatch, eq=False, kw_only=True):
         """Set our name and numbers in the batch, and return it."""
         batch = self.batch
         batch.sender, batch.epoch, batch.first, batch.frame = sender, epoch, first, None
-        batch.labels, batch.noted = {}, None  # only our rules, and we, may set these
+        batch.labels, batch.noted = {}, None  # a sender may not set these: only rules, and this process, may
         return batch if self.conversation is None else self.conversation.extend(batch)

@@ -25,7 +25,7 @@ def check_batches(schemas: Schemas, batches: Iterable[Batch]) -> None:
 
 
 async def check_current(frames: "FrameSender", batches: Callable[[], Iterable[Batch]]) -> None:
-    """Check batches by the known schemas, if there are any. If one fails, load the current schemas, check again.
+    """Check batches by the known schemas, if any. If a check fails, load the current schemas and check again.
 
     Raises: PayloadMismatch if a schema refuses a payload.
     """
@@ -49,7 +49,7 @@ def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:
 
 
 def fitting(schemas: Schemas, in_flight: InFlightBatch, rows: Rows | None) -> Rows | None:
-    """Fail those rows of a batch (None: all) whose payloads do not fit their schemas; return the other rows."""
+    """Fail the rows of a batch (None: of all) whose payloads do not fit their schemas; return the other rows."""
     batch = in_flight.batch if rows is None else in_flight.batch.take(rows)
     try:
         for row, error in _mismatches(schemas, batch):
@@ -74,7 +74,7 @@ def _mismatches(
             continue
         rows = None if batch.topic is None else np.flatnonzero(batch.topic == number)
         for misfit in schema.misfits(batch.lines if rows is None else batch.lines.take(rows)):
-            if misfit.row is None and rows is not None:  # all rows of the topic, but no others
+            if misfit.row is None and rows is not None:  # the error is about all rows of the topic, and about no others
                 error = _mismatch(misfit, topic, batch.from_ids[int(rows[0])], None)
                 yield from ((row, error) for row in rows.tolist())
                 continue

@@ -92,7 +92,7 @@ def fenced(sender: str, epoch: int) -> Fenced:
 
 
 def reader_fenced(conclusion: Conclusion) -> Fenced:
-    """Build the error for a transaction of a reader that has a successor, or lost its mailbox."""
+    """Build the error for a transaction whose reader has a successor, or has lost its mailbox."""
     return Fenced(
         f"a newer reader has taken over {conclusion.mailbox!r}, or removed it, or the server lost it (our epoch is "
         f"{conclusion.epoch}), so nothing of this transaction was done: close this messager; its messages go to its "

@@ -1,4 +1,4 @@
-"""The send loop, which gets verdicts on one batch after the other, and writes it into the mailboxes."""
+"""The send loop: for one batch after the other, it gets the verdicts and writes the messages into the mailboxes."""
 
 import asyncio
 import logging
@@ -31,10 +31,10 @@ _LAST_FENCE_S = 1.0
 
 
 class SendLoop:
-    """A task that gets the verdicts on each batch, and writes it. One batch at a time is in flight, to keep the order.
+    """A task that gets the verdicts on each batch, and writes the batch. To keep the order, one batch is in flight.
 
-    Asking about a batch while the previous batch is written gains nothing, because the other processes on the same
-    cores then get less time, and it needs a task for each batch.
+    It would gain nothing to ask about a batch while the previous batch is written: that needs a task for each batch,
+    and leaves less time for other processes on the same cores.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class SendLoop:
         self._awake = False
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        # What is in work: a batch before the first epoch, a batch before its frames are queued, a transaction before
-        # its turn, and the transaction whose turn it is.
+        # The work in progress: a batch that waits for the first epoch, a batch whose frames are not queued yet, a
+        # transaction that waits for its turn, and the transaction that is being sent.
         self._first: PendingBatch | None = None
         self._in_flight: InFlightBatch | None = None
         self._next_transaction: TransactionBatch | None = None
@@ -78,7 +78,7 @@ class SendLoop:
             self._wake.set()
 
     def made_progress(self) -> None:
-        """Record that the loop is alive, although it waits."""
+        """Record that the loop is alive, although it waits for something."""
         self.turned_at = time.monotonic()
 
     async def stop(self, error: MessagingError) -> None:
@@ -173,7 +173,7 @@ class SendLoop:
             self._in_flight.fail(None, error)
 
     async def _judge(self, in_flight: InFlightBatch, rows: Rows | None) -> None:
-        """Get the verdicts on rows of a batch (None: all), and queue the frames of those that pass."""
+        """Get the verdicts on rows of a batch (None: all), and queue the frames of the rows that pass."""
         try:
             verdict = await self._ask(in_flight)
             schemas = self._frames.directory.schemas
@@ -189,7 +189,7 @@ class SendLoop:
         self._frames.load(in_flight, rows, verdict.epoch, self._loop.time() + self._settings.send_timeout_s)
 
     async def _ask(self, in_flight: InFlightBatch) -> BatchVerdict:
-        """Ask for the verdicts on a batch, and report to the observer and the trace how long that took."""
+        """Ask for the verdicts on a batch; report the time that it took to the observer and the trace."""
         in_flight.pending.trace.asking(in_flight.batch)
         asked_at = time.perf_counter()
         verdict = await self.verdict_client.judge(in_flight.batch)
@@ -199,7 +199,7 @@ class SendLoop:
         return verdict
 
     async def _judge_again(self) -> None:
-        """Get new verdicts on rows that passed by earlier rules, or by a predecessor; wait until there are any."""
+        """Get new verdicts on rows that passed by outdated rules or an earlier interceptor; wait for the verdicts."""
         loop, backoff = asyncio.get_running_loop(), Backoff(STALE_VERDICT_RETRY)
         deadline = loop.time() + self._settings.interceptor_timeout_s
         while self._frames.stale_verdicts:

@@ -1,4 +1,4 @@
-"""The transaction sender, which gets the verdicts on one transaction, and writes it as a whole or not at all."""
+"""The transaction sender, which gets the verdicts on one transaction, and writes it completely or not at all."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -54,7 +54,7 @@ class TransactionSender:
         self._verdict_epoch = FOREIGN
         self._outbound: list[OutboundFrame] = []
         self._backoff = Backoff(TRANSACTION_RETRY)
-        self._until = 0.0  # its timeout, in loop time
+        self._until = 0.0  # the loop time at which the transaction times out
         self._verdicts_until: float | None = None
 
     async def run(self) -> None:
@@ -105,7 +105,7 @@ class TransactionSender:
 
     def _route(self) -> None:
         """Route the whole transaction by the current directory; raise PayloadTooLarge if its frames are too large."""
-        self._frames.reroute()  # nothing of ours waits, so from now on its router has the current routes
+        self._frames.reroute()  # no frame waits, so this only gives the router the current routes
         if self._in_flight is None:
             return
         self._outbound = self._frames.route_all(self._in_flight)
@@ -123,8 +123,8 @@ class TransactionSender:
 
         Otherwise return the reply, which says why nothing was written, and that no earlier attempt can be written.
 
-        Raises: Fenced if another sender has our name; OutcomeUnknown if the server did not answer; MailboxFull if its
-        memory is full.
+        Raises: Fenced if another sender has our name; OutcomeUnknown if the server did not answer; MailboxFull if the
+        server's memory is full.
         """
         frames, transaction = self._frames, self._transaction
         assert transaction.conclusion is not None
@@ -149,7 +149,7 @@ class TransactionSender:
     async def _process(self, reply: SendReply, number: int) -> SendReply | None:
         """Return None, and set the messages' fates, if the transaction was concluded; otherwise return the reply.
 
-        After a refusal, this makes sure that no earlier attempt arrives late.
+        After a refusal, make sure that no earlier attempt arrives late.
         """
         frames = self._frames
         subscriber_counts = reply.takers
@@ -198,7 +198,7 @@ class TransactionSender:
             await self._pause_after(reply)
 
     async def _pause_after(self, reply: SendReply) -> None:
-        """Pause after a refusal; raise its error if the transaction is past its timeout."""
+        """Pause after a refusal; raise the refusal's error if the transaction is past its timeout."""
         if asyncio.get_running_loop().time() >= self._until:
             fates = zip(self._outbound, reply.fates, strict=True)
             frame, fate = next((frame, fate) for frame, fate in fates if fate in _REFUSED)
@@ -206,7 +206,7 @@ class TransactionSender:
         await self._pause()
 
     async def _judge_again(self, why: SendStatus) -> None:
-        """Get verdicts by the current rules, or by the interceptor's successor, for which this waits."""
+        """Get verdicts by the current rules. If the interceptor is gone, wait for its successor."""
         now = asyncio.get_running_loop().time()
         self._verdicts_until = self._verdicts_until or now + self._settings.interceptor_timeout_s
         if now >= self._verdicts_until:

@@ -50,7 +50,7 @@ class AgentPlaces(Sequence[AgentId]):
         return AgentPlaces, (AgentSet(self.ints, self.strings),)
 
     def place(self, agent: AgentId) -> int:
-        """Return the place of one agent, or -1 if it is not one of these."""
+        """Return the place of one agent, or -1 if the agent is not in the group."""
         if self._even and type(agent) is int:
             if not self._low <= agent <= self._high:
                 return -1

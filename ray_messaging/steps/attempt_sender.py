@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 T = TypeVar("T")
-_ROW_BYTES = 8  # the least that a message takes in a frame beside its payload: an id and its ordinal
+_ROW_BYTES = 8  # the least bytes that a message takes in a frame besides its payload: an id and its ordinal
 
 
 class AttemptSender:
@@ -76,7 +76,7 @@ class AttemptSender:
         self._destination.begin(opened.step)
         self._known = opened.directory >= 0
         if opened.directory != directory.version and (self._known or directory.audiences):
-            await self.reload()  # the step needs its versions of audiences, and its hosts
+            await self.reload()  # the step needs the audience versions, and the hosts, that are used in it
             self._known = True
         if await self.moved.follow(opened.step, directory):
             await self.reload()
@@ -88,7 +88,7 @@ class AttemptSender:
 
         Args: `changed` says that the step has set the state; with `go_on` the next step is opened too.
         Raises: StepAborted if not everything arrived; StepTooLarge if a receiver's box is full; UndeclaredSend for a
-        send to a group that was declared not to hear this one; ConfigError if the series have another shape than
+        send to a group that was declared not to hear this group; ConfigError if the series have another shape than
         before; MailboxFull if the server has no memory for series and calls; Fenced if another driver has the group.
         """
         if step.moves:
@@ -113,7 +113,7 @@ class AttemptSender:
         return self._following(closed, closing), counts
 
     async def _close(self, step: int, closing: Closing, *, go_on: bool) -> Committed | Refused:
-        """Close a step. While the server's memory is full, wait for the event log to take series and calls before it.
+        """Close a step. While the server's memory is full, wait until the event log has taken earlier series and calls.
 
         Raises: MailboxFull if that takes longer than MessagingConfig.send_timeout_s.
         """
@@ -133,10 +133,10 @@ class AttemptSender:
                 await backoff.sleep()
 
     async def _announce(self, step: int) -> None:
-        """Ask the interceptor once for a verdict on no messages, so that it knows of this attempt.
+        """Ask the interceptor once for a verdict on no messages, so that the interceptor knows of this attempt.
 
-        It then takes back the changes of its state by an earlier attempt at this step. The messages of the step may not
-        reach the interceptor: there may be none, or delegated rules may pass them.
+        The interceptor then undoes what an earlier attempt at this step has changed in its state. It would not learn of
+        the attempt if the step sends no messages, or if delegated rules let all of them pass.
         """
         if not self._announced:
             try:
@@ -168,7 +168,7 @@ class AttemptSender:
     async def _commit_whole(
         self, step: Step, batches: Sequence[EncodedBatch], *, changed: bool, go_on: bool
     ) -> tuple[Opened | Waiting | Done | None, StepCounts] | None:
-        """Send and close a step in one call; return None, and do nothing, if it takes several calls.
+        """Send and close a step in one call; return None, and do nothing, if several calls are needed.
 
         Each row's fate is known before the call, because the call writes everything or nothing.
         """
@@ -190,13 +190,13 @@ class AttemptSender:
                 closed = await self._answer(call, step.number)
         destination.queues.reset()
         if closed is None:
-            self._number = first  # in several calls the messages have the same numbers, and so get the same verdicts
+            self._number = first  # the messages get the same numbers again in several calls, and so the same verdicts
             self._account.restore(before)
             return None
         return self._following(closed, closing), counts
 
     async def _frames_of(self, batches: Sequence[EncodedBatch]) -> list[OutboundFrame]:
-        """Get verdicts on batches, and return their frames; [] if they take several calls."""
+        """Get verdicts on batches, and return the batches' frames; [] if the frames take several calls."""
         destination = self._destination
         judged: list[tuple[InFlightBatch, int]] = []
         for pending in batches:
@@ -210,7 +210,7 @@ class AttemptSender:
         return frames if len(frames) == sum(len(queue.frames) for queue in destination.queues.values()) else []
 
     def _settle(self, frames: Sequence[OutboundFrame]) -> None:
-        """Set the fates that the rows of frames have when the call has succeeded."""
+        """Set the fates that the rows of frames will have if the call succeeds."""
         boxed: Counter[InFlightBatch] = Counter()
         for frame in frames:
             boxed[frame.in_flight] += frame.rows if in_box(frame) else 0
@@ -222,7 +222,7 @@ class AttemptSender:
                 self._destination.stored(frame)
 
     def rows_done(self, rows: int, nbytes: int) -> None:
-        """Do nothing for rows that have their fate, because sends in steps take no capacity."""
+        """Do nothing: rows that are done free no capacity, because sends in steps take none."""
 
     def batch_done(self, batch: InFlightBatch) -> None:
         """Add a batch with its fates to the account."""
@@ -291,7 +291,7 @@ class AttemptSender:
     # -- answers --------------------------------------------------------------------------------------------------
 
     async def _arrived(self, call: Awaitable[T], step: int) -> T:
-        """Return the result of a call before the commit of a step; raise StepAborted if server or verdicts are away."""
+        """Return the result of a call before a step's commit; raise StepAborted if server or interceptor are away."""
         try:
             return await call
         except (TransitError, Closed) as error:

@@ -45,11 +45,11 @@ def _part(batch: Batch, blocks: Mapping[int, tuple[str, str]]) -> tuple[bytes, b
 
 
 class BlockedSends(Sequence[BlockedSend]):
-    """Messages that some agents sent in a step and that rules blocked, ordered by sender and n-th send.
+    """Messages that some agents sent in a step and that rules blocked, ordered by sender, then in order of sending.
 
     `places` has the places of the senders.
 
-    Args: `parts` are results of `encode_blocked`, which may have messages of other agents, too.
+    Args: `parts` are results of `encode_blocked`. They may also have messages of other agents.
     """
 
     def __init__(self, step: int, parts: Iterable[bytes], agents: AgentPlaces) -> None:

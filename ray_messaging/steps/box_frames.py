@@ -63,7 +63,7 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
     if frame.tag.group == OUTSIDE:
         ordinals = outside_ordinals(frame.first, np.arange(batch.rows, dtype=np.uint32))
         given = batch.extension or Extension()
-        asked = _asked_outside(batch, given)  # before the messages lose the ids that they have outside of steps
+        asked = _asked_outside(batch, given)  # first, because below the messages lose their ids from outside of steps
         batch.step = step
         batch.extension = Extension(
             deliver=step,
@@ -77,7 +77,7 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
 
 
 def outside_ordinals(first: int, places: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the ordinals of rows from outside by their places in a frame, whose first row has the place `first`."""
+    """Return the ordinals of rows at `places` in a frame from outside, whose first row is number `first` in the box."""
     return places + np.uint32(FIRST_OUTSIDE + first)
 
 
@@ -90,7 +90,7 @@ def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
 
 
 class _Hits(NamedTuple):
-    """The rows of a batch that amendments change, and for each row the batch and the row of its amendment.
+    """The rows of a batch that amendments change, and for each row where its amendment is: a batch, and a row in it.
 
     `blocked` says which of the rows are blocked. The others get the amendment's payload and labels.
     """
@@ -118,7 +118,7 @@ def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch
 
 
 def amendments_of(folded: Sequence[Batch], amendments: Sequence[Batch]) -> list[list[Batch]]:
-    """Return, for each folded batch of a box, those amendments that change pairs of its broadcasts."""
+    """Return, for each folded batch of a box, the amendments that change pairs of the batch's broadcasts."""
     found: list[list[Batch]] = [[] for _ in folded]
     for step in dict.fromkeys(each.step for each in amendments):
         changes = [each for each in amendments if each.step == step]
@@ -144,18 +144,18 @@ def amendments_of(folded: Sequence[Batch], amendments: Sequence[Batch]) -> list[
 def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
     """Return a folded batch of broadcasts with amendments of its pairs applied; None if no pair is left.
 
-    Pairs of one broadcast that are changed in different ways are in different rows.
+    If pairs of one broadcast are changed in different ways, the broadcast gets a row for each way.
 
-    Args: edges are the pairs of the audience's version whose hearers are the agents to which the frame refers.
-    `amendments` are those that `amendments_of` returns for the batch.
+    Args: `edges` are the pairs, in the broadcast's version of the audience, whose hearers are the frame's agents.
+    `amendments` are the amendments that `amendments_of` returns for the batch.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=False)
 
 
 def unamended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
-    """Return those pairs of a folded batch that no amendment blocks or changes; None if there are none.
+    """Return the pairs of a folded batch that no amendment blocks or changes; None if there are none.
 
-    Args: edges and amendments are as in `amended_broadcasts`.
+    Args: `edges` and `amendments` are as in `amended_broadcasts`.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=True)
 
@@ -200,7 +200,7 @@ def _spread(folded: Batch, edges: Edges) -> Batch:
 
 
 def _places(batches: Sequence[Batch]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the batch of each row of consecutive batches, and its row there."""
+    """Return, for each row of the joined batches, the index of its batch, and its row in that batch."""
     counts = np.array([batch.rows for batch in batches], np.intp)
     starts = np.cumsum(counts) - counts
     return np.repeat(np.arange(len(batches)), counts), np.arange(counts.sum()) - np.repeat(starts, counts)
@@ -258,7 +258,8 @@ def _changed(batch: Batch, changed: _Hits, amendments: Sequence[Batch]) -> Batch
 def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
     """Return a number for each row, which is equal for copies of one message. The batches belong to one step.
 
-    Copies have equal from_id and ordinal, and if some rows are broadcasts, equal to_id: a broadcast's to_id is None.
+    Copies have equal from_id and ordinal. If some rows are broadcasts, copies also have equal to_id: None in a
+    broadcast, or the hearer when the broadcast is spread.
     """
     keys = _sent_keys(batches)
     if any(batch.extension is not None and batch.extension.audience is not None for batch in batches):

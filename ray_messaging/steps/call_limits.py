@@ -1,7 +1,8 @@
-"""One limit for the remembered calls of all groups: a rate at an even pace, a number at once, and a budget.
+"""One limit for the remembered calls of all groups: calls per minute, calls at the same time, and calls in all.
 
-One `CallLimits` grants; each group has a `CallGate`, at which its calls wait. A gate asks for all calls that wait, one
-question at a time. It states all that it holds, not what has changed, so a lost or repeated statement does no harm.
+One `CallLimits` grants calls. Each group has a `CallGate`, at which its calls wait. A gate asks for all calls that wait
+in one question, and asks no second question before the answer. Each question has the gate's totals, not the changes, so
+a lost or repeated question does no harm.
 """
 
 import asyncio
@@ -15,14 +16,14 @@ from typing import Final, NamedTuple
 from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, Closed, MessagingError
 
-_AHEAD_S: Final = 0.25  # a grant has the beginnings of the calls of so many seconds, and at least of one
-_EARLY_S: Final = 0.05  # so long before the last of them, a gate asks again
+_AHEAD_S: Final = 0.25  # a grant has the calls that may begin within so many seconds, but at least one call
+_EARLY_S: Final = 0.05  # a gate asks again so many seconds before its last granted call begins
 
 
 class HeldCalls(NamedTuple):
-    """The calls of a gate: how many were granted to it so far, how many of them have ended, and how many were not made.
+    """The totals of a gate: how many calls were granted so far, how many have ended, and how many were not made.
 
-    `gate` is unique: a group that has restarted has a gate of its own.
+    `gate` is unique: a group that has restarted gets a new gate.
     """
 
     group: str
@@ -33,7 +34,7 @@ class HeldCalls(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Answer to a gate: in how many seconds each granted call may begin. `spent`: no budget is left, so none begins."""
+    """Answer to a gate: in how many seconds each granted call may begin. If `spent`, no budget and no call is left."""
 
     delays: list[float]
     spent: bool = False
@@ -49,13 +50,14 @@ class CallLimits:
         self._next = 0.0  # when the next call may begin
         self._held: dict[str, HeldCalls] = {}  # by group
         self._former = 0  # calls of gates that are no more
-        self._turn = asyncio.Lock()  # the first that asks is the first that gets
+        self._turn = asyncio.Lock()  # gates get their grants in the order in which they have asked
         self._changed = asyncio.Event()
 
     async def take(self, held: HeldCalls, wanted: int) -> Grant:
         """Grant up to `wanted` calls to a gate; return when at least one is granted, or the budget is spent."""
         await self.note(held)
-        self._held[held.group] = self._held[held.group]._replace(granted=held.granted)  # it knows of each grant
+        # A gate knows each grant whose answer has arrived, so the gate's own number of granted calls counts.
+        self._held[held.group] = self._held[held.group]._replace(granted=held.granted)
         async with self._turn:
             while True:
                 now, left, free = self._held[held.group], self._left(), self._free()
@@ -72,7 +74,7 @@ class CallLimits:
             return Grant(delays)
 
     async def note(self, held: HeldCalls) -> None:
-        """Record the calls that a gate holds. A statement that is older than the recorded one changes nothing."""
+        """Record the totals of a gate. Totals that are older than the recorded totals are ignored."""
         known = self._held.get(held.group, held)
         if known.gate == held.gate:
             held = known._replace(ended=max(known.ended, held.ended), unused=max(known.unused, held.unused))
@@ -103,9 +105,9 @@ class CallLimits:
 
 
 class CallGate:
-    """The gate of one group's calls. It works in the event loop in which it is made, and is used from any.
+    """The gate of one group's calls. It works in the event loop in which it is made; any event loop may use it.
 
-    Args: `take` asks the `CallLimits`, and `note` tells them, wherever they are.
+    Args: `take` and `note` call the methods of the `CallLimits`, which may be in another process.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class CallGate:
         try:
             await asyncio.wrap_future(waiter)
         except asyncio.CancelledError:
-            if not waiter.cancel():  # it may begin just now
+            if not waiter.cancel():  # the call was allowed to begin just now
                 self.leave()
             raise
 
@@ -172,7 +174,7 @@ class CallGate:
             if (waiter := self._waiting.popleft()).set_running_or_notify_cancel():
                 waiter.set_result(None)
                 return
-        self._end(0, 1)  # its caller has given up
+        self._end(0, 1)  # the caller has given up
 
 
 def _refusal(group: str, grant: Grant) -> MessagingError:

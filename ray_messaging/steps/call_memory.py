@@ -14,7 +14,7 @@ from ray_messaging.model.calls import KEPT, PARENT, KeptCall
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
-# One call to the server writes at most so many results, and no more when they exceed so many bytes.
+# One call to the server writes at most so many results, and takes no further result once it has so many bytes.
 _BATCH, _BATCH_BYTES = 256, 2**20
 
 _decode = msgspec.msgpack.Decoder(KeptCall).decode
@@ -31,14 +31,14 @@ class _New(NamedTuple):
 class CallMemory:
     """Results of the remembered calls of one group in one step, by key, on the server until the step is committed.
 
-    It may be used in any one event loop. That in which it was made calls the server: results that arrive while such a
-    call is in flight are written together by the next one.
+    All callers must share one event loop, which may be another loop than the one that calls the server. Results that
+    arrive during a call to the server are written together by the next call.
 
-    Args: `limit` is the most bytes of one result; `again` says that earlier attempts at this step may have kept some.
+    Args: `limit` is the most bytes of one result; `again` says that earlier attempts at the step may have kept results.
     """
 
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int, *, limit: int, again: bool) -> None:
-        self.broken: StepAborted | None = None  # why no more can be kept
+        self.broken: StepAborted | None = None  # why no more results can be kept
         self.parent: Callable[[], Mapping[str, bytes]] | None = None  # reads the results of an earlier run, in a thread
         self._store = store
         self._group = group
@@ -48,18 +48,18 @@ class CallMemory:
         self._again = again
         self._loop = asyncio.get_running_loop()
         self._loading: Future[None] | None = None
-        self._answers: dict[str, tuple[str, bytes]] = {}  # who has answered, and the result, once they are loaded
+        self._answers: dict[str, tuple[str, bytes]] = {}  # by key, where a loaded result is from, and the result
         self._new: deque[_New] = deque()
         self._writing = False
         self._task: asyncio.Task[None] | None = None
 
     @property
     def may_know(self) -> bool:
-        """Return whether a result may be there before its call is made."""
+        """Return whether there may be results of earlier attempts or an earlier run."""
         return self._again or self.parent is not None
 
     async def recall(self, key: str) -> tuple[str, KeptCall] | None:
-        """Return where a call's result is from, and the result: KEPT (an earlier attempt), or PARENT (an earlier run).
+        """Return a call's result and where it is from: KEPT (from an earlier attempt), or PARENT (from an earlier run).
 
         Return None if there is no result.
 
@@ -123,10 +123,10 @@ class CallMemory:
                     await self._write_part(part)
             except Exception as raised:  # noqa: BLE001 - the callers that wait raise it
                 error = raised
-            loop = new[0].kept.get_loop()  # all calls of a group are made in one
+            loop = new[0].kept.get_loop()  # all calls of a group are made in one loop
             loop.call_soon_threadsafe(_settle, new, error)
         self._writing = False
-        if self._new:  # one came just before
+        if self._new:  # another result came just before
             self._writing = True
             self._begin()
 
@@ -153,7 +153,7 @@ class CallMemory:
 
 def _settle(new: Sequence[_New], error: BaseException | None) -> None:
     for each in new:
-        if each.kept.done():  # its caller has given up
+        if each.kept.done():  # the caller has given up
             continue
         if error is None:
             each.kept.set_result(None)

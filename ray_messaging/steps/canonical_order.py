@@ -1,4 +1,7 @@
-"""The canonical order of a step's messages: (to_id, step sent, from_id, n-th send of that agent in that step)."""
+"""The canonical order of a step's messages: by to_id, step sent, from_id, then ordinal.
+
+The ordinal n says that the message was the n-th send of its sender in the step.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,13 +26,13 @@ def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[
     """Return the canonical order of rows as indices.
 
     Args: `to_ids` and `from_ids` are the ids of the rows, in consecutive columns; `steps` has the step in which each
-    row was sent, `ordinals` says which send of its agent in that step it is.
+    row was sent, `ordinals` the row's ordinal.
     """
     return _sorted_rows([id_ranks(to_ids), steps, id_ranks(from_ids), ordinals])[0]
 
 
 class _Part(NamedTuple):
-    """A key within a number of several keys: its place among the keys, its values and their least, its lowest bit.
+    """A sort key that is packed with other keys into one number: index, values, least value, lowest bit in the number.
 
     If the key's values are too far apart for a number, `values` has their ranks.
     """
@@ -41,14 +44,14 @@ class _Part(NamedTuple):
 
 
 def _sorted_rows(keys: Sequence[NDArray[Any]], wanted: Sequence[int] = ()) -> tuple[Order, list[NDArray[Any]]]:
-    """Return rows sorted by keys, the most significant first, as indices; and the wanted keys in that order."""
+    """Return the indices of rows sorted by keys, the most significant key first; and the wanted keys, sorted."""
     rows, order = len(keys[0]), None
     numbers = _packed(keys)
     width = rows.bit_length()
     taken: dict[int, NDArray[Any]] = {}
     for parts in numbers:
         found = _sorted_by(parts, rows, order)
-        if len(numbers) == 1:  # to read a key from the numbers takes a fifth of the time of a look-up by the order
+        if len(numbers) == 1:  # a key is read from sorted numbers in a fifth of the time of `key[order]`
             taken = {
                 part.key: _key_of(found, parts, at)
                 for at, part in enumerate(parts)
@@ -63,9 +66,9 @@ def _sorted_rows(keys: Sequence[NDArray[Any]], wanted: Sequence[int] = ()) -> tu
 
 
 def _sorted_by(parts: Sequence[_Part], rows: int, order: Order | None) -> Keys:
-    """Return numbers of some keys and each row's place in `order` (None: its own), sorted."""
-    # Keys and the place in one number: sorting values is up to six times as fast as an argsort. Blocks of them stay in
-    # the processor's cache, where the pages of new arrays would take as long as the arithmetic.
+    """Pack some keys and the row's place in `order` (None: its index) into one number per row; return these sorted."""
+    # Sorting such numbers is up to six times as fast as an argsort. The numbers are computed in blocks that stay in the
+    # processor's cache: to get the memory pages of new large arrays would take as long as the arithmetic.
     width, found = rows.bit_length(), np.empty(rows, np.int64)
     for start in range(0, rows, _BLOCK):
         block = found[start : start + _BLOCK]
@@ -105,7 +108,7 @@ def id_ranks(columns: Sequence[IdColumn]) -> NDArray[np.integer[Any]]:
     ints = (kinds != NONE) & (kinds != STR)
     numbers, places = np.unique(values[ints], return_inverse=True)
     ranks[ints] = places + 1
-    # Python sorts strs by code points, which is the order of their UTF-8 bytes.
+    # Python sorts strs by code points. The UTF-8 bytes of strs have the same order.
     table = sorted({name for column in columns for name in column.strings})
     place_of = {name: place for place, name in enumerate(table, len(numbers) + 1)}
     low = 0
@@ -126,7 +129,7 @@ def _kinds(column: IdColumn) -> NDArray[np.uint8]:
 def _packed(keys: Sequence[NDArray[Any]]) -> list[list[_Part]]:
     """Return keys packed into as few non-negative numbers per row as possible, with room for the row's place.
 
-    The most significant of the keys is the first, the most significant of the returned numbers the last.
+    Of the keys, the first is the most significant; of the returned numbers, the last.
     """
     rows = len(keys[0])
     room = _INT64_BITS - rows.bit_length()
@@ -219,7 +222,8 @@ def _times(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> Any: 
     values = [batch.sent_at for batch in batches]
     if any(isinstance(value, np.ndarray) for value in values) or values.count(values[0]) == len(values):
         return _taken(_by_row(values, rows), order)
-    # The numbers of the batches take a quarter of the memory of their times, and stay in the processor's cache.
+    # A row's batch number takes at most a quarter of the memory of a time. So the numbers are ordered, not the times,
+    # and stay in the processor's cache.
     numbers = np.repeat(np.arange(len(values), dtype=np.min_scalar_type(len(values))), rows)
     return np.array(values)[numbers[order]]
 

@@ -1,13 +1,13 @@
-"""Digests of the messages of a step: equal for equal rows, in any order and layout.
+"""Digests of the messages of a step: equal for equal rows, whatever the order of the rows and the layout of the groups.
 
-A row's canonical bytes are, in this order: step sent, step read, from_id, ordinal (it is the n-th send of its agent in
-the step; from outside the n-th message of its sender to its hearer), to_id, subtopic, fate, rule, labels, payload. A
-question has "q" after them. An answer has "a" and the id of its question; of a question from outside the ordinal is
-left out, because it depends on the layout. A broadcast has "b", its audience's name and the hash of the audience's
-pairs (none, of the audience of all agents) instead of to_id, and counts once for each of its pairs. A number takes 8
-bytes, little endian; a text has its length before it. The digest of a step is the sum of the rows' BLAKE2b-256 modulo
-2**256. The history digest chains them: it is the BLAKE2b-256 of the previous history digest, the step, the number of
-rows, and the step's digest.
+A row's canonical bytes are, in this order: step sent, step read, from_id, ordinal, to_id, subtopic, fate, rule, labels,
+payload. Ordinal n means the n-th send of the agent in the step; from outside, the n-th message of the sender to the
+hearer. A question ends with "q". An answer ends with "a" and the id of its question; if the question came from outside,
+the id's ordinal is left out, because it depends on the layout. A broadcast has, instead of to_id, "b", the audience's
+name and the hash of the audience's pairs (no hash for the audience of all agents), and counts once for each pair. A
+number takes 8 bytes, little endian. A text has its length before it. The digest of a step is the sum of its rows'
+BLAKE2b-256, modulo 2**256. The history digest chains the steps: it is the BLAKE2b-256 of the previous history digest,
+the step, the number of rows, and the step's digest.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -116,9 +116,9 @@ def sum_of_like(
     to_ids: NDArray[np.int64],
     payloads: Sequence[bytes],
 ) -> int:
-    """Return what `sum_of` does, in a third of the time, of rows that differ in nothing else than these columns.
+    """Return the same number as `sum_of`, in a third of the time, for rows that differ in these columns only.
 
-    Args: `like` is such a row; it is no question, no answer and no broadcast.
+    Args: `like` is one of these rows. The rows are no questions, answers or broadcasts.
     """
     head = row_bytes(like._replace(from_id=0, ordinal=0, to_id=0, payload=b""))[: -len(_length(0))]
     heads = np.tile(np.frombuffer(head, np.uint8), (len(payloads), 1))
@@ -126,7 +126,7 @@ def sum_of_like(
         heads[:, at : at + 8] = column.astype("<i8").view(np.uint8).reshape(-1, 8)
     joined, size, begun, hashed = heads.tobytes(), len(head), blake2b(digest_size=SIZE), list[bytes]()
     for at, payload in zip(range(0, len(joined), size), payloads, strict=True):
-        hashing = begun.copy()  # in half of the time of a new one
+        hashing = begun.copy()  # takes half the time of a new hash object
         hashing.update(joined[at : at + size] + _length(len(payload)) + payload)
         hashed.append(hashing.digest())
     parts = np.frombuffer(b"".join(hashed), "<u4").reshape(-1, SIZE // 4).sum(axis=0, dtype=np.uint64)
@@ -137,8 +137,9 @@ def sum_of_like(
 def numbered_outside(rows: Sequence[DigestRow], pairs: Pairs) -> Iterator[tuple[DigestRow, int]]:
     """Yield messages from outside, given in the order of their arrival, with their ordinals and how often each counts.
 
-    Agents that hear the same sender may number a message differently. It is yielded once for each number, and counts
-    for these agents. So the rows do not depend on the layout: all that arrives at an agent is in one box.
+    A message may be the sender's second for one hearer, and the third for another hearer. The message is yielded once
+    for each such number, and counts once for each hearer with this number. So the rows do not depend on the layout,
+    because one box has all messages that arrive at an agent.
 
     Args: `pairs` has the hearers of each row.
     """
@@ -162,7 +163,7 @@ def step_digest(sums: Iterable[int]) -> bytes:
 
 
 def history_digest(before: bytes, step: int, rows: int, digest: bytes) -> bytes:
-    """Return the digest of all steps up to this one; `before` is that up to the previous step (b"": there is none)."""
+    """Return the history digest up to a step. `before` is the history digest up to the previous step (b"": none)."""
     return blake2b(_text(before) + _number(step) + _number(rows) + digest, digest_size=SIZE).digest()
 
 

@@ -33,9 +33,9 @@ Mask = NDArray[np.bool_]
 
 
 class ReadBoxes(NamedTuple):
-    """The messages and broadcasts (`folded`) that a group reads in a step. `outside` repeats the messages from outside.
+    """The messages and broadcasts (`folded`) that a group reads in a step.
 
-    The messages in `outside` are in the order of their arrival.
+    `outside` has the messages from outside once more, in the order of their arrival.
     """
 
     batches: list[Batch]
@@ -112,7 +112,7 @@ class GroupBoxes:
 
 
 def _chosen(box: OpenBox, agents: AgentSet) -> Callable[[AgentSet], AgentSet]:
-    """Return a function that selects, of the agents that the mailbox had then, those for whom the group reads."""
+    """Return a function that selects, from the agents that the mailbox had, the agents for which the group reads."""
     return lambda then: then & (agents - box.agents if box.besides else agents & box.agents)
 
 
@@ -132,8 +132,8 @@ async def toward_agents(
 
     Only pairs of chosen hearers count.
 
-    Args: `chosen` selects, of the agents that the frame names, those that hear it here; they are among `agents`.
-    Raises: FrameError if the audience's pairs are damaged; UnknownName if its version does not exist.
+    Args: `chosen` selects, from the agents that the frame names, the hearers in this group; they are among `agents`.
+    Raises: FrameError if the audience's pairs are damaged; UnknownName if the audience's version does not exist.
     """
     folded = broadcasts.fold
     assert folded is not None
@@ -148,7 +148,7 @@ async def toward_agents(
         kept[:] = False
         kept[kept_places(folded.kept, len(before.rows))] = True
     after = now.expand(broadcasts.from_ids)
-    # Both have the pairs toward `hearers`, in the same order.
+    # Both results have the pairs toward `hearers`, in the same order.
     places = np.flatnonzero(hearers.find(after.hearers))[kept[hearers.find(before.hearers)]]
     made = copy(broadcasts)
     made.frame, made.extension = None, copy(broadcasts.extension)

@@ -8,10 +8,10 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 
 
 class MovedAgents(NamedTuple):
-    """Agents that came to a group recently, agents that left it, and the mailboxes that have messages for new agents.
+    """Agents that came to a group recently, agents that left it recently, and the origins of the new agents.
 
-    `origins` has these mailboxes, each with the step from which on no message for new agents was sent to it. `changed`
-    is the last step with which an agent came or left.
+    An origin's boxes may still have messages for the new agents. `origins` has, for each origin, the step from which on
+    no such message was sent to it. `changed` is the last step with which an agent came or left.
     """
 
     came: AgentSet
@@ -24,7 +24,7 @@ NOBODY_MOVED = MovedAgents(NO_AGENTS, NO_AGENTS, {}, ALWAYS)
 
 
 def moved_agents(record: MailboxRecord, step: int, dates: HostDates, horizon: int) -> MovedAgents:
-    """Return which agents of a mailbox have moved within the last `horizon` steps before `step`, by its record."""
+    """Return which agents, by a mailbox's record, came or left in the last `horizon` steps before `step`."""
     oldest = step - horizon  # messages that were sent in this step or earlier have all been read
     came, left, changed = NO_AGENTS, NO_AGENTS, ALWAYS
     for change in record.changes:
@@ -43,10 +43,10 @@ def moved_agents(record: MailboxRecord, step: int, dates: HostDates, horizon: in
 
 
 class Arrival(NamedTuple):
-    """Agents that came from another group with this step, and that group's state after its last step with them.
+    """Agents that came from another group with this step, and the other group's state after its last step with them.
 
-    The state belongs to all agents that the group had then, `before`. Take the arrived agents' part of it into the
-    state of your group.
+    The state belongs to `before`, all agents that the other group had in that step. Take the arrived agents' part of
+    the state into the state of your group.
     """
 
     agents: AgentSet
@@ -58,11 +58,11 @@ class Arrival(NamedTuple):
 def arrivals_at(
     step: int, record: MailboxRecord, records: Mapping[str, MailboxRecord], dates: HostDates
 ) -> dict[str, AgentSet]:
-    """Return the agents that come to a mailbox with a step, by the group that had them in the previous step."""
+    """Return the agents that come to a mailbox with a step, by the group that had the agents in the previous step."""
     found: dict[str, AgentSet] = {}
 
     def note(agents: AgentSet, origin: str, version: int) -> None:
-        """Record agents of an origin, or of an earlier origin, if an earlier move with the same step brought them."""
+        """Record that agents come from an origin. If they moved twice with the same step, the first origin counts."""
         there = records.get(origin)
         for change in reversed([] if there is None else there.changes):
             if change.origin and change.version < version and dates.since(change.version) == step:

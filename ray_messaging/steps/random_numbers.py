@@ -26,8 +26,8 @@ def agent_generator(seed: int, step: int, agent: AgentId) -> Generator:
 class StepGenerators:
     """The random numbers of some agents in one step.
 
-    An agent's generator is a PCG64DXSM. Its seed of 256 bits is drawn by SplitMix64 from two numbers, which are mixed
-    from the agent's id and a hash of (seed, step), each with 64 bits of its own.
+    An agent's generator is a PCG64DXSM with a seed of 256 bits. SplitMix64 draws the seed from two numbers. Each of the
+    two is mixed from the agent's id and from 64 bits of a hash of (seed, step); each uses other bits of the hash.
     """
 
     def __init__(self, seed: int, step: int, agents: AgentPlaces) -> None:
@@ -37,7 +37,7 @@ class StepGenerators:
 
     def at(self, place: int) -> Generator:
         """Return a new generator, at its beginning, of the agent at a place."""
-        low, seeds = self._block  # in one read, because another thread may set another block
+        low, seeds = self._block  # `_block` is read only once, because another thread may replace it
         if not low <= place < low + len(seeds):
             low, seeds = self._block = self._block_of(place)
         return Generator(PCG64DXSM(_Seed(seeds[place - low])))  # type: ignore[arg-type]  # any ISeedSequence

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 Rows = NDArray[np.intp]
-Unfold = Callable[[str, Batch], Awaitable[Batch]]  # of a mailbox's broadcasts: a row for each hearer
+Unfold = Callable[[str, Batch], Awaitable[Batch]]  # takes a mailbox and broadcasts; returns a row for each hearer
 
 
 class BoxBatch(NamedTuple):

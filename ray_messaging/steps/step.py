@@ -34,7 +34,7 @@ class Step:
     Messages are sent when the step is committed, which is when the next step is requested. The inbox, its order and
     the random numbers are the same each time the step runs again. `arrivals` has the agents that came with this step
     from other groups, with the states of these groups; `before` has the group's own agents in the previous step.
-    `blocked` has what the group's agents sent in the previous step and rules blocked.
+    `blocked` has the messages that the group's agents sent in the previous step, but that rules blocked.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Step:
         self.seed = seed
         self.places = agents
         self._inbox = inbox
-        self.send = sends.send  # a method here would be one more call, which takes a tenth of a send's time
+        self.send = sends.send  # not a method here, because its extra call would take a tenth of a send's time
         self.generators = StepGenerators(seed, number, agents)
         self.moves = StepMoves()
         self.arrivals = arrivals
@@ -87,7 +87,7 @@ class Step:
 
     @property
     def messages(self) -> Messages:
-        """Return all messages for the agents, in canonical order: by (to_id, step sent, from_id, n-th send)."""
+        """Return all messages for the agents, in canonical order: by to_id, step sent, from_id, order of sending."""
         return self._inbox.messages
 
     def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
@@ -106,7 +106,7 @@ class Step:
     def inbox(self, agent: AgentId) -> Messages:
         """Return the messages of one agent.
 
-        Raises: UnknownName if it is not an agent of this group; InvalidAddress for an invalid id.
+        Raises: UnknownName if the group has no such agent; InvalidAddress for an invalid id.
         """
         place = self.places.place(check_id(agent))
         if place < 0:
@@ -240,8 +240,8 @@ class Step:
     def move(self, audience: object, ids: object, positions: object) -> None:
         """Set the positions of some of the group's agents in an audience, an array (n, 2) or (n, 3).
 
-        All groups use them in the next step, as one new version of the audience. If an agent moves twice in a step, the
-        last position counts.
+        All groups use the new positions in the next step, as one new version of the audience. If an agent moves twice
+        in a step, the last position counts.
 
         Raises: UnknownName for an audience that does not exist in this step; UnknownSender for an agent of another
         group; InvalidColumns if the arguments do not fit together; Closed after the step. The commit raises UnknownName
@@ -282,8 +282,8 @@ class Step:
     def state(self) -> bytes | None:
         """Return the state that was set in this step, else the previous step's state, or None if there is none.
 
-        Setting it raises InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above
-        MessagingConfig.state_bytes, Closed after the step.
+        To set the state raises InvalidPayload for anything but bytes or None, PayloadTooLarge for more bytes than
+        MessagingConfig.state_bytes, and Closed after the step.
         """
         return self._state
 

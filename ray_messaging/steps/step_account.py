@@ -45,8 +45,8 @@ class StepCounts(msgspec.Struct, array_like=True, frozen=True):
     """Counts that a group stores about a step: messages by fate, and the sum of their digests (b"": not computed).
 
     `total` counts the messages of this and all earlier steps, by fate. `outside` counts the messages from outside that
-    the group has read in the step; with digests, they are part of the sum. `unheard` counts the undeliverable messages
-    in `total`, for a few of their addresses.
+    the group has read in the step; with digests, they are part of the sum. `unheard` says, for a few addresses, how
+    many of the undeliverable messages in `total` were sent there.
     """
 
     fates: dict[str, int]
@@ -66,7 +66,7 @@ class StepCounts(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StepAccount:
-    """The fates of the messages of one attempt at a step, instead of a sender's local log.
+    """The fates of the messages of one attempt at a step. It takes the place of a sender's local log.
 
     `total` counts the messages of all steps so far, and `unheard` the undeliverable ones by address.
     """
@@ -81,7 +81,7 @@ class StepAccount:
         self.audiences: Mapping[AudiencePairs, bytes] = {}  # for each version of an audience, the hash of its pairs
 
     def copy(self) -> Kept:
-        """Return what `restore` takes: plain dicts, as each step makes one, and a Counter takes 20 times as long."""
+        """Return a copy for `restore`: plain dicts, because to copy a Counter in each step takes 20 times as long."""
         return {**self._fates}, self._sum, self._outside, [*self._blocked], {**self.total}, {**self.unheard}
 
     def restore(self, before: Kept) -> None:
@@ -105,7 +105,7 @@ class StepAccount:
             self._sum += _sum_of_batch(batch, outcome.codes, outcome.blocks, self.audiences)
 
     def _add_broadcasts(self, batch: Batch, pairs: PairFates) -> None:
-        """Add broadcasts with the fates of their pairs. It is hashed once for each fate, and counts once per pair."""
+        """Add broadcasts with the fates of their pairs. A broadcast is hashed once per fate, and counted per pair."""
         for code, counts in ((DELIVERED, pairs.delivered), (UNDELIVERABLE, pairs.undeliverable)):
             rows = np.flatnonzero(counts)
             if len(rows):
@@ -142,9 +142,9 @@ class StepAccount:
 
 
 def outside_rows(read: Sequence[FoldedBatch | Batch]) -> list[tuple[DigestRow, int]]:
-    """Return messages from outside to agents in their form for the digest, each with how often it counts.
+    """Return messages from outside to agents as rows for the digest, and how often each row counts.
 
-    Messages that a rule rewrote are left out; the event log leaves them out, too.
+    Messages that a rule rewrote are left out, as in the event log.
     """
     rows: list[DigestRow] = []
     places, hearers = [], []
@@ -187,7 +187,7 @@ def _sum_of_batch(
     blocks: Mapping[int, tuple[str, str]],
     audiences: Mapping[AudiencePairs, bytes],
 ) -> int:
-    """Return the sum of the digests of a batch's rows. In most batches they differ only in ids, ordinal and payload."""
+    """Return the sum of the digests of a batch's rows, faster if the rows differ only in ids, ordinal and payload."""
     extension, lines = batch.extension, batch.lines
     assert extension is not None
     assert extension.ordinal is not None
@@ -206,7 +206,7 @@ def digest_rows(
     blocks: Mapping[int, tuple[str, str]],
     audiences: Mapping[AudiencePairs, bytes] = NO_AUDIENCES,
 ) -> list[DigestRow]:
-    """Return the rows of a batch in their form for the digest: with their fates, and rule and reason if blocked.
+    """Return the rows of a batch as rows for the digest: with their fates, and if blocked with rule and reason.
 
     A broadcast has the hash of its audience instead of a hearer.
     """

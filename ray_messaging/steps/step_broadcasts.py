@@ -1,7 +1,7 @@
 """The broadcasts of a step before they are written to boxes.
 
-A broadcast is one row if no rule judges it before the step has ended and each of its hearers is in a group, otherwise
-one row for each hearer.
+A broadcast is written as one row if no rule judges it before the step has ended, and if each hearer is in a group.
+Otherwise it is written as one row for each hearer.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class StepBroadcasts:
 
     async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[EncodedBatch]:
         records = self._destination.routes.records.values()
-        # A hearer without a group needs a row: its message is published, and noted for the log.
+        # A hearer without a group needs a row of its own: its message is published, and noted for the log.
         whole = not any(record.globs for record in records) and reaches.are_all_in(records, broadcasts.from_ids)
         if whole and await self._engine.verdict_client.pass_whole(broadcasts) is not None:
             return [EncodedBatch(batch=broadcasts, reaches=reaches)]

@@ -19,7 +19,7 @@ _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
 
 class AttemptBoxes:
-    """The calls that write frames to boxes, with the tag of one attempt. A step that fails in any way is given up.
+    """The calls that write frames to boxes, with the tag of one attempt. After any failure the step is given up.
 
     Args: `step` is the first step.
     """
@@ -34,7 +34,7 @@ class AttemptBoxes:
 
     def begin(self, step: int) -> None:
         """Use this open step for sends from now on."""
-        if step != self.step:  # the supervisor's next attempt at a step needs to know which boxes are shut
+        if step != self.step:  # a next attempt of the supervisor at the same step still needs to know the shut boxes
             self.shut.clear()
         self.step, self.rows = step, 0
 
@@ -48,7 +48,7 @@ class AttemptBoxes:
         return StepTag(self.group, self.step, self.attempt)
 
     async def send(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendReply:
-        """Write frames to boxes. A frame is refused if its box is shut, or its verdicts no longer count.
+        """Write frames to boxes. The server refuses a frame if its box is shut, or its verdicts no longer count.
 
         Raises: StepAborted if the attempt is over, or a frame may still be on its way after a refusal; StepTooLarge
         for a full box; ConfigError if there are no verdicts.
@@ -95,9 +95,9 @@ def in_box(write: FrameWrite) -> bool:
 
 
 class StepDestination(Destination):
-    """The boxes of steps as the destination of one attempt. Its routes are those of the step after the open one.
+    """The boxes of steps as the destination of one attempt.
 
-    In that step messages are read.
+    Messages are routed to the hosts that agents have in the step after the open step, in which messages are read.
     """
 
     def __init__(self, engine: Engine, boxes: AttemptBoxes) -> None:
@@ -129,7 +129,7 @@ class StepDestination(Destination):
         self._routes = self._engine.directory.read_in(self.boxes.step + 1)
 
     async def keep_agents(self) -> None:
-        """Write the sets of agents that frames name and the event log may not have, before these frames."""
+        """Write the sets of agents that frames name and the event log may lack; the frames are written after that."""
         if self.router.unkept:
             await self._engine.transport.keep_agents(self.router.unkept)
             self.router.kept()
@@ -155,7 +155,7 @@ class StepDestination(Destination):
     def stored(self, frame: OutboundFrame) -> None:
         """Set the fates of the rows of a frame that is written, or will be written with the step.
 
-        Messages without a mailbox are published at the seal. Their subscribers are unknown now, so they count as
-        undeliverable.
+        Messages without a mailbox are published when the step is sealed. Nobody knows yet whether there will be
+        subscribers, so these messages count as undeliverable.
         """
         self.written(frame, [0] * len(frame.publish))

@@ -1,4 +1,4 @@
-"""Inbox of a step: the messages for a group's agents, in canonical order, and the broadcasts that they hear."""
+"""Inbox of a step: the messages for a group's agents, in canonical order, and the broadcasts that the agents hear."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -27,7 +27,7 @@ from ray_messaging.steps.canonical_order import in_canonical_order
 
 
 class FoldedBatch(NamedTuple):
-    """A folded batch of broadcasts, and the pairs of its audience whose hearers are the group's agents."""
+    """A folded batch of broadcasts, and the pairs of the audience whose hearers are the group's agents."""
 
     batch: Batch
     edges: Edges
@@ -90,7 +90,7 @@ def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
 
 NOTHING_HEARD = HeardBroadcasts()
 EVERYBODY = slice(None)  # the places of all agents
-_AHEAD = 64  # the rows that are decoded together; more would have left the processor's cache when they are read
+_AHEAD = 64  # rows are decoded so many at once: more would have left the processor's cache before they are read
 
 
 class StepInbox:
@@ -120,19 +120,19 @@ class StepInbox:
         return self._slice(0, 0 if self._batch is None else self._batch.rows)
 
     def heard(self, name: str) -> Heard:
-        """Return the broadcasts to one audience; raise ConfigError if they were to several versions of it."""
+        """Return the broadcasts to one audience; raise ConfigError if they were to several versions of the audience."""
         return self._broadcasts.of(name, self._agents.agents)
 
     @property
     def _places(self) -> NDArray[np.int64]:
-        """Return the place of each message's recipient, or -1 if it is not one of these agents."""
+        """Return the place of each message's recipient, or -1 if the recipient is not one of the inbox's agents."""
         return np.zeros(0, np.int64) if self._batch is None else self._agents.find(self._batch.to_ids)
 
     @cached_property
     def _spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the index of each agent's first message, and the number of its messages."""
         places = self._places
-        # Between the agents' messages there may be others, on other channels to which the group listens.
+        # Between the agents' messages there may be messages on other channels to which the group listens.
         owned = np.flatnonzero(places >= 0)
         counts = np.bincount(places[owned], minlength=len(self._agents))
         return np.append(owned, 0)[np.cumsum(counts) - counts], counts
@@ -148,7 +148,7 @@ class StepInbox:
         return self._slice(low, low + count)
 
     def questions_of(self, messages: Acked, number: int) -> list[Slice]:
-        """Return the messages to answer in the form of slices.
+        """Return messages that are to be answered as slices.
 
         Raises: NoQuestion if a message was read in another step, or is not a question.
         """
@@ -171,9 +171,9 @@ class StepInbox:
         return zip(self._agents, self.inboxes(), strict=True)
 
     def inboxes(self, places: "NDArray[np.intp] | slice" = EVERYBODY) -> Iterator[Messages]:
-        """Yield the messages of each agent at some places, even of one without messages, in canonical order."""
+        """Yield the messages of each agent at some places, in canonical order, even if an agent has no messages."""
         batch = self._batch
-        begin = end = 0  # of the rows of `near`
+        begin = end = 0  # the rows that `near` has
         nothing = _AgentMessages(near := _DecodedRows(self._exp_id, batch, 0, 0), 0, 0)
         for low, count in zip(*[each[places].tolist() for each in self._spans], strict=True):
             if not count:
@@ -199,7 +199,7 @@ class _DecodedRows:
     def __init__(self, exp_id: str, batch: Batch | None, low: int, high: int) -> None:
         self.exp_id, self.batch = exp_id, batch
         self._low, self._high = low, high
-        self._messages: list[Any] = []  # None: it was taken, and its reader may have changed it
+        self._messages: list[Any] = []  # None: the message was taken, and its reader may have changed it
 
     def take(self, low: int, high: int) -> list[Message]:
         """Return new objects for the messages of an agent, which are some of these rows."""
@@ -217,7 +217,7 @@ class _DecodedRows:
 
 
 class _AgentMessages(Messages):
-    """The messages of one agent in a step. Its fields are set when one besides its length and messages is used."""
+    """The messages of one agent in a step. Its fields are set only when any of them is used."""
 
     __slots__ = ("_high", "_low", "_near")
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOP_BITS = 12  # epochs are times in ms; with so many more bits Lua's numbers can still hold them exactly
+_LOOP_BITS = 12  # the number of a loop is appended to an epoch, in so many bits; Lua's numbers still hold the result
 
 
 def check_until(until: object) -> int:
@@ -60,7 +60,7 @@ def check_until(until: object) -> int:
 def step_loop(engine: Engine) -> "StepLoop":
     """Return the loop over the steps of an engine's agents.
 
-    A later loop of the same engine ends an earlier one, and so does a successor of its name.
+    A later loop of the same engine ends an earlier loop. So does a successor of the engine, which has the same name.
 
     Raises: ConfigError if the engine has no name or hosts no agents, or the experiment has no steps.
     """
@@ -81,7 +81,7 @@ def step_loop(engine: Engine) -> "StepLoop":
 async def driven_loop(engine: Engine, task: str) -> "StepLoop":
     """Return the loop, for a Ray task, over the steps of a group that another process hosts.
 
-    A task that runs again takes the group from its earlier attempt at once, because that one is dead.
+    A task that Ray runs again takes the group at once, because its earlier run is dead.
 
     Raises: ConfigError if the experiment has no steps.
     """
@@ -116,14 +116,14 @@ class StepLoop:
         self.committed = -1  # the last step that was committed
         self.state: bytes | None = None  # the state after that step
         self.fates: Counter[str] = Counter()  # fates of what the group sent in all steps up to `committed`
-        self.unheard: dict[str, int] = {}  # how much of that was undeliverable, for a few addresses
+        self.unheard: dict[str, int] = {}  # for a few addresses, how many messages to them were undeliverable
         self.calls: CallMemory | None = None  # the remembered calls of the open step
         self._account = StepAccount(digest=settings.digest)
 
     async def steps(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step, None]:
         """Yield the steps before `until`. Requesting the next step commits the current one.
 
-        With `leave` the group is no longer a member from `until` on, and the others do not wait for it.
+        With `leave` the group is no longer a member from `until` on, and other groups do not wait for it.
 
         Raises: ConfigError for an invalid `until`; AlreadyExists if another task drives the group. If a step raises
         StepAborted, StepTooLarge, Fenced or Closed, it is not committed, and a new driver runs it again.
@@ -137,8 +137,8 @@ class StepLoop:
     async def standing(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step | None, None]:
         """Yield the steps before `until` as `steps` does, then None, as often as asked, until `until` is raised.
 
-        Meanwhile the group keeps its driver: the following steps begin without asking the server who drives it, and
-        what it has sent before.
+        Meanwhile the group keeps its driver. So the following steps begin without asking the server for the driver and
+        for the group's counts.
         """
         self.until = check_until(until)
         transport = self._engine.transport
@@ -191,7 +191,7 @@ class StepLoop:
                 self.committed, self.state, self.before = number, step.state, step.places.agents
                 self.fates, self.unheard = Counter(counts.total), counts.unheard
         finally:
-            transport.end_steps()  # what ends the steps waits no longer than other calls
+            transport.end_steps()  # the calls that end the steps are not repeated for longer than other calls
             if step is not None:
                 step.sends.end()
             try:
@@ -288,7 +288,7 @@ class StepLoop:
         return found
 
     def _check_open(self) -> None:
-        """Raise Closed if the messager was closed: then it must neither commit nor wait for other groups."""
+        """Raise Closed if the messager was closed, so that the loop neither commits nor waits for other groups."""
         if self._engine.closed:
             raise self._engine.not_open(Closed)
 

@@ -103,8 +103,8 @@ def _merged(name: str, parts: list[NewPositions]) -> NewPositions:
 class MovedAudiences:
     """The new positions of all groups in one step, which each group reads when the step is sealed.
 
-    They make one new version of each audience, however many groups there are. The first process that needs the version
-    makes it.
+    Each audience gets one new version, however many groups there are. The first process that needs the version makes
+    it.
     """
 
     def __init__(self, store: "RedisSteps", audiences: AudienceCache) -> None:
@@ -114,8 +114,8 @@ class MovedAudiences:
     async def follow(self, step: int, directory: Directory) -> bool:
         """Make the audiences' versions with the positions of the previous step; return whether agents have moved.
 
-        Raises: FrameError if the positions cannot be read; AudienceTooLarge if they make too many pairs; ConfigError
-        without a source of audiences that can make versions.
+        Raises: FrameError if the positions cannot be read; AudienceTooLarge if the new version has too many pairs;
+        ConfigError without a source of audiences that can make versions.
         """
         if not directory.audiences.has_positions():
             return False
@@ -132,8 +132,8 @@ class MovedAudiences:
     async def check(self, moves: StepMoves, step: int, directory: Directory) -> None:
         """Check that the next step can apply these moves.
 
-        Raises: UnknownName if the audience does not exist or an agent has no position in it; InvalidColumns if the
-        dimensions differ; ConfigError if the audience has no positions.
+        Raises: UnknownName if an audience does not exist, or an agent has no position in an audience; InvalidColumns if
+        the dimensions differ; ConfigError if an audience has no positions.
         """
         for name, found in moves.by_audience().items():
             version = directory.audiences.of(name, step)

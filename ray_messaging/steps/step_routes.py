@@ -17,8 +17,9 @@ Numbers = NDArray[np.int64]
 class Route(NamedTuple):
     """What some messages of a step have in common: topic, step of delivery, kind.
 
-    With an `audience` they are broadcasts to it. With `asks` they are questions. With `replies` they are answers;
-    `asker` is the mailbox outside of the steps that gets the answers ("": agents get them).
+    With an `audience`, the messages are broadcasts to the audience. With `asks`, the messages are questions. With
+    `replies`, the messages are answers, and `asker` is the outside asker's mailbox that gets the answers ("": agents
+    get the answers).
     """
 
     topic: str
@@ -30,7 +31,7 @@ class Route(NamedTuple):
 
     @property
     def lane(self) -> "Route":
-        """Return the part of a route that must be the same for all messages of a batch; for broadcasts it is all.
+        """Return the part of a route that must be the same for all messages of a batch; for broadcasts the whole route.
 
         An answer to a question of a step may be in a batch with other messages, because each row has a field for the
         question that it answers.
@@ -41,7 +42,7 @@ class Route(NamedTuple):
 class RowRoutes(NamedTuple):
     """Messages of one lane: their topics, the index of each message's topic, and which messages are questions.
 
-    If `topic` is None, all have the only topic. If `asks` is None, none is a question.
+    If `topic` is None, all messages have the only topic. If `asks` is None, no message is a question.
     """
 
     lane: Route
@@ -82,11 +83,11 @@ def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -
     The rows of a batch are of one lane. A later row of a sender is never in an earlier batch, so that rules judge the
     sender's messages in the order in which they were sent, whatever other agents are in its group.
 
-    Args: `senders` and `numbers` (n,) are the rows' senders, and the indices of their routes.
+    Args: `senders` (n,) has the sender of each row, `numbers` (n,) the index of the row's route in `routes`.
     """
     lanes: dict[Route, int] = {}
     lane = np.array([lanes.setdefault(route.lane, len(lanes)) for route in routes])[numbers]
-    # A sender begins another round if its next lane comes before its last one.
+    # A sender begins another round if the lane of its next row comes before the lane of its last row.
     order = np.argsort(senders, kind="stable")
     sender, along = senders[order], lane[order]
     begins = np.diff(sender, prepend=-1) != 0
@@ -102,7 +103,7 @@ def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -
 class Replied(NamedTuple):
     """The questions that messages of a step answer; None for a message that is not an answer.
 
-    `outside` also has, for questions from outside, the ids that they have outside of the steps.
+    `outside` also has, for questions from outside, the questions' ids outside of the steps.
     """
 
     ids: MessageIdColumn
@@ -110,7 +111,7 @@ class Replied(NamedTuple):
 
     @classmethod
     def of(cls, replies: Sequence[tuple[str | None, OutsideQuestion | None]]) -> "Replied":
-        """Build from the question of each row, and the question outside of the steps (None: it came from a step)."""
+        """Build from two values for each row: the question's id, and the outside question (None: asked in a step)."""
         outside = {row: asked for row, (_, asked) in enumerate(replies) if asked is not None}
         return cls(MessageIdColumn.of([question for question, _ in replies]), outside)
 

@@ -29,16 +29,16 @@ from ray_messaging.steps.step_routes import Replied, Route, RowRoutes, question_
 _NOBODY = object()
 _FIXED = int, str, np.generic  # types of ids that cannot be changed
 _NO_QUESTION = None, None
-_CELLS = 3  # of a message
+_CELLS = 3  # each message takes so many cells in the list
 _FULL = _CELLS * BATCH_ROWS
 Places = NDArray[np.int64]
 
 
 class StepSends:
-    """The messages of one attempt at a step. Each has an ordinal: it is the n-th message of its sender in the step.
+    """The messages of one attempt at a step. A message with ordinal n is the n-th message of its sender in the step.
 
-    Single messages are kept in a list until there are enough for a batch, in which equal payloads travel once. A sender
-    is checked only for the first of its successive messages, and so is a subtopic.
+    Single messages are kept in a list until there are enough for a batch, in which equal payloads travel once. If
+    successive messages have the same sender, the sender is checked only once, and so is the subtopic.
 
     Args: `horizon` is how many steps ahead a message may be sent.
     """
@@ -60,14 +60,15 @@ class StepSends:
         self.audiences = audiences
         self._sent = np.zeros(len(agents), np.int64)  # by the agents' places
         self._batches: list[Batch] = []
-        # Each payload once, with its number. One with null is in a tuple, so that `send` does not take NaN for it.
+        # Each payload once, with its number. A payload that contains null is in a tuple: NaN is encoded as null, and
+        # `send`, which looks up the bare bytes, must not accept NaN.
         self._lines: dict[bytes | tuple[bytes], int] = {}
         # For each message: its payload's number, its recipient (None: the user, who asked), and its sender's place.
         self._cells: list[Any] = []
         self._routes: dict[Route, int] = {}  # the routes with their indices
         self._routed = array("q")  # for each run of messages with one route: its first message, the route's index
         self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}  # message -> the question that it answers
-        # The number of messages of each agent among the first so many, by which a question gets its ordinal at once.
+        # How many of the first so many messages each agent has sent. From this, a question's ordinal is known at once.
         self._counted: tuple[Counter[int], int] = Counter(), 0
         # The sender, subtopic and step of delivery of the last message, as they were given, and the sender's place.
         self._from_id: object = _NOBODY
@@ -103,7 +104,7 @@ class StepSends:
             self._check_sending()
         if subtopic is not self._subtopic or deliver_at is not self._deliver_at:
             self._begin_run(subtopic, deliver_at)
-        # This is the common case of `check_id` and `encode_payload`, inlined: a call takes a tenth of a send's time.
+        # This is the common case of `check_id` and `encode_payload`, inlined, as a call takes a tenth of a send's time.
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
             try:
                 line = dumps(payload, None, PLAIN)
@@ -159,7 +160,7 @@ class StepSends:
         self.check_open()
         if self.audiences:
             found = current_audience(self.audiences, audience, self.step)
-        else:  # it may have been created since the directory was loaded, so it is looked up at the end of the step
+        else:  # the audience is looked up at the end of the step, because it may be newer than our directory
             found = AudiencePairs(name_of(audience), UNRESOLVED)
         return Route(check_subtopic(subtopic), self._deliver(deliver_at), audience=found)
 
@@ -219,7 +220,7 @@ class StepSends:
         self._close_rows()
         chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         found = [self._places(chunk.from_ids) for chunk in chunks]
-        now = time.time()  # one time for all, because the receiver need not sort equal times
+        now = time.time()  # all messages get the same time: a receiver need not sort equal times
         ordinals = [self._ordinals(places) for places in found]
         for chunk, numbers in zip(chunks, ordinals, strict=True):
             self._add(chunk, RowRoutes.same(route, len(numbers)), numbers, sent_at=now)
@@ -291,7 +292,7 @@ class StepSends:
             self._close_rows()
 
     def _take_route(self, route: Route) -> None:
-        """Use a route for the next message, and for those after it until a send begins another run."""
+        """Use a route for the next message, and for later messages until a send begins another run."""
         self._routed.extend((self._waiting, self._routes.setdefault(route, len(self._routes))))
         self._subtopic = _NOBODY
 
@@ -302,7 +303,7 @@ class StepSends:
         return place
 
     def check_ours(self, ids: IdColumn) -> None:
-        """Raise UnknownSender for an agent that is not one of these."""
+        """Raise UnknownSender for an agent that is not in the group."""
         self._places(ids)
 
     def _places(self, from_ids: IdColumn) -> NDArray[np.int64]:
@@ -322,7 +323,7 @@ class StepSends:
         """Return the ordinal of each row, and count the rows."""
         ordinals, rows = self._sent[places], np.arange(len(places))
         self._sent[places] = rows
-        if (self._sent[places] != rows).any():  # some agents have several rows: a later one has overwritten the place
+        if (self._sent[places] != rows).any():  # some agents have several rows: a later row has overwritten the place
             # A sort of 16 bits is a radix sort.
             order = np.argsort(places.astype(np.uint16) if len(self._sent) <= 2**16 else places, kind="stable")
             run = places[order]

@@ -49,13 +49,13 @@ _ATTEMPT_BITS = 12  # the bits for the attempts of one interceptor; a later inte
 
 
 class StepSupervisor:
-    """The member of an experiment's steps that closes each of them after all groups.
+    """The member of an experiment's steps that closes each step after all groups have closed it.
 
     After a fault in the middle of a step, the step begins again under a higher attempt, and nothing of the earlier
     attempt counts.
 
-    Args: `epoch` is the interceptor's, FOREIGN for one that the server does not know. `audiences` has the pairs to
-    which groups broadcast.
+    Args: `epoch` is the epoch of the interceptor, FOREIGN for an interceptor that the server does not know. `audiences`
+    has the pairs to which groups broadcast.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class StepSupervisor:
         assert isinstance(taken, DrivenGroup)  # all interceptors are one driver
         mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
         self._state, self._total = taken.state, Counter()
-        if mine is not None:  # how much the rules have changed the counts of fates so far
+        if mine is not None:  # how much the rules have changed the groups' counts of fates so far
             self._total.update(StepCounts.decode(mine.counts).total)
         await self._reviewer.resume(taken.closed + 1, taken.state, ended=mine is not None)
         self._boxes.attempt = taken.attempt

@@ -34,7 +34,7 @@ _ROWS = 8_192  # the most rows of a frame
 class StepChanges:
     """Frames that change one step, and the changes of its counts.
 
-    Args: `boxes` names the step and the attempt; `audiences` has the hash of each version to which was broadcast.
+    Args: `boxes` names the step and the attempt; `audiences` has a hash for each audience version with broadcasts.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StepChanges:
         self._digests = digest
 
     def apply(self, sent: SentMessages, verdict: BatchVerdict) -> None:
-        """Add the changes by verdicts on the messages that groups have sent."""
+        """Add the changes that verdicts make to the messages that groups have sent."""
         for copies in sent.copies(verdict.blocked):
             self._block(copies, verdict)
         labelled = {row for rows in verdict.labels.values() for row in rows}

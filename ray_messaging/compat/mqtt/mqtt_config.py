@@ -14,8 +14,8 @@ class MqttConfig(ServerConfig):
     # A typo in `password` must not go unnoticed, and an error about another field must not print it.
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
-    server: str = Field(description="its host name or address")
-    port: int = Field(1883, description="its TCP port", ge=1, le=65535)
+    server: str = Field(description="the broker's host name or address")
+    port: int = Field(1883, description="the broker's TCP port", ge=1, le=65535)
     username: str | None = Field(None, description="the user's name")
     password: str | None = Field(None, description="the user's password, which needs a username", repr=False)
     timeout: float = Field(60.0, description="seconds that one command may take; connecting has 5 s of its own", gt=0)
@@ -25,7 +25,7 @@ class MqttConfig(ServerConfig):
     ssl: bool = Field(False, description="connect by TLS")
     ssl_ca_certs: str | None = Field(None, description="a file of the authorities to trust; without it: the system's")
     ssl_certfile: str | None = Field(None, description="a file with our own certificate, where the broker asks for one")
-    ssl_keyfile: str | None = Field(None, description="a file with its key")
+    ssl_keyfile: str | None = Field(None, description="a file with the key of our certificate")
 
     @model_validator(mode="after")
     def _is_whole(self) -> "MqttConfig":
