@@ -52,8 +52,8 @@ class Placement:
         return self._options[group]
 
     def key(self, group: str) -> dict[str, Any]:
-        """Return a group's options as values that can be compared, which Ray's strategies are not."""
-        return {name: getattr(option, "__dict__", option) for name, option in self._options[group].items()}
+        """Return a group's options as values that can be compared later, which Ray's strategies are not."""
+        return {name: _comparable(option) for name, option in self._options[group].items()}
 
     def warn(self, groups: Collection[str]) -> None:
         """Log a warning for each of these groups, which still wait for their node, if no node has what they ask for."""
@@ -72,6 +72,12 @@ class Placement:
                 told,
                 ", ".join(f"the most {what} is {most[what]:g}" for what in lacking),
             )
+
+
+def _comparable(option: Any) -> Any:  # noqa: ANN401 - an option of Ray's
+    if isinstance(option, Mapping):  # a text, as the user may change a runtime_env until it is compared
+        return repr(dict(option))
+    return getattr(option, "__dict__", option)
 
 
 def _check_placement(placement: object, groups: Collection[str]) -> None:

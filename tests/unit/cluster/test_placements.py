@@ -2,6 +2,7 @@
 
 import pytest
 import ray
+from ray.runtime_env import RuntimeEnv
 
 from ray_messaging.cluster.placement import Placement
 from ray_messaging.errors import ConfigError
@@ -37,3 +38,16 @@ def test_a_group_is_placed_in_one_way_only(option):
     with pytest.raises(ConfigError, match=f"group 'west' has node 'host2' by placement=, and {next(iter(option))} by"):
         Placement({"west": "host2"}, option, ["west"])
     assert Placement("spread", option, ["west"]).of("west") == option
+
+
+@pytest.mark.parametrize("kind", [dict, RuntimeEnv], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("other", ["another object", "the same object, changed"])
+def test_actors_of_another_environment_are_not_used_again(kind, other):
+    environment = kind(env_vars={"MOOD": "1"})
+    before = Placement("spread", {"runtime_env": environment}, ["west"]).key("west")
+    assert Placement("spread", {"runtime_env": kind(env_vars={"MOOD": "1"})}, ["west"]).key("west") == before
+    if other == "another object":
+        environment = kind(env_vars={"MOOD": "2"})
+    else:
+        environment["env_vars"]["MOOD"] = "2"
+    assert Placement("spread", {"runtime_env": environment}, ["west"]).key("west") != before
