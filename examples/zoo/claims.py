@@ -14,8 +14,8 @@ class Claim:
 
     `measure(replicates, **sizes)` runs the model and returns a number per replicate. Their mean must be as near to
     `value` as three standard errors, if one replicate varies by `spread`, and `apart`, what the published value itself
-    may be off. Both are chosen before the model runs, and `why` says from what. A claim that does not come out is
-    `declared`: why. `small` and `small_sizes` are the replicates (0: none) and other sizes of a quick check.
+    may be off. `why` says from what both are. A claim that does not come out is `declared`: why. `small` and
+    `small_sizes` are the replicates (0: none) and other sizes of a quick check.
     """
 
     statistic: str

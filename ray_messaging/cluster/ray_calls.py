@@ -106,6 +106,11 @@ def put(value: object) -> Any:  # noqa: ANN401 - an ObjectRef
     return ray.put(value)
 
 
+def cancel(ref: Any) -> None:  # noqa: ANN401 - an ObjectRef
+    """Cancel a task, and kill the process that carries it out."""
+    ray.cancel(ref, force=True)
+
+
 def kill(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
     """Kill an actor as `ray.kill` does; do nothing if Ray has ended, because the actor has ended with it."""
     if ray.is_initialized():

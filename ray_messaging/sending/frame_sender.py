@@ -96,14 +96,8 @@ class FrameSender(Destination):
             await self._forget_gone()
 
     async def refresh(self) -> None:
-        """Load the changes of the directory, or the whole directory if the server has an older version than we.
-
-        Queued frames are not changed until the next send.
-        """
-        delta = await self._transport.load_directory(self.directory.version)
-        if delta.version < self.directory.version:
-            delta = await self._transport.load_directory(-1)
-        self.directory.update(*delta)
+        """Load the changes of the directory. Queued frames are not changed until the next send."""
+        self.directory.update(*await self._transport.load_directory(self.directory.version))
 
     def _is_gone(self, mailbox: str) -> bool:
         return mailbox not in {UNOWNED, LOG} and mailbox not in self.directory.records

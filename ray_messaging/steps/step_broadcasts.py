@@ -6,6 +6,7 @@ Otherwise it is written as one row for each hearer.
 
 from collections.abc import Sequence
 
+from ray_messaging.addressing.directory import Routes
 from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, current_audience
 from ray_messaging.audiences.folding import spread
 from ray_messaging.engine import Engine
@@ -23,7 +24,7 @@ class StepBroadcasts:
     def __init__(self, engine: Engine, destination: Destination) -> None:
         self._engine = engine
         self._destination = destination
-        self._reaches: dict[tuple[AudiencePairs, str], tuple[AgentPlaces, int, Reaches]] = {}
+        self._reaches: dict[tuple[AudiencePairs, str], tuple[AgentPlaces, Routes | None, Reaches]] = {}
         self.digests: dict[AudiencePairs, bytes] = {}
 
     async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[EncodedBatch]:
@@ -56,14 +57,15 @@ class StepBroadcasts:
     async def _reach(self, audience: AudiencePairs, topic: str, senders: AgentPlaces) -> Reaches:
         """Return how many agents hear each sender in an audience; cached until senders or audience change."""
         routes = self._destination.routes
-        key, version = (audience, topic), routes.version if audience == EVERYBODY else 0
+        # By one version of the directory, agents may come or go with a later step: such routes are other ones.
+        key, everybody = (audience, topic), routes if audience == EVERYBODY else None
         found = self._reaches.get(key)
-        if found is None or found[0] is not senders or found[1] != version:
+        if found is None or found[0] is not senders or found[1] is not everybody:
             edges = await edges_of(audience, topic, routes, self._engine.audiences)
             self.digests[audience] = edges.digest
             self._reaches = {
                 (each, name): kept for (each, name), kept in self._reaches.items() if each.name != audience.name
             }
             reaches = Reaches(edges.of(senders.agents), senders.column, senders.find, topic)
-            found = self._reaches[key] = senders, version, reaches
+            found = self._reaches[key] = senders, everybody, reaches
         return found[2]

@@ -180,6 +180,10 @@ def _listed(value: Any) -> Any:  # noqa: ANN401 - as the user has written it
 def _check(template: RunTemplate, design: Sequence[PlannedRun]) -> None:
     """Raise ConfigError for arguments that are invalid in each run."""
     options = template.options
+    functions = {name for name, _ in template.outcomes}
+    for each in aggregates_of(options["collect"]):
+        if each.name in functions and not isinstance(each, Count):
+            raise ConfigError(f"two outcomes have the name {each.name!r}: rename one")
     if not callable(template.model):
         check_run(template.model, RunOptions(None, "agent", 1, None))
     check_names(template.functions(), design[0].row)
@@ -195,7 +199,8 @@ def _record(
     sources = {what: source_of(function) for what, (function, _) in template.functions().items()}
     given = {name: value for name, value in template.given.items() if name not in sources}
     rules = given.pop("rules", None)
-    inputs = {name: None if value is None else content_digest(value) for name, value in given.items()}
+    # "" tells what was not given from what has no digest.
+    inputs = {name: "" if value is None else content_digest(value) for name, value in given.items()}
     if rules is not None:
         inputs["rules"] = content_digest([(name_of(rule), vars(rule)) for rule in rules])
     collect = template.options["collect"]

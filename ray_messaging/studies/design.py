@@ -11,6 +11,7 @@ import numpy as np
 
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
+from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 
 KEY, REPLICATE, SEED, DIGEST, SECONDS, ERROR, RUN, ROW = TAKEN = (
     *("key", "replicate", "seed", "digest", "seconds", "error", "run", "row"),
@@ -83,7 +84,7 @@ def _checked(rows: list[Row]) -> list[Row]:
     for name in names:
         if not isinstance(name, str) or not name.isidentifier():
             raise ConfigError(f"the parameter {name!r} must have a name that a function's argument can have")
-        if name in TAKEN:
+        if name in (*TAKEN, *OF_SERIES):
             raise ConfigError(f"the parameter {name!r} has the name of a column of the study: rename it")
     for place, row in enumerate(rows):
         if row.keys() != {*names}:

@@ -16,8 +16,9 @@ from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.model.aggregates import aggregates_of
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.model.series_columns import STEP
+from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 from ray_messaging.studies.by_name import bound, values_of
-from ray_messaging.studies.design import TAKEN, PlannedRun, plain_value
+from ray_messaging.studies.design import KEY, REPLICATE, TAKEN, PlannedRun, plain_value
 
 OF_THE_ROW = "agents", "until", "graph", "shared", "rules", "groups"  # arguments that may be functions of the row
 _PLAIN = (bool, int, float, str, type(None))
@@ -61,10 +62,9 @@ def carry_out(template: RunTemplate, planned: PlannedRun) -> EndedRun:
     begun = time.perf_counter()
     try:
         result, values = _result(template, planned)
-        outcomes = _last_aggregates(template, result) | _outcomes(template, result, values)
-        for name in outcomes:
-            if name in TAKEN or name in planned.row:
-                raise ConfigError(f"the outcome {name!r} has the name of another column of the study: rename it")  # noqa: TRY301 - one way out
+        outcomes = _last_aggregates(template, result)
+        _add_outcomes(outcomes, template, result, values)
+        _check_names(outcomes, result, planned)
     except Exception as error:  # noqa: BLE001 - of the user's functions, of any kind
         return EndedRun({}, None, time.perf_counter() - begun, _told(error))
     series = None if result.collected is None else _ipc(result.collected)
@@ -85,8 +85,15 @@ def _result(template: RunTemplate, planned: PlannedRun) -> tuple[Result, dict[st
     return found, values
 
 
-def _outcomes(template: RunTemplate, result: Result, values: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _check_names(outcomes: Mapping[str, Any], result: Result, planned: PlannedRun) -> None:
+    collected = {*()} if result.collected is None else {*result.collected.column_names} - {*OF_SERIES}
+    for what, names, taken in (("outcome", outcomes, TAKEN), ("collected value", sorted(collected), (KEY, REPLICATE))):
+        for name in names:
+            if name in taken or name in planned.row:
+                raise ConfigError(f"the {what} {name!r} has the name of another column of the study: rename it")
+
+
+def _add_outcomes(found: dict[str, Any], template: RunTemplate, result: Result, values: Mapping[str, Any]) -> None:
     for name, function in template.outcomes:
         value = bound(function, 1, values)(result)
         if inspect.isawaitable(value):
@@ -100,7 +107,6 @@ def _outcomes(template: RunTemplate, result: Result, values: Mapping[str, Any]) 
             if key in found:
                 raise ConfigError(f"two outcomes have the name {key!r}: rename one")
             found[key] = plain
-    return found
 
 
 def _last_aggregates(template: RunTemplate, result: Result) -> dict[str, Any]:

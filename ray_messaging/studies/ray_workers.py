@@ -32,7 +32,7 @@ class RayWorkers:
     def __exit__(self, *_error: object) -> None:
         for ref in self._busy:
             with suppress(Exception):  # of any kind: the cluster may have ended
-                ray.cancel(ref, force=True)
+                ray_calls.cancel(ref)
         release_ray(self._session)
 
     @property

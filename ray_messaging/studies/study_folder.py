@@ -16,16 +16,17 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from ray_messaging.errors import LogError
+from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.studies.design import DIGEST, ERROR, KEY, REPLICATE, SECONDS, SEED, PlannedRun
 from ray_messaging.studies.one_run import EndedRun
-from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema
+from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema, kind_of
 
 RECORD = "_study.json"
 RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
 DIED = "WorkerDied: "  # how the error of a run begins whose worker died: the next call runs it again
 _PART = re.compile(r"(runs|series)-(\d{8,})\.parquet")
+_OF_SERIES = re.compile(r"series(-\d{8,})?\.parquet")
 _KEYS = b"ray_messaging.runs"  # in a file of series: the runs of its row groups
 
 
@@ -54,6 +55,7 @@ class StudyFolder:
     def __init__(self, where: str | Path) -> None:
         self.folder = Folder(where)
         self.where = str(where)
+        self._kinds: dict[str, tuple[str, str]] | None = None  # of collected values by name, and a run that has it
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -100,7 +102,16 @@ class StudyFolder:
 
     def runs(self, record: Mapping[str, Any]) -> dict[str, StoredRun]:
         """Return the runs that have ended, by key. A run that was carried out again is there once."""
-        there = self.files()
+        while True:
+            there = self.files()
+            try:
+                return self._runs_in(there, record)
+            except LogError as error:
+                # At its end another program puts all parts into one file.
+                if not isinstance(error.__cause__, FileNotFoundError) or self.files() == there:
+                    raise
+
+    def _runs_in(self, there: Sequence[str], record: Mapping[str, Any]) -> dict[str, StoredRun]:
         found: dict[str, StoredRun] = {}
         if RUNS in there:
             seconds = self._columns(TIMES) if TIMES in there else {KEY: [], SECONDS: []}
@@ -120,8 +131,14 @@ class StudyFolder:
         return max((int(part[2]) for name in self.files() if (part := _PART.fullmatch(name))), default=-1) + 1
 
     def write_part(self, number: int, ended: Sequence[tuple[PlannedRun, EndedRun]]) -> None:
-        """Write some runs that have ended. They are there when the file of their rows is, which is the last one."""
+        """Write some runs that have ended. They are there when the file of their rows is, which is the last one.
+
+        Raises: ConfigError if a run has collected a value of another kind than an earlier one.
+        """
         series = [(run.key, _table(each.series)) for run, each in ended if each.series is not None]
+        with_series = [run for run, each in ended if each.series is not None]
+        for run, (_, table) in zip(with_series, series, strict=True):
+            self._check_kinds(table.schema, f"replicate {run.replicate} of {run.row}")
         rows = [
             StoredRun(*run, outcomes=each.outcomes, digest=each.digest, error=each.error, seconds=each.seconds)
             for run, each in ended
@@ -132,6 +149,21 @@ class StudyFolder:
                 name, schemas = f"series-{number:08d}.parquet", [each.schema for each in tables]
                 self._write_series(name, keys, tables.__getitem__, schemas)
             self._write(f"runs-{number:08d}.parquet", exact_table(_columns_of(rows, with_seconds=True)))
+
+    def _check_kinds(self, schema: pa.Schema, whose: str) -> None:
+        if self._kinds is None:
+            self._kinds = {}
+            for name in filter(_OF_SERIES.fullmatch, self.files()):
+                self._check_kinds(self._schema(name), "an earlier run")
+        for field in schema:
+            if (kind := kind_of(field.type)) is None:
+                continue
+            other, of = self._kinds.setdefault(field.name, (kind, whose))
+            if other != kind:
+                raise ConfigError(
+                    f"the collected value {field.name!r} is a {kind} in {whose}, and a {other} in {of}: a column of a "
+                    "study's series has one kind. Let collect= return one, and begin anew by on_existing='reset'"
+                )
 
     def finish(self, runs: Sequence[StoredRun]) -> None:
         """Write all runs into one file, in a given order, all series into another one, and remove the parts."""
@@ -151,12 +183,30 @@ class StudyFolder:
                 self.folder.filesystem.delete_file(self._path(name))
 
     def series_of(self, run: StoredRun) -> pa.Table:
-        """Return the series of one run."""
+        """Return the series of one run, also if the study has grown or ended since the run was read."""
         assert run.series is not None
-        file, group = run.series
-        with self._reading(file), self.folder.filesystem.open_input_file(self._path(file)) as stream:
-            table = pq.ParquetFile(stream).read_row_group(group)
+        if (table := self._series(*run.series, run.key)) is None:
+            for name in filter(_OF_SERIES.fullmatch, self.files()):
+                if run.key in (keys := self._keys(name)):
+                    table = self._series(name, keys.index(run.key), run.key)
+        if table is None:
+            raise LogError(
+                f"the study in {self.where!r} was begun anew after it was opened here: open it again by Study(...)",
+                path=self.where,
+            )
         return table.drop_columns([KEY])
+
+    def _series(self, name: str, group: int, key: str) -> pa.Table | None:
+        """Return the series in a row group of a file; None if it is not there, or that of another run."""
+        with self._reading(name):
+            try:
+                stream = self.folder.filesystem.open_input_file(self._path(name))
+            except FileNotFoundError:
+                return None
+            with stream:
+                file = pq.ParquetFile(stream)
+                table = file.read_row_group(group) if group < file.num_row_groups else None
+        return table if table is not None and {*table[KEY].to_pylist()} <= {key} else None
 
     def _stored(self, name: str, series: str | None, record: Mapping[str, Any]) -> list[StoredRun]:
         columns = self._columns(name)
@@ -246,7 +296,7 @@ class StudyFolder:
 
 def _with_zeros(runs: dict[str, StoredRun], counts: Sequence[str]) -> dict[str, StoredRun]:
     """Return runs with a count of 0 for each value that other runs have counted."""
-    counted = {name for run in runs.values() for name in run.outcomes if name.rpartition("=")[0] in counts}
+    counted = {name for run in runs.values() for name in run.outcomes if name.partition("=")[0] in counts}
     zeros = dict.fromkeys(sorted(counted), 0)
     return {
         key: run if run.error is not None else run._replace(outcomes=zeros | run.outcomes) for key, run in runs.items()

@@ -1,15 +1,19 @@
-"""Tables of a study whose columns are exact: a column of values of several kinds is kept as texts of JSON."""
+"""Tables of a study whose columns are exact: a column of values of several kinds is kept as texts of JSON.
+
+A column of ints and floats is one of floats, and its metadata say which of the values are ints.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ray_messaging.common.tables import MOST_EXACT
 from ray_messaging.model.series_columns import AGENT, TAKEN
 
-_KIND, _JSON = b"ray_messaging", b"json"  # in the metadata of a column's field
+_KIND, _JSON, _INTS = b"ray_messaging", b"json", b"ints"  # in the metadata of a column's field
 _INT64 = 2**63
 
 
@@ -22,7 +26,9 @@ def exact_table(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
             fields.append(pa.field(name, pa.string(), metadata={_KIND: _JSON}))
             arrays.append(pa.array([None if value is None else json.dumps(value) for value in values], pa.string()))
         else:
-            fields.append(pa.field(name, kind))
+            whole = [type(value) is int for value in values] if kind == pa.float64() else []
+            ints = {_INTS: np.packbits(whole).tobytes().hex()} if any(whole) else None
+            fields.append(pa.field(name, kind, metadata=ints))
             arrays.append(pa.array(values, kind))
     return pa.table(arrays, schema=pa.schema(fields))
 
@@ -32,8 +38,13 @@ def exact_values(table: pa.Table) -> dict[str, list[Any]]:
     found = {}
     for place, field in enumerate(table.schema):
         values = table.column(place).to_pylist()
-        is_json = (field.metadata or {}).get(_KIND) == _JSON
-        found[field.name] = [None if value is None else json.loads(value) for value in values] if is_json else values
+        metadata = field.metadata or {}
+        if metadata.get(_KIND) == _JSON:
+            values = [None if value is None else json.loads(value) for value in values]
+        elif _INTS in metadata:
+            bits = np.unpackbits(np.frombuffer(bytes.fromhex(metadata[_INTS].decode()), np.uint8), count=len(values))
+            values = [int(value) if is_int else value for value, is_int in zip(values, bits.tolist(), strict=True)]
+        found[field.name] = values
     return found
 
 
@@ -52,6 +63,13 @@ def _kind_of(values: Sequence[Any]) -> pa.DataType | None:
     if kinds == {int, float} and all(abs(value) <= MOST_EXACT for value in numbers):
         return pa.float64()
     return None
+
+
+def kind_of(column: pa.DataType) -> str | None:
+    """Return the kind of a collected column, of which all runs must have the same; None: it has no values."""
+    if pa.types.is_null(column):
+        return None
+    return "bool" if pa.types.is_boolean(column) else "text" if pa.types.is_string(column) else "number"
 
 
 def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:

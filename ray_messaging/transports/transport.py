@@ -161,11 +161,16 @@ class RedisTransport:
         await self.link.close()
 
     async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return the directory's changes since a version (-1: all), after removing mailboxes with an expired lease."""
+        """Return the directory's changes since a version (-1: all), after removing mailboxes with an expired lease.
+
+        If the server has an older version, because it was restored from older data, return all of it.
+        """
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
         version, names, changed, logged, schemas, audiences, dates = await self.link.script(
             "load_directory", keys, [since, self.keys.prefix, self.dead_bytes]
         )
+        if version < since:
+            return await self.load_directory(-1)
         records = [decode_record(data) for data in changed if data is not None]
         texts = {name: text.encode() for name, text in msgspec.json.decode(schemas, type=dict[str, str]).items()}
         there = [name.decode() for name in names]

@@ -116,7 +116,7 @@ def test_a_new_round_begins_for_other_rules_and_raises(town):
     messaging, west, _ = town(unruly("odd"), rules.RateLimit(per_round=1))
     assert west.send(1, 11, {})
     assert west.send(1, 11, {}).rule == "rate_limit"
-    with pytest.raises(RuleError, match="not for 'odd'"):
+    with pytest.raises(RuleError, match="failed in the rules 'odd'"):
         control(messaging, "new_round")
     assert west.send(1, 11, {})
 

@@ -161,3 +161,13 @@ async def test_a_transaction_on_a_restored_server_has_no_effect(messagers, backu
     await worker.close()
     successor = await messagers(name="worker", host=[1])
     assert [message.payload["n"] for message in await fetch_all(successor, 1)] == [0]
+
+
+async def test_a_messager_that_reads_the_directory_of_a_restored_server_forgets_what_came_later(messagers, backup):
+    sender, group = await messagers(name="sender", host=[2]), await messagers(name="group", host=[1])
+    await backup.take()
+    await group.remove_agents([1])
+    await sender.add_agents([3])  # reads the directory
+    await backup.restore()
+    await sender.add_agents([4])  # reads the older one
+    assert {(await sender.send(None, agent, {})).fate for agent in (1, 2, 3, 4)} == {"delivered"}

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, agree, hears, live, run_step
-from support.stepped import befriend, begin_steps, declare, fates_in, leave_steps, steps_of
+from support.stepped import EVERYBODY, befriend, begin_steps, declare, fates_in, leave_steps, steps_of
 
 from ray_messaging import AlreadyExists, MoveFailed, UnknownName, rules
 
@@ -246,3 +246,34 @@ async def test_until_a_move_counts_an_agent_listens_as_before(opened, exp_id):
         await anext(theirs)
         assert [message.to_id for message in (await anext(mine)).messages] == [0]
     assert (await fates_in(await steps_of(first), 0))["group1"] == {"delivered": 1, "undeliverable": 1}
+
+
+async def test_everybody_is_who_reads_the_step_where_groups_run_apart(messagers):
+    store = await begin_steps(await messagers(name="setup"), groups=3, wait_for="senders")
+    speaker, hearer = await messagers(name="speaker", host=[0]), await messagers(name="hearer", host=[1, 2])
+    ahead = await messagers(name="ahead")
+    await ahead.host_agents([9], ["other"])
+    await declare(speaker, {"speaker": ["speaker"], "hearer": ["speaker"], "ahead": ["ahead"]})
+    gone = asyncio.Event()
+
+    async def run_ahead():
+        async for step in ahead.steps(until=6):
+            if step.number == 3:
+                await hearer.remove_agents([2])  # with step 4, which nobody has opened
+                gone.set()
+
+    async def speak():
+        await gone.wait()
+        async for step in speaker.steps(until=6):
+            step.broadcast(0, EVERYBODY, {})
+
+    async def hear():
+        await gone.wait()
+        return [[*step.messages.to_ids] async for step in hearer.steps(until=6)]
+
+    async with asyncio.timeout(60):
+        heard = (await asyncio.gather(hear(), speak(), run_ahead()))[0]
+    assert heard == [[], [1, 2], [1, 2], [1, 2], [1], [1]]
+    assert [(await fates_in(store, number))["speaker"] for number in range(6)] == [{"delivered": 2}] * 3 + [
+        {"delivered": 1}
+    ] * 3

@@ -1,6 +1,9 @@
 """The hosts on which the other tests of this folder run: three of them, with a network that can be cut."""
 
+import os
+
 import pytest
+from support import hosts as hosts_module
 from support.hosts import NAMES, Hosts
 
 
@@ -65,3 +68,21 @@ def test_a_host_without_power_takes_all_of_its_processes_with_it():
         process.communicate(timeout=20)
         assert not reaches(hosts, "a", "c")
         assert reaches(hosts, "a", "b")
+
+
+def test_a_host_that_does_not_start_says_why_and_leaves_nothing(monkeypatch):
+    refusal = "if [ {name} = b ]; then echo no power >&2; exit 3; fi"
+    monkeypatch.setattr(hosts_module, "INIT", f"{refusal}\n{hosts_module.INIT}")
+    made = Hosts()
+    with pytest.raises(AssertionError, match="no power"):
+        made.__enter__()
+    assert [init.poll() is None for init in made._inits.values()] == [False, False]
+    assert not made.path("a", "/").parent.exists()
+
+
+def test_the_end_kills_no_process_that_has_the_number_of_a_dead_host(monkeypatch):
+    with Hosts() as hosts:
+        hosts.kill("c")
+        dead, kill, killed = hosts._inits["c"].child, os.kill, []
+        monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid) or kill(pid, number))
+    assert (dead in killed, len(killed)) == (False, 2)

@@ -340,6 +340,9 @@ class Sink:
     def is_closing(self):
         return self.closed
 
+    def get_extra_info(self, _name):
+        return None  # there is no socket
+
     def write(self, *_, **__):
         return 0
 

@@ -54,9 +54,10 @@ def missing():
         os.close(os.open("/dev/net/tun", os.O_RDWR))
     except OSError as error:
         return f"three hosts on one machine need TUN devices: /dev/net/tun: {error.strerror}"
-    made = subprocess.run(["unshare", "-n", "-m", "-u", "-p", "-i", "-f", "true"], capture_output=True, check=False)
+    device = ["ip", "tuntap", "add", "dev", "eth0", "mode", "tun"]
+    made = subprocess.run(["unshare", "-n", "-m", "-u", "-p", "-i", "-f", *device], capture_output=True, check=False)
     if made.returncode:
-        return f"three hosts on one machine need namespaces: {made.stderr.decode().strip()}"
+        return f"three hosts on one machine need namespaces with TUN devices: {made.stderr.decode().strip()}"
     return None
 
 
@@ -87,8 +88,10 @@ class Hosts:
     def close(self):
         """End all processes of the hosts, and the network."""
         for init in self._inits.values():
-            with suppress(ProcessLookupError):
-                os.kill(self._pid(init), signal.SIGKILL)  # the kernel ends all others of the namespace
+            if init.poll() is None:  # otherwise its process ids may be others' by now
+                with suppress(ProcessLookupError):
+                    # The kernel ends all others of the namespace. A host that does not start ends with its input.
+                    os.kill(getattr(init, "child", init.pid), signal.SIGKILL)
             init.communicate()
         if self._switch is not None:
             self._switch.communicate()

@@ -2,9 +2,12 @@
 
 import numpy as np
 
+from ray_messaging.audiences import cache
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.step_values import StepSettings, WaitFor
+
+EVERYBODY = cache.EVERYBODY  # the audience "*", as a step of a bare messager takes it
 
 
 async def begin_steps(opened, *, wait_for="all", **settings):

@@ -118,16 +118,19 @@ def translated(
     cause = getattr(error, "cause", None)
     if isinstance(cause, MessagingError):
         return cause
-    if isinstance(error, ActorUnschedulableError):
-        return Closed(
-            f"{actor_name} is gone with the machine to which it belongs ({_reason(error)}): start the experiment anew, "
-            "by on_existing='resume' where its data are"
-        )
-    if isinstance(error, ActorDiedError | ActorUnavailableError):
+    if isinstance(error, ActorDiedError | ActorUnavailableError | ActorUnschedulableError):
         if sends:
-            later = "it was shut down" if isinstance(error, ActorDiedError) else "it starts again, so send again"
+            later = {
+                ActorUnavailableError: "it starts again, so send again",
+                ActorUnschedulableError: "it is gone with the machine to which it belongs",
+            }.get(type(error), "it was shut down")
             return OutcomeUnknown(
                 f"{actor_name} went down before or during this send, which may or may not have happened; {later}"
+            )
+        if isinstance(error, ActorUnschedulableError):
+            return Closed(
+                f"{actor_name} is gone with the machine to which it belongs ({_reason(error)}): start the experiment "
+                "anew, by on_existing='resume' where its data are"
             )
         return Closed(f"{actor_name} is gone: it was shut down, or it died and cannot come back ({_reason(error)})")
     return error

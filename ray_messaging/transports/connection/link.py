@@ -87,6 +87,12 @@ _PASSING = (
 )
 
 _ANSWERS = (ResponseError, BusyLoadingError)  # errors with which the server has refused a call, without any effect
+_FULL = ("MISCONF", "NOREPLICAS")  # its disk is full, or it has fewer replicas than its settings ask for
+
+
+def _stores_nothing(error: Exception) -> bool:
+    """Return whether the server was reached, and stores nothing now, because it is full or lacks replicas."""
+    return isinstance(error, OutOfMemoryError | TooFewReplicasError) or str(error).startswith(_FULL)
 
 
 def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
@@ -489,12 +495,14 @@ class RedisLink:
     async def persist(self, attempt: Callable[[], Awaitable[T]], cut: Callable[[], None] | None = None) -> T:
         """Repeat an attempt while the connection is interrupted, for at most `patience_s` seconds, or longer in steps.
 
-        `cut` is called after each attempt with an unknown outcome.
+        A step waits longer for a server that it cannot reach, but not for one that is full or lacks replicas. `cut` is
+        called after each attempt with an unknown outcome.
 
         Raises: ServerRefused at once; Closed if the experiment has ended; ConnectionFailed if the server cannot be
         reached; MailboxFull if the server's memory is full.
         """
-        began, calls = asyncio.get_running_loop().time(), self._calls
+        # Loop time, by whether the server stores nothing: then the time of a cut before does not count.
+        began, calls = {False: asyncio.get_running_loop().time()}, self._calls
         backoff: Backoff | None = None  # most commands succeed at once
         forgotten = False  # the last attempt found that the server does not have the script
         taken = False  # an attempt without an answer may have had its effect
@@ -518,20 +526,17 @@ class RedisLink:
                     over.unsent = self._calls == calls
                     raise over from error
                 backoff = backoff or Backoff(REDIS_RETRY)
-                backoff.deadline = began + self._patience_for(error)
+                full = self.outage is not None and _stores_nothing(error)
+                since = began.setdefault(full, asyncio.get_running_loop().time())
+                backoff.deadline = since + self._patience_s_for(full=full)
                 if backoff.exhausted:
                     raise self._gave_up(error, taken=taken) from error
                 self._tell_retry(error)
             await backoff.sleep()
 
-    def _patience_for(self, error: Exception) -> float:
-        """Return for how many seconds a call that fails with this error is repeated.
-
-        A step waits longer if the server cannot be reached, but not if the server is full or lacks replicas.
-        """
-        if self.outage is None or isinstance(error, OutOfMemoryError | TooFewReplicasError):
-            return self.patience_s
-        return max(self.patience_s, self.outage.timeout_s)
+    def _patience_s_for(self, *, full: bool) -> float:
+        """Return for how many seconds a call is repeated: in steps longer, unless the server stores nothing."""
+        return self.patience_s if self.outage is None or full else max(self.patience_s, self.outage.timeout_s)
 
     def _tell_retry(self, error: Exception) -> None:
         if self.observer is not None:

@@ -9,10 +9,15 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.studies import work_here
 
 from ray_messaging import ConfigError, Count, LogError, Mean, Share, Study, batch_run, rules, run
+from ray_messaging.studies import batch_run as batch_run_module
 from ray_messaging.studies.one_run import EndedRun
+from ray_messaging.studies.study_folder import StudyFolder
+from ray_messaging.studies.study_tables import exact_table, exact_values
 
 KEPT = "runs.parquet", "series.parquet"
 
@@ -95,6 +100,41 @@ def test_aggregates_are_outcomes_and_series_and_what_is_absent_is_zero(here, tmp
     assert series["is=well"].dtype == ("int64" if kind is Count else "float64")
 
 
+@pytest.mark.parametrize("runs_in_a_part", [1, 2])
+@pytest.mark.parametrize(("values", "kinds"), [([True, 2], "bool number"), (["x", 0.5], "number text")])
+def test_a_collected_value_of_another_kind_is_told_with_its_runs(
+    here, tmp_path, monkeypatch, values, kinds, runs_in_a_part
+):
+    def kind(me, inbox, *, chance):
+        me.state["value"] = values[chance == 1]
+
+    monkeypatch.setattr(batch_run_module, "_FLUSH_RUNS", runs_in_a_part)
+    with pytest.raises(ConfigError) as told:
+        sweep(tmp_path / "s", kind, collect=lambda me: {"value": me.state["value"]})
+    found = re.fullmatch(
+        r"the collected value 'value' is a (\w+) in replicate 0 of {'chance': \S+}, and a (\w+) in replicate 0 of "
+        r"{'chance': \S+}: .* on_existing='reset'",
+        str(told.value),
+    )
+    assert sorted(found.groups()) == kinds.split()
+
+
+def test_a_series_of_ints_in_some_runs_and_floats_in_others_has_each_value(here, tmp_path):
+    def kind(me, inbox, *, chance):
+        me.state["value"] = [2**53, 0.5][chance == 1]
+
+    study = sweep(tmp_path / "s", kind, collect=lambda me: {"value": me.state["value"]}, until=1)
+    assert study.series["value"].tolist() == [2**53] * 4 + [0.5] * 4
+
+
+def test_a_counted_text_that_has_an_equals_sign_is_zero_where_it_is_absent(here, tmp_path):
+    def sick(me, inbox, *, chance):
+        me.state["is"] = f"since=step {chance}"
+
+    table = sweep(tmp_path / "s", sick, {"chance": [1, 2]}, outcomes=Count("is")).to_pandas()
+    assert table[["is=since=step 1", "is=since=step 2"]].to_numpy().tolist() == [[4, 0], [0, 4]]
+
+
 def test_values_of_all_agents_are_a_series(here, tmp_path):
     study = sweep(tmp_path / "s", collect=lambda me: {"knows": me.state["knows"]}, parameters={"chance": [1]})
     assert study.series.groupby("step")["knows"].sum().tolist() == [1, 2, 3]
@@ -113,6 +153,44 @@ def test_numbers_stay_exact_whatever_other_runs_have(here, tmp_path):
     assert study.to_pandas()["odd"].tolist() == values
     assert [*map(type, study.to_pandas()["odd"])] == [*map(type, values)]
     assert Study(tmp_path / "s").to_pandas()["even"].tolist() == [1, 2.5] * 3
+
+
+def test_an_open_study_has_each_row_once_though_some_of_its_numbers_are_ints(tmp_path, monkeypatch):
+    """The parts have the runs of other parameters: only ints in one, ints and floats in another."""
+    work_here(monkeypatch)
+    monkeypatch.setattr(batch_run_module, "_FLUSH_RUNS", 2)
+    finish, seen = StudyFolder.finish, []
+
+    def look_and_finish(self, runs):
+        seen.append(Study(tmp_path / "s").to_pandas())
+        summary = Study(tmp_path / "s").summary()
+        assert sorted(zip(summary["chance"], summary["runs"], strict=True)) == [(0.5, 3), (1, 3)]
+        finish(self, runs)
+
+    monkeypatch.setattr(StudyFolder, "finish", look_and_finish)
+    study = sweep(tmp_path / "s", replicates=3, outcomes={"n": lambda result, replicate: [0, 0.5, 2**70][replicate]})
+    assert [
+        {type(run.row["chance"]) for run in Study(study.folder)._runs if run.row["chance"] == at} for at in (0.5, 1)
+    ] == [{float}, {int}]
+    assert [*map(type, study.to_pandas()["n"])] == [int, float, int] * 2
+    assert len(seen) == 1
+
+
+@given(
+    st.lists(
+        st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.integers(-9, 9)
+        | st.floats(allow_nan=False) | st.text(max_size=3)
+    )
+)  # fmt: skip
+def test_a_column_is_read_as_it_was_written(values):
+    (found,) = exact_values(exact_table({"a": values})).values()
+    assert [*map(repr, found)] == [*map(repr, values)]
+
+
+@given(st.lists(st.none() | st.integers(-(2**54), 2**54) | st.floats(allow_nan=False)))
+def test_a_column_of_numbers_is_read_as_it_was_written(values):
+    (found,) = exact_values(exact_table({"a": values})).values()
+    assert [*map(repr, found)] == [*map(repr, values)]
 
 
 def test_a_run_that_fails_is_a_row_with_its_place(here, tmp_path, capsys):
@@ -172,6 +250,8 @@ def test_another_study_is_told(here, tmp_path):
         ({"agents": 5}, "agents= is not that"),
         ({"rules": [rules.MaxLength(5)]}, "rules= is not that"),
         ({"until": 4}, "until= is not that"),
+        ({"graph": [(0, 1)]}, "graph= is not that"),
+        ({"shared": {"a": 1}}, "shared= is not that"),
     ):
         with pytest.raises(ConfigError, match=said):
             sweep(tmp_path / "s", **changed)
@@ -239,6 +319,35 @@ def test_a_series_from_parts_in_any_order_is_the_same_file(tmp_path, monkeypatch
     assert pq.read_table(tmp_path / "1" / "series.parquet").num_rows == 18
 
 
+def test_a_study_that_was_opened_before_it_grew_or_ended_has_the_series_of_its_runs(here, tmp_path, monkeypatch):
+    first = sweep(tmp_path / "s", collect=lambda me: {"sum": me.state["knows"] + me.step})
+    before = first.series
+    finish, seen = StudyFolder.finish, []
+
+    def look_and_finish(self, runs):
+        study = Study(tmp_path / "s")
+        assert len(study) == 6
+        stale = self.files()
+        finish(self, runs)
+        listings = [stale]
+        monkeypatch.setattr(StudyFolder, "files", lambda self: listings.pop() if listings else files(self))
+        late = Study(tmp_path / "s")
+        assert len(late) == 6
+        seen.extend([study.series, late.series])
+
+    files = StudyFolder.files
+    monkeypatch.setattr(StudyFolder, "finish", look_and_finish)
+    collect = {"collect": lambda me: {"sum": me.state["knows"] + me.step}}
+    grown = sweep(tmp_path / "s", parameters={"chance": [0.1, 0.5, 1]}, replicates=2, **collect).series
+    pd.testing.assert_frame_equal(first.series, before)
+    order = ["chance", "replicate", "step", "agent"]
+    for each in seen:
+        pd.testing.assert_frame_equal(each.sort_values(order, ignore_index=True), grown)
+    first._files.erase()
+    with pytest.raises(LogError, match="was begun anew after it was opened here: open it again"):
+        _ = first.series
+
+
 def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
     from ray_messaging.eventlog.folder import Folder
     from ray_messaging.studies import batch_run as module
@@ -263,8 +372,6 @@ def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
 
 
 def test_two_programs_in_one_folder(here, tmp_path):
-    from ray_messaging.studies.study_folder import StudyFolder
-
     with StudyFolder(tmp_path / "s").alone(), pytest.raises(LogError, match="another process writes the study"):
         sweep(tmp_path / "s")
 
@@ -292,11 +399,14 @@ def test_a_temporary_folder_ends_with_its_study(here):
         ({"outcomes": 7}, "outcomes= has 7"),
         ({"outcomes": {"n": 7}}, "outcomes= has 'n': 7"),
         ({"outcomes": [{"n": len}, {"n": len}]}, "two outcomes have the name 'n'"),
+        ({"outcomes": [Mean("n"), {"n": len}]}, "two outcomes have the name 'n'"),
         ({"outcomes": Mean("a"), "collect": lambda me: {}}, "a run collects either"),
         ({"by": "town"}, "by='town'"),
         ({"collect_every": 0}, "collect_every=0"),
         ({"parameters": {"chanse": [1]}}, "model= takes 'chance', which is no parameter"),
         ({"parameters": {"chance": [1], "n": [1]}}, "no function takes the parameter 'n'"),
+        ({"parameters": {"chance": [1], "step": [1]}}, "the parameter 'step' has the name of a column"),
+        ({"parameters": {"chance": [1], "agent": [1]}}, "the parameter 'agent' has the name of a column"),
         ({"model": 7}, "model=7 must be a function"),
     ],
 )
@@ -304,6 +414,22 @@ def test_bad_arguments_are_named_before_anything_begins(tmp_path, changed, said)
     with pytest.raises(ConfigError, match=re.escape(said)):
         sweep(tmp_path / "s", **changed)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"outcomes": [Mean("knows"), lambda result: {"knows": 7}]}, "two outcomes have the name 'knows'"),
+        ({"outcomes": lambda result: {"chance": 7}}, "the outcome 'chance' has the name of another column"),
+        *(
+            ({"collect": lambda me, name=name: {name: 7}}, f"the collected value {name!r} has the name of another")
+            for name in ("chance", "key", "replicate")
+        ),
+    ],
+)
+def test_no_column_takes_the_place_of_another(here, tmp_path, changed, said):
+    table = sweep(tmp_path / "s", **changed).to_pandas()
+    assert [said in error for error in table["error"]] == [True, True]
 
 
 def test_progress_says_how_long_it_takes(here, tmp_path, capsys, monkeypatch):
@@ -319,7 +445,7 @@ def test_a_plot_has_a_line_for_each_value(here, tmp_path):
     figure = study.plot("chance", "knows")
     assert [*figure.axes[0].lines[0].get_xdata()] == [0.5, 1]
     by = study.plot("step", "knows", by="chance")
-    assert [text.get_text() for text in by.axes[0].get_legend().get_texts()] == ["chance = 0.5", "chance = 1.0"]
+    assert [text.get_text() for text in by.axes[0].get_legend().get_texts()] == ["chance = 0.5", "chance = 1"]
     with pytest.raises(ConfigError, match="'chanse' is no parameter of the study, which has 'chance'"):
         study.plot("chanse", "knows")
     with pytest.raises(ConfigError, match="no run has the outcome 'nose': the study has 'knows'"):

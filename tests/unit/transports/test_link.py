@@ -13,6 +13,7 @@ from support.patience import WAIT_S
 from ray_messaging import ConfigError, ConnectionFailed, RedisConfig
 from ray_messaging.errors import ServerRefused
 from ray_messaging.transports.connection.link import RedisLink
+from ray_messaging.transports.connection.outage import Outage
 from ray_messaging.transports.connection.protocol import reply_error
 from ray_messaging.transports.connection.replica_guard import (
     ReplicaGuard,
@@ -124,3 +125,37 @@ def test_a_call_whose_confirmation_failed_may_have_had_its_effect(replies, error
     with pytest.raises(error) if error else contextlib.nullcontext():
         guard.check(all_replies)
     assert all_replies == ["done"]
+
+
+def in_steps(link, seconds, patience_s):
+    link.guard = ReplicaGuard(1, marker="", key="k", patience_s=patience_s)
+    link.patience_s, link.outage = patience_s, Outage("group 'east'", seconds)
+    return link
+
+
+STANDS = ["MISCONF Errors writing to the AOF file: No space left on device", "NOREPLICAS Not enough good replicas"]
+
+
+@pytest.mark.parametrize(
+    "error", [*map(reply_error, STANDS), *map(by_redis_py, STANDS), TooFewReplicasError(0, 1, 1.0)], ids=repr
+)
+async def test_a_step_waits_no_longer_than_a_send_for_a_server_that_answers_and_stores_nothing(link, error):
+    with pytest.raises(ConnectionFailed):
+        await asyncio.wait_for(in_steps(link, 10 * WAIT_S, 0.01).persist(AsyncMock(side_effect=error)), WAIT_S)
+
+
+@pytest.mark.parametrize(
+    "error", [reply_error("OOM"), reply_error(STANDS[1]), TooFewReplicasError(0, 1, 1.0)], ids=repr
+)
+async def test_after_a_cut_a_step_still_waits_for_memory_and_replicas_as_long_as_a_send(link, error):
+    calls = [RedisConnectionError("the connection was cut"), error, error, "done"]
+
+    async def attempt():
+        found = calls.pop(0)
+        if isinstance(found, RedisConnectionError) and not isinstance(found, TooFewReplicasError):
+            await asyncio.sleep(0.3)  # the cut lasts longer than a send may
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    assert await in_steps(link, WAIT_S, 0.2).persist(attempt) == "done"
