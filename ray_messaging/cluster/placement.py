@@ -1,4 +1,4 @@
-"""Placement of groups: on which nodes of the Ray cluster their actors start, and what they ask of a node."""
+"""Placement of groups: on which nodes of the Ray cluster the groups' actors start, and which resources they ask for."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
@@ -23,7 +23,7 @@ _OWN = (
     "_labels",
 )  # options by which a user places an actor
 _ASKED = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # options of Ray's, and the resources they ask for
-# Ray chooses a random node for an actor that asks for nothing, whatever its strategy says, unless this is hard. So a
+# For an actor that asks for no resources, Ray chooses a random node, unless its scheduling strategy is a hard one. So a
 # group asks for one byte of the memory that each node offers.
 _LEAST = {"memory": 1}
 
@@ -32,8 +32,8 @@ class Placement:
     """The options with which the actors of some groups start.
 
     Args:
-        placement: "spread", "pack", or by group a node's id, its name, or the resources that its node must have; other
-            groups are spread.
+        placement: "spread", "pack", or by group a node's id or name, or the resources that the group's node must have;
+            other groups are spread.
         actor_options: Options of Ray's for all of these groups, or by group.
         groups: The names of the groups.
 
@@ -56,7 +56,7 @@ class Placement:
         return {name: _comparable(option) for name, option in self._options[group].items()}
 
     def warn(self, groups: Collection[str]) -> None:
-        """Log a warning for each of these groups, which still wait for their node, if no node has what they ask for."""
+        """Log a warning for each of these waiting groups that asks for resources which no node has."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for name in groups:
             wanted = _resources(self._options[name])
@@ -144,7 +144,7 @@ def _options(
                 "them"
             )
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(_node(name, where, nodes), soft=False)} | given
-    # In a placement group that takes all that a task or a trial starts, groups stay there.
+    # If a task or a trial runs in a placement group that captures its children, groups stay in that placement group.
     if len(nodes) < 2 or any(option in given for option in _OWN) or ray.util.get_current_placement_group() is not None:
         return given
     if where == "spread":
