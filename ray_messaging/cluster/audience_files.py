@@ -38,12 +38,12 @@ Change = Callable[[Edges], Edges | None]
 
 
 def join(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs with further members; raise ConfigError if it is no audience of members."""
+    """Return the pairs with further members; raise ConfigError if the audience is not one of members."""
     return MemberEdges.among(_members(name, edges) | agents)
 
 
 def leave(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs without these members; raise ConfigError if it is no audience of members."""
+    """Return the pairs without these members; raise ConfigError if the audience is not one of members."""
     return MemberEdges.among(_members(name, edges) - agents)
 
 
@@ -60,7 +60,7 @@ def remove(_edges: Edges) -> None:
 
 
 def positions_of(name: str, edges: Edges) -> Positions:
-    """Return the positions from which the pairs were made; raise ConfigError if the audience has none."""
+    """Return the positions from which the pairs were made; raise ConfigError if the audience has no positions."""
     if not isinstance(edges, GraphEdges) or edges.positions is None:
         raise ConfigError(f"audience {name!r} has no positions: create_audience(..., positions=, radius=)")
     return edges.positions
@@ -76,7 +76,7 @@ def _members(name: str, edges: Edges) -> AgentSet:
 
 
 class AudienceMaker:
-    """Maker of an audience's versions: it writes their files, then asks the interceptor to enter them in the directory.
+    """Maker of an audience's versions: writes a version's file, then asks the interceptor to enter it in the directory.
 
     A lock in the folder makes the changes of several processes follow one another. A Ray actor of this class, on the
     node with the files, serves processes on other nodes. It keeps no state.
@@ -176,7 +176,7 @@ class AudienceFiles:
         return self._kept
 
     async def _through_actor(self, call: str, *arguments: object) -> Any:  # noqa: ANN401 - the call's value
-        """Call the actor; call it again if it ended meanwhile, together with another process's last handle."""
+        """Call the actor; call it again if it ended meanwhile, because another process dropped the last handle."""
         name = f"the audiences of experiment {self._experiment.exp_id!r}"
         for left in reversed(range(_ATTEMPTS)):
             try:
@@ -213,7 +213,7 @@ class AudienceFiles:
         self._make("change", name, change)
 
     def _make(self, call: str, *arguments: object) -> None:
-        if self._here():  # in the caller's thread, where Ctrl-C can end it
+        if self._here():  # the change runs in the caller's thread, where Ctrl-C can end it
             getattr(self._maker(), call)(*arguments)
         else:
             run_in_own_loop(lambda: self._through_actor(call, *arguments))

@@ -24,7 +24,7 @@ from ray_messaging.errors import Closed, ConfigError, ConnectionFailed
 
 Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"
-LARGE_BYTES = 10**7  # smaller data are not worth a line
+LARGE_BYTES = 10**7  # no line is printed about smaller data
 _told = Event()  # set once this process has named a folder of large data
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 
@@ -67,7 +67,7 @@ def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | 
 
 
 def _check_own(shards: object, server: ServerConfig) -> object:
-    """Return the number of servers if the user gave `redis=`; raise ConfigError if it does not agree with `shards=`."""
+    """Return the number of servers for the user's `redis=`; raise ConfigError if it does not agree with `shards=`."""
     own = 1
     if isinstance(server, ShardsConfig):
         own = len(server.servers)
@@ -117,10 +117,10 @@ def lost_server(spec: InterceptorSpec) -> str | None:
 
 
 def lost_machine(exp_id: str, config: ServerConfig, error: BaseException | None = None) -> Closed | None:
-    """Return an error that names the node that is lost with its server, with shards="per-node"; None if none is lost.
+    """With shards="per-node", return an error that names a node that is lost with its server; None if none is lost.
 
-    Args: `error` is what a group has raised. If it is that a server cannot be reached, then this server's node counts
-    as lost before Ray says so, which takes Ray up to a minute.
+    Args: `error` is an error that a group has raised. If it says that a server cannot be reached, this server's node
+    counts as lost, because Ray takes up to a minute to say so.
     """
     if not isinstance(config, ShardsConfig) or not config.nodes:
         return None
@@ -142,18 +142,18 @@ def _lost(exp_id: str, which: str, node: str) -> str:
 
 
 def config_here(config: ServerConfig) -> ServerConfig:
-    """Return a config for a group in this process: a server on this node, if any, stores the group's bodies."""
+    """Return a config for a group in this process, so that a server on this node, if any, stores the group's bodies."""
     if isinstance(config, ShardsConfig) and config.nodes:
         return config.on_node(context().get_node_id())
     return config
 
 
 class KeptData(NamedTuple):
-    """A folder on this machine for servers' data. Each of several servers has a folder in it.
+    """A folder on this machine for servers' data. If there are several servers, each has a folder in this folder.
 
-    `asked_for` says that the user has named the folder. Otherwise the data are kept only until the log has all rows,
-    because all other processes may die before then. With steps the data are kept longer, so that a later start can go
-    on with them.
+    `asked_for` says that the user has named the folder. Otherwise the data are kept only until the log has all rows, in
+    case all other processes die before then. With steps the data are kept longer, so that a later start can go on with
+    the data.
     """
 
     folder: Path
@@ -162,7 +162,7 @@ class KeptData(NamedTuple):
 
     @classmethod
     def of(cls, given: str | Path | None, *, log_dir: str | None, shards: Shards) -> Self | None:
-        """Return the folders for the data, by default beside the log; None: they are not kept. Raise ConfigError."""
+        """Return the folder for the data, by default beside the log; None if no data are kept. Raise ConfigError."""
         if shards == PER_NODE:  # check_shards refuses a folder that is given
             return None
         if given is None and (log_dir is None or "://" in log_dir):

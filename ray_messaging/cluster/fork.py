@@ -1,4 +1,4 @@
-"""Fork of a run: an experiment of its own that begins with a checkpoint of another one, its parent."""
+"""Fork of a run: a new experiment that begins with a checkpoint of another experiment, its parent."""
 
 import shutil
 from collections import Counter
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 class Fork:
     """Work between the steps of a fork, done by the process that started it, so that the parent's run is repeated.
 
-    This checks that in the steps before `at_step` the groups sent the parent's messages. It sends again what came to
-    the parent's agents from outside of the steps, such as the user's messages and questions. Nobody uses the answers to
-    these questions.
+    A fork checks that in the steps before `at_step` the groups sent the parent's messages. It sends again the messages
+    that came to the parent's agents from outside of the steps, such as the user's messages and questions. Nobody uses
+    the answers to these questions.
 
     Args: `checkpoints` are the steps of the parent's checkpoints. `resumed` says that an earlier process of the fork
     may have sent some messages from outside already.
@@ -70,7 +70,7 @@ class Fork:
             self._outside.setdefault(row.step_read, []).append(row)
 
     def stops(self, first: int, until: int) -> Iterator[tuple[int, "Callable[[Messaging], None]"]]:
-        """Yield the steps of a run before which something is to be done, ascending, and the function that does it."""
+        """Yield, ascending, each step before which the fork has work to do, and the function that does the work."""
         for step in sorted({self._at_step, *self._outside}):
             if first <= step <= until and step == self._at_step > self._checkpoint + 1:
                 yield step, self._check
@@ -83,7 +83,7 @@ class Fork:
         if all(log.digest(step) == self._parent.digest(step) for step in again):
             return
         found = log.diff(self._parent)
-        if found is None or found.step not in again:  # messages from outside differ, but not those of agents
+        if found is None or found.step not in again:  # only messages from outside differ
             return
         mine, theirs = (None if row is None else row.text for row in (found.mine, found.theirs))
         raise NotRepeatable(
@@ -133,7 +133,7 @@ class Fork:
                 await sender.send_columns(chunks, subtopic)
 
     def _check_audience(self, audiences: "Audiences", row: "LogRow") -> None:
-        """Raise NotRepeatable if a broadcast cannot be sent again, because its audience was made from outside, too."""
+        """Raise NotRepeatable if a broadcast cannot be sent again because its audience was made outside of the run."""
         assert row.audience is not None
         name, step, version = row.audience, row.step_read or 0, audiences.last_version(row.audience)
         if name == EVERYBODY.name or version == row.audience_version or (step >= self._at_step and version):
@@ -214,8 +214,6 @@ def start_fork(
     if there is None:
         step = checkpoint_before(parent, at_step)
         copy_run(parent, Folder(target), exp_id, step)
-        if on_ray_client() and "://" not in target:
-            _bring(target)
     else:
         step = _checkpoint_of(there, target, record.experiment, at_step)
     log = EventLog.open(parent.where)
@@ -225,6 +223,8 @@ def start_fork(
     begin: dict[str, Any] = {"on_existing": "resume"} if resumed else {"on_existing": "error", "fork": step}
     steps = Steps(**record.steps)
     try:
+        if not resumed and on_ray_client() and "://" not in target:
+            _bring(target)
         started = start_experiment(exp_id, steps=steps, log_dir=target, rules=rules or (), **begin, **options)
     except BaseException:
         if not resumed:
@@ -234,9 +234,9 @@ def start_fork(
 
 
 def _bring(folder: str) -> None:
-    """Copy a fork's folder to the node of the cluster where its log will be written, unless this has it already.
+    """Copy a fork's folder to the node of the cluster that will write its log, unless that node has it already.
 
-    Raises: AlreadyExists if another log, or other files, are at this path there.
+    Raises: AlreadyExists if another log, or other files, are at this path on that node.
     """
     paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
     files = [(str(path.relative_to(folder)), put(path.read_bytes())) for path in paths]
@@ -248,7 +248,7 @@ def _bring(folder: str) -> None:
 
 
 def _place(folder: str, files: "Sequence[tuple[str, Any]]") -> bool:
-    """Write files into a folder, which appears as a whole; return False if it is there with others."""
+    """Write files into a folder, which appears as a whole; return False if the folder exists with other files."""
     path = Path(folder)
     if path.exists():
         return all((path / name).is_file() and (path / name).read_bytes() == get(data) for name, data in files)
@@ -261,7 +261,7 @@ def _place(folder: str, files: "Sequence[tuple[str, Any]]") -> bool:
 
 
 def _checkpoint_of(fork: "RunRecord", where: str, parent: str, at_step: int | None) -> int:
-    """Return the step of the checkpoint with which a fork began; raise ConfigError if its parent is another."""
+    """Return the step of the checkpoint with which a fork began; raise ConfigError if the fork has another parent."""
     if fork.parent is None or fork.parent.experiment != parent:
         of = "no fork" if fork.parent is None else f"a fork of {fork.parent.experiment!r}"
         raise ConfigError(f"{where} has {of}, so this fork of {parent!r} cannot go on there: pass another log_dir")
@@ -274,8 +274,8 @@ def _checkpoint_of(fork: "RunRecord", where: str, parent: str, at_step: int | No
 
 
 def _check_rules(record: "RunRecord", where: str, rules: Sequence[Rule] | None) -> None:
-    """Raise ConfigError if the parent had rules and none are given: a fork without them would be another run."""
-    # The checkpoint may be of an earlier start than the last one.
+    """Raise ConfigError if the parent had rules and none are given: without rules the fork would be another run."""
+    # The checkpoint may be from an earlier start of the parent than its last start.
     former = [f"{rule.get('kind')}(name={rule.get('name')!r})" for start in record.starts for rule in start.rules]
     if rules is None and former:
         named = ", ".join(dict.fromkeys(former))

@@ -91,7 +91,7 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     named = _named_in_time(prefix)
     interceptor = f"{prefix}interceptor"
     ours, there = handles.get(interceptor), (named or {}).get(interceptor)
-    if ours is not None and there is not None and there != ours:  # another experiment of this name runs now
+    if ours is not None and there is not None and there != ours:  # another experiment with this name runs now
         raise ended(exp_id)
     actors = {interceptor: None} | dict(handles) | (named or {})
     reaching = _soon(partial(_nodes_of, prefix, actors)) if named is not None else None
@@ -125,7 +125,7 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
 
 
 def _nodes_of(prefix: str, actors: Mapping[str, Any]) -> list[NodeFacts]:
-    """Return facts about the nodes, as the interceptor and the embedded servers of an experiment see them, too."""
+    """Return facts about the nodes, as seen from here, from the interceptor and from the embedded servers."""
     kinds = (f"{prefix}interceptor", f"{prefix}server")
     askers = {_shown(name.removeprefix(prefix)): actors[name] for name in kinds if actors.get(name) is not None}
     return reached_nodes(askers, DEADLINE_S / 2)
@@ -161,7 +161,7 @@ def _in_time(future: "Future[T]", deadline: float, otherwise: T) -> T:
 
 
 def _place_actors(actors: Sequence[ActorFacts], nodes: Sequence[NodeFacts]) -> None:
-    """Note of each actor without an answer where it is, and whether the network reaches its node."""
+    """Note, for each actor that gave no answer, on which node it is, and whether the network reaches this node."""
     by_id = {node.node: node for node in nodes}
     for facts in actors:
         node = by_id.get(facts.node)
@@ -172,7 +172,7 @@ def _place_actors(actors: Sequence[ActorFacts], nodes: Sequence[NodeFacts]) -> N
 def check_servers(
     facts: ServerFacts, *, allow_eviction: bool, embedded: bool = False, wait_replicas: int = 0
 ) -> list[Finding]:
-    """Return the findings about the servers of an experiment. If it has several, each finding names the shard."""
+    """Return the findings about the servers of an experiment. If there are several servers, findings name the shard."""
     found: list[Finding] = []
     for shard, each in enumerate([facts, *facts.others]):
         some = check_server(each, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=wait_replicas)
@@ -187,7 +187,7 @@ def _ask_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping
     try:
         found: ExperimentReport | None = get(asking, timeout=DEADLINE_S + _TASK_S)
     except RayError as error:
-        logger.debug("the task that examines %s failed: %s", exp_id, error)  # it is among the findings
+        logger.debug("the task that examines %s failed: %s", exp_id, error)  # a finding says so, too
         return None
     return found
 
@@ -214,7 +214,7 @@ def _is_dead(owner: str) -> bool:
 
 
 def _soon(call: Callable[[], T]) -> "Future[T]":
-    """Begin a call in a thread of its own, because neither Ray's calls nor DNS lookups have a timeout."""
+    """Begin a call in a separate thread, because neither Ray's calls nor DNS lookups have a timeout."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -233,7 +233,7 @@ def _facts_of(experiment: Experiment | None, exp_id: str) -> ServerFacts | None:
         return None
     try:
         return backend_of(experiment.redis).probe(exp_id)
-    except Exception as error:  # noqa: BLE001 - it is told as a finding
+    except Exception as error:  # noqa: BLE001 - the error becomes a finding
         return ServerFacts(experiment.redis.server, error=f"asking failed ({type(error).__name__}: {error})")
 
 
@@ -263,7 +263,7 @@ def _call(name: str, method: str) -> Any:  # noqa: ANN401 - the method's result
         actor = find_actor(name)
         return None if actor is None else get(getattr(actor, method).remote(), timeout=DEADLINE_S / 3)
     except Exception as error:  # noqa: BLE001 - of any kind, as Ray's head may be gone
-        logger.debug("%s does not return the server's address: %s", name, error)  # it is among the findings
+        logger.debug("%s does not return the server's address: %s", name, error)  # a finding says so, too
         return None
 
 
@@ -272,12 +272,12 @@ def _named_in_time(prefix: str) -> dict[str, Any] | None:
     try:
         return _soon(partial(named_actors, prefix)).result(DEADLINE_S / 2)
     except Exception as error:  # noqa: BLE001 - as above, or in `_call`
-        logger.debug("Ray does not list its actors: %r", error)  # it is among the findings
+        logger.debug("Ray does not list its actors: %r", error)  # a finding says so, too
         return None
 
 
 def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float, *, look_up: bool = True) -> list[ActorFacts]:
-    """Ask actors for their health; return the facts about each, also about actors that do not answer.
+    """Ask actors for their health; return the facts about each actor, even if it does not answer.
 
     With `look_up` Ray is asked for the state, the restarts and the node of each actor.
     """

@@ -1,4 +1,4 @@
-"""The inspector of an experiment in a process of its own, for drivers and notebooks."""
+"""The inspector of an experiment in a separate process, for drivers and notebooks."""
 
 import html
 import os
@@ -31,7 +31,7 @@ class Inspector(AbstractContextManager["Inspector"]):
             )
         self.exp_id = exp_id
         command = [sys.executable, "-m", "ray_messaging.cli", "ui", exp_id, "--json", "--of-process", *options]
-        self._said = TemporaryFile()  # noqa: SIM115 - closed with it; a pipe that nobody reads would fill up
+        self._said = TemporaryFile()  # noqa: SIM115 - `close` closes it; a pipe that nobody reads would fill up
         address = {"RAY_ADDRESS": context().gcs_address}
         self._process = subprocess.Popen(  # noqa: S603 - our own command
             command,

@@ -1,8 +1,8 @@
 """Calls of a group's handle, and their answers: as bytes over the group's lane, as objects by Ray.
 
-The body of a request or answer is a table of sizes (u32: how many parts, then the size of each), a MessagePack header
-as the first part, and frames as the others. An empty answer means that there is no result: the handle repeats the call
-by Ray, which also raises the error, if there is one. Nothing on the lane is pickled.
+The body of a request or answer begins with a table of sizes (u32): the number of parts, then the size of each part. The
+first part is a MessagePack header, the other parts are frames. An empty answer means that there is no result: the
+handle repeats the call by Ray, which also raises the error, if there is one. Nothing on the lane is pickled.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
 class BatchFates(msgspec.Struct, array_like=True, frozen=True):
     """The ids of one frame's messages, their fates as in `Outcome.codes`, and the blocked rows with rule and reason.
 
-    With `pairs` there is one message for each pair of the broadcasts.
+    With `pairs`, each pair of a broadcast counts as a message.
     """
 
     sender: str
@@ -86,7 +86,7 @@ class BatchFates(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LentSlice(msgspec.Struct, array_like=True, frozen=True):
-    """The rows of a frame from `low` to the one before `high`; an empty `mailbox` stands for a foreign client."""
+    """Rows `low` to `high`, exclusive, of a frame; an empty `mailbox` stands for a foreign client."""
 
     low: int
     high: int
@@ -152,7 +152,7 @@ def body_of(header: Call | Sent | Lent | AckAnswer, frames: Sequence[bytes] = ()
 
 
 def parse_call(body: memoryview) -> tuple[Call, list[bytes]]:
-    """Decode a call; return it and its frames. Raise FrameError if it cannot be read."""
+    """Decode a call; return the call and its frames. Raise FrameError if the call cannot be read."""
     head, *frames = parts_of(body)
     try:
         return _read_call(head), frames
@@ -234,7 +234,7 @@ def _fates_of(outcome: Outcome) -> BatchFates:
 def receipts_of(header: bytes, batches: Sequence[Batch]) -> Receipts:
     """Return the receipts of batches that a handle has sent; raise FrameError if the fates do not fit the batches."""
     sent = _read(_sent, header)
-    # The actor cuts broadcasts by their pairs, of which there may be none.
+    # The actor cuts broadcasts into batches by their pairs; a broadcast may have no pairs.
     broadcast = bool(batches) and (is_unspread(batches[0]) or any(fates.pairs is not None for fates in sent))
     if not broadcast and len(sent) != len(batches):
         raise FrameError(f"a group's actor gave fates of {len(sent)} batches for {len(batches)} batches")

@@ -51,9 +51,9 @@ logger = logging.getLogger(__name__)
 
 # The longest wait for actors to close cleanly, in seconds.
 _CLOSE_S = 10.0
-_CALLS_S = 2.0  # for calls that are in flight when their actor is closed
-_SERVER_S = 20.0  # for the server: its guard is killed after 15 s if it does not end
-_LOG_S = 300.0  # the rows of full mailboxes take some seconds to write
+_CALLS_S = 2.0  # the wait for calls that are in flight when their actor is closed
+_SERVER_S = 20.0  # the wait for the server, whose guard is killed after 15 s if it does not end
+_LOG_S = 300.0  # the wait for the log: the rows of full mailboxes take some seconds to write
 _INLINE_BYTES = 50_000  # half of Ray's limit for passing by value
 ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
 
@@ -68,7 +68,7 @@ class StartedExperiment:
         self.log: Any = None
         self._servers: list[Any] = []
         self._spec: Any = None
-        self._session = session  # the Ray that is held for this experiment
+        self._session = session  # the connection to Ray that is held for this experiment
         self._untouched = False  # the server has data of this start only
         self._temporary: str | None = None  # the folder of audiences that end with the experiment
         self._kept: KeptData | None = None
@@ -82,13 +82,14 @@ class StartedExperiment:
         if config is None and kept is None and spec.log_dir is None and spec.audiences is not None:
             self._temporary = spec.audiences.folder
         self._start_servers(spec, kept)
-        # Ray may repeat all calls of this actor.
+        # All calls of this actor may be repeated, so Ray repeats them.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": spec.interceptor_name}
         # The interceptor runs on the node of this process, as the embedded primary and the log do, and ends with it.
         # Ray does not keep a soft affinity of an actor that asks for no resources.
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         try:
-            # Ray copies small arguments for a restart; large ones (a long black list) must stay in its object store.
+            # For a restart Ray keeps copies of small arguments. Large arguments, such as a long black list, must stay
+            # in Ray's object store.
             large = len(ray.cloudpickle.dumps(spec)) > _INLINE_BYTES
             self._spec = put(spec) if large else spec
             self.interceptor = start_actor(spec.exp_id, InterceptorActor, options, self._spec, config)
@@ -126,8 +127,8 @@ class StartedExperiment:
             node = context().get_node_id()
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         actor_name = f"the event log of experiment {spec.exp_id!r}"
-        # If the log does not start, the server's data can be erased: nothing was sent yet, with "error" there were no
-        # older data, and "reset" has deleted older data.
+        # If the log does not start, the server's data can be erased, unless the experiment was resumed: nothing was
+        # sent yet; with "error" there were no older data; and "reset" has deleted older data.
         self._untouched = spec.on_existing != "resume"
         self.log = start_actor(
             spec.exp_id, LogActor, options, experiment, spec.on_existing if spec.fork is None else "resume"
@@ -141,7 +142,7 @@ class StartedExperiment:
     def _start_servers(self, spec: InterceptorSpec, kept: KeptData | None) -> None:
         folders = kept.of_servers if kept is not None else [None] * len(spec.nodes)
         for node, name, folder in zip(spec.nodes, server_names(spec.exp_id, len(spec.nodes)), folders, strict=False):
-            # The server's data are on that node, so its actor must stay there.
+            # The server's data are on that node, so the server's actor must stay on the node.
             pinned = NodeAffinitySchedulingStrategy(node, soft=False)
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": pinned}
             options |= {"max_restarts": -1, "max_task_retries": -1, "name": name}
@@ -157,7 +158,7 @@ class StartedExperiment:
     def close(self, *, erase: bool) -> None:
         """Stop groups, log, interceptor and server in this order, then Ray if this process has no more use for it."""
         try:
-            if ray.is_initialized() and ray_session() == self._session:  # otherwise all have ended with their Ray
+            if ray.is_initialized() and ray_session() == self._session:  # the actors have not ended with an earlier Ray
                 self._stop(erase=erase)
         finally:
             release_ray(self._session)
@@ -170,7 +171,7 @@ class StartedExperiment:
         if self.interceptor is not None:
             over = self._until_logged and logged and self.experiment is not None
             leave([self.interceptor], erase=erase or over or self._untouched)
-        erase = erase or self._until_logged  # then the files have no data that anybody needs
+        erase = erase or self._until_logged  # once the log has all rows, nobody needs the server's files
         if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
             kill(audiences)  # other processes may still have handles of it
         attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
@@ -279,9 +280,10 @@ def _audience_home(
 ) -> AudienceHome:
     """Return the node and the folder of the audiences' files.
 
-    The node is this one. The folder is in the log's folder, else in the folder of the server's data, else a temporary
-    one. A user's own server keeps the experiment's data for a later start. So the name of a temporary folder has a hash
-    of the server's address, by which a later start on this node finds the files.
+    The node is the node of this process. The folder is in the log's folder; without a log, in the folder of the
+    server's data; without such a folder, it is temporary. A user's own server keeps the experiment's data for a later
+    start. So the name of a temporary folder has a hash of the server's address, by which a later start on this node
+    finds the files.
     """
     if log_dir is not None and "://" not in log_dir:
         folder = Path(log_dir, "audiences")
@@ -299,7 +301,7 @@ def _end_running(exp_id: str, on_existing: str) -> None:
         running = connect(exp_id)
     except UnknownName:
         return
-    except Fenced:  # another start holds the experiment on the server, so this one can do nothing any more
+    except Fenced:  # another start holds the experiment on the server, so the running one can do nothing any more
         for actor in named_actors(f"{exp_id}/").values():
             kill(actor)
         return
@@ -313,7 +315,7 @@ def _end_running(exp_id: str, on_existing: str) -> None:
     if experiment.log_dir is not None:
         finish_log(running.log_actor())
     leave([running.interceptor], erase=True)
-    servers = named_actors(f"{exp_id}/server").values()  # embedded ones, if there are any
+    servers = named_actors(f"{exp_id}/server").values()  # the embedded servers, if there are any
     attempt([server.stop.remote() for server in servers], timeout_s=_SERVER_S)
     _kill(servers)
 
@@ -327,7 +329,7 @@ def leave(
 ) -> None:
     """Close actors cleanly, then kill them. `calls` are calls of these actors whose results nobody needs any more."""
     attempt([actor.close.remote(**kwargs) for actor in actors], timeout_s=timeout_s)
-    # Otherwise Ray prints the errors of these calls, and says that it repeats the calls, although it does not.
+    # Without this, Ray prints the errors of these calls, and says that it repeats the calls, although it does not.
     for ref in wait(list(calls), num_returns=len(calls), timeout=_CALLS_S)[0] if calls else ():
         with suppress(RayError, MessagingError):
             get(ref)
@@ -352,7 +354,7 @@ def finish_log(log: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
             result(done, actor_name="the event log")
             written = True
         except MessagingError as error:
-            logger.error("the event log is not complete: %s", error)  # noqa: TRY400 - ours say what is wrong
+            logger.error("the event log is not complete: %s", error)  # noqa: TRY400 - our errors say what is wrong
     kill(log)
     return written
 

@@ -104,7 +104,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Args:
             exp_id: The experiment's name.
-            redis: The address of your own server. None: an embedded one, which ends with the experiment (see
+            redis: The address of your own server. None: an embedded server, which ends with the experiment (see
                 `data_dir`).
             rules: The rules that messages must pass, in order.
             log_dir: Where the event log is kept: a folder, or a URI of pyarrow's file systems. None: no log.
@@ -112,7 +112,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             on_existing: What to do if `exp_id` has data on the server or in log_dir, or runs already: "error",
                 "resume" (go on with the data) or "reset" (delete them).
             settings: Limits and timeouts.
-            mirror: Also send messages for agents by Redis PUBLISH, for foreign listeners.
+            mirror: Also PUBLISH messages for agents, for plain Redis clients.
             steps: Groups send and receive in steps (see docs/steps.md). None: they send and receive at any time.
             data_dir: A folder on this machine where the embedded servers keep their data, for a later start with
                 on_existing="resume". None: the folder `<log_dir>-server`, which is removed when the log has all rows,
@@ -120,7 +120,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             metrics: Groups count and time what they do, for `metrics_text()` and Ray's metrics (docs/operations.md).
             tracing: Sampled batches have spans from sender to handler (see docs/operations.md). None: no spans.
             shards: With steps, the number of embedded servers on this node, or of parts of a cluster; "per-node" starts
-                one on each current node. The first is the primary, and all keep bodies of large frames (see
+                a server on each current node. The first server is the primary. All servers keep large messages (see
                 docs/operations.md). None: one server.
             calls: Limits, for all groups together, of the calls that agents make by `me.remember`. None: no limits.
 
@@ -170,17 +170,17 @@ class Messaging(AbstractContextManager["Messaging"]):
         calls: "Calls | None" = None,
         on_existing: Literal["error", "resume"] = "error",
     ) -> "Messaging":
-        """Start an experiment that begins in the middle of another run, from a checkpoint in its folder.
+        """Start an experiment, the fork, in the middle of another run, its parent, from a checkpoint in its folder.
 
-        It begins with the newest checkpoint before `at_step`: with all states, messages in flight, audiences, and what
-        rules remember. A call of `run` with the same agents and groups goes on from there; in the steps before
+        The fork begins with the newest checkpoint before `at_step`: with all states, messages in flight, audiences, and
+        what rules remember. A call of `run` with the same agents and groups goes on from there; in the steps before
         `at_step` the groups must send the parent's messages again. The parent is never changed, and may still run. A
         fork may be forked.
 
         Args:
             parent: The log_dir of the other run, which had `Steps(checkpoint=...)`. It may have been copied.
             exp_id: The name of the new experiment.
-            log_dir: The folder of its event log, which gets the parent's rows up to the checkpoint.
+            log_dir: The folder of the fork's event log, which gets the parent's rows up to the checkpoint.
             at_step: The first step that may differ from the parent's; None: the step after the last checkpoint.
             rules: The fork's rules. A rule that has the name of a rule of the parent begins with what that rule
                 remembered.
@@ -190,8 +190,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             settings: As for `start`.
             data_dir: As for `start`.
             calls: As for `start`.
-            on_existing: What to do if `log_dir` has a log: "error", or "resume" to go on with this fork, whose process
-                was killed; then pass the arguments with which the fork was begun.
+            on_existing: What to do if `log_dir` has a log: "error", or "resume" to go on with a fork whose process was
+                killed; for "resume", pass the same arguments again.
 
         Raises: ConfigError if there is no checkpoint before `at_step`, the parent had rules and none are given, or
         `log_dir` has another fork; AlreadyExists if `log_dir` has a log and `on_existing` is "error"; LogError if the
@@ -221,11 +221,11 @@ class Messaging(AbstractContextManager["Messaging"]):
     def connect(cls, exp_id: str) -> "Messaging":
         """Find a running experiment from anywhere in its Ray cluster.
 
-        If this process has not called `ray.init`, this joins the cluster at RAY_ADDRESS, or the one on this machine
-        that has the experiment. If no cluster has it, Ray is left as it was.
+        If this process has not called `ray.init`, this joins the cluster at RAY_ADDRESS, or the cluster on this machine
+        that has the experiment. If no cluster has the experiment, Ray is left as it was.
 
         Raises: UnknownName if no such experiment runs; InvalidAddress for an invalid name; ConfigError if there is no
-        Ray cluster, or it refuses the connection.
+        Ray cluster, or the cluster refuses the connection.
         """
         with RAY_LOCK:
             in_cluster = ray.is_initialized()
@@ -248,9 +248,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         Only the process that started the experiment stops it. In other processes this only drops the handles.
 
         Args:
-            erase: Delete the experiment's data, unread messages included, from a server of yours or from `data_dir`.
-                Otherwise `on_existing` decides at the next start. An embedded server's data are deleted unless it has
-                a `data_dir`.
+            erase: Delete the experiment's data, unread messages included, from your own server or from `data_dir`.
+                Without `erase` these data stay, and `on_existing` decides at the next start. Data of an embedded server
+                without a `data_dir` are always deleted.
         """
         kept = ("_surveys", "_audience_files", "_user", "_run_actors")
         *_, user, runs = (self.__dict__.pop(name, None) for name in kept)
@@ -284,7 +284,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def redis(self) -> "ServerConfig":
-        """Return the server's address and password, for a foreign Redis client or a Messager of your own."""
+        """Return the server's address and password, for a plain Redis client or your own Messager."""
         return self._connection.with_password().redis
 
     @property
@@ -308,10 +308,11 @@ class Messaging(AbstractContextManager["Messaging"]):
     def ui(
         self, *, port: int = 8266, host: str = "127.0.0.1", control: bool = False, token: bool = False
     ) -> "Inspector":
-        """Open the inspector, web pages about this experiment, in a process of its own; return its handle, with `url`.
+        """Open the inspector, web pages about this experiment, in a separate process; return its handle, with `url`.
 
         Args: the same as the options of `ray-messaging ui` (see docs/inspector.md); port 0 selects a free port.
-        Raises: ConfigError if it cannot be opened, for example on a port that is taken, or without `ray-messaging[ui]`.
+        Raises: ConfigError if the inspector cannot be opened, for example on a port that is taken, or without
+        `ray-messaging[ui]`.
         """
         from ray_messaging.cluster.inspector_process import Inspector
 
@@ -321,7 +322,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     def metrics_text(self) -> str:
         """Return the metrics of server, interceptor, log and groups, as text in Prometheus' format, in at most 5 s.
 
-        It contains the counts of each group only with `Messaging.start(..., metrics=True)`. Raises ImportError without
+        The text has the counts of each group only with `Messaging.start(..., metrics=True)`. Raises ImportError without
         prometheus-client.
         """
         from ray_messaging.cluster.health_check import ask_experiment
@@ -372,9 +373,9 @@ class Messaging(AbstractContextManager["Messaging"]):
             subtopics: The subtopics on which the agents listen.
             placement: On which nodes of the cluster the groups start: "spread" over all, "pack" on this process's node
                 as long as it has room, or by group: a node's id or name, or the resources that its node must have,
-                as `{"east": "host-b", "west": {"GPU": 1}}`; a group that is not named is spread. A group that is given
-                a node ends with it, any other one starts again elsewhere. It warns after 10 s of resources that no
-                node has.
+                as `{"east": "host-b", "west": {"GPU": 1}}`; groups that are not named are spread. If a node is lost,
+                its groups start again elsewhere, except groups that were given this node. After 10 s a warning names
+                resources that no node has.
             actor_options: Options of Ray's for the actors, such as num_cpus or runtime_env, for all or by group.
 
         Raises: ConfigError for a node, a group or an option that does not exist; otherwise the same errors as
@@ -403,9 +404,9 @@ class Messaging(AbstractContextManager["Messaging"]):
     def move_agents(self, agents: Iterable[AgentId], *, to: "str | Group", timeout: float = MOVE_TIMEOUT_S) -> None:
         """Move agents to another group, with the messages that wait for them, in order, and each exactly once.
 
-        The agents of one group move together, or none of them does. This waits up to `timeout` seconds until the
-        messages that were fetched for them are committed. In an experiment with steps the move takes effect from the
-        next step that opens (see docs/moving-agents.md).
+        The agents of one group move together, or none of them moves. This waits up to `timeout` seconds until all
+        messages that were fetched for these agents are committed. In an experiment with steps the move takes effect
+        from the next step that opens (see docs/moving-agents.md).
 
         Raises: UnknownName for an agent or a group that does not exist; AlreadyExists for an agent that is in that
         group already; MoveFailed if the fetched messages were not committed in time; ConfigError for agents of
@@ -433,7 +434,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         self._groups.remove(name)
 
     def schema(self, subtopic: str, kind: object) -> None:
-        """Set the type of a subtopic's payloads: from now on senders refuse payloads that do not fit it.
+        """Set the type of a subtopic's payloads: from now on senders refuse payloads that do not fit the type.
 
         All senders know the type before they send anything more. It is valid as long as the experiment's data exist.
 
@@ -482,7 +483,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         return create_audience(self._connection, files, name, graph, members, positions, radius, ids, most_pairs)
 
     def audience(self, name: str) -> "Audience":
-        """Return an audience by its name; raise UnknownName if there is none."""
+        """Return an audience by its name; raise UnknownName if there is no such audience."""
         from ray_messaging.cluster.handles.audience import Audience
 
         self._connection.ask(self.interceptor.audiences.remote()).of(name)
@@ -526,8 +527,8 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "GroupMessager":
         """Open a group inside your own actor: a messager that hosts agents, so calls need no hop to another actor.
 
-        You must close it. It makes the garbage collector of your process run less often, unless you have set its
-        thresholds.
+        You must close the messager. It makes the garbage collector of your process run less often, unless you have set
+        the collector's thresholds.
 
         Raises: AlreadyExists if a living actor has the name, or an agent is taken.
         """
@@ -629,8 +630,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             model: `def person(me, inbox)`, or async; with by="group" `def crowd(group, step)`.
             agents: The number of agents (ids 0 to n - 1), their ids, or a DataFrame whose index has the ids and whose
                 rows become `me.data`.
-            groups: The number of groups, or {name: ids}, or None: one per two CPUs. Of n groups, "group0" has every
-                n-th agent in ascending order (ints before strs), from the first one on, "group1" from the second on.
+            groups: The number of groups, or {name: ids}, or None: one per two CPUs. With n groups, the agents, sorted
+                (ints before strs), are dealt out in turn: the first to "group0", the second to "group1", and so on.
             until: The first step that is not run.
             start: A function that returns an agent's first state, a dict; with by="group" the first state of the group,
                 a dict of arrays.
@@ -640,19 +641,19 @@ class Messaging(AbstractContextManager["Messaging"]):
             by: "agent" or "group".
             concurrency: The most agents of a group that run at the same time, if the model is async.
             timeout: Seconds for one agent in one step, after which the run ends with StepFailed.
-            collect: What is measured at the end of a step, for `series` of the result: a function of `me` that returns
-                a dict, for one row per agent; with by="group" a function of `group` that returns a dict of arrays. Or
-                an aggregate of a key of all agents' states, such as `Mean("mood")` or `Count("health")`, or a list of
-                aggregates, for one row per step.
+            collect: What is measured at the end of a step, for the result's `series`. For one row per agent: a function
+                of `me` that returns a dict, or with by="group" a function of `group` that returns a dict of arrays. For
+                one row per step: an aggregate of one key of all agents' states, such as `Mean("mood")` or
+                `Count("health")`, or a list of aggregates.
             collect_every: Collect in every n-th step, from step 0 on.
-            only_active: After its first step, an agent is called only if it has messages, a rule has blocked what it
-                sent, a fork has set its state, or it called `me.stay_active()` when it was called last. Pregel calls
-                this a vote to halt. If nobody is active, steps go on, and cost next to nothing.
+            only_active: After its first step, an agent is called only if it has messages, a rule has blocked one of its
+                messages, a fork has set its state, or the agent used `me.stay_active()` in its last call. Pregel calls
+                this a vote to halt. If no agent is active, steps go on, and cost next to nothing.
             placement: On which nodes the groups start: "spread", "pack", or by group; see `create_groups`.
             actor_options: Options of Ray's for the groups' actors, for all or by group; see `create_groups`.
             progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
 
-        Ctrl-C ends the run after the open step, and `stopped` in the result is True. A second Ctrl-C ends it at once.
+        Ctrl-C ends the run after the open step; the result's `stopped` is then True. A second Ctrl-C ends it at once.
 
         Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, or agents and groups
         that differ from those of the earlier steps; StepTooLarge if a group gets more messages in a step than it can
@@ -711,9 +712,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         placement: "GroupPlacement" = "spread",
         actor_options: "ActorOptions" = None,
     ) -> "Run":
-        """Start a run that goes on step by step, as you tell it: `run.advance(1)`, `run.states()`, `run.series`.
+        """Start a run that you take through its steps: `run.advance(1)`, `run.states()`, `run.series`.
 
-        Its groups stay between the steps, so that a step costs the step alone. Arguments and errors are the same as for
+        The groups stay between the steps, so that a step takes no extra time. Arguments and errors are the same as for
         `run`.
         """
         from ray_messaging.cluster.run.run import Run
@@ -773,7 +774,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             model: The type of the answers: a pydantic model, a dataclass, a TypedDict or a msgspec.Struct.
             question: The question, one payload for all.
             to: Ids, a group, a list of groups, or None: all agents that groups host now.
-            survey_id: The survey's name, for `messaging.survey(id)`; None: a new random one.
+            survey_id: The survey's name, for `messaging.survey(id)`; None: a new random name.
             subtopic: The subtopic of the question.
             timeout: Seconds for which `wait` waits; None: no limit.
 
@@ -794,9 +795,9 @@ class Messaging(AbstractContextManager["Messaging"]):
     def survey(self, survey_id: str, model: type[T] | None = None) -> "Survey[Any]":
         """Return a survey that this or another process has created, with all its answers.
 
-        Args: `model` is the type with which it was created. None: the answers are dicts, checked by the survey's JSON
-        schema.
-        Raises: UnknownName if there is no such survey; ConfigError if it was created with another type.
+        Args: `model` is the type with which the survey was created. None: the answers are dicts, checked by the
+        survey's JSON schema.
+        Raises: UnknownName if there is no such survey; ConfigError if the survey was created with another type.
         """
         from ray_messaging.cluster.handles.survey import Survey
 

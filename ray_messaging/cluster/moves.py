@@ -11,7 +11,7 @@ from ray_messaging.errors import AlreadyExists, ConfigError, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receiving.call_checks import check_timeout
 
-_TOLERANCE = 0.1  # groups whose load differs from the mean by less than this part of it are not changed
+_TOLERANCE = 0.1  # groups whose load differs from the mean load by less than this share of the mean do not change
 
 
 class AgentMove(NamedTuple):
@@ -28,7 +28,7 @@ class AgentMove(NamedTuple):
 def move_agents(
     connection: ExperimentConnection, groups: Groups, agents: Iterable[AgentId], to: str | Group, timeout: float
 ) -> None:
-    """Move agents to a group. The agents of one group move together, or none of them does."""
+    """Move agents to a group. The agents of one group move together, or none of them moves."""
     target = to.name if isinstance(to, Group) else check_name("group name", to)
     check_timeout(timeout, optional=False)
     hosted = connection.ask(connection.interceptor.agents.remote())
@@ -52,7 +52,7 @@ def rebalance(connection: ExperimentConnection, groups: Groups, timeout: float, 
 
 
 def _carry_out(connection: ExperimentConnection, groups: Groups, moves: Iterable[AgentMove], timeout: float) -> None:
-    if connection.experiment.steps:  # the interceptor moves them, without the groups' processes
+    if connection.experiment.steps:  # the interceptor moves the agents, without the groups' processes
         for move in moves:
             connection.ask(connection.interceptor.move.remote(*move, timeout))
         return
@@ -74,8 +74,8 @@ def _source(groups: Groups, move: AgentMove) -> Group:
 def plan_move(asked: AgentSet, target: str, hosted: Mapping[str, AgentSet]) -> list[AgentMove]:
     """Return the moves of agents to a group, one for each group that they leave.
 
-    Raises: UnknownName if the group does not exist, or no group hosts an agent; AlreadyExists if an agent is in that
-    group already.
+    Raises: UnknownName if the group does not exist, or no group hosts an agent; AlreadyExists if an agent is already in
+    the group.
     """
     if target not in hosted:
         raise UnknownName(

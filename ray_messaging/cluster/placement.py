@@ -1,4 +1,4 @@
-"""Placement of groups: on which nodes of the Ray cluster their actors start, and what they ask of a node."""
+"""Placement of groups: on which nodes of the Ray cluster the groups' actors start, and which resources they ask for."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
@@ -23,7 +23,7 @@ _OWN = (
     "_labels",
 )  # options by which a user places an actor
 _ASKED = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # options of Ray's, and the resources they ask for
-# Ray chooses a random node for an actor that asks for nothing, whatever its strategy says, unless this is hard. So a
+# For an actor that asks for no resources, Ray chooses a random node, unless its scheduling strategy is a hard one. So a
 # group asks for one byte of the memory that each node offers.
 _LEAST = {"memory": 1}
 
@@ -32,8 +32,8 @@ class Placement:
     """The options with which the actors of some groups start.
 
     Args:
-        placement: "spread", "pack", or by group a node's id, its name, or the resources that its node must have; other
-            groups are spread.
+        placement: "spread", "pack", or by group a node's id or name, or the resources that the group's node must have;
+            other groups are spread.
         actor_options: Options of Ray's for all of these groups, or by group.
         groups: The names of the groups.
 
@@ -52,11 +52,11 @@ class Placement:
         return self._options[group]
 
     def key(self, group: str) -> dict[str, Any]:
-        """Return a group's options as values that can be compared, which Ray's strategies are not."""
-        return {name: getattr(option, "__dict__", option) for name, option in self._options[group].items()}
+        """Return a group's options as values that can be compared later, which Ray's strategies are not."""
+        return {name: _comparable(option) for name, option in self._options[group].items()}
 
     def warn(self, groups: Collection[str]) -> None:
-        """Log a warning for each of these groups, which still wait for their node, if no node has what they ask for."""
+        """Log a warning for each of these waiting groups that asks for resources which no node has."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for name in groups:
             wanted = _resources(self._options[name])
@@ -72,6 +72,12 @@ class Placement:
                 told,
                 ", ".join(f"the most {what} is {most[what]:g}" for what in lacking),
             )
+
+
+def _comparable(option: Any) -> Any:  # noqa: ANN401 - an option of Ray's
+    if isinstance(option, Mapping):  # a text, as the user may change a runtime_env until it is compared
+        return repr(dict(option))
+    return getattr(option, "__dict__", option)
 
 
 def _check_placement(placement: object, groups: Collection[str]) -> None:
@@ -99,15 +105,21 @@ def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any
     else:
         found = {name: dict(given or {}) for name in groups}
     for name, options in found.items():
-        if not options:
-            continue
-        try:
-            ray.remote(**options)(_Probe)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"actor_options={options!r} of group {name!r} are no options of Ray's: {error}"
-            ) from error
+        _check_options(options, f"actor_options={options!r} of group {name!r} are no options of Ray's")
     return found
+
+
+def _check_options(options: dict[str, Any], text: str) -> None:
+    """Raise ConfigError, with a text, for options that Ray would refuse at the start of an actor."""
+    if not options:
+        return
+    try:
+        ray.remote(**options)(_Probe)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{text}: {error}") from error
+    gpus = options.get("num_gpus") or 0
+    if gpus > 1 and gpus % 1:
+        raise ConfigError(f"{text}: {gpus:g} GPUs, and more than one must be a whole number")
 
 
 class _Probe:
@@ -123,10 +135,16 @@ def _options(
     where: str | Mapping[str, float] = placement if isinstance(placement, str) else placement.get(name, "spread")
     if isinstance(where, Mapping):
         given = _with_resources(given, where)
+        _check_options(given, f"placement= has {dict(where)!r} for group {name!r}, which Ray does not take")
         where = "spread"
     elif where not in _WORDS:
+        if twice := [option for option in _OWN if option in given]:
+            raise ConfigError(
+                f"group {name!r} has node {where!r} by placement=, and {twice[0]} by actor_options=: leave out one of "
+                "them"
+            )
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(_node(name, where, nodes), soft=False)} | given
-    # In a placement group that takes all that a task or a trial starts, groups stay there.
+    # If a task or a trial runs in a placement group that captures its children, groups stay in that placement group.
     if len(nodes) < 2 or any(option in given for option in _OWN) or ray.util.get_current_placement_group() is not None:
         return given
     if where == "spread":

@@ -1,6 +1,6 @@
-"""Calls to Ray that, unlike Ray's own, never start a new Ray after the Ray of this process has ended.
+"""Calls to Ray that, unlike Ray's own calls, never start a new Ray after the Ray of this process has ended.
 
-A new Ray would have none of the experiment's actors. Started from a thread, it would also be killed with that thread.
+A new Ray would have none of the experiment's actors. If a thread started it, it would also be killed with that thread.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ def _check() -> None:
 
 
 class OurActor:
-    """A handle of an actor of an experiment. It is used as a handle of Ray's; its calls raise Closed after Ray's end.
+    """A handle of an experiment's actor, used like Ray's handle. After the end of Ray its calls raise Closed.
 
-    Ray takes it for one of its own handles, so it can be passed to tasks and actors. `kill` ends the actor.
+    Ray accepts it as one of its own handles, so it can be passed to tasks and actors. `kill` ends the actor.
     """
 
     def __init__(self, handle: Any, exp_id: str) -> None:  # noqa: ANN401 - a Ray actor handle

@@ -1,4 +1,4 @@
-"""The Ray cluster in which this process starts or finds experiments: that at RAY_ADDRESS, or one on this machine."""
+"""The Ray cluster in which this process starts or finds experiments: at RAY_ADDRESS, or on this machine."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ RAY_LOCK = threading.RLock()
 
 
 class _Held:
-    """The Ray that this process has begun to use for its experiments, and how many of them need it."""
+    """The Ray that this process has begun to use for its experiments, and how many experiments need it."""
 
     session: object = None
     experiments = 0
@@ -43,14 +43,14 @@ class _Held:
 
 
 def hold_ray() -> object:
-    """Use Ray for an experiment of this process: if none is used yet, start one, or join the one at RAY_ADDRESS.
+    """Use Ray for an experiment of this process. If Ray does not run yet, start it, or join the cluster at RAY_ADDRESS.
 
     Return the argument for `release_ray`. Ray stays until all experiments have released it. Raises ConfigError if the
     cluster at RAY_ADDRESS cannot be joined.
     """
     with RAY_LOCK:
         if not ray.is_initialized():
-            _Held.over.set()  # the user has ended the last one by ray.shutdown()
+            _Held.over.set()  # the user has ended the earlier Ray by ray.shutdown()
             _in_lasting_thread(_begin_ray)
             _Held.session, _Held.experiments = ray_session(), 0
         session = ray_session()
@@ -73,7 +73,7 @@ def release_ray(session: object) -> None:
 
 
 def _in_lasting_thread(call: Callable[[], None]) -> None:
-    """Call in this thread if it is the main one, else in a thread that lasts as long as Ray does.
+    """Make a call in the main thread if this is it, otherwise in a thread that lasts as long as Ray does.
 
     The kernel kills the processes that Ray starts as soon as the thread that started them ends.
     """
@@ -99,7 +99,7 @@ def _in_lasting_thread(call: Callable[[], None]) -> None:
 def _begin_ray() -> None:
     address = os.environ.get("RAY_ADDRESS") or None
     if address is not None and _runs_here(address, local_clusters()):
-        use_token()  # Ray itself looks for it only where it starts a cluster
+        use_token()  # Ray itself looks for the token only when it starts a cluster
     try:
         ray.init(address=address, include_dashboard=None if address else False, logging_level=logging.ERROR)
     except ConnectionError as error:
@@ -110,18 +110,18 @@ def _begin_ray() -> None:
 
 
 def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
-    """Connect to the Ray cluster that has this experiment: that at RAY_ADDRESS, or one of this user on this machine.
+    """Connect to the Ray cluster that has this experiment: at RAY_ADDRESS, or a cluster of this user on this machine.
 
-    Return False if no cluster runs. If none has the experiment, no cluster is joined.
+    Return False if no cluster runs. If no cluster has the experiment, none is joined.
 
     Args: `as_driver` says that this is a user's program, which prints the output of actors and tasks and may use Ray
     Client.
-    Raises: UnknownName if no cluster has the experiment; ConfigError if RAY_ADDRESS is wrong, or its cluster refuses
-    the connection.
+    Raises: UnknownName if no cluster has the experiment; ConfigError if RAY_ADDRESS is wrong, or the cluster there
+    refuses the connection.
     """
     if ray.is_initialized():
         return True
-    if as_driver and os.environ.get("RAY_ADDRESS", "").startswith("ray://"):  # Ray Client has options of its own
+    if as_driver and os.environ.get("RAY_ADDRESS", "").startswith("ray://"):  # Ray Client has other options
         ray.init()
         return True
     found = look_into_clusters(quiet=not as_driver)
@@ -154,8 +154,8 @@ def look_into_clusters(*, quiet: bool) -> dict[str, Collection[str] | str]:
 
     Each cluster is asked once, all at the same time, and has two seconds for its answer.
 
-    Args: with `quiet` nothing is printed on stderr meanwhile; otherwise Ray's core prints there. Raises ConfigError if
-    RAY_ADDRESS is wrong.
+    Args: with `quiet`, nothing is printed on stderr meanwhile; without it, Ray's core prints there.
+    Raises: ConfigError if RAY_ADDRESS is wrong.
     """
     check_ray_address()
     here = local_clusters()
@@ -171,7 +171,7 @@ def look_into_clusters(*, quiet: bool) -> dict[str, Collection[str] | str]:
             if not _answers(cluster, _LOOK_S):
                 return
             names = names_in(cluster, NAMESPACE, _LOOK_S)
-        except Exception as error:  # noqa: BLE001 - of any kind: it is told
+        except Exception as error:  # noqa: BLE001 - any error becomes a part of the result
             answers[cluster] = str(error).partition(". ")[0].strip()[:_REASON] or type(error).__name__
         else:
             answers[cluster] = {name.partition("/")[0] for name in names}
@@ -226,7 +226,7 @@ def _answers(address: str, timeout_s: float) -> bool:
         except TimeoutError:
             return False
         except OSError:
-            pass  # it has refused us, so it runs
+            pass  # the server has refused us, so it runs
     return True
 
 
@@ -246,7 +246,7 @@ def local_clusters() -> list[str]:
 
 
 def _named() -> str:
-    """Return the cluster in RAY_ADDRESS, or "" if it names none and Ray chooses."""
+    """Return the cluster that RAY_ADDRESS names, or "" if it names no cluster, so that Ray chooses one."""
     address = os.environ.get("RAY_ADDRESS", "")
     return "" if address in {"auto", "local"} else address
 

@@ -1,7 +1,7 @@
 """The only module that uses names of Ray's that are not public.
 
-Ray has no public calls that do the same, or only with its dashboard. Each function says what it does in a version of
-Ray that lacks the name which the function uses.
+Ray has no public calls that do the same, or has them only with its dashboard. Each function says what it does if a
+version of Ray lacks the name that the function uses.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def ray_session() -> object:
         from ray._private.worker import global_worker
 
         found: object = global_worker.current_cluster_and_job
-    except _MISSING:  # then a second connection to the same cluster counts as the first one
+    except _MISSING:  # without the name, a second connection to the same cluster counts as the first connection
         found = ray.get_runtime_context().get_session_name()
     return found
 
@@ -45,8 +45,8 @@ def ray_session() -> object:
 def known_dead(actor: Any) -> bool | None:  # noqa: ANN401 - a Ray actor handle
     """Return whether this process knows that an actor is dead for good, so that a call would never begin.
 
-    The result is None on Ray Client, where Ray does not say. It is False before the first call of the actor, and True
-    once the Ray of this process has ended.
+    The result is None on Ray Client, where Ray does not tell. The result is False before the first call of the actor,
+    and True once the Ray of this process has ended.
     """
     state = getattr(actor, "_get_local_state", None)
     if state is None:
@@ -172,7 +172,7 @@ def kv_names(prefix: str, *, namespace: str) -> list[bytes]:
 
 
 def use_token() -> None:
-    """Use this user's token for a cluster on this machine, if there is one; a cluster without tokens ignores it."""
+    """Use this user's token for a cluster on this machine, if there is a token; a cluster without tokens ignores it."""
     try:
         from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
     except ImportError:

@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 5.0
 SERVER_S = 15.0  # the time between two reads of the server's metrics, each of which opens a connection
-_PREFIX = "messaging_"  # Ray adds ray_ before it
+_PREFIX = "messaging_"  # Ray puts ray_ before this prefix
 
 
 class RayMetrics:
     """Reporter of metrics to Ray, every few seconds: the growth of counters, and the values of gauges.
 
-    The buckets of a histogram are reported as gauges, because Ray appends `_total` to the name of a counter, and its
-    own histograms need each single value.
+    The buckets of a histogram are reported as gauges. Counters would not do, because Ray appends `_total` to a
+    counter's name. Ray's histograms would not do, because they need each single value.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RayMetrics:
         try:
             found = self._families()
             self.tell(found if isinstance(found, list) else await found)
-        except Exception:  # the next report may succeed, and messages must not stop for it
+        except Exception:  # the next report may succeed, and messages must not stop because of metrics
             logger.exception("metrics of %s were not told to Ray", dict(self._labels))
 
     def tell(self, families: list[Family]) -> None:

@@ -41,7 +41,7 @@ def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts
     """Return facts about the nodes that Ray takes for alive; [] for a single node. This blocks.
 
     Args:
-        askers: Actors that measure, too, by what people call them.
+        askers: Further actors that measure, by the names that findings show.
         timeout_s: The most time to wait for the actors.
     """
     alive = [each for each in ray.nodes() if each["Alive"]]
@@ -58,7 +58,7 @@ def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts
         try:
             _note(found, asked[ref], get(ref))
         except (RayError, MessagingError) as error:
-            logger.debug("%s does not say which nodes it reaches: %s", asked[ref], error)  # other findings name it
+            logger.debug("%s does not say which nodes it reaches: %s", asked[ref], error)  # another finding names it
     return [*found.values()]
 
 

@@ -1,9 +1,9 @@
 """Durable store of the interceptor's rules: their state on the server, the rules themselves in Ray.
 
 A rule is code, and code is never read from the server. Rules that change at run time are stored in Ray's cluster state,
-as Ray Serve stores its deployments. The server has the rules' state and a list: first the name of their entry in Ray,
-then the rules' names. So rules change together with their state, and only an interceptor that is allowed to write to
-the server can change them.
+as Ray Serve stores its deployments. The server has the rules' state and a list: first the name of the rules' entry in
+Ray, then the names of the rules. So rules change together with their state, and only an interceptor that is allowed to
+write to the server can change the rules.
 """
 
 import asyncio
@@ -68,14 +68,14 @@ class RuleStore:
             raise ServerBehindError
         if names is not None:
             before, self._kept = self._kept, names[0]
-            if self._names is names:  # otherwise the rules changed meanwhile, and the next write has them
+            if self._names is names:  # unless the rules have changed meanwhile; then the next write has the new rules
                 self._names = None
             self._in_force = names
             if before not in {None, names[0]}:
                 await asyncio.to_thread(kv_delete, before, namespace=NAMESPACE)
 
     async def publish_snapshot(self, epoch: int, number: int) -> None:
-        """Make the rule snapshot of this number valid on the server, unless a later one is valid.
+        """Make the rule snapshot of this number valid on the server, unless a later snapshot is valid.
 
         Raises Fenced as `save` does.
         """
@@ -105,14 +105,14 @@ class RuleStore:
         return rule
 
     def pickle_of(self, rule: Rule) -> PickledRule:
-        """Return the pickle from which a rule was made, or a new one if it was made here."""
+        """Return the pickle from which a rule was made, or a new pickle if the rule was made in this process."""
         _, known = self._known.get(id(rule), (rule, None))
         return known or pickled(rule)
 
     async def save_rules(self, rules: Iterable[Rule]) -> None:
-        """Store the rules in Ray for a restart of this actor. They are in force after the next write to the server."""
+        """Store the rules in Ray for a restart of this actor. The next write to the server puts the rules in force."""
         kept = tuple(rules)
-        # A rule without a known pickle was made here: it is a black list.
+        # A rule without a known pickle was made in this process: it is a black list.
         self._known = {id(rule): (rule, self.pickle_of(rule)) for rule in kept}
         pickles = [data for _, data in self._known.values()]
         code = ray.cloudpickle.dumps((pickles, [*self.calls.items()], self.scheduled))
@@ -131,7 +131,7 @@ class RuleStore:
         code = await asyncio.to_thread(kv_get, name, namespace=NAMESPACE)
         if code is None:
             name, code = await self._newest()
-        if code is None:  # the rules of the start could pass messages that are forbidden now
+        if code is None:  # an error: the rules that the start gave could pass messages that are forbidden by now
             raise RuleError(
                 f"Ray's cluster state has lost the rules of {self._runs!r}: start the experiment again", rule="all"
             )

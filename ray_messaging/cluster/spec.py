@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # not loaded with `Messaging`, because the settings import py
 
 logger = logging.getLogger(__name__)
 
-_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # a folder of Ray, which deletes it
+_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # a folder of Ray, which Ray will delete
 
 SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
 
@@ -42,7 +42,7 @@ class ExperimentFacts:
 
     @property
     def group_settings(self) -> "MessagingConfig":
-        """Return the settings of a group. It sends for its own agents only, unless strict_senders is False."""
+        """Return the settings of a group. A group sends for its own agents only, unless strict_senders is False."""
         strict = self.settings.strict_senders is not False
         return self.settings.model_copy(update={"strict_senders": strict})
 

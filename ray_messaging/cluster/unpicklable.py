@@ -20,7 +20,7 @@ def sent(name: str, value: object, send: Callable[[Any], Any] = put) -> Any:  # 
     """
     try:
         return send(value)
-    except Exception:  # pickling calls code of any kind
+    except Exception:  # pickling runs the objects' own code, which may raise any error
         if (reason := unpicklable(value)) is None:
             raise
         raise ConfigError(
@@ -30,7 +30,7 @@ def sent(name: str, value: object, send: Callable[[Any], Any] = put) -> Any:  # 
 
 
 def unpicklable(value: object) -> str | None:
-    """Return a text that names the part of an object that cannot be pickled, and why, or None if all can be."""
+    """Return a text that names the part of an object that cannot be pickled, and the reason; None if there is none."""
     error = _failure(value)
     if error is None:
         return None
@@ -87,7 +87,7 @@ def _variables(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function's code uses, those of functions within it too."""
+    """Yield the names that a function's code uses, and the names that functions within it use."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

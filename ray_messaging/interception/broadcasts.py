@@ -12,7 +12,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE, IdColumn
 from ray_messaging.model.extension import AudiencePairs
 
-KEPT_ENTRIES = 2**24  # of all audiences and rules, pairs and senders: 128 MiB at most
+KEPT_ENTRIES = 2**24  # the most pairs and senders, of all audiences and rules together: 128 MiB
 _KEPT_CHECKS = 16
 _NONE = np.zeros(0, np.int64)
 
@@ -30,7 +30,7 @@ class PairRows(NamedTuple):
         return self.ends - self.starts
 
     def bounds(self, broadcast: int) -> tuple[int, int]:
-        """Return the first row of a broadcast, and the row after its last."""
+        """Return the first row of a broadcast, and the row after its last row."""
         return int(self.starts[broadcast]), int(self.ends[broadcast])
 
     def rows_of(self, broadcasts: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -43,7 +43,7 @@ def pair_rows(batch: Batch) -> PairRows | None:
     extension = batch.extension
     if extension is None or extension.audience is None or not batch.rows:
         return None
-    if batch.numbers is None:  # each row is a broadcast of its own: to one hearer, or not expanded to its hearers
+    if batch.numbers is None:  # each row is a whole broadcast: to one hearer, or not expanded to its hearers
         starts = np.arange(batch.rows)
     else:
         starts = np.flatnonzero(np.diff(batch.numbers.astype(np.int64), prepend=-1))
@@ -51,7 +51,7 @@ def pair_rows(batch: Batch) -> PairRows | None:
 
 
 def once_each(batch: Batch, rows: PairRows) -> Batch:
-    """Return a batch with one row for each broadcast, without recipient, for rules that judge it as one message."""
+    """Return a batch with one row, without recipient, for each broadcast, for rules that judge it as one message."""
     made = batch.take(rows.starts)
     made.to_ids = IdColumn(np.zeros(made.rows, np.int64), np.full(made.rows, NONE, np.uint8))
     return made
@@ -108,7 +108,7 @@ class BarredPairs:
     def _learn(
         self, senders: NDArray[np.int64], pairs: PairRows, found: NDArray[np.intp], new: NDArray[np.intp], room: int
     ) -> None:
-        """Add the barred pairs of new senders to the cache, each sender once; add none if not all have room."""
+        """Add the barred pairs of new senders to the cache, each sender once; add nothing unless all have room."""
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]
         low, high = np.searchsorted(found, [pairs.starts[new], pairs.ends[new]])
@@ -126,11 +126,12 @@ class BarredPairs:
 
 
 class Intersections:
-    """A bounded cache, by version of an audience, of the pairs that each rule bars. It forgets a rule that changes."""
+    """A cache, limited in size, of the pairs that each rule bars in each audience version. It forgets changed rules."""
 
     def __init__(self, most: int = KEPT_ENTRIES) -> None:
         self._most = most
-        # Both hold the rule, so that no other rule gets its id(), and its version. The number of checks is limited.
+        # Both caches hold the rule and its version, so that no other rule gets the same id(). The number of checks is
+        # limited.
         self._entries: OrderedDict[tuple[AudiencePairs, int], tuple[Rule, int, BarredPairs]] = OrderedDict()
         self._checks: OrderedDict[int, tuple[Rule, int, PairCheck | None]] = OrderedDict()
 

@@ -24,14 +24,14 @@ from ray_messaging.model.batch import Batch
 
 logger = logging.getLogger(__name__)
 
-# The interval, while messages pass, of reports of their number. If there are many messagers, the interceptor has them
-# multiply it by a factor, so that each reports less often.
+# While messages pass, a messager reports their number to the interceptor in this interval. If there are many messagers,
+# the interceptor gives them a factor for the interval, so that each reports less often.
 _REPORT_S = 0.1 / 3
 _PAUSE_S = 0.02  # after this time without messages, the number of passed messages is reported
 _PATIENCE_S = 10.0
 _LAST_REPORT_S = 0.1
 _MANY = 1_000  # from this many entries on, rules are built in a thread
-_REMEMBERED = 256  # so many passed batches are remembered, so that none is counted again if it is judged again
+_REMEMBERED = 256  # so many passed batches are remembered, so that a batch that is judged again is counted once
 
 
 class DelegatedRules:
@@ -62,7 +62,7 @@ class DelegatedRules:
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()  # at the first batch: clients are made before there is one
+        return asyncio.get_running_loop()  # looked up at the first batch, because clients are made before a loop runs
 
     # -- passing --------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class DelegatedRules:
             for rule in self._rules:
                 if self._blocks(rule, batch, pairs):
                     return None
-        except Exception:  # the interceptor handles rules that fail
+        except Exception:  # a rule has failed: the interceptor judges the batch, and handles the failure
             logger.exception("a delegated rule failed on a batch, so the interceptor judges it")
             self.drop()
             return None

@@ -47,7 +47,7 @@ class LaneAddress(NamedTuple):
 class FrameProtocol(asyncio.BufferedProtocol):
     """A connection that carries frames. A frame above `limit_bytes` ends the connection before the frame is read.
 
-    The socket is read into one buffer, in which a frame stays until it is handled: no part of it is copied.
+    The socket is read into one buffer, in which a frame stays until it is handled, so that no bytes are copied.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -55,11 +55,11 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
         self.received = 0
         self._buffer = _NOTHING
-        self._low, self._high = 0, 0  # where in the buffer the bytes are that have come and are not handled yet
+        self._low, self._high = 0, 0  # the bytes between these positions in the buffer are not handled yet
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's do not derive from asyncio's
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transports do not derive from asyncio's
         notice_cuts(transport.get_extra_info("socket"))
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's
@@ -150,7 +150,7 @@ class LaneClient(FrameProtocol):
     async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":
         """Connect to the lane and send the token.
 
-        Raises: OSError (which TimeoutError is) if that fails, or takes longer than timeout_s or OPENING_S.
+        Raises: OSError if that fails; TimeoutError, an OSError too, if it takes longer than timeout_s or OPENING_S.
         """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(min(OPENING_S, timeout_s)):

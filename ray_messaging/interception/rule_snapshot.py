@@ -11,7 +11,7 @@ from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.rule_tables import Table
 
-MIN_SNAPSHOT_NUMBER = 2**32  # above all codes in place of epochs
+MIN_SNAPSHOT_NUMBER = 2**32  # above all codes that stand in place of epochs
 MAX_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
 MOST_STRETCH = 20.0
 # The instance attributes of each class. A rule with other attributes was changed by hand: it may decide differently.
@@ -35,8 +35,8 @@ class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
     """A messager's request for a rule snapshot.
 
     `held` is the number of the snapshot that the messager has (0: it has none). `passed` is the number of messages that
-    passed by delegated rules since the last request. It is negative if messages that were counted before have now been
-    judged by the interceptor.
+    passed by delegated rules since the last request. `passed` is negative if the interceptor has now judged messages
+    that were counted in earlier requests.
     """
 
     held: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]

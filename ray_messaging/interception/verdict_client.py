@@ -1,7 +1,8 @@
 """Verdict clients: a messager's access to an interceptor.
 
-There is one client for each kind of interceptor: one in this process, the actor of this library (over its verdict lane
-or by Ray call), or a user's actor with `forward`. Handles of Ray actors are only called, so nothing here imports Ray.
+There is one class of client for each kind of interceptor: an interceptor in this process, the actor of this library
+(over its verdict lane or by Ray call), or a user's actor with `forward`. Handles of Ray actors are only called, so
+nothing here imports Ray.
 """
 
 import asyncio
@@ -38,10 +39,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_GLANCE_S = 0.2  # the time that an actor gets to say whether its server is lost
-_ADDRESS_S = 5.0  # the time that an actor gets to say where its lane is, once a lane was open
+_GLANCE_S = 0.2  # the longest wait until an actor answers whether its server is lost
+_ADDRESS_S = 5.0  # the longest wait until an actor answers where its lane is, if a lane was open before
 _CALLS = 256  # concurrent `forward` calls to a user's actor
-# Ray's error for an actor that will not come back; by name, as Ray is not imported here.
+# Ray's error for an actor that will not come back. It is given by name, because Ray is not imported here.
 _GONE = {"ActorDiedError"}
 # Ray's error for an exception in the user's own code: asking again would not help.
 _APPLICATION_ERROR = "RayTaskError"
@@ -61,7 +62,7 @@ class VerdictClient:
         raise NotImplementedError
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows, once there are any, or after PATIENCE_S. Raises `judge`'s errors."""
+        """Return the verdicts on deferred rows, once there are any, or after PATIENCE_S; raise `judge`'s errors."""
         return await self.judge(batch)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - for subclasses
@@ -71,7 +72,7 @@ class VerdictClient:
     async def outdated(self, *, successor: bool) -> None:  # noqa: ARG002 - for subclasses
         """Handle the server's answer that verdicts of this client do not count any more.
 
-        Args: with `successor` another interceptor has taken over, and the one that was asked must not be asked again.
+        Args: with `successor`, another interceptor has taken over, and the earlier interceptor must not be asked again.
         """
         await self.close()
 
@@ -82,10 +83,10 @@ class VerdictClient:
 def verdict_client_for(
     interceptor: object, timeout_s: float, exp_id: str | None = None, *, delegate_rules: bool = False
 ) -> VerdictClient:
-    """Return the client for an interceptor: one in this process, this library's actor, or any actor with `forward`.
+    """Return the client for an interceptor: an object in this process, our actor, or any actor with `forward`.
 
     Args:
-        exp_id: the experiment of the messages; this library's actor refuses messages of another one.
+        exp_id: the experiment of the messages; this library's actor refuses messages of another experiment.
         delegate_rules: whether the client may apply delegated rules, because the server checks the snapshot's number.
 
     Raises: ConfigError if the interceptor is none of these, or has rules that nobody would ask.
@@ -110,7 +111,7 @@ def verdict_client_for(
 
 
 class PassAll(VerdictClient):
-    """The client of a messager without interceptor: all messages pass, if the experiment has no interceptor either."""
+    """The client of a messager without interceptor. All messages pass, unless the experiment has an interceptor."""
 
     route = "none"
 
@@ -145,7 +146,7 @@ class LocalVerdictClient(VerdictClient):
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
         """Return a verdict that passes broadcasts without expanding them, or None if there are rules."""
-        await self.judge(broadcasts.take(np.zeros(0, np.intp)))  # the rules of the batch's step are in force now
+        await self.judge(broadcasts.take(np.zeros(0, np.intp)))  # puts the rules of the batch's step in force
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
 
 
@@ -166,14 +167,14 @@ async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
             why = getattr(error, "cause", None)  # Ray's error has the exception in the actor as its cause
             if (
                 (isinstance(why, ConfigError) and not isinstance(why, TransitError))
-                or (isinstance(why, Fenced) and why.name != INTERCEPTOR)  # the experiment is over: it has no successor
-                or isinstance(why, Closed)  # for good
+                or (isinstance(why, Fenced) and why.name != INTERCEPTOR)  # another start has the experiment
+                or isinstance(why, Closed)  # the experiment has ended
             ):
                 raise why from error
             if isinstance(error, Closed):  # Ray has ended in this process
                 raise
             if not isinstance(error, TimeoutError):
-                reason = error  # it says more than the TimeoutError with which the last attempt may end
+                reason = error  # says more than the TimeoutError with which the last attempt may end
             if backoff.exhausted or type(error).__name__ in _GONE:
                 raise _unavailable(reason or error, timeout_s) from error
             logger.info("the interceptor does not answer (%s), asking again", type(error).__name__)
@@ -210,7 +211,7 @@ class RemoteVerdictClient(VerdictClient):
         self._timeout_s = timeout_s
         self._with_payload = False
         self._lane: LaneClient | None = None
-        self._address: LaneAddress | None = None  # of the last lane that could be opened
+        self._address: LaneAddress | None = None  # the address of the last lane that could be opened
         self._by_ray_until = 0.0
         self._opening = asyncio.Lock()
         self.route = "lane"
@@ -234,7 +235,7 @@ class RemoteVerdictClient(VerdictClient):
         return verdicts.batch_verdict(batch.rows)
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows. Payloads are sent only if the interceptor has lost them."""
+        """Return the verdicts on deferred rows. Payloads are sent only if the interceptor has lost the payloads."""
         return (await self._verdicts(batch, with_payload=False, patient=True)).batch_verdict(batch.rows)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
@@ -265,7 +266,7 @@ class RemoteVerdictClient(VerdictClient):
                 lost = await self._handle.lost_server.remote()
         except Closed as error:  # Ray has ended in this process
             return error
-        except Exception as error:  # noqa: BLE001 - after any other error it may answer later
+        except Exception as error:  # noqa: BLE001 - after any other error the actor may answer later
             return ended(self._exp_id) if self._exp_id and type(error).__name__ in _GONE else None
         return None if lost is None else Closed(lost)
 
@@ -288,7 +289,7 @@ class RemoteVerdictClient(VerdictClient):
             except TimeoutError as error:
                 self._drop(lane)
                 raise _unavailable(error, limit_s) from error
-            except OSError:  # the connection is lost: a successor serves a lane of its own
+            except OSError:  # the connection is lost; if the interceptor died, its successor serves another lane
                 self._drop(lane)
         return await _retry(lambda: self._ask_anew(request, patient=patient), limit_s)
 
@@ -310,8 +311,8 @@ class RemoteVerdictClient(VerdictClient):
     async def _open(self) -> LaneClient | None:
         """Open the actor's current lane; return None if that fails.
 
-        After a cut of the network the lane can be reached sooner than Ray, which makes new connections with long
-        pauses. So the last lane is tried first. TimeoutError is raised if neither answers: then the caller tries again.
+        After a cut of the network, Ray makes new connections with long pauses, so that the lane can be reached sooner.
+        So the last lane is tried first. If neither lane nor Ray answers, raise TimeoutError; the caller tries again.
         """
         before = self._address
         if before is not None:
@@ -333,7 +334,7 @@ class RemoteVerdictClient(VerdictClient):
         return self._lane
 
     def _drop(self, lane: LaneClient) -> None:
-        """Drop a lane, unless another one has replaced it."""
+        """Drop a lane, unless another lane has replaced it."""
         lane.close()
         if self._lane is lane:
             self._lane = None
@@ -341,10 +342,10 @@ class RemoteVerdictClient(VerdictClient):
     async def outdated(self, *, successor: bool) -> None:
         """Drop the delegated rules; if there is another interceptor, close the connection to the lane, too.
 
-        If only the rules have changed, all senders hear of it at about the same time: each asks again over its lane.
+        If only the rules have changed, the lane stays open, because all senders ask again at about the same time.
         """
         if successor:
-            self._address = None  # the lane of the one that was asked may still be open
+            self._address = None  # the lane of the earlier interceptor may still be open
             await self.close()
         elif self._delegated_rules is not None:
             self._delegated_rules.drop()
@@ -367,7 +368,7 @@ class ForeignVerdictClient(VerdictClient):
         self._timeout_s = timeout_s
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Call `forward` for each message. Messages that it refuses are blocked."""
+        """Call `forward` for each message. Messages that `forward` refuses are blocked."""
         from_ids, to_ids = batch.from_ids.tolist(), batch.to_ids.tolist()
         rows = [row for row in range(len(batch)) if from_ids[row] is not None and to_ids[row] is not None]
         answers: list[bytes] = []
@@ -387,7 +388,7 @@ class ForeignVerdictClient(VerdictClient):
 
     async def _forward(self, batch: Batch, row: int) -> bytes:
         """Return why a message is refused, or b"" if it may pass."""
-        # Exactly the text of AgentSociety's messager: actors search it for parts such as '"type": "news"'.
+        # Exactly the text that AgentSociety's messager makes, because actors search it for parts like '"type": "news"'.
         text = json.dumps(Message("", batch, row).payload)
         try:
             passed = await self._handle.forward.remote(batch.from_ids[row], batch.to_ids[row], text)

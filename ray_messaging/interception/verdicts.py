@@ -12,9 +12,9 @@ from ray_messaging.wire.notes import RuleNote
 
 T = TypeVar("T")
 
-INTERCEPTOR = "interceptor"  # the `name` of a Fenced error that an interceptor raises: its successor can be asked
+INTERCEPTOR = "interceptor"  # the `name` of a Fenced error by an interceptor that has a successor, which can be asked
 # Codes that stand in place of an interceptor's epoch:
-FOREIGN = -1  # verdicts by an interceptor that is not the experiment's
+FOREIGN = -1  # verdicts by a user's own interceptor, which is not the experiment's interceptor
 NOBODY = -2  # no verdicts: accepted only if the experiment has no interceptor
 MIXED = -3  # verdicts by several interceptors: never accepted
 _EPOCHS = 2**62
@@ -22,7 +22,7 @@ PATIENCE_S = 2.0  # a request that waits for deferred messages is answered after
 
 
 class Rewritten(msgspec.Struct, array_like=True, frozen=True):
-    """The new payload of some rows (uint32, little endian), and the last rule that changed it."""
+    """The new payload of some rows (uint32, little endian), and the last rule that changed the payload."""
 
     rule: str
     rows: bytes
@@ -39,10 +39,11 @@ class Labelled(msgspec.Struct, array_like=True, frozen=True):
 class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
     """The interceptor's reply to one batch.
 
-    `epoch` is the interceptor's, or the number of the rule snapshot by which the batch passed. If `judged` is False,
-    nothing was decided: the rules need payloads, which the next request must include. `wants_payload` says whether
-    later batches must include them. `deferred` are the rows (uint32) that wait for a slow rule. `snapshot` is the
-    number of the rule snapshot that is valid and can be requested; 0 if there is none (see `rule_snapshot`).
+    `epoch` is the interceptor's epoch, or the number of the rule snapshot by which the batch passed. If `judged` is
+    False, nothing was decided, because the rules need payloads, which the next request must include. `wants_payload`
+    says whether later batches must include payloads. `deferred` are the rows (uint32) that wait for a slow rule.
+    `snapshot` is the number of the rule snapshot that is valid and can be requested; 0 if there is none (see
+    `rule_snapshot`).
     """
 
     epoch: int

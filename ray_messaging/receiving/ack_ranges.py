@@ -39,7 +39,7 @@ def spans_of(messages: Acked, mailbox: str) -> list[Span]:
 
 
 def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
-    """Return the rows of slices, in the form in which `spans_of` returns rows of messages."""
+    """Return the rows of slices as spans, as `spans_of` does for messages."""
     spans: list[Span] = []
     for batch, low, high, _ in slices:
         origin = batch.origin
@@ -50,7 +50,7 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
             else:
                 spans.append(Span(origin.entry, low, high, batch.rows, origin.loan))
         elif origin is not None and origin.mailbox == answer_mailbox(mailbox):
-            continue  # a late answer, which is in the mailbox of answers
+            continue  # a late answer: it is in another mailbox, for answers only
         elif origin is not None or not batch.sender.startswith(FOREIGN_SENDER):
             where = "in parts, by pickle" if origin is None else f"from {origin.mailbox!r}"
             raise ConfigError(

@@ -1,11 +1,12 @@
-"""Moves of agents from a mailbox to another one, or to none, together with the messages that wait for them.
+"""Moves of agents from a mailbox to another mailbox, or to none, together with the messages that wait for the agents.
 
-One call to the server changes the records of both mailboxes in the directory, or nothing. What waits for the agents:
+One call to the server changes the records of both mailboxes in the directory, or nothing:
 
-- A mailbox that is read freely: only its reader can move agents, because it alone knows what was fetched. When the
-  fetched messages for them are committed, the call writes what waits into the other mailbox, and counts at once.
-- In steps: any process can move agents. The call counts from the first step that no group has opened. Messages stay in
-  the boxes where they are, and the new group reads them there (see `steps/group_boxes.py`).
+- Outside of steps, only the mailbox's reader can move agents, because only the reader knows which messages were
+  fetched. Once the messages that were fetched for the agents are committed, the call writes the messages that still
+  wait for the agents into the other mailbox. The move counts at once.
+- In steps, any process can move agents. The move counts from the first step that no group has opened. Messages stay in
+  their boxes, and the new group reads them there (see `steps/group_boxes.py`).
 """
 
 import asyncio
@@ -46,9 +47,9 @@ _NEWS_S = 1.0  # the longest wait for news in one call
 
 
 def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -> None:
-    """Raise an error if, by the records of the mailboxes, agents cannot move from one to the other (None: to none).
+    """Raise an error if agents cannot move from the mailbox with `record` to mailbox `target` (None: to none).
 
-    Raises: AlreadyExists if both are the same mailbox; UnknownName if an agent is not hosted there.
+    Raises: AlreadyExists if both are the same mailbox; UnknownName if the mailbox does not host one of the agents.
     """
     if target == record.mailbox and agents:
         agent = next(iter(agents))
@@ -64,7 +65,7 @@ def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -
 def moved_records(
     source: MailboxRecord, target: MailboxRecord | None, agents: AgentSet, version: int = 0, dates: HostDates = NO_DATES
 ) -> tuple[MailboxRecord, MailboxRecord | None]:
-    """Return the new records of mailboxes after agents move from `source` to `target` (None: they are removed).
+    """Return the new records of mailboxes after agents move from `source` to `target` (None: the agents are removed).
 
     With steps, `version` is the directory's version with the move.
     """
@@ -84,9 +85,10 @@ def moved_records(
 
 
 class AgentMover:
-    """One move of agents from mailbox `source` to mailbox `target`; None: to none.
+    """One move of agents from mailbox `source` to mailbox `target` (None: to no mailbox).
 
-    Args: `unread` has what waits in `source`; None in steps. Then `directory` must have all mailboxes.
+    Args: `unread` has the messages that wait in `source`. In steps `unread` is None, and `directory` must have all
+    mailboxes.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class AgentMover:
 
         In steps, if the target becomes a member only after the next step, this waits until then.
 
-        Raises: UnknownName if an agent or the target does not exist; AlreadyExists if an agent is there already;
+        Raises: UnknownName if an agent or the target does not exist; AlreadyExists if the target has an agent already;
         MoveFailed if the agents could not leave within `timeout` seconds; Fenced if the mailbox has a newer reader.
         """
         if self._unread is None:
@@ -120,7 +122,7 @@ class AgentMover:
                 await self._move(timeout, deadline)
 
     async def _move(self, timeout: float, deadline: float) -> None:
-        """Make attempts until one is done, or is refused for good; raise the same errors as `run`."""
+        """Make attempts until an attempt succeeds or is refused for good; raise the same errors as `run`."""
         tried: list[int] = []  # the directory's versions for which an attempt may have succeeded
         refused: MoveOutcome | None = None  # why the last attempt has changed nothing
         backoff = Backoff(STALE_DIRECTORY_RETRY, deadline=deadline)
@@ -148,9 +150,9 @@ class AgentMover:
             await backoff.sleep()
 
     def _is_done(self, version: int) -> bool:
-        """Return whether in steps an attempt has made a version of the directory, although its answer was lost.
+        """Return whether, in steps, this move has made a version of the directory, although the answer was lost.
 
-        Another process may have made it, by a move of the same agents to another mailbox.
+        Instead, another process may have made the version, by a move of the same agents to another mailbox.
         """
         changes = {
             record.mailbox: change
@@ -166,7 +168,7 @@ class AgentMover:
         )
 
     def _attempt(self) -> MoveAttempt:
-        """Return the next attempt by the directory as it is known here; raise the same errors as `run`."""
+        """Return the next attempt, made from our copy of the directory; raise the same errors as `run`."""
         records, target, version = self._directory.records, self._target, self._directory.version
         here, there = records.get(self._source), None if target is None else records.get(target)
         if here is None or not here.exclusive:
@@ -184,7 +186,7 @@ class AgentMover:
         return MoveAttempt(*moved_records(here, there, self._agents, version + 1, self._directory.dates), version)
 
     async def _await_target(self, found: Attempted, deadline: float) -> None:
-        """Wait until the next step is the first one in which the target is a member; raise MoveFailed if it is late."""
+        """Wait until the target is a member in the next step; raise MoveFailed after the deadline."""
         store = self._transport.steps
         while (progress := await store.progress()).latest + 1 < found.since:
             left = deadline - asyncio.get_running_loop().time()
@@ -197,7 +199,7 @@ class AgentMover:
             await store.wait(progress.news, min(_NEWS_S, left))
 
     def _refuse(self, outcome: MoveOutcome) -> NoReturn:
-        """Raise the error of an attempt after which no other one can succeed."""
+        """Raise the error of an attempt after which no other attempt can succeed."""
         record = None if self._target is None else self._directory.records.get(self._target)
         if outcome is MoveOutcome.TOO_LARGE:
             raise self._failed(
@@ -229,11 +231,11 @@ class AgentMover:
 
 
 class UnreadMessages:
-    """What waits in a mailbox that is read freely, and is to move with the agents that leave it.
+    """The messages that wait in a mailbox, outside of steps, while agents leave it.
 
-    From the first waiting message for these agents on, fetches return nothing. When the fetched messages for them are
-    committed, all that waits is read: an attempt writes it into the mailbox to which the agents go, and what waits for
-    other agents into this one again.
+    Fetches return nothing from the first waiting message for the leaving agents on. Once the messages that were fetched
+    for these agents are committed, all waiting messages are read. An attempt writes the messages for the leaving agents
+    into the target's mailbox, and the messages for other agents into this mailbox again.
     """
 
     def __init__(
@@ -257,7 +259,7 @@ class UnreadMessages:
 
     @asynccontextmanager
     async def held_back(self, agents: AgentSet, timeout: float) -> AsyncIterator[float]:
-        """Hold back what waits for agents when all that was fetched for them is committed; yield the move's deadline.
+        """Hold back messages for agents. Once their fetched messages are committed, yield the move's deadline.
 
         There is one move at a time. If the move fails, an attempt that reaches the server later has no effect.
 
@@ -302,7 +304,7 @@ class UnreadMessages:
             ) from error
 
     async def _in_hand(self, agents: AgentSet, flight: InFlight) -> list[Slice]:
-        """Return the messages for agents in entries that were fetched and are after the cursor."""
+        """Return the messages for agents in fetched entries after the cursor."""
         cursor, end, found = flight.cursor, flight.at.entry, list[Slice]()
         first = cursor.entry if cursor.row else following(cursor.entry)
         while order(first) <= order(end):
@@ -352,10 +354,10 @@ class UnreadMessages:
                 try:
                     attempt = attempt_of()
                     for staying in attempt.record.by_subtopic().values():
-                        self._unfolder.add(staying)  # a broadcast to them may be read before we have the answer
+                        self._unfolder.add(staying)  # a broadcast to the agents that stay may arrive before the answer
                     unread = self._frames(attempt, agents, commits.in_flight.copy(), aside)
                     move = partial(self._transport.moves.move, attempt._replace(unread=unread))
-                    # Until the server answers nobody knows where the agents are.
+                    # Until the server answers, we do not know where the agents are.
                     found = await persist(move, FULL_MAILBOX_RETRY, f"agents are leaving {self._name}")
                     if found.outcome is MoveOutcome.DONE:
                         pass_over(commits.in_flight, aside)
@@ -366,7 +368,7 @@ class UnreadMessages:
             return found
 
     def _frames(self, attempt: MoveAttempt, agents: AgentSet, flight: InFlight, aside: list[Piece]) -> UnreadFrames:
-        """Return what an attempt does with all messages that wait; `flight` is a copy of what is in flight."""
+        """Return what an attempt does with all messages that wait; `flight` is a copy of the account in flight."""
         slices, record, target = pass_over(flight, aside), attempt.record, attempt.target
         subtopics = set(record.by_subtopic())
         stay: list[Returned] = []
@@ -392,7 +394,7 @@ class UnreadMessages:
 
 
 def _leaving(batch: Batch, agents: AgentSet, subtopics: set[str]) -> Mask:
-    """Return a mask of the rows of a batch that leave: the rows to `agents` under `subtopics`."""
+    """Return a mask of the rows that leave with the agents: the rows to `agents` under `subtopics`."""
     claimed = np.array([topic in subtopics for topic in batch.topics], np.bool_)
     return agents.find(batch.to_ids) & (claimed[0] if batch.topic is None else claimed[batch.topic])
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from ray_messaging.errors import ConfigError
 
-CommitMode = Literal["next", "acked"]  # a message is committed by the next fetch, or only by `ack`
+CommitMode = Literal["next", "acked"]  # what commits a message: the next fetch, or only `ack`
 
 
 def check_fetch(limit: int | None, commit: str = "next", *, complete: bool = False) -> None:

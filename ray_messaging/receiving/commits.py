@@ -1,7 +1,7 @@
 """Account of the messages taken from one mailbox: which are in flight, which are acknowledged, which are committed.
 
-A message is committed when the server's cursor is after it, or the server has a range that contains it. After a crash,
-uncommitted messages are delivered again.
+A message is committed when the server's cursor is after the message, or the server has a range that contains the
+message. After a crash, uncommitted messages are delivered again.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
 MOST_RANGES = 10_000  # the most acknowledged ranges after the cursor, because each commit contains all of them
-_TRIMMED = 64  # finished parts are dropped in groups of at least this many
+_TRIMMED = 64  # finished parts are dropped when there are so many
 
 
 class EntryRows(msgspec.Struct, gc=False):
-    """Rows `low` to `high`, exclusive, of one entry; the first of them has the number `first`."""
+    """Rows `low` to `high`, exclusive, of one entry; row `low` has the number `first`."""
 
     first: int
     entry: str
@@ -54,9 +54,9 @@ class EntryRows(msgspec.Struct, gc=False):
 class InFlight:
     """The rows that were taken from a mailbox, numbered in that order, until the cursor has passed them.
 
-    `taken` rows were taken, and `front` of them are before the cursor. Rows that are acknowledged after the cursor are
-    kept as intervals of numbers, so that adjacent rows are one interval even across entries. `ahead` has ranges that
-    were not taken yet but are acknowledged already, by an earlier reader or by handles of an earlier process. The
+    `taken` rows were taken, and the first `front` of these rows are before the cursor. Rows that are acknowledged after
+    the cursor are kept as intervals of numbers, so that adjacent rows are one interval even across entries. `ahead` has
+    ranges that were not taken yet, but were acknowledged by an earlier reader, or by handles of an earlier process. The
     reader skips these ranges.
     """
 
@@ -64,13 +64,13 @@ class InFlight:
         self.cursor = cursor
         self.front = self.taken = 0
         self.nbytes = 0  # the bytes of whole frames before the cursor
-        self.changes = 0  # grows with each change that a commit must write
+        self.changes = 0  # counts the changes that a commit must write
         self.ahead = deque(acked)
-        self._known = [AckRange(Cursor("0-0", 0), cursor, 0), *self.ahead]  # never handed out by this reader
+        self._known = [AckRange(Cursor("0-0", 0), cursor, 0), *self.ahead]  # ranges that this reader never hands out
         self._parts: list[EntryRows] = []
         self._head = 0  # the index of the first unfinished part
         self._nbytes = 0  # the bytes of whole frames that were taken
-        # Indexes of the parts, built when they are needed, because most parts are never looked up.
+        # Indexes of the parts are built when they are needed, because most parts are never looked up.
         self._firsts: list[int] = []
         self._by_entry: dict[str, EntryRows] = {}
         self._starts: list[int] = []
@@ -78,7 +78,7 @@ class InFlight:
         self.apart = 0  # the number of rows in these intervals
 
     def copy(self) -> "InFlight":
-        """Return a copy. Restoring it later undoes all that was taken meanwhile."""
+        """Return a copy. If it later takes this object's place, rows that were taken meanwhile count as not taken."""
         made = copy(self)
         made.ahead, made._known = deque(self.ahead), [*self._known]
         made._parts = [copy(part) for part in self._parts[self._head :]]
@@ -108,8 +108,8 @@ class InFlight:
         if not whole:
             nbytes = 0
         self._nbytes += nbytes
-        part = self._parts[-1] if (low or not high) and self._parts else None  # otherwise it begins an entry
-        # Frames without rows need no acknowledgement. Many of them after an unacknowledged row are one part.
+        part = self._parts[-1] if (low or not high) and self._parts else None  # None: the rows begin an entry
+        # Frames without rows need no acknowledgement. If many follow an unacknowledged row, they are one part.
         if part is not None and (part.entry == entry or part.low == part.high == low == high):
             part.entry, part.high, part.whole, part.nbytes = entry, high, whole, part.nbytes + nbytes
         else:
@@ -140,7 +140,7 @@ class InFlight:
     # -- acknowledging --------------------------------------------------------------------------------------------
 
     def numbers(self, entry: str, low: int, high: int) -> tuple[int, int]:
-        """Return the numbers of an entry's rows, without those before the cursor."""
+        """Return the numbers of an entry's rows, without rows before the cursor."""
         if len(self._firsts) < len(self._parts):
             self._index()
         part = self._by_entry.get(entry)
@@ -156,7 +156,7 @@ class InFlight:
                 self._by_entry[part.entry] = part
 
     def runs(self, rows: Iterable[tuple[str, int, int]]) -> list[tuple[int, int]]:
-        """Return the numbers of rows (entry, low, high) as runs, without those before the cursor."""
+        """Return the numbers of rows (entry, low, high) as runs, without rows before the cursor."""
         runs: list[tuple[int, int]] = []
         for entry, first, last in rows:
             low, high = self.numbers(entry, first, last)
@@ -211,7 +211,7 @@ class InFlight:
         return left
 
     def ack_ahead(self, found: AckRange) -> bool:
-        """Acknowledge rows that were not taken yet; return False if they were taken already."""
+        """Acknowledge rows that were not taken yet; return False if the rows were taken already."""
         low, high = place(found.after), place(found.end)
         if low >= high or any(place(one.after) <= low and high <= place(one.end) for one in self._known):
             return True
@@ -290,7 +290,7 @@ class InFlight:
 
 
 class Commits:
-    """The durable cursor of a mailbox. There is one write at a time, and changes during it are written together."""
+    """The durable cursor of a mailbox. There is one write at a time; changes during a write go into the next write."""
 
     def __init__(self, transport: "RedisTransport", mailbox: str, epoch: int, cursor: Cursor, acked: bytes) -> None:
         self.in_flight = InFlight(cursor, decode_ranges(acked))
@@ -301,12 +301,12 @@ class Commits:
         self._written = 0  # `in_flight.changes` at the last write
         self._ranges_stored = bool(acked)  # the server may have ranges after the cursor
         self.writing = asyncio.Lock()  # held during a write, and by others to prevent writes
-        self.progress = asyncio.Event()  # set when something more is durable
+        self.progress = asyncio.Event()  # set after each write
         self._background: asyncio.Task[None] | None = None
 
     @property
     def unwritten(self) -> bool:
-        """Return whether rows were acknowledged and the server does not know it yet."""
+        """Return whether rows were acknowledged that the server does not know as acknowledged yet."""
         return self.in_flight.changes != self._written
 
     def acknowledge(self, *, everything: bool = False) -> bool:
@@ -333,7 +333,7 @@ class Commits:
         return sum(flight.ack(low, high) for low, high in runs)
 
     def _acks(self) -> SelectiveAcks | None:
-        """Return all that is acknowledged after the cursor; None if there is nothing, here and on the server."""
+        """Return all that is acknowledged after the cursor; None if nothing is, neither here nor on the server."""
         if not (self._ranges_stored or self.in_flight.apart or self.in_flight.ahead):
             return None
         self._ranges_stored = True  # until the server has confirmed that it stores no ranges
@@ -361,7 +361,8 @@ class Commits:
             flight = self.in_flight
             changes = flight.changes
             if changes != self._written:
-                # Totals are written, so that a write that is repeated, or includes the next one, counts nothing twice.
+                # The write has totals, not changes. So a repeated write, or a write that already has later changes,
+                # counts nothing twice.
                 acks = self._acks()
                 await self._transport.commit(
                     self._mailbox, self._epoch, flight.cursor, messages=flight.front, nbytes=flight.nbytes, acks=acks
@@ -370,13 +371,13 @@ class Commits:
                 self.progress.set()
 
     def note_stored(self, acks: SelectiveAcks) -> None:
-        """Record that another call has written these acknowledgements; the next write replaces them."""
+        """Record that another call has written these acknowledgements on the server; the next write replaces them."""
         self._ranges_stored = self._ranges_stored or acks.ranges != b""
 
     def write_soon(self) -> None:
         """Write the cursor in the background, until the server has all that is acknowledged.
 
-        If the last write has failed, this begins another one, and then raises the error of the last one.
+        If the last write has failed, begin another write, then raise the error of the failed write.
         """
         before = self._background
         if before is None or before.done():

@@ -1,4 +1,4 @@
-"""Delivery leases: messages handed to callers in other processes, and redelivered if they are not acknowledged."""
+"""Delivery leases: messages that callers in other processes hold, and that are redelivered if not acknowledged."""
 
 import asyncio
 import math
@@ -19,7 +19,8 @@ from ray_messaging.transports.cursors import AckRange, order
 
 # Seconds after which a waiting fetch checks again for leases that others gave up.
 _LOOK_S = 1.0
-# The most returned leases that are remembered, because Ray may repeat the call that returned one; and the most holders.
+# The most returned leases that are remembered, because Ray may repeat the call that returned a lease. The same number
+# limits the holders that are remembered.
 _RETURNED = 10_000
 
 
@@ -40,7 +41,7 @@ NEXT = FetchOptions()
 
 
 class HeldByHandle(NamedTuple):
-    """The messages that one handle holds: their number `messages`, and for how many `seconds` it has held the oldest.
+    """How many messages one handle holds, and for how many `seconds` it has held the oldest message.
 
     `came_again` counts the messages that the handle held for too long, so that they were delivered again. The count
     begins anew when the handle commits a lease in time.
@@ -61,7 +62,7 @@ class Token(NamedTuple):
     lent_at: float  # unix s
 
 
-Place = tuple[int, int, int]  # of a row: its entry, and its number there
+Place = tuple[int, int, int]  # the place of a row in the mailbox: its entry's id (two numbers), its number in the entry
 _BEFORE_ALL: Place = (0, 0, 0)
 
 
@@ -72,25 +73,28 @@ class _Lease:
     due: float  # loop time at which the lease ends, so that another caller gets the messages
     slices: list[Slice]
     rows: int  # the number of unacknowledged rows
-    asked: int  # the number of the fetch that it answers
-    acked: bool  # False: its holder returns it with its next fetch
-    lost: bool = False  # its holder has never received it
+    asked: int  # the number of the fetch that this lease answers
+    acked: bool  # False: the holder returns this lease with its next fetch
+    lost: bool = False  # the holder has never received this lease
 
     @property
     def first(self) -> Place:
-        """Return the place of its first row in the mailbox; messages of foreign clients have none."""
+        """Return the place of the lease's first row in the mailbox; messages of foreign clients have no place."""
         return next((place_of(part) for part in self.slices if part.batch.origin is not None), _BEFORE_ALL)
 
 
 @dataclass(slots=True)
 class _Holder:
-    abandoned: int = -1  # its last fetch that nobody waits for
-    reached: Place = _BEFORE_ALL  # the place after the last row that it was lent
+    abandoned: int = -1  # the number of its last fetch that nobody waits for any more
+    reached: Place = _BEFORE_ALL  # the place after the last row that was lent to this holder
     came_again: int = 0  # see `HeldByHandle`
 
 
 class _AgainFirst(Exception):
-    """Signal that leases, in the mailbox's order, come before the inbox; without leases: nobody waits any more."""
+    """Signal that these leases, in the mailbox's order, are to be delivered before messages of the inbox.
+
+    Without leases it is a signal that nobody waits for the fetch any more.
+    """
 
     def __init__(self, leases: list[_Lease]) -> None:
         super().__init__(leases)
@@ -101,20 +105,20 @@ class DeliveryLeases:
     """Delivery leases of one mailbox. A returned lease is committed, even if earlier messages are still leased.
 
     Messages that are delivered again come before all messages in the inbox. If the answer with a lease was lost, the
-    lease is delivered again to its holder, at the holder's next fetch. If the holder gave the lease up, or `lease_s` is
-    over, the lease goes to any caller. If nobody waited for the answer, the lease goes to its holder or to a caller
-    that has had no later messages, so that all see the messages of a pair in order. Each time the lease gets a new
-    token, and the old token is invalid.
+    holder's next fetch gets the lease again. If the holder gave the lease up, or `lease_s` is over, any caller may get
+    the lease. If nobody waited for the answer, only the holder, or a caller that has had no later messages, may get the
+    lease, so that each caller sees the messages of a pair in order. Each time the lease gets a new token, and the old
+    token becomes invalid.
     """
 
     def __init__(self, subscription: Subscription, lease_s: float) -> None:
         self._fetcher = subscription.fetcher
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
-        # What spares each fetch a look at all leases:
+        # With these three fields a fetch need not look at all leases.
         self._next_due = math.inf  # no lease ends before this time, except leases that are lost
         self._lost: dict[int, _Lease] = {}
-        self._unsure: dict[str, dict[int, _Lease]] = {}  # by holder: leases not yet said to have arrived
+        self._unsure: dict[str, dict[int, _Lease]] = {}  # by holder: leases whose arrival it has not confirmed yet
         self._returned = OnceByCall[tuple[str, int], None](most=_RETURNED)
         self._calls: dict[str, FetchOptions] = {}  # the options of the fetch in progress of each holder
         self._holders = OnceByCall[str, _Holder](most=_RETURNED)
@@ -132,7 +136,7 @@ class DeliveryLeases:
         return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
 
     def held(self) -> list[HeldByHandle]:
-        """Return what each handle holds or has held for too long, without messages it gave up or never received."""
+        """Return what each handle holds, or has held for too long; not what it gave up or never received."""
         now, since = asyncio.get_running_loop().time(), defaultdict[str, list[tuple[float, int]]](list)
         for lease in self._leases.values():
             if lease.rows > 0 and lease.due and not lease.lost:
@@ -156,7 +160,7 @@ class DeliveryLeases:
     ) -> tuple[list[Token], CommitFailed | None]:
         """Commit some rows of leases, or all (None), in one write.
 
-        Return the leases that have ended, and an error (None: all rows could be committed).
+        Return the leases that have ended, and an error if some rows could not be committed, otherwise None.
         """
         if self._fetcher.inbox.paused:
             await self._fetcher.inbox.flowing.wait()
@@ -202,11 +206,11 @@ class DeliveryLeases:
     def _acknowledge_predecessors(self, token: Token, some: Sequence[Span] | None) -> bool:
         """Acknowledge a lease of an earlier process; return whether all its rows are acknowledged.
 
-        Raises: CommitFailed if other callers have its messages by now.
+        Raises: CommitFailed if other callers have the lease's messages by now.
         """
         ranges = token.spans if some is None else [range_of(span) for span in some]
         flight = self._fetcher.commits.in_flight
-        # All ranges that can be acknowledged are, even if others cannot.
+        # All ranges that can be acknowledged are acknowledged, even if other ranges cannot be.
         if token.process == self._process or not all([flight.ack_ahead(found) for found in ranges]):  # noqa: C419
             raise self._late(token, sum(found.rows for found in ranges))
         if some is None:
@@ -226,13 +230,13 @@ class DeliveryLeases:
         )
 
     async def give_up(self, holder: str, token: Token | None) -> None:
-        """End a lease early, because its holder failed. The next caller gets its messages."""
+        """End a lease early, because its holder failed. The next caller gets the lease's messages."""
         if token is not None and self._has(token) and self._leases[token.number].holder == holder:
             self._leases[token.number].due = self._next_due = 0.0
             self._fetcher.inbox.wake()
 
     async def abandon(self, holder: str, received: int, number: int) -> None:
-        """End the holder's fetch, because nobody waits for its answer. Deliver the messages that it took again.
+        """End the holder's fetch, because nobody waits for its answer. The messages that it took are delivered again.
 
         The fetch may come after this call, because Ray runs the calls of an async actor out of order.
 
@@ -242,7 +246,7 @@ class DeliveryLeases:
         if holder in self._calls and self._calls[holder].number <= number:
             del self._calls[holder]
         self._note_lost(holder, received, number)
-        self._fetcher.inbox.wake()  # for the fetch that ends, and for others that may have its messages
+        self._fetcher.inbox.wake()  # wakes the fetch that ends, and other fetches that may now get its messages
 
     # -- lending --------------------------------------------------------------------------------------------------
 
@@ -251,12 +255,12 @@ class DeliveryLeases:
     ) -> tuple[Token | None, Messages]:
         """Commit the lease of a token, then lease new messages; return token (None: no messages) and messages."""
         self._fetcher.check_open()
-        options = options._replace()  # an object of its own, by which this fetch is known
+        options = options._replace()  # a new object, whose identity stands for this fetch
         newest = max(self._holder(holder).abandoned, self._calls[holder].number - 1 if holder in self._calls else -1)
-        if options.number <= newest:  # it was abandoned, and comes late
+        if options.number <= newest:  # the fetch was abandoned, and comes late
             return None, self._fetcher.messages([])
         if holder in self._calls:
-            self._fetcher.inbox.wake()  # for the fetch that this one follows
+            self._fetcher.inbox.wake()  # ends the holder's earlier fetch
         self._calls[holder] = options
         try:
             _, late = await self.give_back([] if token is None else [(token, None)])
@@ -297,9 +301,9 @@ class DeliveryLeases:
             self._returned.put(lease.token[:2], None)
 
     async def _take(self, holder: str, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
-        """Lease messages of an ended lease, else of the inbox (a complete fetch: all); return None if there are none.
+        """Lease messages: of an ended lease if there is one, otherwise of the inbox (a complete fetch: all of them).
 
-        A call that its holder has given up takes nothing.
+        Return None if there are no messages, or the holder has given up the fetch.
         """
         clock = asyncio.get_running_loop().time
 
@@ -324,11 +328,11 @@ class DeliveryLeases:
         if slices:
             return self._enter(sorted(slices, key=place_of) if options.complete else slices, holder, options)
         if taken.passed:
-            await self._fetcher.commits.write()  # unreadable frames fill the mailbox until then
+            await self._fetcher.commits.write()  # unreadable frames fill the mailbox until the cursor has passed them
         return None
 
     def _note_lost(self, holder: str, received: int, number: int) -> None:
-        """Note which leases up to fetch `number` the holder has never received; they are delivered again."""
+        """Note which leases up to fetch `number` the holder has never received; these leases are delivered again."""
         later: dict[int, _Lease] = {}
         for key, lease in self._unsure.pop(holder, {}).items():
             if lease.asked > number:
@@ -344,7 +348,7 @@ class DeliveryLeases:
         if not self._lost and now < self._next_due:
             return []
         lost = self._lost.values()
-        # The holder of a lost lease has not had its messages.
+        # The holder of a lost lease has never seen the lease's messages.
         mine = (lease.first for lease in lost if lease.holder == holder)
         reached = min(mine, default=self._holder(holder).reached)
         found = [lease for lease in lost if lease.holder == holder or lease.first >= reached]

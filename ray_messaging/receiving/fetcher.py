@@ -1,4 +1,4 @@
-"""Fetching from one mailbox: for the user, message by message, or for a transaction that may put everything back."""
+"""Fetching from one mailbox: many messages, message by message, or for a transaction that may put all back."""
 
 import asyncio
 import math
@@ -45,7 +45,7 @@ class FetchedRows(NamedTuple):
 class FetchGate:
     """Exclusive access of one transaction to the messages, and the state after the last transaction.
 
-    If the outcome of the last transaction is unknown, the next caller asks for it first.
+    If the outcome of the last transaction is unknown, the next caller first asks the server for the outcome.
     """
 
     def __init__(self, inbox: Inbox) -> None:
@@ -59,7 +59,7 @@ class FetchGate:
         self._ended = asyncio.Event()
 
     async def wait_ended(self) -> None:
-        """Wait until no transaction is open, and the outcome of the last one is known."""
+        """Wait until no transaction is open, and the outcome of the last transaction is known."""
         while not self.free:
             if self._commits is None:
                 await self.wait_free()
@@ -77,7 +77,7 @@ class FetchGate:
             raise TransactionError(_TRANSACTION_OPEN)
 
     async def open(self, commits: Commits) -> None:
-        """Begin a transaction: commit earlier fetches, and keep later ones, so that they can be put back."""
+        """Begin a transaction: commit earlier fetches; keep messages of later fetches, so that they can be put back."""
         if self._inbox.paused:
             await self._inbox.flowing.wait()
         self._commits, self.free = commits, False
@@ -110,7 +110,7 @@ class FetchGate:
         self._ended.set()
 
     def commit(self, conclusion: Conclusion | None) -> None:
-        """End the transaction after the server has confirmed it (None: there was nothing to commit)."""
+        """End the transaction, whose conclusion the server has confirmed (None: there was nothing to commit)."""
         self._inbox.discard_kept()
         if conclusion is not None and self._commits is not None:
             self._commits.concluded(conclusion)
@@ -137,8 +137,8 @@ class FetchGate:
 class Iteration(AsyncIterator[Message]):
     """Iterator over messages, each of which is handled from when it is returned until the next one is requested.
 
-    A `for` block that is left drops its iterator, so that messages sent after the block have no cause. A generator
-    would end only later, and a cancelled request would end it for good.
+    When a `for` block is left, Python drops the iterator at once, so that messages sent after the block have no cause.
+    A generator would end only later. And a cancelled request would end a generator for good.
     """
 
     def __init__(self, next_one: Callable[[], Awaitable[Message]]) -> None:
@@ -162,7 +162,7 @@ class Iteration(AsyncIterator[Message]):
 class Fetcher:
     """The fetching side of one messager. Its inbox is filled after the first subscription.
 
-    `unavailable` builds the error for a messager that cannot fetch, because it is not open; None: it can.
+    `unavailable` builds the error for a messager that is not open, and so cannot fetch. None: the messager can fetch.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class Fetcher:
         return True
 
     def take_at_once(self) -> list[Slice]:
-        """Take what is in the inbox, or [] if the lease must be confirmed first, which `fetch` does."""
+        """Take the messages in the inbox; return [] if the lease must be confirmed first, which only `fetch` does."""
         if (
             self._commits is None
             or self.inbox.error is not None
@@ -336,7 +336,7 @@ class Fetcher:
         return True
 
     async def _read_to_end(self) -> None:
-        """Wait until the inbox has all that the mailbox has now; raise FetchTooLarge above the limits."""
+        """Wait until the inbox has all messages that are in the mailbox now; raise FetchTooLarge above the limits."""
         settings, flight = self._settings, self.commits.in_flight
         end = await self._transport.end_of(self.name)
         there, nbytes = end.messages - flight.waiting, end.nbytes - flight.waiting_bytes
@@ -370,7 +370,7 @@ class Fetcher:
         await commits.write()
 
     def is_committed(self, message: Message) -> bool:
-        """Return whether a fetched message is committed; false for a message from another mailbox."""
+        """Return whether a fetched message is committed; False for a message from another mailbox."""
         part = slice_of(message)
         origin = part.batch.origin
         if self._commits is None or origin is None or origin.mailbox != self.name:

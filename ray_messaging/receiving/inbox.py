@@ -1,4 +1,4 @@
-"""A buffer of frames, limited in size, which the reader fills and fetches empty."""
+"""A buffer of frames, limited in size. The reader puts frames in, and fetches take them out."""
 
 import asyncio
 from collections import deque
@@ -46,8 +46,8 @@ class Inbox:
         self._emptied = asyncio.Event()
         # This is called after each frame and by `stop`, for a caller that does not wait in `arrival`.
         self.on_news: Callable[[], None] | None = None
-        self.awaited = False  # a fetch has waited for the last frame
-        self._withheld: AgentSet | None = None  # agents that leave: nothing is taken from their first message on
+        self.awaited = False  # a fetch was waiting when the last frame came
+        self._withheld: AgentSet | None = None  # agents that leave: the first message to them, and all later, stay
         self.paused = False  # nothing may be taken
         self._guarded = False  # some agents' messages are withheld, or the inbox is paused
         self.flowing = asyncio.Event()  # set unless the inbox is paused
@@ -59,7 +59,7 @@ class Inbox:
         """Add a frame."""
         pieces = self._pieces
         if piece.batch is None and pieces and pieces[-1].batch is None:
-            # Frames without messages are never fetched, so one piece stands for many of them.
+            # Frames without messages are never fetched, so one piece stands for many such frames.
             pieces[-1].entry, pieces[-1].nbytes = piece.entry, pieces[-1].nbytes + piece.nbytes
         else:
             pieces.append(piece)
@@ -84,7 +84,7 @@ class Inbox:
             self.on_news()
 
     def note_trouble(self, error: MessagingError | None) -> None:
-        """Record the error of reading, and let waiting fetches raise it; None: reading works again."""
+        """Record why the reader gets nothing, and let waiting fetches raise this error; None: reading works again."""
         self.trouble = error
         if error is not None:
             self._arrived.set()
@@ -96,7 +96,7 @@ class Inbox:
         self._grown.set()
 
     async def reach(self, entry: str, capacity: int, check: Callable[[], object]) -> bool:
-        """Wait until everything up to an entry was put in; return False if these are more than `capacity` messages.
+        """Wait until everything up to an entry was put in; return False if that is more than `capacity` messages.
 
         The inbox's limit is raised meanwhile. `check` raises an error if no more frames will arrive.
         """

@@ -1,6 +1,6 @@
 """Leases of mailboxes: a messager renews its own lease while it lives, and watches the leases of other messagers.
 
-A lease has ended for an observer that has seen it unchanged, by its own clock, for the lease's whole duration.
+An observer takes a lease as ended if the lease was unchanged, by the observer's own clock, for its whole duration.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ IsDead = Callable[[str], Awaitable[bool]]
 
 # The state of a sender without a name is kept for this many seconds after its end, which is longer than any retry.
 KEEP_S = 86_400.0
-# A process that stood still for longer than this, in seconds, may have a successor, so it asks the server before it
-# returns messages. The second number is the time between two checks.
+# If a process stood still for longer than this, in seconds, another process may own its mailbox by now. So the process
+# asks the server before it returns messages. The second number is the time between two checks.
 _STILL_S = 0.25
 _CHECK_S = 0.1
 _ANSWER_S = 1.0  # the time within which a running server answers
@@ -37,8 +37,9 @@ _LEAST_S = 0.01  # the least time between two checks of a lease
 class _WatchedLease:
     """A lease as it was first seen, and the time for which it has stayed unchanged.
 
-    The time between two checks counts for at most a third of the lease's duration, because the lease is renewed that
-    often. If this process stood still, or the server did not answer, the owner may not have been able to renew it.
+    The owner renews a lease three times within its duration. So the time between two checks counts for at most a third
+    of the duration, even if it was longer: while this process stood still, or the server did not answer, perhaps the
+    owner could not renew the lease either.
     """
 
     def __init__(self, lease: str) -> None:
@@ -86,9 +87,8 @@ class LeaseWatch:
 async def outlast(transport: "RedisTransport", mailbox: str, held: HeldMailbox, is_dead: IsDead | None) -> str:
     """Wait until another owner's lease of a mailbox has ended; return the lease, or "" if there is none any more.
 
-    If the lease has not ended by the server's clock, and `is_dead` does not say that the owner is dead, there is no
-    wait. If the lease has ended by the server's clock, this watches until it has ended by our clock, too, because
-    the server's clock may have been changed.
+    If `is_dead` says that the owner is dead, the lease has ended at once. If the lease has ended by the server's clock,
+    wait until it has ended by our clock too, because the server's clock may have been changed. Otherwise do not wait.
 
     Raises: AlreadyExists if the owner lives.
     """
@@ -189,16 +189,16 @@ class MailboxLease:
     async def confirm(self, timeout: float | None, check: Callable[[], object]) -> bool:
         """Ask the server whether the mailbox is still ours, after this process stood still.
 
-        A successor may have delivered and committed messages that we have read ahead. If the server does not answer,
-        this tries again until the timeout, and for at least one second.
+        Meanwhile a successor may have delivered and committed messages that we have read ahead. If the server does not
+        answer, try again until the timeout, and for at least one second.
 
         Args:
             timeout: Seconds; None: no limit.
             check: Raises an error if nobody waits for the answer any more.
 
         Returns: whether the server has confirmed it.
-        Raises: Fenced if the mailbox has a newer reader; NotListening if it was removed; ServerRefused if the server
-        refuses the connection.
+        Raises: Fenced if the mailbox has a newer reader; NotListening if the mailbox was removed; ServerRefused if the
+        server refuses the connection.
         """
         backoff = Backoff(LEASE_RETRY)
         try:

@@ -27,18 +27,18 @@ T = TypeVar("T")
 
 _BLOCK_S = 5.0
 _FRAMES = 32  # the most frames of a read
-# A read is limited to about so many bytes too, because the server does nothing else while it copies them.
+# A read is limited to about so many bytes too, because the server does nothing else while it copies the frames.
 _READ_BYTES = 2 * 2**20
 _FRAME_BYTES = 64 * 2**10  # assumed size of the first frame
 # Decoding must not block the event loop for longer than this, in seconds.
 _TURN_S = 0.001
-# A read takes a system call. Before the next read, a fetch that has waited for the messages goes on, then their
-# handler, then its sends, which takes so many turns of the event loop.
+# The next read takes a system call. Before it, the waiting fetch, then the messages' handler, then the handler's sends
+# get their turn, which takes so many turns of the event loop.
 _TURNS = 4
 
 
 async def persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: str) -> T:
-    """Repeat a call while the server does not answer or has no memory, because the receiver's messages wait as well.
+    """Repeat a call while the server does not answer or has no memory. No time limit is needed: the messages wait, too.
 
     Each time this logs a warning that begins with `why`.
     """
@@ -117,7 +117,7 @@ class Reader:
             self._waits, self._turned_at = False, time.monotonic()
             capacity = (inbox.limit - inbox.size) // self._frame_rows
             count = max(1, min(_FRAMES, capacity, _READ_BYTES // frame_bytes))
-            # After a full read the next one does not wait, because `more` stays true until a read finds the end.
+            # After a full read the next read does not wait: `more` stays true until a read finds the mailbox's end.
             block_s = 0.0 if inbox.behind else _BLOCK_S
             frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, block_s))
             turned_at = time.monotonic()
@@ -153,7 +153,7 @@ class Reader:
             await asyncio.sleep(0)
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call as `persist` does, and also while the server refuses us: a right or a login may come back.
+        """Repeat a call as `persist` does, and also while the server refuses us, because it may accept us again later.
 
         Fetches raise the refusal meanwhile.
         """

@@ -61,9 +61,10 @@ def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, n
 
 
 class ForeignMessages:
-    """Messages of foreign clients for an inbox. Messages above its limit, or `limit_bytes`, are dropped and counted.
+    """Messages of foreign clients for an inbox.
 
-    These messages are in no mailbox, so nothing else limits them.
+    These messages are in no mailbox, so no mailbox's limit holds for them. Instead, messages above the inbox's limit,
+    or above `limit_bytes`, are dropped and counted.
     """
 
     def __init__(self, inbox: Inbox, directory: Directory, mailbox: str, limit_bytes: int) -> None:
@@ -79,7 +80,7 @@ class ForeignMessages:
     def arrived(self, ingress: Ingress) -> None:
         """Put one published message into the inbox."""
         inbox, nbytes = self._inbox, len(ingress.data)
-        # A message above the limit is accepted if the inbox has no other message of a foreign client.
+        # If the inbox has no other message of a foreign client, a message is accepted even if it exceeds the limit.
         too_much = inbox.foreign_bytes > 0 and inbox.foreign_bytes + nbytes > self._limit_bytes
         if inbox.size >= inbox.limit or too_much:
             self.dropped += 1
@@ -123,13 +124,13 @@ class Subscription:
         self._named = named
         self._spec = SubscriptionSpec(directory.exp_id)
         self._changing = asyncio.Lock()
-        self.epoch: int | None = None  # of this mailbox's reader; None: no reader yet
+        self.epoch: int | None = None  # the epoch of this mailbox's reader; None: there is no reader yet
         self._reader: Reader | None = None
         self._commits: Commits | None = None
         self._unread: UnreadMessages | None = None
         self._leaving = NO_AGENTS
         self._moves: set[asyncio.Task[None]] = set()
-        self.stepped = False  # with steps: changes of the agents apply from a step on
+        self.stepped = False  # the experiment has steps, so that changes of the agents apply from a step on
         self.agents_changed: Callable[[AgentSet, AgentSet], None] = lambda _came, _went: None
         self._foreign = ForeignMessages(self.inbox, directory, self.name, settings.mailbox_bytes)
         self._lease = MailboxLease(transport, self.name, settings.lease_s, lambda: self.epoch, self.stop, named=named)
@@ -189,7 +190,7 @@ class Subscription:
                 version = self._directory.version + 1 if self.stepped else 0
                 record = record.succeeds(known, version, self._directory.dates)
             check_claims(record, self._directory)
-            self._note(spec)  # a broadcast to these agents may be read before we have the answer
+            self._note(spec)  # a broadcast to these agents may arrive before the server's answer
             listening = await self._transport.listen(
                 record, self._directory.version, limits, owner=spec.owner, epoch=self.epoch, over=over
             )
@@ -225,10 +226,10 @@ class Subscription:
     # -- agents that come and go ----------------------------------------------------------------------------------
 
     async def let_go(self, agents: AgentSet, target: str | None, timeout: float) -> None:
-        """Move agents, with the messages that wait for them, to mailbox `target`; None: to none.
+        """Move agents, with the messages that wait for them, to mailbox `target` (None: to no mailbox).
 
-        Raises: MoveFailed if they could not leave within `timeout` seconds, or leave by another call; UnknownName if an
-        agent is not here or the target does not exist; Fenced if the mailbox has a newer reader.
+        Raises: MoveFailed if the agents could not leave within `timeout` seconds, or another call is moving them;
+        UnknownName if an agent is not here or the target does not exist; Fenced if the mailbox has a newer reader.
         """
         leaving_already = self._leaving & agents
         if leaving_already and not self.stepped:  # in steps the later call finds that the agents are not here
@@ -248,7 +249,7 @@ class Subscription:
         self._leaving |= agents
         channels, unread = self._spec.channels_of(agents), None if self.stepped else self._unread
         try:
-            if target is None:  # otherwise our subscription would count as a receiver of later messages for them
+            if target is None:  # our subscription must not count as a receiver of later messages to these agents
                 await self._transport.unsubscribe(channels)
             await AgentMover(self._transport, self._directory, agents, self.name, target, unread).run(timeout)
             await self.adopt()
@@ -291,7 +292,7 @@ class Subscription:
         await self._transport.unsubscribe()
 
     async def close(self, *, commit: bool) -> None:
-        """Stop listening, and commit fetched messages if `commit`. A mailbox without a given name is removed."""
+        """Stop listening; if `commit`, commit fetched messages. Remove the mailbox if nobody named its messager."""
         await end(self._renewing)
         for leaving in [*self._moves]:
             await end(leaving)
@@ -312,7 +313,7 @@ class Subscription:
                 await self._leave(self._commits, self.epoch, commit=commit)
         except (TimeoutError, ConnectionFailed, Closed) as error:
             self._report_unleft(self._commits, error)
-        except Fenced as error:  # closing is what a fenced messager has to do
+        except Fenced as error:  # no error for the caller: a fenced messager is to be closed
             logger.info("%s was closed after a newer messager took its mailbox over: %s", self.name, error)
 
     def _report_unleft(self, commits: Commits, error: Exception) -> None:
@@ -333,7 +334,7 @@ class Subscription:
         await commits.close()
         await commits.write()
         if self._named:
-            # End the lease now, so that a successor under this name need not wait for its end.
+            # End the lease now, so that a successor under this name need not wait until the lease runs out.
             await self._transport.renew(self.name, self.name, epoch, lease_s=0, keep_s=0)
         else:
             await self._transport.remove(self.name, epoch)

@@ -1,4 +1,4 @@
-"""What a messager subscribes to: channels, patterns, and the channels of the agents that it hosts."""
+"""What a messager subscribes to: channels, patterns, and the channels of its hosted agents."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,12 +24,12 @@ class SubscriptionSpec:
     globs: tuple[str, ...] = ()
     exclusive: bool = False
     owner: str = ""
-    moved: bool = False  # see Record
+    moved: bool = False  # see MailboxRecord
     fresh: Collection[str] = ()
     fresh_globs: tuple[str, ...] = ()
 
     def with_channels(self, channels: object) -> "SubscriptionSpec":
-        """Return the spec with more channels and patterns; raise InvalidAddress for an invalid one."""
+        """Return the spec with more channels and patterns; raise InvalidAddress for an invalid channel or pattern."""
         if isinstance(channels, str | bytes) or not isinstance(channels, Iterable):
             raise InvalidAddress(f"channels must be a list, not {channels!r}: write [channel, ...]", value=channels)
         plain, globs = [], []
@@ -62,7 +62,7 @@ class SubscriptionSpec:
         return replace(self, agents=wider, exclusive=True, owner=owner, fresh=fresh, fresh_globs=())
 
     def hosting(self, record: MailboxRecord) -> "SubscriptionSpec":
-        """Return the spec with the agents of a record instead, because some may have come or left since."""
+        """Return the spec with the agents of a record instead, because agents may have come or left since."""
         here = record.by_subtopic()
         return replace(self, agents=here, moved=record.moved, fresh=self._fresh(here, ()), fresh_globs=())
 
@@ -93,7 +93,7 @@ class SubscriptionSpec:
             [*self.plain],
             [*self.globs],
             self.exclusive,
-            # A quarter of a limit, so that a frame need not wait until the mailbox is empty.
+            # A frame has at most a quarter of the mailbox's limit, so that it need not wait until the mailbox is empty.
             max(1, min(settings.frame_rows, settings.mailbox_messages // 4, settings.inbox_messages // 4)),
             max(1024, min(settings.frame_bytes, settings.mailbox_bytes // 4)),
             self.moved,

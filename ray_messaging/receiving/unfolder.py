@@ -13,7 +13,7 @@ from ray_messaging.model.batch import Batch
 class Unfolder:
     """Unfolder of the folded frames of one mailbox, by its current and former agents.
 
-    A frame is folded for the agents that the mailbox had when the frame was written, and has a digest of them.
+    A frame is folded for the agents that the mailbox had when the frame was written, and has a digest of these agents.
     """
 
     def __init__(self, audiences: AudienceCache) -> None:
@@ -29,7 +29,7 @@ class Unfolder:
     async def unfold(self, broadcasts: Batch) -> Batch:
         """Return the messages of a folded frame, one for each hearer.
 
-        Raises: FrameError if its agents are not known or the audience's pairs are damaged; UnknownName if the
+        Raises: FrameError if the frame's agents are not known or the audience's pairs are damaged; UnknownName if the
         audience's version does not exist.
         """
         return unfold(broadcasts, await self.edges(broadcasts))

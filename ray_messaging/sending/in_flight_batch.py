@@ -272,7 +272,7 @@ class RowWeights:
         self.rest = lines.nbytes  # the bytes of the rows that are open
         self._index = lines.index
         self._weights = lines.weights
-        # For each payload, the number of its rows that are open.
+        # For each payload, how many rows with this payload are open.
         self._open = None if lines.index is None else np.bincount(lines.index, minlength=lines.count)
 
     def take(self, rows: Rows) -> int:

@@ -55,11 +55,11 @@ class GroupActor:
     async def _resume(self, make: Callable[[], GroupHost]) -> None:
         """Start the host again, after an earlier process of the actor died.
 
-        While the server does not answer, this tries again. If the server refuses us, tries go on in the background, and
-        calls of the actor raise the server's error meanwhile.
+        While the server does not answer, try again. If the server refuses us, try again in the background; meanwhile
+        calls of the actor raise the server's error.
         """
         while not await self._begin(self._newest.resume()):
-            # The server does not answer, or its memory is full. Both may pass.
+            # The server does not answer, or its memory is full. Both troubles may pass.
             await asyncio.sleep(ACTOR_RECONNECT.first_s)
             self._newest = make()
         if isinstance(self._failure, ServerRefused):

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = 16  # the most ended calls that are kept with answers that were read: Ray may repeat a call
-_MOST_UNREAD = 1024  # the most ended calls that are kept with answers that were not read: handles may be gone
+_MOST_KEPT = 16  # so many ended calls whose answers were read are kept, because Ray may repeat a call
+_MOST_UNREAD = 1024  # so many ended calls whose answers were not read are kept, because their handles may be gone
 
 # The answer of a call is kept for so many seconds, because Ray may repeat the call within this time.
 _REPEATED_S = 60.0
@@ -61,7 +61,7 @@ class GroupQuestions:
 
     def __init__(self, messager: Messager) -> None:
         self._messager = messager
-        # Each value is a Message or an Answers. The handle asks for no further answers of the calls in `_read`.
+        # Each value is a Message or an Answers. `_read` has the calls whose answers the handle has read completely.
         self._read = OnceByCall[str, Any](most=_MOST_KEPT)
         self._unread = OnceByCall[str, Any](most=_MOST_UNREAD, held=lambda _, answers, __: not answers.done)
 
@@ -87,7 +87,7 @@ class GroupQuestions:
     async def more(self, call: str, parts: int, wait_s: float, errors: int = 0) -> MoreAnswers:
         """Return the answers of an `ask_many` that come after the first `parts` parts and `errors` errors.
 
-        If there are none yet, wait for them up to `wait_s` seconds.
+        If there are no such answers yet, wait for them up to `wait_s` seconds.
         """
         if call not in self._calls(call):
             raise UnknownName(
@@ -144,7 +144,7 @@ class GroupLaneServer(LaneServer):
 
 @dataclass
 class _Caller:
-    oldest: int  # the lowest number of a call whose outcome the caller may ask for
+    oldest: int  # the lowest number among the calls whose outcome the caller may still ask for
     next: int
     turn: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -163,7 +163,9 @@ class CallerAdmission:
         self._calls = OnceByCall[tuple[str, int], Receipts](keep_s=_REPEATED_S)
 
     async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Sending]) -> Receipts:
-        """Run a call once the caller's earlier calls have begun; `oldest` is the lowest number for which it waits.
+        """Run a call once the caller's earlier calls have begun, except calls with numbers below `oldest`.
+
+        The caller no longer waits for calls with numbers below `oldest`.
 
         Raises: OutcomeUnknown if this is a repeated call and the answer of its first run is no longer kept.
         """
@@ -192,9 +194,9 @@ class CallerAdmission:
 
 
 def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple[str, str]]:
-    """Yield a text, and a remedy, for each handle that holds messages for long, or lost some by doing so.
+    """Yield a text, and a remedy, for each handle that holds messages for long, or held some for too long.
 
-    The handles that have lost most messages come first.
+    The handles that have lost most messages in this way come first.
     """
     remedy = (
         "commit what is handled: by the handle's next fetch, ack(), or the end of a `with` block over it; if handling "
@@ -227,7 +229,7 @@ class GroupHost:
         self.lane = GroupLaneServer(self)
         self.questions = GroupQuestions(self.messager)
         self.messager.conversation.waits.others_handle = self._others_handle
-        # Handles commit by leases, and there are leases only of messages in the group's own mailbox.
+        # Handles commit by leases, and only messages in the group's own mailbox are leased.
         self.messager.conversation.keeps_late = False
 
     @property
@@ -237,7 +239,7 @@ class GroupHost:
         return self._leases
 
     async def agents(self) -> IdColumn:
-        """Return the agents that are hosted now, in the given order, or sorted if agents have come or left since."""
+        """Return the agents that are hosted now: in the given order, or if agents have come or left, sorted."""
         subscription = self.messager.engine.subscription
         if subscription is None:
             return self._given

@@ -1,8 +1,8 @@
 """Ray actor of the interceptor.
 
 Ray wraps every method of an actor class, so the hot code is in plain classes elsewhere. Ray loads this file in every
-process that has a handle of the actor, so in each group's process. Modules that only the actor needs are therefore
-imported when it starts.
+process that has a handle of the actor, such as each group's process. So modules that only the actor needs are imported
+when the actor starts.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class InterceptorActor:
         """Return the facts of the experiment when everything runs; raise the error that prevents the start."""
         return self._host.experiment
 
-    # Callers repeat the call sooner than Ray would.
+    # Ray's retries are off, because callers repeat the call sooner than Ray would.
     @_method(max_task_retries=0)  # type: ignore[untyped-decorator]
     async def lane(self, exp_id: str | None = None) -> tuple[str, int, str]:
         """Return host, port and token of the verdict lane, the socket on which messagers ask for verdicts.
@@ -98,7 +98,7 @@ class InterceptorActor:
     def _check_ours(self, exp_id: str | None) -> None:
         """Raise ConfigError if the caller is of another experiment.
 
-        Comparing epochs would not find that out, because epochs are small numbers that may be equal by chance.
+        Epochs are not compared instead, because they are small numbers that may be equal by chance.
         """
         ours = self._host.experiment.exp_id
         if exp_id not in {None, ours}:
@@ -128,7 +128,7 @@ class InterceptorActor:
         await self._host.new_round(_call())
 
     async def insert_rule(self, rule: Rule, index: int | None = None, *, at_step: int | None = None) -> None:
-        """Insert a rule before the one at `index` (None: at the end).
+        """Insert a rule before the rule at `index` (None: at the end).
 
         Args: `at_step`, here and below, is the first step to which the change applies; None: at once.
         Raises: RuleError for a rule or an index that cannot be used; ConfigError if `at_step` is too early, or the
@@ -235,7 +235,8 @@ class InterceptorActor:
         """Return the milliseconds that a connection to each address took, or None where there is none in time."""
         return await measure(addresses)
 
-    # It is asked each second while a server cannot be reached: during a cut Ray must not pile these calls up.
+    # Groups call this each second while a server cannot be reached. Ray's retries are off, because they would pile up
+    # during a cut of the network.
     @_method(max_task_retries=0)  # type: ignore[untyped-decorator]
     async def lost_server(self) -> str | None:
         """Return an error text that names the embedded server that is lost for good, or None if none is lost."""

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A rule that cannot be interrupted ends the process after this many times rule_timeout_s, but not sooner than the
-# least time below: a shorter pause is not a hang.
+# A rule that cannot be interrupted ends the process after this many times rule_timeout_s, but not before the least time
+# below, because a shorter pause is not a hang.
 _EXIT_FACTOR, _EXIT_LEAST_S = 1.5, 5.0
 
 
@@ -98,7 +98,7 @@ class InterceptorHost:
 
     @property
     def fenced(self) -> Fenced | None:
-        """Return the error because of which the interceptor gives no more verdicts, or None if it still gives them."""
+        """Return the error because of which the interceptor gives no more verdicts, or None if it gives verdicts."""
         return None if self._interceptor is None else self._interceptor.fenced
 
     def _answer(self, request: memoryview, *, patient: bool) -> Any:  # noqa: ANN401 - bytes, or what gives them
@@ -113,7 +113,7 @@ class InterceptorHost:
         Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if
         another start has claimed it; RuleError if a rule cannot be used.
         """
-        given = [self._store.admit(data) for data in self._spec.rules]  # first: an error must come before any write
+        given = [self._store.admit(data) for data in self._spec.rules]  # first, so that an error comes before any write
         check_step_rules(given, steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
         await self.transport.connect()
         if self._spec.fork is not None and await self._server.holder() is None:
@@ -121,7 +121,7 @@ class InterceptorHost:
         epoch, restarted = await take_claim(self._server, self._store, self._spec)
         await begin_steps(self.transport.steps, self._spec)
         if self._spec.steps is not None and not restarted:
-            await self.steps.resume()  # a pause, or a Ctrl-C, of a driver that died ends with that driver
+            await self.steps.resume()  # ends a pause, or a Ctrl-C, of a driver that has died
             await self.steps.drop_hold(CTRL_C)
             await self.steps.drop_hold(CHECKPOINT)
         if self._spec.steps is not None:
@@ -175,8 +175,8 @@ class InterceptorHost:
                 rule.state.load({})  # pairs with which the rule was inserted may have been removed since
                 rule.restored()
         settings = self._spec.settings
-        # Answers are kept for as long as a sender may repeat a question: while it waits for capacity and for the next
-        # interceptor.
+        # Answers are kept for as long as a sender may ask again about a batch: the time that it may wait for capacity,
+        # and for a successor of the interceptor.
         keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
         publish = partial(self._store.publish_snapshot, epoch) if settings.delegate_rules else None
         interceptor = Interceptor(
@@ -199,7 +199,7 @@ class InterceptorHost:
         self._interceptor = interceptor
 
     async def _retire_log(self) -> None:
-        """Remove an earlier run's log stream from the server: nothing reads it, so senders would wait for space."""
+        """Remove an earlier start's log stream from the server: nobody reads it, so it would fill, and stop senders."""
         if (await self.transport.load_directory(-1)).logged:
             settings = self._spec.settings
             epoch = await self.transport.log.register(
@@ -255,7 +255,7 @@ class InterceptorHost:
     async def edit_pairs(self, change: str, pairs: Iterable[Pair] | Pair) -> None:
         """Add pairs to the black set, remove pairs from it, or replace all of it; raise RuleError for invalid pairs."""
         wanted = check_pairs(pairs, BlackList.name)
-        if self.black_lists or change != "remove":  # without a list there is nothing to remove
+        if self.black_lists or change != "remove":  # without a black list there is nothing to remove
             await self.editor.edit_state(
                 f"{change} pairs", lambda: getattr(self.interceptor.black_list, change)(wanted), BlackList.name
             )

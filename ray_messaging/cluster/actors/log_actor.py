@@ -28,7 +28,7 @@ class LogActor:
     """Ray actor that writes the event log and answers queries. Each of its calls can be repeated without harm."""
 
     async def __init__(self, experiment: Experiment, on_existing: str) -> None:  # type: ignore[misc]
-        # Arrow's own allocator retains half as much again as a segment needs.
+        # The system's allocator is used, because Arrow's own keeps half as much again as a segment needs.
         pa.set_memory_pool(pa.system_memory_pool())
         self._experiment = experiment
         self._on_existing = on_existing
@@ -69,9 +69,9 @@ class LogActor:
     write_rule_changes = of_host(lambda host: host.write_rule_changes)
 
     async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen] | MessagingError:
-        """Return the blocked messages after the first `cursor` ones; wait up to `timeout_s` for one.
+        """Return the blocked messages after the first `cursor` blocked messages; wait up to `timeout_s` for one.
 
-        An error is returned, not raised, because Ray would print a raised one if the listener was closed meanwhile.
+        An error is returned, not raised, because Ray would print a raised error if the listener was closed meanwhile.
         """
         try:
             return await self._host.blocked(cursor, seen, timeout_s)
@@ -100,7 +100,7 @@ class LogActor:
         retried = await self._start.stop()
         if self._start.failure is None:
             await asyncio.shield(self._host.close())
-        elif retried:  # rows that the previous process had read are not written
+        elif retried:  # the rows that the previous process had read are not in a file
             self._start.check()
 
 

@@ -67,7 +67,7 @@ class LogHost:
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
         )
         self._cleared = -1  # the position up to which the list of `rows` was cleared
-        self._cleared_ms = -1  # the server's time, in ms, of that clearing; a later process may number rows differently
+        self._cleared_ms = -1  # when it was cleared, as the server's time in ms: a later process may renumber rows
         self._noting = asyncio.Lock()
         self._rule_changes: list[folder_records.RuleChange] = []  # the changes that this process wrote last
         self._taken_over = 0  # rows in the folder when this process began
@@ -85,18 +85,19 @@ class LogHost:
             await self._prepare_folder()
             await self._writer.start()
         except BaseException:
-            await asyncio.wait([self._importing])  # a thread cannot be stopped
+            await asyncio.wait([self._importing])  # the thread is awaited, because a thread cannot be stopped
             raise
         self._taken_over = self._writer.rows
         self._cleared_ms = int(await self._server.log_mark(_CLEARED) or -1)
 
     async def _known(self) -> bool:
-        """Return whether the server has this run's log. After a FLUSHALL, or if a newer run has a log, it has not."""
+        """Return whether the server has this start's log: not after a FLUSHALL, or if a newer start has a log."""
         return bool(await self._server.log_mark("run") == self._experiment.run.encode())
 
     async def _prepare_folder(self) -> None:
         """Claim the folder, unless an earlier process of this run has claimed it."""
-        if await self._server.holder() not in {None, self._experiment.run.encode()}:  # its log may be in our folder
+        # Another start has the experiment, and its log may be in our folder.
+        if await self._server.holder() not in {None, self._experiment.run.encode()}:
             raise other_run(self._experiment.exp_id, 0)
         before = (await self._server.log_mark("run") or b"").decode()
         if before == self._experiment.run:
@@ -109,11 +110,11 @@ class LogHost:
     def _claim_folder(self, before: str) -> None:
         """Claim the folder, so that writers of other runs add no more files. The caller holds the folder's lock.
 
-        Args: `before` is the run that had a log on the server before this one, or "".
+        Args: `before` is the start that had a log on the server before this start, or "".
         """
         run, reset = self._experiment.run, self._on_existing == "reset"
         segments, account = self._folder.segments(any_schema=reset), folder_records.read_account(self._folder)
-        if account.writer.startswith(f"{run}/"):  # written by this run, and the server has lost it
+        if account.writer.startswith(f"{run}/"):  # this start has written the folder, but the server has lost the log
             error = died_before_loss(self._experiment.exp_id, self._folder, segments)
             folder_records.note_missing(self._folder, account.writer, str(error))
             raise error
@@ -201,7 +202,7 @@ class LogHost:
         """Write the changes of the run's rules into the log's folder. If that fails, log a warning and go on."""
         try:
             async with self._noting:
-                if changes[-1] not in self._rule_changes:  # else a later call has overtaken this one
+                if changes[-1] not in self._rule_changes:  # otherwise a later call has written these changes already
                     await asyncio.to_thread(folder_records.write_rule_changes, self._folder, changes)
                     self._rule_changes = changes
         except OSError as error:
@@ -241,9 +242,9 @@ class LogHost:
         return await self._writer.wait_beyond(position + 1, timeout_s)
 
     async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen]:
-        """Return the blocked messages after the first `cursor` ones; wait up to `timeout_s` for one.
+        """Return the blocked messages after the first `cursor` blocked messages; wait up to `timeout_s` for one.
 
-        One stream carries all blocked messages, so their order, and with it the cursor, survives a restart of the
+        All blocked messages are in one stream. So their order, and the meaning of the cursor, survive a restart of the
         writer.
         """
         position = -1
@@ -278,7 +279,7 @@ class LogHost:
         now = await self._server.time_ms()
         await self._server.set_log_mark(_CLEARED, now)
         while await self._server.time_ms() <= now:
-            pass  # everything that is sent after this returns has a later millisecond
+            pass  # wait until the next millisecond, so that later sends have a later time
 
     def stats(self) -> dict[str, Any]:
         """Return the writer's counters, such as rows, segments and lag, and its error."""

@@ -17,7 +17,7 @@ from ray_messaging.transports.experiment_store import ExperimentClaim, RedisExpe
 logger = logging.getLogger(__name__)
 
 BEAT_S = 0.5
-# An interceptor without a heartbeat for this long is dead or hangs; a new epoch fences it.
+# An interceptor without a heartbeat for this long is dead or hangs. A new epoch fences such an interceptor.
 _SILENT_S = 6 * BEAT_S
 _ENDING_S = 20.0  # Ray's processes may outlive a killed driver by so long
 
@@ -34,7 +34,7 @@ async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: Inter
     while True:
         holder = await server.holder()
         if holder != mine:
-            if await store.began():  # rules and bans that changed since the start would be lost
+            if await store.began():  # to begin again would lose the rules and bans that have changed since the start
                 raise other_run(spec.exp_id, 0)
             if holder is not None or await server.is_headless():
                 await _check(server, spec, holder)

@@ -20,10 +20,10 @@ P = ParamSpec("P")
 
 
 class OfHost(Generic[Host]):
-    """Maker of an actor's methods from those of its host, as in `fetch = of_host(lambda host: host.fetch)`.
+    """Maker of an actor's methods from its host's methods, as in `fetch = of_host(lambda host: host.fetch)`.
 
-    The host is a plain object that does the actor's work: Ray wraps every method of an actor's class, so hot code is
-    in the host. The actor's property `_host` returns it, or raises the error that prevents its start.
+    Ray wraps every method of an actor's class. So the actor's work is in a plain object, the host. The actor's property
+    `_host` returns the host, or raises the error that prevents the host's start.
     """
 
     def __call__(
@@ -72,7 +72,7 @@ class ActorStart:
     async def run(self) -> None:
         """Start the host; after a restart of the actor, retry a start that fails.
 
-        This waits while the failure is one that `passes` accepts. For other failures, the retries go on in the
+        While `passes` accepts the failure, wait for the retries. After another failure, return, and retry in the
         background.
         """
         await self._try()
@@ -82,7 +82,7 @@ class ActorStart:
             await asyncio.sleep(ACTOR_RECONNECT.first_s)
             await self._try()
         if self.failure is not None:
-            # Messages wait until the cause is removed (full memory, for example).
+            # Messages wait until the cause of the failure is removed, such as a full memory.
             self._retrying = asyncio.create_task(self._retry(), name=f"ray_messaging restart of {self._actor_name}")
 
     async def _retry(self) -> None:

@@ -48,7 +48,7 @@ class RuleRequest(NamedTuple):
     at_step: int | None = None
 
     def make(self, rules: RuleSet, store: RuleStore) -> Rule:
-        """Make the change in `rules` and return the rule that it concerns; raise RuleError if it cannot be made."""
+        """Make the change in `rules`; return the changed rule. Raise RuleError if the change cannot be made."""
         rule = None if self.rule is None else store.admit(self.rule)
         if self.change == "insert":
             return rules.insert(rule, self.which)  # type: ignore[arg-type]  # a wrong place is refused there
@@ -108,7 +108,7 @@ class RuleEditor(RuleVersions):
         return task
 
     async def _save(self) -> None:
-        async with self._saving:  # the rules stored last must be those in force
+        async with self._saving:  # one after the other, so that the rules in force are stored last
             await self._store.save_rules(self._interceptor().rules.now)
         await self._follow()
 
@@ -148,7 +148,7 @@ class RuleEditor(RuleVersions):
                     )
                 described = self._add(request)
                 await self._save()
-                await self.change(lambda: None)  # no sender applies rules by itself from here on
+                await self.change(lambda: None)  # from here on no sender applies delegated rules
                 if at_step <= progress.sealed + 1:  # nothing of an earlier step is left to judge
                     await self._interceptor().in_force(at_step)
             finally:
@@ -156,7 +156,7 @@ class RuleEditor(RuleVersions):
         return described
 
     async def release(self) -> None:
-        """Let the steps go on. An interceptor also calls this at its start, because one before it may have died."""
+        """Let the steps go on. An interceptor also calls this at its start, because its predecessor may have died."""
         if self._steps is not None:
             await _persist(partial(self._steps.drop_hold, RULE_CHANGE))
 
@@ -186,7 +186,7 @@ class RuleEditor(RuleVersions):
         return latest
 
     def _log(self) -> None:
-        """Send the changes to the event log; send all of them each time, so that none is lost with a process."""
+        """Send the changes to the event log: all changes each time, so that no change is lost if a process dies."""
         if self._experiment.log_dir is not None:
             log = ray.get_actor(self._experiment.log_name, namespace=NAMESPACE)
             log.write_rule_changes.remote(self.changes())
@@ -200,7 +200,7 @@ class RuleEditor(RuleVersions):
         return scheduled[0].at_step if scheduled else math.inf
 
     def to_come(self) -> list[Rule]:
-        """Return the rules that scheduled changes will insert, or put in place of others."""
+        """Return the rules that scheduled changes will insert, or put in place of other rules."""
         return [unpickled(change.rule) for change in self._store.scheduled if change.rule is not None]
 
     async def following(self) -> int:
@@ -220,7 +220,7 @@ class RuleEditor(RuleVersions):
         return described
 
     def _add(self, request: RuleRequest) -> dict[str, Any]:
-        """Schedule a change for its step; return the rule's description. Raises RuleError if it cannot be made then."""
+        """Schedule a change for its step; return the rule's description. Raise RuleError for an impossible change."""
         if (known := self._store.calls.get(request.call)) is not None:
             return dict(known)
         scheduled = sorted([*self._store.scheduled, request], key=lambda change: change.at_step)

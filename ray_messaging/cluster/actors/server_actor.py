@@ -18,8 +18,8 @@ from ray_messaging.embedded.server import EmbeddedServer, Succession
 from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.observability.health.findings import Disk, Report
 
-# Ray restarts the actor within this time, even on a busy machine. For the same time the server keeps the data after a
-# driver's end.
+# Ray restarts the actor within this time, even on a busy machine. So the server keeps its data for this time after the
+# driver has ended.
 GRACE_S: Final = 20.0
 
 
@@ -55,7 +55,7 @@ class ServerActor:
             succession=Succession(name, GRACE_S, raylet),
         )
         self._owner = ServerSupervisor(server)
-        self._owner.start(succeed=again)  # an error raised here would lose its type; `config` raises it
+        self._owner.start(succeed=again)  # keeps its error for `config`: an error that is raised here loses its type
 
     def config(self) -> RedisConfig:
         """Return the server's address and password; raise the server's error if it failed."""

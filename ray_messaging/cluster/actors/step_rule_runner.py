@@ -1,4 +1,4 @@
-"""What an interceptor does for steps: it runs the rules that act at each step's end, and finds groups that are late."""
+"""The interceptor's work for steps: running the rules that act at each step's end, and finding groups that are late."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ class StepRuleRunner:
     change of the rules waits for its step, all groups wait for each other before a step, so that one version of the
     rules is in force.
 
-    Args: `settings` are those of the experiment's steps. `audiences` has the pairs to which groups broadcast.
+    Args: `settings` are the settings of the experiment's steps. `audiences` has the pairs to which groups broadcast.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class StepRuleRunner:
                 self._task = asyncio.create_task(self._supervisor.run(), name="ray_messaging step rules")
 
     def named(self, progress: Progress) -> Progress:
-        """Return the progress of the steps, with the name of the rule for which they wait, if they wait for one."""
+        """Return the progress of the steps. If the steps wait for a rule, the progress names the rule."""
         asking = self._reviewer.asking
         return progress if asking is None else progress._replace(supervised_by=f"rule {asking.name!r}")
 
@@ -85,7 +85,7 @@ class StepRuleRunner:
         return [TaskHealth("step rules", alive, bool(error), age_s, error, _FAILING_S)]
 
     async def close(self) -> None:
-        """Stop the supervisor in this process. It stays a member of the steps, so the steps wait for its successor."""
+        """Stop the supervisor in this process. It stays a member, so that the steps wait for its successor."""
         task, self._task = self._task, None
         if task is not None:
             await end(task)
@@ -138,7 +138,7 @@ class StragglerWatch:
                 wait_s = self._until_next(progress)
 
     def look(self, progress: Progress) -> None:
-        """Find the groups that hold up a step now, and log those that are due to be logged."""
+        """Find the groups that hold up a step now, and log each group that is due to be logged."""
         self.late = stragglers(progress, self._stall_s)
         said, self._said = self._said, {}
         for straggler in self.late:

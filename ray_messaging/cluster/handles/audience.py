@@ -28,10 +28,10 @@ _SENDERS = 1024  # the number of senders whose pairs are read at a time
 
 
 class Audience:
-    """A named set of pairs of sender and hearer. A broadcast to it reaches the hearers of the broadcast's sender.
+    """A named set of pairs of sender and hearer. A broadcast to an audience reaches the hearers of its sender.
 
-    It can be passed to Ray tasks and actors. A change returns when no broadcast can use the previous version any more.
-    In an experiment with steps a change applies from the next step that opens.
+    An audience can be passed to Ray tasks and actors. A call that changes it returns when no broadcast can use the
+    previous version any more. In an experiment with steps a change applies from the next step that opens.
     """
 
     def __init__(self, connection: ExperimentConnection, name: str) -> None:
@@ -190,7 +190,7 @@ def create_audience(
 
 
 def _ids(connection: ExperimentConnection, given: Any, points: Any) -> IdColumn:  # noqa: ANN401 - as a user passes them
-    """Return the agents at the positions: the given agents, or else all hosted agents, or else 0, 1, 2..."""
+    """Return the agents at the positions: the given agents, or all hosted agents, or without groups 0, 1, 2..."""
     if given is not None:
         ids = column_of(given)
         if len(ids) != len(given):

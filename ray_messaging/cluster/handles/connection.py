@@ -22,7 +22,7 @@ NAMESPACE = "ray_messaging"
 
 # The most time that Ray needs to report a killed actor as dead, and the time between two checks, in seconds.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
-_LATE_S = 10.0  # a process that starts as others do is ready before that
+_LATE_S = 10.0  # a process that is not ready after this time starts unusually slowly
 _LEAST, _PER_PROCESSOR = 8, 2  # the number of processes that start at a time: at least, and per processor
 
 
@@ -114,7 +114,7 @@ async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf
 def translated(
     error: RayTaskError | RayActorError | ActorUnschedulableError, *, actor_name: str, sends: bool = False
 ) -> Exception:
-    """Turn Ray's error into the error that the actor raised, or into one of ours if the actor is gone."""
+    """Turn Ray's error into the error that the actor raised, or if the actor is gone, into an error of ours."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, MessagingError):
         return cause
@@ -150,8 +150,9 @@ def start_in_turn(
     If more started at once, they would slow each other so much that some would take the server for dead. The first
     error ends the starts.
 
-    Args: each of `starts` returns an ObjectRef that is ready when the process is; `check` gets such a reference, and
-    raises the error of a start that failed; `late` gets, once, those that wait when none was ready for ten seconds.
+    Args: each of `starts` returns an ObjectRef that is ready when the process is ready. `check` gets such a reference,
+    and raises the error of a start that failed. If no process was ready for ten seconds, `late` gets, once, the
+    references of the processes that are still starting.
     """
     at_once = max(_LEAST, _PER_PROCESSOR * int(ray.cluster_resources().get("CPU", 0)))
     waiting = iter(starts)
@@ -169,8 +170,8 @@ def start_in_turn(
 class ExperimentConnection:
     """An experiment and the handle of its interceptor.
 
-    A pickle of it never contains the server's password. After unpickling, it asks the interceptor for the password when
-    it is needed.
+    Its pickle never contains the server's password. An unpickled connection asks the interceptor for the password when
+    the password is needed.
     """
 
     def __init__(self, experiment: Experiment, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle

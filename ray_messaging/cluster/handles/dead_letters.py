@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 _DROPPED_AT_ONCE = 500
-_NO_LIMIT = 2**62  # a reader that moves expired frames to the dead letters must not drop older ones for them
+_NO_LIMIT = 2**62  # a reader that moves expired frames to the dead letters must not drop older letters for this
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class DeadLetter:
     reason: str
     at: float
     frame: bytes
-    row: int  # all rows before this one are handled
+    row: int  # all rows before this row are handled
     exp_id: str
     acked: str = ""  # further handled rows: "low-high,..."
 
@@ -59,12 +59,12 @@ class DeadLetter:
 
     @property
     def rows(self) -> int:
-        """Return the number of unhandled messages in this letter, or 0 if it cannot be decoded."""
+        """Return the number of unhandled messages in this letter, or 0 if the letter cannot be decoded."""
         return len(unhandled(self.row, self.acked, len(self._batch))) if isinstance(self._batch, Batch) else 0
 
     @property
     def messages(self) -> Messages:
-        """Return the unhandled messages of this letter; raise FrameError if it cannot be decoded."""
+        """Return the unhandled messages of this letter; raise FrameError if the letter cannot be decoded."""
         batch = self._batch
         if isinstance(batch, FrameError):
             raise FrameError(f"dead letter {self.id} cannot be decoded, look at its bytes (.frame): {batch}")
@@ -114,7 +114,7 @@ class DeadLetters:
         return self.stats()["letters"]
 
     def __bool__(self) -> bool:
-        return True  # without it `if messaging.dead_letters` would call the server
+        return True  # otherwise `if messaging.dead_letters` would call the server for the length
 
     def __iter__(self) -> Iterator[DeadLetter]:
         after = ""
@@ -123,7 +123,7 @@ class DeadLetters:
             after = page[-1].id
 
     def list(self, *, limit: int = 100, after: str | None = None, mailbox: str | None = None) -> Letters:
-        """Return at most `limit` letters, of one mailbox or of all (None), beginning after the id `after`."""
+        """Return at most `limit` letters of a mailbox (None: of all mailboxes), beginning after the id `after`."""
         found: Letters = []
         last = "" if after is None else _checked(after)
         while len(found) < limit and (page := self._page(last, PAGE if mailbox else limit - len(found))):
@@ -294,7 +294,7 @@ async def _letters(
     """
     for name in ids or ():
         yield name, await store.get(name)
-    after, last = "", await store.last()  # a letter of which a part is left is stored again after the last one
+    after, last = "", await store.last()  # what is left of a letter is stored again, after this last letter
     while ids is None and last and after != last and (page := await store.page(after, PAGE)):
         after = page[-1].id
         for letter in page:

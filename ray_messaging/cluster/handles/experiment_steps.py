@@ -49,7 +49,7 @@ class RunProgress:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._line.__exit__(kind, *error)
-        if kind is None and self._line.has_lines and not self._ended:  # the last line told of a step that was open
+        if kind is None and self._line.has_lines and not self._ended:  # the last line named a step as open
             # The steps have succeeded: an interceptor that restarts or ends just now must not make them fail.
             with suppress(MessagingError):
                 self._end(self._steps.progress().sealed + 1)
@@ -60,7 +60,7 @@ class RunProgress:
             return
         try:
             progress = self._steps.progress()
-        except ConnectionFailed as error:  # the groups may reach the server, and otherwise say so themselves
+        except ConnectionFailed as error:  # the groups may still reach the server; if they do not, they say so
             if self._line.is_due():
                 self._line.show(self._step, f"step {self._step} of {self._until}, as far as is known: {error}")
             return
@@ -84,21 +84,21 @@ class RunProgress:
         self._line.show(step, "; ".join(filter(None, [done, self._more()])))
 
     def _rate(self, step: int, progress: Progress) -> str:
-        """Return the rate in the last seconds, or in the last step if that was longer; "" in the first step."""
+        """Return the rate of steps in the last seconds, or in the last step if it took longer; "" in the first step."""
         seen, now = self._seen, time.monotonic()
-        if step > seen[-1][0] if seen else step <= progress.latest:  # the first one has begun
+        if step > seen[-1][0] if seen else step <= progress.latest:  # a new step, or the first step, has begun
             seen.append((step, now))
         while len(seen) > 2 and seen[1][1] <= now - _RECENT_S:
             seen.popleft()
         if len(seen) < 2:
             return ""
         (first, began), (last, ended) = seen[0], seen[-1]
-        # A step that takes longer than those before it lowers the rate.
+        # A step that takes longer than earlier steps lowers the rate.
         return f", {min((last - first) / (ended - began), (last - first + 1) / (now - began)):.3g} steps/s"
 
 
 def _slowest(progress: Progress) -> str:
-    """Return a text with the group that holds up the others, before all one that is cut off from the server."""
+    """Return a text with a group that holds up others; a group that is cut off from the server is named first."""
     waiting = progress.waiting_for()
     if not waiting:
         return ""
@@ -165,8 +165,8 @@ class ExperimentSteps:
     def wait_for(self) -> str:
         """Return "all" if each group waits for all groups, "senders" if it waits only for groups that may send to it.
 
-        It is "all" in spite of `Steps(wait_for="senders")` if a rule acts at the end of each step, such as a rule that
-        counts by rounds.
+        If a rule acts at the end of each step, such as a rule that counts by rounds, this is "all", even with
+        `Steps(wait_for="senders")`.
         """
         return str(self.progress().wait_for)
 
@@ -189,7 +189,7 @@ class ExperimentSteps:
         self._connection.ask(self._interceptor.declare_senders.remote(_checked(hears), at_step))
 
     def waiting_for(self) -> dict[str, int]:
-        """Return the groups that hold up the others, with the step that each has to commit; {} if no step is open."""
+        """Return the groups that hold up others, each with the step that it has to commit; {} if no step is open."""
         progress = self.progress()
         return {} if progress.resting else progress.waiting_for()
 
@@ -214,7 +214,7 @@ class ExperimentSteps:
                     groups = ", ".join(f"{name} ({step})" for name, step in sorted(now.waiting_for().items()))
                     raise TimeoutError(f"step {now.sealed + 1} is not committed after {timeout:g} s by: {groups}")
                 bar.show()
-                with suppress(ConnectionFailed):  # the next call says for how long
+                with suppress(ConnectionFailed):  # the next call limits how long this is tried
                     self._connection.ask(self._interceptor.wait_steps.remote(now.news, min(left, STEP_NEWS_TIMEOUT_S)))
 
     def _patient_progress(self, deadline: float | None) -> Progress:
@@ -244,7 +244,7 @@ class ExperimentSteps:
         self._connection.ask(self._interceptor.resume_steps.remote(last))
 
     def advance(self, n: int = 1) -> int:
-        """Let n more steps run, and then pause again; return the last of them. Several calls add up."""
+        """Let n more steps run, then pause again; return the last of these steps. Several calls add up."""
         n = step_count("advance", n, 1)
         target = self.progress().target
         last = (self.pause() if target is None else target) + n
@@ -252,7 +252,7 @@ class ExperimentSteps:
         return last
 
     def fates_by_rules(self, step: int) -> dict[str, int]:
-        """Return by how much rules on whole steps have changed the count of each fate in all steps up to `step`."""
+        """Return, for each fate, by how much rules on whole steps have changed its count in all steps up to `step`."""
         left = self._sealed(step).get(SUPERVISOR)
         return {} if left is None else dict(left.total)
 

@@ -109,7 +109,7 @@ class Groups:
             try:
                 found.append(self.find(name))
             except UnknownName:
-                continue  # a group in a user's own actor, or one whose actor is gone
+                continue  # the group is in a user's own actor, or its actor is gone
         return found
 
     def host_of(self, agent_id: AgentId) -> Group:

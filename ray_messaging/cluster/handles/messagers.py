@@ -1,4 +1,4 @@
-"""Messagers of groups: functions that make a messager, and that tell whether the owner of a mailbox lives in Ray.
+"""Messagers of groups: functions that make a messager, and that say whether a mailbox's owner lives in Ray.
 
 An owner is `<run>/<id of an actor or a worker>`.
 """
@@ -91,7 +91,8 @@ async def open_messager(
 def gone_for(run: str) -> IsDead:
     """Return a function that returns whether a mailbox's owner is gone, for this start of the experiment.
 
-    Owners of earlier starts count as gone: this start has claimed the experiment, so they are fenced even if they live.
+    This start has claimed the experiment, which fences the owners of earlier starts. So these count as gone, even if
+    they live.
     """
 
     async def is_gone(owner: str) -> bool:

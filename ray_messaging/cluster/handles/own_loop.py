@@ -1,4 +1,4 @@
-"""Coroutines in a thread and event loop of their own, for callers with or without a running loop."""
+"""Coroutines in a separate thread and event loop, for callers with or without a running loop."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class SharedLoop:
-    """An event loop in a thread of its own, for all users that enter it. The thread ends when the last one leaves."""
+    """An event loop in a separate thread, for all users that enter it. The thread ends when the last user leaves."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -70,7 +70,8 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in its own thread and event loop, and wait for its result; Ctrl-C cancels it."""
-    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # otherwise it would set this thread's event loop
+    # With a loop_factory the runner does not set the event loop of this thread.
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
     loop, main = runner.get_loop(), work()
 
     def run() -> T:

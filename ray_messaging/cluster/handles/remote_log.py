@@ -25,7 +25,7 @@ _GLANCE_S = 0.5  # the time between a listener's checks whether it was closed
 
 
 class Seen(NamedTuple):
-    """The last position that was read, and the writer's process in which it is valid: another may renumber rows."""
+    """The last position that was read, and the writer's process that gave it: another process may renumber rows."""
 
     process: str
     position: int
@@ -75,7 +75,7 @@ class BlockedMessage(LogRow):
 
 
 class BlockedMessages(AsyncIterator[BlockedMessage]):
-    """Async iterator over blocked messages after a cursor (None: only new ones), each as soon as the log has it."""
+    """Async iterator over blocked messages after a cursor (None: new messages only), each as soon as the log has it."""
 
     def __init__(self, log: Any, after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle
         self._log = log
@@ -98,7 +98,7 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
 
 
 class BlockedListener(AbstractContextManager["BlockedListener"]):
-    """Thread that calls a function with each blocked message. `cursor` is the cursor of the last one.
+    """Thread that calls a function with each blocked message. `cursor` is the cursor of the last blocked message.
 
     Errors of the function and of the log are logged, and the listener continues.
     """

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class ExperimentRules:
     """The rules of an experiment, in the order in which they are asked.
 
-    A change applies at once, even in the middle of a step: to every send that begins after the call has returned. A
-    change with `at_step` applies to what is sent in that step and later, whatever process dies meanwhile.
+    A change applies at once, even in the middle of a step, to every send that begins after the call has returned. A
+    change with `at_step` applies to all messages that are sent in that step or later, even if processes die meanwhile.
     """
 
     def __init__(self, connection: ExperimentConnection) -> None:
@@ -39,7 +39,7 @@ class ExperimentRules:
         return found
 
     def insert(self, rule: "Rule", index: int | None = None, *, at_step: int | None = None) -> None:
-        """Insert a rule before the one at `index` (None: at the end).
+        """Insert a rule before the rule at `index` (None: at the end).
 
         Raises: RuleError for a rule or an index that cannot be used; ConfigError if step `at_step` has begun, or the
         experiment has no steps.

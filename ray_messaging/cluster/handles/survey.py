@@ -92,7 +92,7 @@ class Survey(Generic[T]):
 
     @property
     def invalid(self) -> dict[AgentId, InvalidAnswer]:
-        """Return the answers that do not fit the type, of agents without a valid one: with `reason` and `payload`."""
+        """Return the agents that gave only answers that do not fit the type, each with `reason` and `payload`."""
         return dict(self._now().invalid)
 
     @property
@@ -109,13 +109,13 @@ class Survey(Generic[T]):
     def unasked(self) -> list[AgentId]:
         """Return the agents for which no question is recorded.
 
-        The asking process has not asked them yet, or has died before it could record that.
+        The asking process has not asked these agents yet, or has died before it could record the question.
         """
         return self._now().unasked
 
     @property
     def late(self) -> int:
-        """Return the number of answers that do not count: second ones, and those that arrived after the end."""
+        """Return the number of answers that do not count: second answers, and answers after the end of the survey."""
         return self._now().late
 
     @property
@@ -179,7 +179,7 @@ class Survey(Generic[T]):
 
 
 async def asked_agents(surveys: Surveys, to: object) -> AgentSet:
-    """Return the agents that a survey asks: those of a group or groups, all (None), or those with given ids."""
+    """Return the agents that a survey asks: the agents of a group or groups, all agents (None), or the given ids."""
     groups = [to] if isinstance(to, Group) else to
     if groups is None:
         return await surveys.agents_of(None)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class UserMessager:
-    """The user's messager in this process, for questions, broadcasts and surveys. It runs in a thread of its own."""
+    """The user's messager in this process, for questions, broadcasts and surveys. It runs in a separate thread."""
 
     def __init__(self, connection: ExperimentConnection) -> None:
         experiment = connection.with_password()
@@ -81,6 +81,6 @@ class UserMessager:
 
 
 async def _news(answers: Answers, parts: int, errors: int) -> None:
-    """Wait until there are more than `parts` parts and `errors` errors of answers, or no more can come."""
+    """Wait until the answers have more than `parts` parts or `errors` errors, or until no more can come."""
     if (len(answers.parts), len(answers.errors)) == (parts, errors) and not answers.done:
         await answers.change()

@@ -43,17 +43,17 @@ _encode = msgspec.msgpack.Encoder().encode
 _parts_of = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _STATE = "me.state"  # the name, in errors, of a value that cannot be kept
 _OURS = f"{Path(__file__).parents[2]}/"
-_LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # the last: compiled modules, as numpy's
+_LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # the last part matches compiled modules, such as numpy's
 _NO_ROW: tuple[Mapping[str, Any], Sequence[AgentId]] = ReadOnlyDict(), ()
-START = -1  # the step of the random numbers that agents start with
+START = -1  # stands for the step in the random numbers of the `start` function
 
 
 class Agent:
     """One agent of a model in one step: its knowledge and its actions.
 
-    `state` is the agent's own dict, which is committed with the step and has equal values in the next one. `data` is
-    its row of the DataFrame of agents, `shared` the object that was passed to `run`, `neighbours` the agents to which
-    the agent has an edge in the graph.
+    `state` is the agent's own dict, which is committed with the step, and has equal values in the next step. `data` is
+    the agent's row of the DataFrame of agents, `shared` is the object that was passed to `run`, and `neighbours` are
+    the agents to which this agent has an edge in the graph.
     """
 
     __slots__ = ("_place", "_society", "data", "id", "neighbours", "shared", "state", "stopped")
@@ -147,13 +147,13 @@ class Agent:
         """Call a function, async or plain, and keep its result, so that an equal call is not made again.
 
         This is for calls that cost money or vary, such as calls of a language model; await it in an async model. Calls
-        are equal if the same agent makes them in the same step, of a function of the same qualified name, with equal
-        arguments. If an agent makes several equal calls in a step, each has a result of its own. A call whose arguments
-        msgpack cannot encode is known by its place among such calls of the function. The result is a copy of what the
-        function returned, and equal to it. A plain function runs in a thread. An exception is not kept.
+        are equal if the same agent makes them in the same step, of a function with the same qualified name, with equal
+        arguments. If an agent makes several equal calls in a step, each has its own result. If msgpack cannot encode a
+        call's arguments, the call is known by its place among the agent's other such calls of the function. The result
+        is an equal copy of what the function returned. A plain function runs in a thread. An exception is not kept.
 
         Raises: what the function raises; ConfigError outside of an async model; InvalidPayload, which names the part,
-        for a result that cannot be stored exactly; PayloadTooLarge for one above MessagingConfig.payload_bytes.
+        for a result that cannot be stored exactly; PayloadTooLarge for a result above MessagingConfig.payload_bytes.
         """
         calls = self._society.calls
         if calls is None:
@@ -172,7 +172,7 @@ class Agent:
         self._society.moves[self.id] = check_name("group", to)
 
     def stay_active(self) -> None:
-        """Ask to be called in the next step also without messages, if the run has only_active=True."""
+        """Ask to be called in the next step even without messages, if the run has only_active=True."""
         self._society.staying.add(self._place)
 
     def stop(self) -> None:
@@ -216,9 +216,9 @@ class AgentLoop:
     ) -> None:
         self.step: Step | None = None
         self.open_step: Step | None = None  # the step while the model's function may send
-        self.number = START  # of the step
-        self.send: Callable[..., None] = self._refuse  # how agents send in the step
-        self.last_step: int | None = None  # the last step that ran here to its end; the states are those after it
+        self.number = START  # the number of the step
+        self.send: Callable[..., None] = self._refuse  # the function by which agents send in the step
+        self.last_step: int | None = None  # the last step that ran here to its end, after which the states are
         self.calls: RememberedCalls | None = None  # the remembered calls of the step
         self.change = NO_CHANGE
         self.records_calls = False  # the step keeps its remembered calls for an event log
@@ -325,7 +325,7 @@ class AgentLoop:
             await self._calls.end_and_wait(Closed(f"the run of group {self._group!r} has ended"))
 
     def forget(self) -> None:
-        """Forget the agents of a run that has ended: they refer to this object, which then goes when its owner does."""
+        """Forget the agents of a run that has ended, because they and this object refer to each other."""
         self._agents = []
 
     @property
@@ -345,7 +345,7 @@ class AgentLoop:
         before: AgentSet | None = None,
         arrivals: Sequence[Arrival] = (),
     ) -> list[Agent]:
-        """Load a group's committed state; return the agents that have no state in it.
+        """Load a group's committed state; return the agents that have no state there.
 
         Args: `before` has the agents to which the state belongs (None: the same as `agents`), `arrivals` the agents
         that have come from other groups, with these groups' states.
@@ -397,10 +397,10 @@ class AgentLoop:
         return ConfigError(f"agent {agent!r} cannot {what} {where}: do so in the model's function")
 
     def _encoded(self, called: Sequence[Agent]) -> bytes:
-        """Return all states in the form in which they are committed, and give the agents copies decoded from it.
+        """Return all states, encoded for the commit, and give the agents copies that are decoded from the result.
 
-        As after a restart, a state then shares no object with another agent or with the model. With `only_active` only
-        the states of agents that were called are encoded again.
+        After that, as after a restart, a state shares no object with another agent or with the model. With
+        `only_active` only the states of agents that were called are encoded again.
         """
         self._stopped = sorted([*self._stopped, *(agent._place for agent in called if agent.stopped)])
         changed = called if self._forms else self._agents
@@ -417,9 +417,9 @@ class AgentLoop:
         return _encode((self._ids, self._forms, self._stopped, self._active))
 
     def _keep(self, agents: Sequence[Agent], function: str = "the model") -> bytes:
-        """Return the encoded states of agents, and give the agents copies decoded from them, unless each has its own.
+        """Return the encoded states of agents. If states may share objects, give the agents decoded copies.
 
-        Raises: StepFailed for a state that cannot be kept; `function` made it.
+        Raises: StepFailed for a state that cannot be kept; the error says that `function` made the state.
         """
         states = [agent.state for agent in agents]
         for agent in () if {dict}.issuperset(map(type, states)) else agents:
@@ -476,7 +476,7 @@ def check_agents(same: bool, group: str, count: int) -> None:  # noqa: FBT001 - 
 
 
 def step_failed(error: BaseException, function: str, group: str, step: int, agent: AgentId | None = None) -> StepFailed:
-    """Build the error for a user's function that failed. If `agent` is None, it ran for the whole group."""
+    """Build the error for a user's function that failed. If `agent` is None, the function ran for the whole group."""
     kind = "" if isinstance(error, MessagingError) else f"{type(error).__name__}: "
     place = f"group {group!r}" if agent is None else f"agent {agent!r} of group {group!r}"
     trace, where = users_trace(error)

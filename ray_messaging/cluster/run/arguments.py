@@ -1,4 +1,4 @@
-"""Types of a run's arguments, for type checkers and editors: what a run accepts is checked when it begins."""
+"""Types of a run's arguments, for type checkers and editors. A run itself checks its arguments when it begins."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Required, SupportsIndex, TypedDict, TypeVar
@@ -24,11 +24,11 @@ AnyId = AgentId | UUID | SupportsIndex  # such as an integer of numpy's; `check_
 
 
 class Ids(Protocol):
-    """Ids of agents, such as a list, a range or an array. A str is not one, although it is a sequence of strs."""
+    """Ids of agents, such as a list, a range or an array. A str does not fit, although it is a sequence of strs."""
 
     def __iter__(self) -> Iterator[AnyId]: ...
     def __len__(self) -> int: ...
-    def __contains__(self, value: object, /) -> bool: ...  # that of a str takes only a str
+    def __contains__(self, value: object, /) -> bool: ...  # by this a str does not fit: its method takes only a str
 
 
 class DataFrameLike(Protocol):

@@ -20,12 +20,12 @@ from typing import Any, Final
 import numpy as np
 
 _LONGEST_S: Final = 1.0
-_WALL: Final = 5  # if the thread waits, for a disk or the processor, a digest ends after so many times its time
+_WALL: Final = 5  # if the thread waits, for a disk or the processor, a digest ends after so many times its time limit
 _CHUNK: Final = 1 << 20  # bytes between two looks at the clock
-_BYTES_PER_S: Final = 1e9  # blake2b hashes about so many; what would take too long is not begun
+_BYTES_PER_S: Final = 1e9  # blake2b hashes about so many; a digest that would take too long is not begun
 _OBJECTS_PER_S: Final = 5e6  # pickle writes about so many
 _OTHERS = "ray.", "ray_messaging.", "torch."  # modules of handles, and of objects that may be on another device
-_BY_NAME = type, FunctionType, BuiltinFunctionType, MethodType, ModuleType  # their code is not looked at
+_BY_NAME = type, FunctionType, BuiltinFunctionType, MethodType, ModuleType  # only the names of such objects count
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, dict, list, tuple))
 _SETS = frozenset((set, frozenset))
 _HOOKS = frozenset(
@@ -41,14 +41,14 @@ _PURE = sys.stdlib_module_names | {"networkx", "numpy", "pandas", "pyarrow", "sc
 
 
 def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _LONGEST_S) -> str | None:
-    """Return a digest of a value; None if it has no digest, or computing it would take more than `longest_s`.
+    """Return a digest of a value; None if it has no digest, or if that would take more than `longest_s`.
 
-    With `anywhere` the digest is the same in all processes. Without it, the digest only tells whether one object has
-    changed in this process; this is faster, and the object may contain itself. An object has no digest if its class has
-    Python code that pickles it or reads its attributes, because that code may be slow, or change the object.
-    `longest_s` is time of the processor.
+    With `anywhere` the digest is the same in all processes. Without `anywhere`, the digest only says whether one object
+    has changed in this process; this is faster, and the object may contain itself. If an object's class has Python code
+    that pickles the object or reads its attributes, the object has no digest, because the code may be slow, or change
+    the object. `longest_s` is in seconds of processor time.
     """
-    with suppress(Exception):  # of any kind: not all can be pickled
+    with suppress(Exception):  # pickling an object may raise any error
         return _digest(value, _Time(longest_s), anywhere).hex()
     return None
 
@@ -56,7 +56,8 @@ def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _
 def _digest(value: object, time: "_Time", anywhere: bool) -> bytes:  # noqa: FBT001 - as above
     written = _Written(time)
     pickler = _Pickler(written, 5)
-    pickler.time, pickler.fast = time, anywhere  # without the memo, which depends on which equal parts are one object
+    # `fast` turns off the memo: with it the result depends on whether equal parts are the same object.
+    pickler.time, pickler.fast = time, anywhere
     pickler.dump(value)
     return written.hash.digest()
 
@@ -123,7 +124,7 @@ class _Pickler(pickle.Pickler):
         kind: Any = type(obj)
         if kind in _PLAIN:
             return None
-        if kind in _SETS:  # in an order that does not depend on the process
+        if kind in _SETS:  # a set is pickled in an order that does not depend on the process
             return kind.__name__, sorted(_digest(member, self.time, anywhere=True) for member in obj)
         if issubclass(kind, np.ndarray):
             self.time.need(obj.size / _OBJECTS_PER_S if obj.dtype.hasobject else obj.nbytes / _BYTES_PER_S)
@@ -132,7 +133,7 @@ class _Pickler(pickle.Pickler):
                 return obj.dtype.str, obj.shape, turned, _digest_of_array(obj.T if turned else obj, self.time)
         if issubclass(kind, _BY_NAME) or f"{kind.__module__}.".startswith(_OTHERS):
             return str(getattr(obj, "__module__", "")), str(getattr(obj, "__qualname__", kind.__qualname__))
-        if hasattr(kind, "itertuples") and hasattr(kind, "iloc"):  # a DataFrame, which reading may rearrange
+        if hasattr(kind, "itertuples") and hasattr(kind, "iloc"):  # a DataFrame, which may rearrange itself when read
             return self._frame(obj)
         if _has_hooks(kind):
             raise TypeError(kind)
@@ -148,7 +149,7 @@ class _Pickler(pickle.Pickler):
         return [*frame.columns], frame.index.to_numpy(), columns
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - as pickle has it
-        """Return the parts of an object, without its cached properties, which reading it may have added."""
+        """Return the parts of an object, without cached properties, which may come when the object is read."""
         kind = type(obj)
         if not hasattr(obj, "__dict__"):
             return NotImplemented

@@ -45,7 +45,7 @@ class Crowd:
     def uniform(self, k: int = 1) -> NDArray[np.float64]:
         """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k), rows as in `ids`.
 
-        The numbers depend on the seed, the step and the agent alone; `start` has numbers of its own.
+        The numbers depend on the seed, the step and the agent alone. `start` has its own numbers.
 
         Raises: ConfigError unless k is a number of at least 0.
         """
@@ -77,7 +77,7 @@ class CrowdSociety:
         self._model_thread = thread or ModelThread()
         self._crowd: Crowd | None = None
         self.change = NO_CHANGE
-        self.last_step: int | None = None  # the last step that ran here to its end; the states are those after it
+        self.last_step: int | None = None  # the last step that ran here to its end, after which the states are
 
     async def run(self, step: Step, _calls: CallMemory | None = None) -> None:
         """Run the model; raise StepFailed if it raises an exception."""
@@ -190,7 +190,7 @@ def _encoded(crowd: Crowd) -> bytes:
 
 
 def _checked(name: object, value: Any) -> NDArray[Any]:  # noqa: ANN401 - what a user keeps
-    """Return a value of the state as an array; raise TypeError if that would change the value."""
+    """Return a value of the state as an array; raise TypeError if the conversion would change the value."""
     place = f"group.state[{name!r}]"
     if type(name) is not str:
         raise TypeError(f"{place} has a key of type {type(name).__name__}: use a text")
@@ -224,7 +224,7 @@ def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArra
 
 
 def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return a row of zeros of a shape and type that all rows fit; raise ConfigError if there is none."""
+    """Return a row of zeros with a shape and type for the rows of all arrays; raise ConfigError if none fits all."""
     shapes = {array.shape[1:] for array in arrays}
     kinds = {"number" if array.dtype.kind in "biuf" else array.dtype.kind for array in arrays}
     if len(shapes) == len(kinds) == 1:
@@ -241,8 +241,8 @@ def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 def state_of(agent: AgentId, hosted: AgentSet, state: bytes) -> dict[str, Any]:
     """Return the state of one agent from the committed state of its group, which hosts some agents.
 
-    With by="group" the agent's state is its row of each array that has a row for each agent. The result is {} for a
-    state that no run of `messaging.run` has committed.
+    With by="group" the agent's state has its row of each array that has a row for each agent. If no run of
+    `messaging.run` has committed the state, the result is {}.
     """
     place = AgentPlaces(hosted).place(agent)
     try:

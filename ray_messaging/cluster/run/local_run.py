@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _EXPERIMENT = "local"
-_LOOK_S = 1.0  # the time between two looks at the progress
+_LOOK_S = 1.0  # the time between two checks of the progress
 
 
 @overload
@@ -84,21 +84,21 @@ def run(
 ) -> Result:
     """Run a model in this process, without Ray and without an experiment, and return the agents' states.
 
-    Use this where one process is enough, as for a small model, a test, or one run of many at the same time; use
-    `Messaging.run` where the run needs several processes or machines, a log, or has to go on after a failure. Messages,
-    rules, order, states and digests are the same in both, with the same seed and whatever `groups` says.
+    Use this function where one process is enough: for a small model, for a test, or if many runs are made at the same
+    time. Use `Messaging.run` where a run needs several processes or machines, or a log, or has to go on after a
+    failure. With the same seed, both give the same messages, verdicts, order, states and digests, whatever `groups` is.
 
-    Each group has a copy of `shared`, and the run has copies of the rules. The model is not copied: groups share its
+    Each group has a copy of `shared`, and the run has copies of the rules. The model is not copied, so groups share its
     globals. A plain model that never returns keeps the process from ending, even after a `timeout`. Ctrl-C raises
     KeyboardInterrupt.
 
     Args:
-        model: As for `Messaging.run`, and so are all arguments that are not listed here.
+        model: As for `Messaging.run`.
         agents: As for `Messaging.run`.
         until: The first step that is not run.
-        groups: As for `Messaging.run`, with one group as the default: more groups do not use more processors here.
+        groups: As for `Messaging.run`. The default is one group, because more groups do not use more processors here.
         start: As for `Messaging.run`.
-        graph: As for `Messaging.run`, but for the name of an audience, which only an experiment has.
+        graph: As for `Messaging.run`, except that it cannot be an audience, because only an experiment has audiences.
         shared: As for `Messaging.run`.
         by: "agent" or "group".
         concurrency: As for `Messaging.run`.
@@ -124,14 +124,14 @@ def run(
     try:
         return run_in_own_loop(lambda: _run(plans, model, until, options, copies, made, seed, progress=progress))
     except StepFailed as error:
-        raise error.with_traceback(None) from cause_of(error)  # without our own frames
+        raise error.with_traceback(None) from cause_of(error)  # the traceback leaves out our own frames
 
 
 def _copy(name: str, value: T) -> T:
     """Return a copy of a user's object; raise ConfigError if it can neither be copied nor sent to a process."""
     try:
         return deepcopy(value)
-    except Exception:  # noqa: BLE001 - of any kind: by the object's own code
+    except Exception:  # noqa: BLE001 - the object's own code may raise any error
         import ray.cloudpickle as cloudpickle  # noqa: PLC0415 - it copies more, such as modules, and takes a second
 
         from ray_messaging.cluster.unpicklable import sent  # noqa: PLC0415
@@ -181,7 +181,9 @@ async def _run(
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
             calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, 1, with_states=True)))
             stack.push_async_callback(end, calls[-1])
-            stack.push_async_callback(actor.close)  # first, so that remembered calls in flight end and are kept
+            stack.push_async_callback(
+                actor.close
+            )  # comes first at the end: remembered calls in flight end and are kept
         with ProgressLine(until, shown=progress) as line:
             await _all_done(calls, supervising, lambda: _show(store, line, until))
         await _all_done([asyncio.create_task(_sealed(store, until - 1))], supervising)

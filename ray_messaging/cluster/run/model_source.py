@@ -1,4 +1,4 @@
-"""Name and source of a model, and digests of its inputs, by which a later call of `run` sees a difference."""
+"""Name and source of a model, and digests of its inputs, from which a later call of `run` sees what has changed."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,8 +28,8 @@ def name_of(function: object) -> str:
 def source_of(model: object) -> str | None:
     """Return a digest of a model's file, or of its own text in a notebook or program; None if there is no source.
 
-    In a program, which calls the run too, the digest has the text of the model, and of all that the model uses from the
-    program: the rest of the program may change.
+    If the model is in the program that also calls the run, the digest has only the text of the model, and of all that
+    the model uses from the program. The rest of the program may change.
     """
     while isinstance(model, partial):
         model = model.func
@@ -46,9 +46,9 @@ def source_of(model: object) -> str | None:
 
 
 def _texts_in_program(code: Any, seen: set[object]) -> Iterator[str]:  # noqa: ANN401 - a function or a class
-    """Yield the text of a function or class, and of what it uses from its program: functions, classes, plain values."""
+    """Yield the text of a function or class, and of the functions, classes and plain values that it uses."""
     seen.add(code)
-    if getattr(code, "__name__", "") == "<lambda>":  # its text has that of the call in which it stands
+    if getattr(code, "__name__", "") == "<lambda>":  # the source of a lambda contains the whole call around it
         yield " ".join(_parts_of_code(code.__code__))
     else:
         yield inspect.getsource(code)
@@ -93,7 +93,7 @@ def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[st
 
 
 def change_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
-    """Return a line that says that a run's model has another source than `before`, or None if it has not."""
+    """Return a line that says that a run's model has another source than `before`, or None if the source is equal."""
     sources = now["source"], before.get("source")
     if None in sources or sources[0] == sources[1]:
         return None

@@ -1,6 +1,6 @@
-"""The thread in which a group's model runs, beside the event loop of its actor, and the agent that blocks it.
+"""The thread in which a group's model runs, beside the event loop of the actor, and the agent that blocks the thread.
 
-From one await to the next only one agent's code runs in the model's event loop. We call that a turn of this agent.
+From one await to the next, only one agent's code runs in the model's event loop. We call this a turn of the agent.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ BLOCKING_S: Final = 0.1  # asyncio's own measure of a slow callback
 
 
 class ModelThread:
-    """One thread for all calls of a model, with an event loop of its own for async models.
+    """One thread for all calls of a model, with its own event loop for async models.
 
-    The actor's event loop blocks during a short call, for at most 20 ms, because waking it for the result would cost up
-    to a twentieth of a small step. After a call that took longer, it does not block. So a call that waits for the
-    actor's event loop may be delayed by 20 ms.
+    The actor's event loop blocks during a short call, for at most 20 ms, because to wake the loop for the result would
+    cost up to a twentieth of a small step. After a longer call, the loop does not block during the next call. So a call
+    that waits for the actor's event loop may be delayed by 20 ms.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "model")
         self._short = True  # the last call was short
-        self._loop: asyncio.AbstractEventLoop | None = None  # one for all steps: models' clients are bound to it
+        self._loop: asyncio.AbstractEventLoop | None = None  # the same in all steps, because clients are bound to it
 
     async def call(
         self,
@@ -46,11 +46,11 @@ class ModelThread:
         *args: Any,  # noqa: ANN401 - the function's
         look: Callable[[], float | None] | None = None,
     ) -> T:
-        """Call a plain function in the thread; raises its exceptions, as `raising` does.
+        """Call a plain function in the thread; raise the function's exceptions, as `raising` does.
 
-        Args: `look` is called now and then, and returns after how many seconds it is to be called again. If it raises,
-        this call ends with that exception, even if the function does not end. With `look` the event loop does not
-        block.
+        Args: `look` is called now and then, and returns after how many seconds it is to be called again. If `look`
+        raises an exception, this call ends with it, even if the function does not end. With `look` the event loop does
+        not block.
         """
         began = perf_counter()
         future = self._thread.submit(copy_context().run, raising, function, *args)
@@ -86,7 +86,7 @@ class ModelThread:
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:
-    if not loop.is_running():  # it runs if the process ends while a model does not
+    if not loop.is_running():  # the loop still runs if the process ends while a model does not
         loop.close()
 
 
@@ -160,7 +160,7 @@ class Turns(Awaitable[T]):
             try:
                 yield found
                 error = None
-            except BaseException as thrown:  # noqa: BLE001 - it is raised in the call
+            except BaseException as thrown:  # noqa: BLE001 - the exception is raised again in the call
                 error = thrown
 
 

@@ -1,6 +1,6 @@
 """Warnings about a model that keeps data, or draws random numbers, outside of its agents.
 
-Other groups do not have these data, and a restart loses them.
+Other groups do not have such data, and a restart loses the data.
 """
 
 import logging
@@ -25,13 +25,13 @@ _FUNCTIONS: Final = 200  # the most functions whose names are looked up
 _FIRST_STEPS: Final = 20
 _MT_BYTES: Final = 625 * 4
 _PAGE: Final = "(docs/repeatability.md)"
-_LONGEST_S: Final = 0.1  # the most time for all digests before a step, or after it: a group waits so long
+_LONGEST_S: Final = 0.1  # the most time for all digests before a step, or after a step, because the group waits
 
 
 class ModelWatch:
     """The checks of one group's model. Each problem is logged once, as a warning.
 
-    The first steps are checked, and then as many as take a hundredth of the time.
+    The first steps are checked, then as many steps that the checks take at most a hundredth of the run's time.
 
     Args: `given` has, by name, the objects that a model gets and must not change. `told` has the names of the problems
     that this run has logged already; groups in one process share it.
@@ -41,7 +41,7 @@ class ModelWatch:
         self._model = model
         self._given = given
         self._told: set[str] = set() if told is None else told
-        self._before: dict[str, tuple[int, str | None]] = {}  # by a kept object's name: a step, the digest before it
+        self._before: dict[str, tuple[int, str | None]] = {}  # by object: a step, and the digest before that step
         self._begun = 0
         self._next = 0.0  # the time of the next check
 
@@ -75,7 +75,7 @@ class ModelWatch:
         """End all checks if one of them raises an error, because the run itself may be right and must go on."""
         try:
             yield
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - of any kind: objects of the user are looked at
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's objects may raise any error
             self._begun, self._next = _FIRST_STEPS, inf
             if "an error" not in self._told:
                 self._told.add("an error")
@@ -94,7 +94,7 @@ class ModelWatch:
             self._before[name] = step + 1, now
 
     def _kept(self) -> Mapping[str, object]:
-        """Return, by name, the objects that outlive a step: those in `given`, and those that the model refers to."""
+        """Return, by name, the objects that outlive a step: from `given`, and those to which the model refers."""
         found = {**_named(self._model), **self._given}
         return {name: value for name, value in found.items() if name not in self._told}
 
@@ -119,11 +119,11 @@ class ModelWatch:
 
 
 def _digests(kept: Mapping[str, object]) -> dict[str, str | None]:
-    """Return a digest of each thing; None if it has none, or there is no time left."""
+    """Return a digest of each object, or None if the object has no digest or no time is left."""
     end = thread_time() + _LONGEST_S
     found = {}
     for name, value in kept.items():
-        left = (end - thread_time()) / 2  # the other half is for the things that follow
+        left = (end - thread_time()) / 2  # the other half is for the objects that follow
         found[name] = content_digest(value, anywhere=False, longest_s=left)
     return found
 
@@ -131,7 +131,7 @@ def _digests(kept: Mapping[str, object]) -> dict[str, str | None]:
 def _drawn() -> dict[str, object]:
     """Return the states of the process's random number generators."""
     numpys: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]  # numpy's types lack it
-    # Its memory, because a copy of its state takes a hundred times as long.
+    # The generator's memory is returned, because a copy of its state takes a hundred times as long.
     state = string_at(numpys.ctypes.state_address, _MT_BYTES) if type(numpys) is np.random.MT19937 else b""
     return {"the module random": random.getstate(), "numpy.random": state}
 
@@ -146,7 +146,7 @@ def _named(model: object) -> dict[str, object]:
             continue
         seen.add(id(function))
         for name, value in _references(function):
-            kind = type(value)  # not isinstance, which asks the value
+            kind = type(value)  # isinstance would run the value's own code
             if issubclass(kind, FunctionType | MethodType | partial):
                 left.append(value)
             elif not issubclass(kind, type | ModuleType):

@@ -22,11 +22,11 @@ _NAMED = 5  # the most addresses of undeliverable messages that are named
 
 
 class CallCounts(NamedTuple):
-    """The numbers of remembered calls that succeeded, by who answered them, and of failed tries that were repeated.
+    """How many remembered calls succeeded, by where the result came from, and how many failed tries were repeated.
 
-    `model` counts the calls of which the function was called, `kept` those that an earlier attempt at the step had
-    made, and `parent` those that the run had made of which this run is a fork. `spent` says that the budget of
-    `Calls(budget=)` was spent, and has ended the run.
+    `model` counts the calls in which the function itself was called. `kept` counts results from an earlier attempt at
+    the step, and `parent` results from the parent of a fork. `spent` says that the budget of `Calls(budget=)` was
+    spent, which has ended the run.
     """
 
     model: int = 0
@@ -42,10 +42,10 @@ class Result:
 
     `states` maps each agent, or with by="group" each group, to its state after the last step. With by="group" `ids`
     maps each group to its agents, in the order of its arrays. `fates` counts the messages of all steps since the
-    experiment began, by fate. `undeliverable` counts messages to a few of the addresses on which nobody listens, such
-    as agents that no group hosts. With `Steps(digest=True)` `digests` maps each of the last 64 steps to the digest of
-    its messages, in hex. `steps` is the first step that did not run. `stopped` is True if Ctrl-C, or the budget of
-    calls, ended the run early. `calls` counts the remembered calls of this run.
+    experiment began, by fate. `undeliverable` counts, for a few addresses on which nobody listens, the messages to the
+    address, such as an agent that no group hosts. With `Steps(digest=True)` `digests` maps each of the last 64 steps to
+    the digest of its messages, in hex. `steps` is the first step that did not run. `stopped` is True if Ctrl-C, or the
+    budget of calls, ended the run early. `calls` counts the remembered calls of this run.
     """
 
     states: dict[AgentId, dict[str, Any]]
@@ -62,7 +62,7 @@ class Result:
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of what `collect=` has collected, with a row for each step, or for each step and agent.
 
-        It has the steps of earlier runs too, as far as they are in the log's folder, or, without a log, on the server.
+        The DataFrame also has steps of earlier runs, if these are in the log's folder, or without a log, on the server.
 
         Raises: ConfigError if this run had no `collect=`; ImportError without pandas.
         """
@@ -85,7 +85,7 @@ class Result:
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of the states: a row per agent, a column per key; raise ImportError without pandas.
 
-        With by="group" the columns are the arrays with a value for each agent of their group.
+        With by="group" the columns are the arrays that have a value for each agent of the group.
         """
         ids, columns = self._by_agent() if self.ids else ([*self.states], _columns([*self.states.values()]))
         name = _ids_among(columns)
@@ -114,7 +114,7 @@ def gathered(
     digests: Mapping[int, str],
     collected: Any,  # noqa: ANN401 - a pyarrow.Table
 ) -> Result:
-    """Return the result of a run from its groups' results; `by_rules` has the changes of `fates` by step rules."""
+    """Return the result of a run from the groups' results; `by_rules` says how step rules have changed `fates`."""
     ended = min(part.until for part in parts)
     fates = sum((part.fates for part in parts), Counter[str]())
     fates.update(by_rules)
@@ -168,7 +168,7 @@ def series_frame(table: Any) -> Any:  # noqa: ANN401 - a pyarrow.Table, and a pa
 
 
 def _columns(states: Sequence[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
-    """Return for each key that some state has the list of its values in all states (None if a state lacks it)."""
+    """Return, for each key of any state, the list of the key's values in all states; None where a state lacks it."""
     keys = dict.fromkeys(key for state in states for key in state)
     return {key: [state.get(key) for state in states] for key in keys}
 

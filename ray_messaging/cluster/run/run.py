@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
 
 _KIND: Final = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100}
-_IDLE_S: Final = 60.0  # how long idle processes are kept: a new one takes a second or two, an idle one some memory
+_IDLE_S: Final = 60.0  # idle processes are kept so long: they take memory, but a new process takes a second or two
 _CLOSE_S = 10.0  # the longest wait until groups have left their mailboxes, once their remembered calls have ended
 _LOOK_S = 0.25  # the time between two checks of the progress
 _NODES_EVERY = 8  # one check in so many also checks that no machine with a server is lost
@@ -50,7 +50,7 @@ _REMEDY = "resume with the same, or begin anew by on_existing='reset'"
 class RunActors:
     """Actors that have run a model, by group, kept for the next run.
 
-    They have left their mailboxes, and are ended after a minute without a run.
+    The kept actors have left their mailboxes. After a minute without a run the actors are ended.
     """
 
     def __init__(self) -> None:
@@ -58,14 +58,14 @@ class RunActors:
         self.inputs: Mapping[str, Any] = {}  # digests of what the last call of `run` was given
         self.turns = itertools.count(1)  # numbers of the actors' calls
         self._kept: dict[str, Any] = {}
-        self._options: Mapping[str, Mapping[str, Any]] = {}  # of the actors that were asked for last
+        self._options: Mapping[str, Mapping[str, Any]] = {}  # by group, the options in the last call of `take`
         self._end: threading.Timer | None = None
         self._lock = threading.Lock()
 
     def take(self, groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return the kept actors of some groups that can be used for another run, and end all other kept actors.
 
-        Args: `groups` has the options of each group's actor; an actor that started with others is not used.
+        Args: `groups` has the options of each group's actor; an actor that started with other options is not used.
         """
         kept, before, self._options = self._detach(), self._options, groups
         same = {name for name, options in groups.items() if before.get(name) == options}
@@ -121,7 +121,7 @@ class EarlyEnd:
     From the first Ctrl-C to the end of the context no step begins. A pause of the steps is not changed. Python handles
     signals only in the main thread, so in other threads this does nothing.
 
-    Args: `turn` is the number of these actors' current calls of `run`.
+    Args: `turn` is the number of the current call of the actors' `run`.
     """
 
     def __init__(self, interceptor: Any, actors: Sequence[Any], turn: int) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -131,7 +131,7 @@ class EarlyEnd:
         self._turn = turn
         self._former: Any = None  # the earlier handler of the signal
         self._holds = False  # the steps may be on hold because of this object
-        self._name = secrets.token_hex(8)  # of the hold
+        self._name = secrets.token_hex(8)  # the name of the hold
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -140,7 +140,7 @@ class EarlyEnd:
 
     def __exit__(self, *_error: object) -> None:
         self._restore()
-        if self._holds:  # a call is under way before another Ctrl-C can end the wait for its answer
+        if self._holds:  # the call is sent first, so that another Ctrl-C can only end the wait for its answer
             result(self._interceptor.release_steps.remote(self._name), actor_name="the interceptor")
 
     def _restore(self) -> None:
@@ -159,15 +159,15 @@ class EarlyEnd:
         last = result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
         told = [actor.end_after.remote(last, self._turn) for actor in self._actors]
         wait(told, num_returns=len(told), timeout=_TOLD_S)
-        # This wakes the groups that wait.
+        # The hold also wakes the groups that wait for a step.
         result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
 
 
 class Run(AbstractContextManager["Run"]):
     """A run of a model that stands between its steps until it is told to go on, as `messaging.start_run` returns it.
 
-    `step` is the first step that did not run. Use it as a context manager, or call `close`. The next run, and the end
-    of the experiment, close it, too.
+    `step` is the first step that did not run. Use the run as a context manager, or call `close`. The next run, and the
+    end of the experiment, also close the run.
     """
 
     def __init__(
@@ -246,14 +246,14 @@ class Run(AbstractContextManager["Run"]):
         return f"Run(step {self.step}, {len(self._inputs.plans):,} groups{'' if self._open else ', closed'})"
 
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
-        """Let n more steps run; return the first step that did not run. Ctrl-C lets no step begin after the open one.
+        """Let n more steps run; return the first step that did not run. After Ctrl-C only the open step still ends.
 
         Raises: the same errors as `messaging.run`, after which this run is closed; Closed if this run was closed
         before; BudgetSpent if no step ran because the budget of calls is spent.
         """
         before = self.step
         self._go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False, stands=True)
-        if self._spent and self.step == before:  # otherwise a caller's loop up to some step would not end
+        if self._spent and self.step == before:  # without the error, a loop up to a certain step would never end
             raise BudgetSpent(self._spent_text())
         return self.step
 
@@ -271,7 +271,7 @@ class Run(AbstractContextManager["Run"]):
         return self._gathered(self._go_on(self.step, progress=False, with_states=True, stands=True), self.step)
 
     def _go_on(self, until: int, *, progress: bool, with_states: bool, stands: bool = False) -> list[GroupResult]:
-        """Let the steps before `until` run; return the results of the groups. A fork does its work between them."""
+        """Let the steps before `until` run; return the groups' results. A fork does its work between the steps."""
         if self._messaging._fork is not None:
             for step, act in self._messaging._fork.stops(self.step, until):
                 parts = self._drive(step, progress=progress, with_states=with_states, stands=False)
@@ -347,7 +347,7 @@ class Run(AbstractContextManager["Run"]):
             yield refs
         except KeyboardInterrupt:
             self._detach()
-            _end(self._actors)  # at once, without a clean end
+            _end(self._actors)  # kill the actors at once
             raise
         except BaseException as error:
             self._detach()
@@ -357,7 +357,7 @@ class Run(AbstractContextManager["Run"]):
             raise
 
     def _gathered(self, parts: Sequence[GroupResult], until: int) -> Result:
-        """Return the result of all steps up to now. The run was to go up to the step before `until`."""
+        """Return the result of all steps up to now. The run should have gone up to the step before `until`."""
         steps = self._messaging.steps
         by_rules = steps.fates_by_rules(self.step - 1) if self.step else {}
         return gathered(parts, until, by_rules, _digests(steps, self.step), self._series())
@@ -386,7 +386,7 @@ def _note(
     plans: Sequence[GroupPlan],
     inputs: Mapping[str, str | None],
 ) -> Mapping[str, Any] | None:
-    """Record this call in the folder of the event log, if there is one; print a line if the model is another one.
+    """Record this call in the folder of the event log, if there is a log; print a line if the model has changed.
 
     Returns: the record of the last call, if an earlier start made that call.
     """
@@ -435,13 +435,13 @@ def _watch(
 ) -> list[GroupResult]:
     """Wait for all groups, and show the progress; raise the first error at once.
 
-    Args: `lost` returns an error for a machine whose loss ends the run, also by what a group has raised.
+    Args: `lost` returns an error if the loss of a machine ends the run; it also gets the error that a group has raised.
     """
     waiting, spent, looks = list(refs), False, itertools.count(1)
     while waiting:
         done, waiting = wait(waiting, timeout=_LOOK_S)
         if next(looks) % _NODES_EVERY == 0 and (gone := lost(None)) is not None:
-            raise gone  # groups may wait for its server for minutes
+            raise gone  # at once, because groups may wait for minutes for the server of the lost machine
         try:
             spent = spent or any(part.spent for part in _results(done))
         except ConnectionFailed as error:

@@ -50,9 +50,9 @@ class GroupResult(NamedTuple):
     """Result of one group: its states after the steps before `until`, and the counts of its messages by fate.
 
     `states` and `ids` are empty unless they were asked for. With by="group" `ids` has the agents in the order of the
-    arrays. `unheard` counts undeliverable messages to a few of the addresses on which nobody listens. `calls` counts
-    remembered calls by who answered them, and retries of calls. `spent` says that the budget of calls was spent before
-    step `until`.
+    arrays. `unheard` counts, for a few addresses on which nobody listens, the messages to the address. `calls` counts
+    remembered calls, by where the result came from, and retries of calls. `spent` says that the budget of calls was
+    spent before step `until`.
     """
 
     states: dict[Any, Any]
@@ -79,9 +79,9 @@ class RunOptions(NamedTuple):
 class RunInputs(NamedTuple):
     """Inputs that the groups of a run share.
 
-    `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only what
-    it needs, and that once. `parent_calls` is the log's folder of an earlier run, whose results answer equal calls
-    (None: no such run). `change` sets states before a step.
+    `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only the
+    inputs that it needs, and each only once. `parent_calls` is the log folder of an earlier run, whose results answer
+    equal calls (None: no such run). `change` sets states before a step.
     """
 
     model: Any
@@ -104,13 +104,13 @@ class RunActor:
         self._since = time.time()  # no module of the user was imported before this time
         self._messager = messager
         self._loop: StepLoop | None = None
-        self._steps: AsyncGenerator[Step | None, None] | None = None  # of the loop
+        self._steps: AsyncGenerator[Step | None, None] | None = None  # the steps of the loop
         self._stands = False  # no call of `run` is under way, and the loop waits for the next one
         self._society: AgentLoop | CrowdSociety | None = None
         self._homes: Homes | None = None
         self._watch: ModelWatch | None = None
         self._told = told
-        self._thread = ModelThread()  # one for all runs: clients in a user's module are bound to its event loop
+        self._thread = ModelThread()  # the same for all runs, because clients in a user's module are bound to its loop
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which this call ends early
 
@@ -127,7 +127,7 @@ class RunActor:
                         f"{error}. A run hosts its agents in groups of its own: remove that one, or pass groups= to run"
                     )
                     raise AlreadyExists(text, kind=error.kind, value=error.value, owner=error.owner) from error
-                self._messager = await messaging.open_messager(plan.name, NO_AGENTS)  # the first ones moved just now
+                self._messager = await messaging.open_messager(plan.name, NO_AGENTS)  # the agents moved just now
             tune_process()
 
     async def run(
@@ -164,8 +164,8 @@ class RunActor:
             spent = True
         loop = self._loop
         assert loop is not None
-        # Then the states here are those after another step than the last committed one, which another process has run,
-        # or after a step that was not committed.
+        # If the two steps differ, the states here do not count: another process has run the last committed step, or
+        # the last step here was not committed.
         if with_states and society.last_step != loop.committed:
             await homes.prepare(loop.before)
             society.read(AgentPlaces(loop.before), loop.state)
@@ -175,9 +175,9 @@ class RunActor:
     async def _run_steps(
         self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, parent_calls: str | None, *, stands: bool
     ) -> bool:
-        """Run the steps before `until`, unless `end_after` ends them; return False if they need another driver.
+        """Run the steps before `until`, unless `end_after` ends them; return False if the group needs another driver.
 
-        Raises: ConnectionFailed if a step has waited for the server for as long as it may; the society's errors.
+        Raises: ConnectionFailed if a step has waited for the server for as long as it may; the errors of the model.
         """
         assert self._messager is not None
         end, again = until if self._last is None else min(until, self._last + 1), self._steps is not None
@@ -198,7 +198,7 @@ class RunActor:
                     again = False
                     await self._run_step(step, loop, society, homes, parent_calls)
         except Fenced:
-            if not again:  # else another driver has had the group since the last call
+            if not again:  # otherwise another driver has had the group since the last call
                 raise
             return False
         except StepAborted as error:
@@ -221,9 +221,9 @@ class RunActor:
             await self._reopen(messaging, plan)
 
     async def _reopen(self, messaging: "Messaging", plan: GroupPlan) -> None:
-        """Host the group's agents, if this process was started anew; wait for the server as a step does.
+        """Host the group's agents again, if this process was started anew; wait for the server as a step does.
 
-        Raises: ConnectionFailed if that takes longer than MessagingConfig.cut_timeout_s.
+        Raises: ConnectionFailed if the wait takes longer than MessagingConfig.cut_timeout_s.
         """
         cut_timeout_s = messaging._connection.experiment.settings.cut_timeout_s
         backoff = Backoff(ACTOR_START_RETRY, deadline=time.monotonic() + cut_timeout_s)
@@ -286,7 +286,7 @@ class RunActor:
         """Let remembered calls end and be kept; then leave the mailbox, which stays on the server for a resumed run."""
         if isinstance(self._society, AgentLoop):
             await self._society.end()
-        if self._stands:  # else a call of `run` is under way, which ends them
+        if self._stands:  # otherwise a call of `run` is under way, which ends the remembered calls
             await self._end_steps()
         if self._messager is not None:
             await self._messager.close()
@@ -298,7 +298,7 @@ class RunActor:
         gc.collect()  # agents and their group refer to each other
 
     def forget(self) -> None:
-        """Forget the agents of a run that has ended, so that they go without a search for what refers to itself."""
+        """Forget the agents of a run that has ended, so that they are freed without the garbage collector."""
         if isinstance(self._society, AgentLoop):
             self._society.forget()
 
@@ -306,7 +306,7 @@ class RunActor:
         """Return whether a new process would run the same code: no file of an imported module has changed."""
         for module in [*sys.modules.values()]:
             file = getattr(module, "__file__", None)
-            with suppress(OSError):  # some modules have no file of their own, as those in an archive
+            with suppress(OSError):  # some modules have no file, such as modules in an archive
                 if file and Path(file).stat().st_mtime > self._since:
                     return False
         return True
@@ -351,7 +351,7 @@ async def move_agents(messager: "GroupMessager", moves: Mapping[AgentId, str], s
             try:
                 await messager.move_agents(leaving, to=target)
             except (UnknownName, MoveFailed) as error:
-                if isinstance(error, MoveFailed) or error.kind != "agent":  # otherwise another call was faster
+                if isinstance(error, MoveFailed) or error.kind != "agent":  # unless another call has moved the agent
                     raise step_failed(error, "me.move", messager.name, step, next(iter(leaving))) from error
 
 

@@ -1,4 +1,4 @@
-"""The arguments of a run, checked, and its plan: the agents of each group, with the data and neighbours of each."""
+"""The checks of a run's arguments, and the run's plan: the agents of each group, with their data and neighbours."""
 
 import inspect
 from collections import Counter
@@ -21,7 +21,7 @@ from ray_messaging.receiving.call_checks import check_timeout
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.run_actor import RunOptions
 
-# By agent, its data and its neighbours; empty if the run has neither data nor a graph.
+# By agent, the agent's data and neighbours; empty if the run has neither data nor a graph.
 Rows = dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]]
 
 
@@ -104,7 +104,7 @@ def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
         for record in records:
             try:
                 record[name] = deepcopy(record[name])
-            except Exception as error:  # of any kind: by the object's own code
+            except Exception as error:  # the object's own code may raise any error
                 raise ConfigError(
                     f"column {name!r} of agents holds {short_repr(record[name])}, which cannot be copied, although "
                     f"each agent needs its own copy: pass that object as shared= ({type(error).__name__}: {error})"
@@ -121,7 +121,7 @@ def changeable(rows: Rows) -> list[Any]:
 
 
 def senders_of(plans: Sequence[GroupPlan]) -> dict[str, set[str]]:
-    """Return for each group the groups that have an agent with a neighbour in it."""
+    """Return, for each group, the other groups that may send to it: those with an agent that has a neighbour in it."""
     owners = {agent: plan.name for plan in plans for agent in plan.agents}
     found: dict[str, set[str]] = {plan.name: set() for plan in plans}
     for plan in plans:
@@ -198,7 +198,7 @@ def _neighbours(graph: Any) -> dict[AgentId, tuple[AgentId, ...]]:  # noqa: ANN4
 
 
 def _neighbours_of_ints(edges: NDArray[np.integer[Any]]) -> dict[AgentId, tuple[AgentId, ...]]:
-    """Return what `_neighbours` does, in a fifth of the time, of an array of ints (m, 2)."""
+    """Return the same as `_neighbours`, in a fifth of the time, for an array of ints (m, 2)."""
     order = np.argsort(edges[:, 0], kind="stable")
     senders, hearers = edges[order, 0], edges[order, 1].tolist()
     firsts = np.flatnonzero(np.diff(senders, prepend=senders[:1] - 1))
@@ -221,7 +221,7 @@ def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: I
 
 
 class Homes:
-    """The rows of the agents that are in a group now. The plan gets other groups' rows once it needs them.
+    """The rows of the agents that are in a group now. Rows of agents that began in other groups are loaded when needed.
 
     Args: `others` has the plans of all groups, as Ray references by name.
     """

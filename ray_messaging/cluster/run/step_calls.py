@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from ray_messaging.messages import Messages
 
 CALLS_END_S: Final = 30.0  # if a step fails, remembered calls in flight get this time, because they cost money
-_END_S: Final = 1.0  # the time for a model to end after its cancellation, which a blocked thread does not notice
+_END_S: Final = 1.0  # a cancelled model gets this time to end; a blocked thread does not notice the cancellation
 
 _Call = tuple["Agent", Awaitable[object]]
 RETRIES = "retries"  # the key of the count of retries
 NO_LIMITS = Calls()
-_TOO_MANY, _SERVER_ERRORS = 429, 5  # an HTTP status, and the first digit of others
+_TOO_MANY, _SERVER_ERRORS = 429, 5  # an HTTP status, and the first digit of the statuses of server errors
 RESULT = "the result of me.remember"  # the name, in errors, of a value that cannot be kept
 
 
@@ -72,7 +72,7 @@ class StepCalls:
             self._over.set()
 
     async def end_and_wait(self, error: BaseException) -> None:
-        """End the calls with an error. Return when they have ended, or the time for remembered calls to end is over."""
+        """End the calls with an error. Return when the calls have ended, or the time for remembered calls is over."""
         self.end(error)
         assert self._end_by is not None
         with suppress(TimeoutError):
@@ -126,13 +126,13 @@ class StepCalls:
 
     def _call_all(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         calls = self._calls(agents)
-        if not is_async(self.model):  # its calls may still return awaitables, for example if it is decorated
+        if not is_async(self.model):  # the model may still return awaitables, for example if it is decorated
             calls = iter([*calls])
         if (first := next(calls, None)) is not None:
             self.thread.wait_for(self._await_all(chain([first], calls)))
 
     def _calls(self, agents: "Iterable[tuple[Agent, Messages]]") -> Iterator[_Call]:
-        """Call the model for agents; yield the calls that are to be awaited. Raises the error of the first failure."""
+        """Call the model for agents; yield the calls that are to be awaited; raise the error of the first failure."""
         model, timed = self.model, self.timeout is not None
         for agent, inbox in agents:
             if timed:
@@ -193,7 +193,7 @@ class StepCalls:
             except RAISED as error:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                    raise  # another agent failed, or this one is late
+                    raise  # another agent has failed, or this agent is late
                 raise self.failed(agent, error) from error
             self._check_done(agent, answer)
             if self.remembered is not None and self.remembered.forgotten(agent.id):
@@ -229,11 +229,11 @@ class _Remembered(msgspec.Struct):
 class RememberedCalls:
     """The remembered calls of one step: an equal call of an agent has the same result each time the step runs.
 
-    The calls are made in the model's event loop. Each is a task of its own, which goes on if the step fails.
+    The calls are made in the model's event loop. Each call is a separate task, which goes on if the step fails.
     `under_way` has the calls that have not ended.
 
     Args: plain functions run in `threads`. With `recorded` the calls are recorded for the event log. Calls wait at
-    `gate` (None: they do not wait). `counts` gets the numbers of calls by who answered them, and the number of retries.
+    `gate` (None: they do not wait). `counts` gets the numbers of calls, by where the result came from, and of retries.
     """
 
     memory: CallMemory
@@ -248,7 +248,7 @@ class RememberedCalls:
         self.spent: BudgetSpent | None = None  # the budget is spent, so that the step cannot be committed
         self.under_way: set[asyncio.Task[Any]] = set()
         self.ending = False  # the step has failed, so no more calls may begin
-        self._records: list[CallRecord | None] = []  # by the places of the calls; None: it has not ended well
+        self._records: list[CallRecord | None] = []  # by the calls' places; None: the call has not succeeded
         self._asked: dict[str, int] = {}  # how many calls have each digest
         self._unended: dict[AgentId, int] = {}
 
@@ -282,7 +282,7 @@ class RememberedCalls:
         return sorted(ended, key=lambda record: (isinstance(record.agent, str), record.agent))
 
     async def _known(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
-        """Return a result that is known already, at once: there is nothing to wait for, and nothing to end."""
+        """Return a result that is known already. Nothing is waited for, so no task is needed."""
         if self.ending:
             raise asyncio.CancelledError
         self._unended[call.agent.id] -= 1
@@ -315,11 +315,11 @@ class RememberedCalls:
         except asyncio.CancelledError:
             if not self.ending:  # the model itself has cancelled the call
                 call.cancel()
-                await asyncio.wait({call})  # so that its place is free before the model goes on
+                await asyncio.wait({call})  # so that the call's place is free before the model goes on
             raise
 
     async def _settle(self, answer: asyncio.Future[Any], made: _Remembered, function: Callable[[], Any]) -> None:
-        """Make a call in a task of its own, which goes on even if the step fails and nobody waits for the answer."""
+        """Make a call in a separate task, which goes on even if the step fails and nobody waits for the answer."""
         try:
             result = await self._made(made, function)
             if not answer.done():
@@ -339,10 +339,10 @@ class RememberedCalls:
                 recalled = await self.memory.recall(call.key) if self.memory.may_know else None
                 source, made = (MODEL, await self._answer(call, function)) if recalled is None else recalled
             except BaseException:
-                if self._asked[digest] == call.n:  # a second attempt then has the same number, also in a later run
+                if self._asked[digest] == call.n:  # free the number, so that a second attempt gets the same number
                     self._asked[digest] -= 1
                 raise
-            if source == MODEL:  # a cancelled call may have been kept all the same, so no other one may get its number
+            if source == MODEL:  # a cancelled call may have been kept nevertheless, so its number stays taken
                 await self.memory.keep(call.key, made)
         finally:
             self._unended[call.agent.id] -= 1

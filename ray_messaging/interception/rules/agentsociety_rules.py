@@ -32,12 +32,12 @@ class Block(SlowRule):
     """Run a block: an instance of a class written for AgentSociety's interceptor, unchanged.
 
     Such a class has `async forward(llm, from_id, to_id, msg, violation_counts, black_set) -> (bool, str)`, and gets the
-    same arguments as there:
+    same arguments as in AgentSociety:
 
     - `msg`: the payload as JSON text, exactly as `json.dumps` writes it;
     - `violation_counts`: the number of blocked messages by sender (0 if a sender is missing), counted by the
       interceptor, not by the block;
-    - `black_set`: the interceptor's black list, live: pairs added or discarded by the block are added or removed there.
+    - `black_set`: the interceptor's black list itself: if the block adds or discards a pair, the black list changes.
 
     A block is called for one message at a time, in the order of sending, because such classes often count messages. So
     the time of one call delays all messages that wait for the block. Messages from the user or to the user pass without
@@ -203,7 +203,7 @@ class BlackSet(MutableSet[Pair]):
 
     def clear(self) -> None:
         """Remove all pairs."""
-        self.difference_update(self)  # one by one, the time grows with the square of their number
+        self.difference_update(self)  # all at once: pair by pair, the time grows with the square of their number
 
     def update(self, *others: Iterable[Pair]) -> None:
         """Add pairs."""
@@ -236,7 +236,7 @@ class BlackSet(MutableSet[Pair]):
         return self.copy().difference(*others)
 
     def intersection(self, *others: Iterable[Pair]) -> set[Pair]:
-        """Return a plain set of those pairs that are also in others."""
+        """Return a plain set of the pairs that are also in others."""
         return self.copy().intersection(*others)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -302,7 +302,7 @@ class Supervisor(StepRule):
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:
         """Return the supervisor's verdicts on the chat of a step, and the messages that it sends."""
-        if self._last is None or self._last[0] != number:  # a step may be asked about twice, and counts once
+        if self._last is None or self._last[0] != number:  # the supervisor is asked about each step only once
             self._last = number, await self._verdicts(number, batch, exp_id)
         return self._last[1]
 

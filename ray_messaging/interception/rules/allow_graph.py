@@ -29,7 +29,7 @@ class AllowGraphSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="allo
 
 
 class AllowGraph(Rule):
-    """Pass messages along the edges of graphs, and block all others.
+    """Pass messages along the edges of graphs, and block all other messages.
 
     A message passes if any of the graphs has an edge from its sender to its receiver. An agent may write to itself only
     along an edge. The graphs are copied: to change them, replace the rule.
@@ -41,8 +41,8 @@ class AllowGraph(Rule):
             member.
         public: names of networks to whose members all agents may write. The other networks are private: only along an
             edge can a message reach their members.
-        user: the user (from_id None) may write to every agent; otherwise only to members of public networks.
-        channels: all agents may write to plain channels; otherwise none may.
+        user: whether the user (from_id None) may write to every agent; if not, only to members of public networks.
+        channels: whether all agents may write to plain channels; if not, no agent may.
         name: the rule's name.
 
     Raises: RuleError if an argument is not valid, InvalidAddress if an id is not valid.
@@ -75,7 +75,7 @@ class AllowGraph(Rule):
 
     @classmethod
     def of(cls, snapshot: AllowGraphSnapshot) -> "AllowGraph":
-        """Build a rule from the data of another one. It makes the same decisions."""
+        """Build a rule from the data of another rule, which makes the same decisions."""
         made = cls.__new__(cls)
         made._names, made._public = (), ()
         made._join(snapshot)

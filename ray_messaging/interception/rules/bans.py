@@ -18,7 +18,7 @@ from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 
 _FAILED = "the rule failed: "  # the beginning of each text that `rule.failure` returns
-_CHECK = "check"  # marks the check's entries in `state`, the only keys of three parts
+_CHECK = "check"  # marks the check's entries in `state`, which are the only entries with keys of three parts
 
 
 class Ban(Rule):
@@ -47,7 +47,8 @@ class Ban(Rule):
         self.restored()
 
     def __getstate__(self) -> dict[str, Any]:
-        # The index is fast to build, and so large that Ray would store it apart, where a restart may not find it.
+        # The index is left out, because it is fast to build, and so large that Ray would store it apart from the
+        # pickle, where a restarted actor may not find it.
         return {key: value for key, value in self.__dict__.items() if key != "_index"}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
@@ -75,7 +76,7 @@ class Ban(Rule):
     @contextmanager
     def _in_context(self) -> Iterator[None]:
         """Set the check's context during a call, and copy its changed state afterwards."""
-        self.inner.context = self.context  # only for the call: a removed rule is pickled without it
+        self.inner.context = self.context  # set for the call only, because a removed rule is pickled without a context
         try:
             yield
         finally:
@@ -101,9 +102,10 @@ class Ban(Rule):
         return found
 
     def _in_parts(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply a check that may keep counts, in parts: in each part only the last row of a key can begin a ban.
+        """Apply a check that may keep counts, part by part.
 
-        The check must not count messages after the message with which a ban begins. Each sender's rows stay in order.
+        The check must not count messages after the message with which a ban begins. So in each part only the last row
+        of a key can begin a ban. Each sender's rows stay in order.
         """
         found: dict[int, Verdict] = {}
         for rows in self._before_bans(batch):
@@ -112,14 +114,15 @@ class Ban(Rule):
         return found
 
     def _before_bans(self, batch: Batch) -> Iterator[NDArray[np.intp]]:
-        """Yield the rows in parts: each sender's next rows, up to a row whose key may be banned by the part until then.
+        """Yield the rows in parts. A part has each sender's next rows, up to the row after which a ban may begin.
 
-        Each part visits only its own rows, and one more of each sender: a sender with many rows may need many parts.
+        To make a part, only its own rows and one more row of each sender are looked at, because a sender with many rows
+        may need many parts.
         """
         waiting: dict[AgentId | None, list[int]] = {}
         for row, sender in enumerate(batch.from_ids.tolist()):
             waiting.setdefault(sender, []).append(row)
-        left = [rows[::-1] for rows in waiting.values()]  # the next row of a sender is the last
+        left = [rows[::-1] for rows in waiting.values()]  # reversed: the next row of a sender is at the end
         while left:
             part: list[int] = []
             room: dict[Any, int] = {}  # how many violations each key has left
@@ -137,7 +140,7 @@ class Ban(Rule):
             left = [rows for rows in left if rows]
 
     def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply a check that judges whole batches; only rows that it blocks, or that may be banned, are visited."""
+        """Apply a check to the whole batch; then look only at rows that the check blocks, or that may be banned."""
         found = self._banned_rows(batch)
         rest, rows = batch, np.arange(len(batch))
         if found:
@@ -160,7 +163,7 @@ class Ban(Rule):
         return found | verdicts | (self._banned_rows(batch, begins) if begins else {})
 
     def _banned_rows(self, batch: Batch, begins: Mapping[Any, int] | None = None) -> dict[int, Verdict]:
-        """Return blocks for banned rows; with `begins`, for rows behind the row at which the ban of their key began."""
+        """Return blocks for banned rows. With `begins`, only for rows after the row at which their key's ban began."""
         rows: dict[int, str] = {}
         for row in self._index.candidates(batch.from_ids, batch.to_ids):
             key = self._key_of(batch, row)
@@ -191,7 +194,7 @@ class Ban(Rule):
         return ALLOW if self.inner.on_error == "allow" else verdict
 
     def _mirror(self) -> None:
-        """Copy the changes of the check's state into this rule's state, because only that is saved on the server."""
+        """Copy the changes of the check's state into this rule's state, because only this rule's state is saved."""
         changes = None if self.inner.state is None else self.inner.state.changes()
         if changes is None:
             return
@@ -258,8 +261,7 @@ class EdgeBan(Ban):
     A message that the rule `check` blocks is a violation of its sender and receiver. After the first `after`
     violations, all further messages from that sender to that receiver are blocked. All plain channels count as one
     receiver. The user is never banned. See `Ban` for the details of counting. A banned receiver does not hear the
-    sender's broadcasts. If the check blocks a broadcast as one message, that counts like a violation on a plain
-    channel.
+    sender's broadcasts. If the check blocks a broadcast as one message, the violation counts as one on a plain channel.
 
     Args:
         check: the rule that finds violations; any but a slow one.
@@ -277,7 +279,7 @@ class EdgeBan(Ban):
     def pair_check(self) -> PairCheck | None:
         """Return the check of banned pairs if broadcasts are judged as one message, otherwise None.
 
-        Without it, a broadcast that is judged as one message would still reach banned receivers.
+        Without the check of pairs, a broadcast that is judged as one message would still reach banned receivers.
         """
         if self.judges_broadcasts == "pair":
             return None

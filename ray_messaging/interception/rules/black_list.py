@@ -53,17 +53,17 @@ class BlackList(Rule):
                     self.restored()
 
     def remove(self, pairs: Iterable[Pair] | Pair) -> None:
-        """Remove pairs; ignore those that are not listed."""
+        """Remove pairs; ignore pairs that are not listed."""
         for pair in check_pairs(pairs, self.name):
             self.state.pop(pair, None)
 
     def restored(self) -> None:
         """Build the index of the pairs."""
         self._index = PairIndex(self.state)
-        self._listed = self.state.keys()  # a live view: a lookup here needs no call of the table's
+        self._listed = self.state.keys()  # a live view, in which a lookup is faster than in the table
 
     def __getstate__(self) -> dict[str, Any]:
-        # The index is larger than the pairs, and fast to build.
+        # The index is left out, because it is larger than the pairs, and fast to build.
         return {key: value for key, value in self.__dict__.items() if key not in ("_index", "_listed")}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from ray_messaging.interception.server.rule_tables import Table
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 
-_ROUNDING = 1e-6  # of a token: rounding in sums of seconds must not cost a message
+_ROUNDING = 1e-6  # this part of a token may be missing, because rounding must not cost a message
 _LEAST_SWEEP = 1024
 _BEGUN = None  # the key in `state` that marks a begun round
 
@@ -27,8 +27,8 @@ _BEGUN = None  # the key in `state` that marks a begun round
 class RowsById(NamedTuple):
     """The rows of a column, grouped by id.
 
-    `keys` are the k distinct ids, `codes` the index of each row's id among them (n,), `counts` the rows of each id
-    (k,).
+    `keys` are the k distinct ids, `codes` (n,) has the index in `keys` of each row's id, `counts` (k,) the number of
+    rows of each id.
     """
 
     keys: list[AgentId | None]
@@ -69,11 +69,11 @@ class RateLimit(Rule):
     """Limit the messages of each agent per second, and per round.
 
     Per second, each agent has a token bucket. It fills with `per_second` tokens a second and holds one second's tokens,
-    at least one; a message takes one. So an agent may send `per_second` messages at once after a pause. Time is the
-    interceptor's. Buckets are not kept in `state`: they mean nothing on another process's clock, and fill in a second.
-    Per round, each agent's count is kept in `state` until `new_round`.
+    but at least one token. A message takes one token. So an agent may send `per_second` messages at once after a pause.
+    Time is the interceptor's. Buckets are not kept in `state`, because they mean nothing on another process's clock,
+    and fill in a second. Per round, each agent's count is kept in `state` until `new_round`.
 
-    A message that this rule blocks takes no token. A message that a later rule blocks does take one: to count only
+    A message that this rule blocks takes no token. A message that a later rule blocks takes one. So to count only
     messages that pass, put this rule last. The user is not limited. A broadcast is one message.
 
     Args:
@@ -103,7 +103,8 @@ class RateLimit(Rule):
         self.per_round = None if per_round is None else check_count("per_round", per_round, 1, name)
         self.state: Table[int] | None = None if per_round is None else Table()
         self._clock = clock
-        self._empty_at: dict[AgentId | None, float] = {}  # when each bucket was empty, or would have been
+        # When each bucket was empty; if it never was, when it would have been, had it filled since then.
+        self._empty_at: dict[AgentId | None, float] = {}
         self._sweep_at = _LEAST_SWEEP
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,8 +180,8 @@ class RoundQuota(Rule):
         contacts: the number of agents that one agent may write to in a round (None: no limit). It may write to the same
             agent again. Plain channels are not contacts. Each hearer of a broadcast is a contact.
         blocked: once this many messages of an agent were blocked in a round, by any rule, all its messages are blocked
-            until `new_round`, also to plain channels (None: no limit). In steps a blocked message counts for the
-            agent's next message, a broadcast for the one after it. Outside of steps it counts from the next batch on.
+            until `new_round`, also to plain channels (None: no limit). In steps a blocked message or broadcast counts
+            from the agent's next message on. Outside of steps it counts from the next batch on.
         name: the rule's name.
 
     Raises: RuleError if both quotas are None, or one is not valid.

@@ -24,12 +24,12 @@ OnError = Literal["block", "allow"]
 
 logger = logging.getLogger(__name__)
 
-# Time for a cancelled call to clean up. After it, the call counts as one that will never end.
+# Time for a cancelled call to clean up. After this time, the call counts as one that will never end.
 _GRACE_S = 1.0
-# Time from a message's arrival to its verdict, in seconds. Each call has a limit of its own: a message must not fail
-# because it waits while others are judged.
+# The limit from a message's arrival to its verdict, in seconds. It is long, because a message must not fail while it
+# waits until other messages are judged. Each call has its own, shorter limit.
 NO_LIMIT_S = 30 * 86_400.0
-_DIGEST_BYTES = 20  # 80 bits of work to find two payloads with one digest
+_DIGEST_BYTES = 20  # to find two payloads with the same digest takes about 2**80 tries
 
 
 class ModeratorCalls:
@@ -60,7 +60,7 @@ class ModeratorCalls:
             return found
         if isinstance(found, Exception):
             raise found
-        cancelled = isinstance(found, asyncio.CancelledError)  # raised, it would seem to be the caller's own
+        cancelled = isinstance(found, asyncio.CancelledError)  # is not raised: it would look like the caller's own
         why = "was cancelled from within" if cancelled else f"would have ended the process: {found!r}"
         raise RuntimeError(f"the call {why}")
 
@@ -93,9 +93,10 @@ class Moderator(SlowRule):
     one call.
 
     Args:
-        judge: the callable, of one `Message`. It and `key` must pickle, because rules travel to the interceptor.
-        timeout_s: limit for one message's call, retries included. The time until the call can begin, because
-            `concurrency` other calls run, does not count.
+        judge: the callable, which takes one `Message`. `judge` and `key` must be picklable, because rules are sent to
+            the interceptor.
+        timeout_s: limit for one message's call, retries included. While the call waits, because `concurrency` other
+            calls run, the time does not count.
         concurrency: most calls at a time.
         cache: how many verdicts to keep, those used most recently; 0: none.
         key: returns the part of a message on which its verdict depends, as a hashable. By default that is the payload.
@@ -173,7 +174,7 @@ class Moderator(SlowRule):
         await self._work.calls.close()
 
     def stats(self) -> dict[str, int]:
-        """Return how many messages were asked about, cached, shared (got another's call), failed, or are waiting."""
+        """Return how many messages were asked about, cached, shared (used another message's call), failed, or wait."""
         work = self._work
         return {name: getattr(work, name) for name in ("asked", "cached", "shared", "failed", "waiting")}
 
@@ -227,7 +228,7 @@ class Moderator(SlowRule):
         for _ in range(self.retries):
             try:
                 return as_verdict(await self._judge(message))
-            except Exception as error:  # noqa: BLE001 - the last attempt's is raised
+            except Exception as error:  # noqa: BLE001 - the error of the last attempt is raised
                 logger.info("rule %r asks its model again about a message, after %s", self.name, type(error).__name__)
             await backoff.sleep()
         return as_verdict(await self._judge(message))

@@ -22,7 +22,7 @@ from ray_messaging.message import Message
 
 MISSING = "OpenAIModerator needs the openai package: pip install 'ray-messaging[llm]'"
 _ENV_KEY = "OPENAI_API_KEY"
-_ERROR_CHARS = 500  # kept of an endpoint's error text
+_ERROR_CHARS = 500  # so many characters of an endpoint's error text are kept
 
 _SCHEMA = {
     "type": "object",
@@ -38,8 +38,8 @@ _FORMATS: tuple[dict[str, Any], ...] = (
 )
 
 _REASON_CHARS = 500
-# Limits on the search for a verdict in an answer, because other messages wait. An answer that exceeds them, in
-# characters or in braces that open no object, has no verdict.
+# Limits on the search for a verdict in an answer, because other messages wait meanwhile. An answer with more
+# characters, or with more braces that open no object, counts as an answer without a verdict.
 _ANSWER_CHARS, _ATTEMPTS = 20_000, 50
 
 _SYSTEM = """You moderate messages between agents. Judge each by this policy:
@@ -52,14 +52,14 @@ Answer with a JSON object and nothing else: {{"allow": true or false, "reason": 
 
 
 class _Form(NamedTuple):
-    """The form of a request: an index into _FORMATS, and whether it sets temperature 0 (some models refuse that)."""
+    """The form of a request: an index into _FORMATS, and whether it sets temperature 0, which some models refuse."""
 
     format: int
     temperature: bool
 
 
 class Endpoint:
-    """The connection to one model. Its client is created on first use. Its pickle is the pickle of a new connection."""
+    """The connection to one model. Its client is created on first use. An unpickled copy begins without a client."""
 
     def __init__(
         self, model: str, base_url: str | None, api_key: SecretStr | None, retries: int, options: dict[str, Any]
@@ -145,7 +145,7 @@ class Endpoint:
                 return reply
 
     def _milder(self, form: _Form, error: Exception) -> _Form | None:
-        """Return a less strict form for a request that was refused, or None if its form was not the reason."""
+        """Return a less strict form for a request that was refused, or None if it was not refused for its form."""
         if getattr(error, "status_code", None) not in {400, 422}:
             return None
         text = str(error).lower()
@@ -209,7 +209,7 @@ def check_url(url: object, rule: str) -> str | None:
         fine = parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port)
     except ValueError:
         fine = False
-    if not fine:  # not quoted: it may hold a password
+    if not fine:  # the error does not quote the URL, which may hold a password
         raise RuleError("base_url is no address of an endpoint: write http(s)://host:port/v1", rule=rule)
     return str(url)
 
@@ -230,9 +230,9 @@ class OpenAIModerator(Moderator):
     The model is asked at temperature 0 for {"allow": bool, "reason": str}, as structured output if the endpoint can do
     that. Any other answer is an error. Verdicts are cached by the text that the model sees.
 
-    The message is data in a JSON object of its own turn, so it cannot pose as the policy, nor end its own quotation. It
-    may still persuade the model. Use `MaxLength` and `Pattern`, which cannot be persuaded, for all that they can
-    decide, and test the policy against messages that argue with it.
+    The message is quoted as a JSON object in a separate turn of the chat, so it cannot pose as the policy, nor end the
+    quotation. It may still persuade the model. Use `MaxLength` and `Pattern`, which cannot be persuaded, for all that
+    they can decide, and test the policy against messages that argue with it.
 
     Args:
         prompt: the policy.

@@ -15,7 +15,7 @@ from ray_messaging.model.edge_pairs import edge_pairs
 Pair = tuple[AgentId | None, AgentId | None]
 Edge = tuple[AgentId, AgentId]
 
-# Odd 64-bit constants that spread ids over the table: the golden ratio's, and a prime.
+# Odd 64-bit constants that spread ids over the table: one from the golden ratio, and a prime.
 _SPREAD_FROM, _SPREAD_TO = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 _SLOTS_PER_PAIR = 16
@@ -32,7 +32,7 @@ def check_pair(pair: object, rule: str) -> Pair:
 
 
 def check_pairs(pairs: object, rule: str) -> set[Pair]:
-    """Return the pairs that a user gave, or the single pair; raise RuleError or InvalidAddress if any is not valid."""
+    """Return the pairs, or the single pair, that a user gave; raise RuleError or InvalidAddress for an invalid pair."""
     if isinstance(pairs, tuple) and len(pairs) == 2 and not any(isinstance(side, tuple | list | set) for side in pairs):
         return {check_pair(pairs, rule)}
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
@@ -65,8 +65,8 @@ def hash_pairs(from_values: NDArray[np.int64], to_values: NDArray[np.int64]) -> 
 class PairIndex:
     """An index of pairs (None: any agent) that finds the rows of a batch that may be among the pairs.
 
-    It finds all rows that are among them, and a few others: the caller looks each row up in the set itself. Pairs can
-    only be added; a removed pair costs extra lookups until the index is rebuilt.
+    The index finds all rows that are among the pairs, and a few other rows, so the caller must look up each row that is
+    found in the set itself. Pairs can only be added; a removed pair costs extra lookups until the index is rebuilt.
     """
 
     def __init__(self, pairs: Iterable[Pair] = ()) -> None:
@@ -103,7 +103,7 @@ class PairIndex:
         for ids in (from_ids, to_ids):
             if ids.kinds is not None and ids.strings:
                 rows = np.flatnonzero(ids.kinds == STR)
-                # A pair with a str is found by that str; the other side is not looked at.
+                # A pair with a str is found by the str alone; the other id of the pair is not looked at.
                 named = np.fromiter((name in self._names for name in ids.strings), np.bool_, len(ids.strings))
                 maybe[rows] |= named[ids.values[rows]]
         found: list[int] = np.flatnonzero(maybe).tolist()
@@ -133,7 +133,7 @@ class _Bitmap:
         self._places[self._slots(hash_pairs(columns[:, 0].copy(), columns[:, 1].copy()))] = True
 
     def _slots(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        # Ids are often consecutive, and their products with one constant collide: so the hash is mixed once more.
+        # The hash is mixed once more, because ids are often consecutive, and their products with one constant collide.
         return ((hashes ^ (hashes >> _HALF)) * _SPREAD_FROM) >> self._shift
 
     def holds(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -158,7 +158,7 @@ def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # 
 
     Args: `ids` allows a list of members, which is a complete network.
 
-    Raises: RuleError if it is not a graph, InvalidAddress if an id is not valid.
+    Raises: RuleError if `graph` is not a graph, InvalidAddress if an id is not valid.
     """
     pairs = edge_pairs(graph)
     if pairs is not graph and hasattr(graph, "nodes"):
@@ -209,7 +209,7 @@ class Edges:
         return (from_id, to_id) in self._edges
 
     def holds(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return, for each pair of int ids, whether it is an edge."""
+        """Return, for each pair of int ids, whether the pair is an edge."""
         if not len(self._hashes):
             return np.zeros(len(sources), np.bool_)
         hashes = hash_pairs(sources, targets)
@@ -222,7 +222,7 @@ class Edges:
 
 
 class PairTable:
-    """The listed pairs, as of when the table was built. None on either side is any agent; the user is not an agent."""
+    """The listed pairs at the time when the table was built. None on either side stands for any agent, not the user."""
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
         listed = set(pairs)
@@ -234,7 +234,7 @@ class PairTable:
         self._names = any(isinstance(end, str) for pair in listed for end in pair)
 
     def has(self, from_ids: IdColumn, to_ids: IdColumn) -> NDArray[np.bool_]:
-        """Return, for each of n pairs, whether it is listed."""
+        """Return, for each of n pairs, whether the pair is listed."""
         if self._all:
             found = np.ones(len(from_ids), np.bool_)
         else:

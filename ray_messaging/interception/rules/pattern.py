@@ -23,11 +23,11 @@ _UNSPACED = (
     r"\u3021-\u3029\u3038-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U0001b000-\U0001b16f"
     r"\U00020000-\U0003ffff"
 )
-# A letter for the regex package, to which a mark on a letter is a letter, too. `re` would split words there.
+# A letter for the regex package, in which a mark on a letter is a letter, too. `re` would split words at such marks.
 LETTER = rf"[^\W_{_UNSPACED}]"
 TOKEN = re.compile(rf"{LETTER}+")
 # Invisible characters (Unicode's default ignorable code points), and marks that strike through or pile up on letters of
-# any script. Marks of a single script stay, because its words differ by them.
+# any script. Marks of a single script stay, because words of the script differ by these marks.
 _HIDDEN = re.compile(
     r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
     r"\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
@@ -35,7 +35,7 @@ _HIDDEN = re.compile(
 )
 _UUID4 = re.compile(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _TIME = re.compile(r"[0-9]{4}(-[0-9]{2}){2} [0-9]{2}(:[0-9]{2}){2}")
-# The fields in which a Msg describes itself, each with the test that a value is nothing else.
+# The fields in which a Msg describes itself, each with a test whether a value has the form of such a field.
 _OWN: dict[str, Callable[[Any], object]] = {
     "__module__": lambda _: True,
     "__name__": lambda _: True,
@@ -46,13 +46,13 @@ _OWN: dict[str, Callable[[Any], object]] = {
 _decode = msgspec.json.Decoder().decode
 
 MASK = "***"
-_RUNAWAYS = 20  # messages of a batch that may exceed their time. Then the rest fails at once: other batches wait
+_RUNAWAYS = 20  # once so many messages of a batch exceed the time limit, the rest fails at once: other batches wait
 _SHORT = 0.1  # share of the time limit within which CPU time is not measured
 _LETTER = regex.compile(LETTER)
 _NO_LETTERS = {code: " " for code in range(128) if not (chr(code).isalnum())}
 _LOWER_LETTERS = bytes(code if chr(code).isalnum() else 32 for code in range(128)).lower() + bytes(range(128, 256))
 _ANY_LETTERS = bytes(code if chr(code).isalnum() else 32 for code in range(128)) + bytes(range(128, 256))
-# JSON's escapes of two characters. The backslash comes first: a character after an escaped one is no escape.
+# JSON's escapes of two characters. The escaped backslash comes first, because the character after it is no escape.
 _ESCAPES = tuple((b"\\" + escape, b" ") for escape in (b"\\", b"n", b'"', b"t", b"r", b"/", b"b", b"f"))
 
 
@@ -61,7 +61,7 @@ def plain(text: str, *, fold: bool) -> str:
     if text.isascii():
         return text.lower() if fold else text
     text = _visible(text)
-    # Folding can take letters apart again (the Turkish dotted I).
+    # Case folding can take letters apart again, such as the Turkish dotted I.
     return _visible(text.casefold()) if fold else text
 
 
@@ -70,7 +70,7 @@ def _visible(text: str) -> str:
 
 
 def decoded(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Return a decoded payload. One that is not JSON, from a foreign client, is returned as one text."""
+    """Return a decoded payload. A foreign client's payload that is not JSON is returned as one text."""
     try:
         return _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -78,7 +78,7 @@ def decoded(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
 
 
 def visible_parts(payload: Any) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Return what a reader sees of a payload: of a Msg all but class, role, id and time, if they have a Msg's form."""
+    """Return what a reader sees of a payload: of a Msg, all but class, role, id and time that have a Msg's form."""
     if not names_msg(payload):
         return payload
     return {key: value for key, value in payload.items() if key not in _OWN or not _OWN[key](value)}
@@ -109,7 +109,7 @@ def replaced(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 -
 
 
 class Word(NamedTuple):
-    """A word as a user gave it, and in the plain form in which it is searched."""
+    """A word as a user gave it, and in the plain form that is searched for."""
 
     given: str
     plain: str
@@ -144,11 +144,11 @@ class Words:
             self._by_part.append((max(text.split(), key=len), word))
 
     def may_hit(self, line: bytes) -> bool:
-        """Return whether a JSON text may hold a word. The answer is False only if it holds none."""
+        """Return whether a JSON text may hold a word. The answer is False only if the text surely holds no word."""
         if not line.isascii():
             return True
         if b"\\" in line:
-            if isinstance(decoded(line), str):  # it is searched as it stands: no JSON, or a text
+            if isinstance(decoded(line), str):  # no JSON, or a JSON text: it is searched as one text
                 return True
             for escape, space in _ESCAPES:
                 line = line.replace(escape, space)
@@ -283,7 +283,7 @@ class Pattern(Rule):
         for word in self._words.hits(plain(text, fold=self.ignore_case)):
             masked = _finder(word.plain, any_case=self.ignore_case).sub(MASK, masked)
         if self._words.hits(plain(masked, fold=self.ignore_case)):
-            return MASK  # a hit only without case: mask all of it rather than miss a word
+            return MASK  # the hit is found only without case: mask the whole text rather than miss a word
         for compiled in self._regexes:
             masked = clock.sub(compiled, masked)
         return text if masked == shown else masked
@@ -302,7 +302,7 @@ class _Clock:
         if self._began is None:
             self._began = now, time.process_time()
         began, began_cpu = self._began
-        if now - began < _SHORT * self._limit_s:  # reading the CPU time takes as long as many a search
+        if now - began < _SHORT * self._limit_s:  # skipped, because to read the CPU time takes as long as a search
             return self._limit_s
         left = self._limit_s - (time.process_time() - began_cpu)
         if left <= 0:

@@ -33,11 +33,11 @@ class Verdict(NamedTuple):
 
 
 ALLOW = Verdict()
-UNLIMITED = 2**62  # more messages than there are
+UNLIMITED = 2**62  # more messages than any sender sends
 
 
 def block(reason: str) -> Verdict:
-    """Return the verdict that blocks a message; its sender and the event log get the reason."""
+    """Return the verdict that blocks a message; the sender and the event log get the reason."""
     return Verdict(blocked=True, reason=reason)
 
 
@@ -62,15 +62,15 @@ class Rule:
     """A rule that judges messages, one by one or a whole batch at once.
 
     Override `check`, or `check_batch` to judge a batch by its columns. A rule that raises, or returns anything but
-    verdicts, has failed on the message, and blocks it.
+    verdicts, has failed on the message. The message is then blocked, unless `on_error` is "allow".
 
     Attributes:
         name: shown in receipts and in the event log; unique in an interceptor. By default it is made from the class's
             name.
-        needs_payload: whether the rule reads payloads. Otherwise batches may come without them.
+        needs_payload: whether the rule reads payloads. If not, batches may come without payloads.
         on_error: the verdict on messages on which the rule fails: "block" or "allow".
         judges_broadcasts: "pair": the rule judges each pair of sender and hearer, and cannot rewrite or label a pair.
-            "message": it judges a broadcast once, with to_id None, as suits rules on texts, lengths, rates or senders.
+            "message": the rule judges a broadcast once, with to_id None; good for texts, lengths, rates or senders.
         state: a `Table` with all that must survive the death of the rule's process; None if there is nothing.
         context: the interceptor, set when the rule is inserted.
 
@@ -126,14 +126,14 @@ class Rule:
 
     @property
     def counts_blocked(self) -> bool:
-        """Return whether verdicts depend on how many messages of their sender were blocked before, by any rule."""
+        """Return whether verdicts depend on how many of a sender's messages were blocked before, by any rule."""
         return False
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return for each sender how many of its messages can be blocked before a verdict may change because of that.
+        """Return, for each sender, how many of its messages may be blocked until this changes a later verdict.
 
-        In steps a batch is judged in parts for a rule that counts blocked messages. A sender has at most so many
-        messages in a part, at least one.
+        For a rule that counts blocked messages, batches are judged in parts in steps. In a part, a sender has at most
+        so many messages, but at least one.
         """
         return [UNLIMITED] * len(senders)
 
@@ -146,10 +146,10 @@ class Rule:
         return type(self).new_round is not Rule.new_round
 
     def restored(self) -> None:
-        """Rebuild all that is derived from `state`. It is called after `state` was loaded."""
+        """Rebuild all that is derived from `state`. This is called after `state` was loaded."""
 
     async def close(self) -> None:
-        """Close connections. It is called when the interceptor ends, or after the rule was removed."""
+        """Close connections. This is called when the interceptor ends, or after the rule was removed."""
 
     def describe(self) -> dict[str, Any]:
         """Return the name, kind and settings, in JSON's types, for people to read."""
@@ -173,7 +173,7 @@ class SlowRule(Rule):
     time_limit_s: float = SLOW_RULE_TIMEOUT_S
 
     async def judge(self, message: Message) -> Verdict:
-        """Return the verdict on one message. It is called once per message, for many messages at the same time."""
+        """Return the verdict on one message. This is called once per message, for many messages at the same time."""
         raise NotImplementedError(f"rule {self.name!r} must override judge")
 
     def at_once(self, message: Message) -> Verdict | None:  # noqa: ARG002 - for subclasses
@@ -202,7 +202,7 @@ def checked(verdict: object) -> Verdict:
 
 
 def failure(error: BaseException) -> str:
-    """Return the reason of a block because a rule has failed."""
+    """Return the reason of a block that was made because a rule has failed."""
     return f"the rule failed: {text_of(error)}"
 
 
@@ -215,7 +215,7 @@ def text_of(error: BaseException) -> str:
 
 
 class Added(NamedTuple):
-    """A message that a rule adds to a step. `deliver_at` is the step in which it is read (None: the next one)."""
+    """A message that a rule adds to a step. `deliver_at` is the step in which it is read (None: the next step)."""
 
     to_id: AgentId
     payload: Payload
@@ -232,11 +232,11 @@ class StepVerdicts(NamedTuple):
 
 
 class StepRule(Rule):
-    """A rule that sees all messages of a step at once, before any of them is delivered.
+    """A rule that sees all messages of a step at once, before any message is delivered.
 
-    It is asked once all groups have closed the step, and the next step begins once it has answered. If its process
-    dies, it is asked again about the same messages; `state` is then as it was before the step. It sees the
-    messages that the other rules have passed, if they are for agents of groups.
+    The rule is asked when all groups have closed the step, and the next step begins when the rule has answered. If its
+    process dies, the rule is asked again about the same messages; `state` is then as it was before the step. The rule
+    sees all messages to agents of groups that the other rules have passed.
 
     Attributes:
         time_limit_s: an answer that takes longer is a failure of the rule.
@@ -248,17 +248,17 @@ class StepRule(Rule):
     """
 
     time_limit_s: float = SLOW_RULE_TIMEOUT_S
-    admission: str = ""  # given by the interceptor, unique: a later rule of the same name must not get this one's state
+    admission: str = ""  # set by the interceptor, and unique, so that a later rule of this name does not get its state
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:
         """Return the verdicts on the rows of a step, which are in canonical order, and the messages to add to it."""
         raise NotImplementedError(f"rule {self.name!r} must override check_step")
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Pass all messages of a batch: they are judged with their step."""
+        """Pass all messages of a batch, because the rule judges them together with their step."""
         return {}
 
 
 def forces_all(rules: Iterable[Rule]) -> bool:
-    """Return whether each step must end in all groups before the next begins, because a rule acts in between."""
+    """Return whether all groups must end a step before the next step begins, because a rule acts in between."""
     return any(isinstance(rule, StepRule) or rule.has_rounds for rule in rules)

@@ -17,7 +17,7 @@ _GAMMA, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4
 
 
 def _hashes(ids: IdColumn) -> NDArray[np.uint64]:
-    """Return a number for each id, uint64 (n,): an int itself, the hash of a str, 1 for the user."""
+    """Return a number for each id, uint64 (n,): an int id itself, the hash of a str id, 1 for the user."""
     found = ids.values.astype(np.uint64)
     if ids.kinds is not None:
         names = [blake2b(name.encode(), digest_size=8).digest() for name in ids.strings]
@@ -30,11 +30,12 @@ def _hashes(ids: IdColumn) -> NDArray[np.uint64]:
 class Sample(Rule):
     """Block or label a random share of the messages, to simulate a lossy network or to study some of the messages.
 
-    In steps the choice is a hash of the seed, the step, the agent and the message's place among the agent's messages
-    there. So it is the same however often a step runs, and for any number of groups. Otherwise it is a hash of the
-    seed, the messager's name and the message's number: a retry gets the same verdict, and a run is repeatable if
-    messagers with the same names send the same messages. A group always has a name, a messager only if it is given one.
-    The sender's epoch is left out, because it changes with each restart. The user's messages are picked like others.
+    In steps the choice is a hash of the seed, the step, the agent and the message's place among the agent's messages in
+    the step. So the choice is the same however often a step runs, and for any number of groups. Outside of steps the
+    choice is a hash of the seed, the messager's name and the message's number. So a retry gets the same verdict, and a
+    run is repeatable if messagers with the same names send the same messages. A group always has a name, a messager
+    only if it is given one. The sender's epoch is left out of the hash, because it changes with each restart. The
+    user's messages are picked like other messages.
 
     Args:
         share: the share to pick, from 0 to 1.
@@ -68,7 +69,7 @@ class Sample(Rule):
         else:
             rows = np.arange(len(batch), dtype=np.uint64) if batch.numbers is None else batch.numbers.astype(np.uint64)
             mixed = self._start(batch.sender) + (rows + np.uint64(batch.first + 1)) * _GAMMA
-        # The k-th output of splitmix64, where k was added as a multiple of its gamma.
+        # This is the k-th output of splitmix64: k multiples of splitmix64's gamma were added before.
         mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
         mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
         mixed ^= mixed >> np.uint64(31)

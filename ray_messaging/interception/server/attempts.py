@@ -35,15 +35,15 @@ def attempt_of(key: str) -> Attempt | None:
 class StepAttempts:
     """The latest attempt of each group that has asked for verdicts, and the attempt's layer in the tables of rules.
 
-    A later attempt at the same step drops the layer of the earlier one; the layer of an earlier step is merged into the
-    tables. A batch that waits for slow rules has no answer yet: its own layer is not saved, so that a successor of the
-    interceptor judges it anew.
+    When a group begins another attempt at the same step, the layer of the earlier attempt is dropped. When the group
+    begins the next step, the layer is merged into the tables. A batch that waits for slow rules has no answer yet. Its
+    own layer is not saved, so that a successor of the interceptor judges the batch anew.
 
     `kept` maps each group to the step and the number of the attempt to which the group's saved layer belongs. `answers`
     maps each group to the keys of the answers to its latest attempt in its latest step.
 
     Args: `tables` returns the tables of the rules that judge messages, by name. `restored` is called with the names of
-    the tables of which a layer was dropped. `begun` is called with each new attempt, and the keys of the answers that
+    tables from which a layer was dropped. `begun` is called with each new attempt, and with the keys of answers that
     are no longer valid.
     """
 
@@ -81,7 +81,7 @@ class StepAttempts:
         return found is not None and key in self.answers.get(found.group, ())
 
     def enter(self, attempt: Attempt) -> bool:
-        """Begin an attempt at a step, unless it has begun; return False if the group has begun a later one."""
+        """Begin an attempt at a step, unless it has begun; return False if the group has begun a later attempt."""
         group, before = attempt.group, self._latest.get(attempt.group)
         if before is not None and attempt <= before:
             return attempt == before

@@ -55,11 +55,11 @@ _KEEP_S = 120.0  # by default, senders ask again about a batch for no longer tha
 
 
 class Interceptor:
-    """Ordered rules that judge batches. It is a plain object, so that Ray wraps none of its hot code.
+    """Ordered rules that judge batches. This is a plain class, so that Ray wraps none of its hot code.
 
     One batch takes this path: `answer` looks for an earlier answer, a `RulePipeline` applies the rules, the verdict is
     counted and encoded, and the answer is kept for a sender that asks again. `judge`, for messagers of this process,
-    works without answers. A batch of a step is judged once for its attempt: its answer waits for slow rules, and is
+    works without answers. A batch of a step is judged once in each attempt: its answer waits for slow rules, and is
     kept until the group goes on to the next step.
 
     Args:
@@ -92,7 +92,7 @@ class Interceptor:
         self.blocked = 0
         self.violations: Table[int] = Table()
         # Under "step": the last step whose end has ended a round. Under "calls": calls that have begun a round, each
-        # with the names of the rules that failed then.
+        # with the names of the rules that failed in the call.
         self.rounds: Table[Any] = Table()
         self.changes: Table[Any] = Table()  # a record of changes of the rules, written by those who change them
         self._attempts = StepAttempts(lambda: self._counted, self._restore_rules, self._attempt_begun)
@@ -124,7 +124,7 @@ class Interceptor:
         self._check()
         verdict = self._run_rules(self._as_wanted(batch)).verdict
         if verdict.blocked or verdict.rewritten or verdict.labels or verdict.deferred:
-            # Encoded as for other processes: a verdict that cannot be sent must not pass here either.
+            # The verdict is encoded as for other processes, because one that cannot be sent must not pass here either.
             return decode_verdicts(self.encode(verdict, batch.rows)).batch_verdict(batch.rows)
         verdict.epoch = self.epoch
         return verdict
@@ -144,7 +144,7 @@ class Interceptor:
         if attempt is not None:
             return self._answer_in_step(batch, attempt, patient=patient)
         if patient:
-            # A task, because it must run to its end even if its result is never awaited.
+            # In a task, because the work must run to its end even if nobody awaits the result.
             return asyncio.create_task(self._wait(batch), name="ray_messaging deferred answer")
         if self.versions.first < math.inf:
             return self._judge_outside(batch)
@@ -157,7 +157,7 @@ class Interceptor:
         return answer if isinstance(answer, bytes) else await answer
 
     def before_step(self, step: int) -> Awaitable[None] | None:
-        """Return what must be awaited before a batch of a step is judged, or None if it can be judged at once."""
+        """Return what to await before a batch of a step is judged, or None if the batch can be judged at once."""
         return None if self.gate.begun >= step < self.versions.first else self.in_force(step)
 
     async def in_force(self, step: int) -> None:
@@ -216,7 +216,7 @@ class Interceptor:
         return self.delegation.answer(asked.held, messagers)
 
     def _as_wanted(self, batch: Batch) -> Batch:
-        """Return a batch without its payloads if no rule needs them, so that rules see the same in any process."""
+        """Return a batch without payloads if no rule needs payloads, so that rules see the same in any process."""
         if batch.lines is None or self.rules.wants_payload:
             return batch
         made = copy(batch)
@@ -253,7 +253,7 @@ class Interceptor:
         rules, verdict = self.rules.for_broadcasts if pair_rows(batch) is not None else self.rules.each, BatchVerdict()
         for rule in rules:
             if rule.counts_blocked:
-                rule.room(())  # what the rule records of the beginning of a round belongs to no attempt
+                rule.room(())  # what the rule now records about the beginning of a round belongs to no attempt
         judging = Judging(key, batch, verdict, rules, self._in_parts(batch, rules, verdict), attempt)
         with self.tracer.judging(batch):
             self._slow_rules.advance(judging)
@@ -297,7 +297,7 @@ class Interceptor:
 
     async def _wait(self, batch: Batch) -> bytes:
         if batch.lines is None and self.rules.wants_payload and self._slow_rules.unknown(batch):
-            return self._payload_wanted()  # a predecessor deferred these messages, and their payloads died with it
+            return self._payload_wanted()  # a predecessor deferred these messages, and their payloads are lost with it
         verdict = await self._slow_rules.wait(batch)
         return self.encode(verdict, len(batch))
 
@@ -332,7 +332,7 @@ class Interceptor:
                 return answer
             raise ValueError(f"the verdicts take {len(answer)} bytes, above {FRAME_LIMIT}: rewrite less in a batch")  # noqa: TRY301
         except Exception as error:
-            # A verdict can pass every check and still not be sendable; the sender must not wait forever.
+            # A verdict may pass every check, and still be impossible to send. The sender must not wait forever.
             logger.exception("the verdicts on a batch of %d messages cannot be sent", rows)
             why = ("interceptor", ascii(failure(error)))
             return BatchVerdict(blocked=dict.fromkeys(range(rows), why)).encode(self.epoch, wants_payload=True)
@@ -341,13 +341,13 @@ class Interceptor:
 
     @property
     def black_list(self) -> BlackList:
-        """Return the first black list. If there is none, an empty one is inserted before all other rules."""
+        """Return the first black list. If there is none, insert an empty black list before all other rules."""
         found = self.rules.black_list
         self._follow_rules()
         return found
 
     def rule_failed(self, rule: Rule, error: BaseException, messages: int) -> None:
-        """Count messages on which a rule failed. They count for the running rule, which may have called it."""
+        """Count messages on which a rule failed. If another rule is running, and has called it, they count for that."""
         self.failures.note(self.watch.rule or rule, error, messages)
 
     @property
@@ -356,7 +356,7 @@ class Interceptor:
         return len(self._slow_rules)
 
     def kept(self) -> dict[str, int]:
-        """Return the number of entries of each rule and of senders with violations, and the bytes of kept answers."""
+        """Return how many entries each rule has, how many senders have violations, and the bytes of kept answers."""
         tables = {rule.name: len(rule.state) for rule in self.rules if rule.state is not None}
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 
@@ -391,7 +391,7 @@ class Interceptor:
         self.delegation.notice_changes()
         self._follow_rules()
         for name, table in self._tables.items():
-            if table is not tables.get(name):  # it belongs to another rule, or the rule has a new table
+            if table is not tables.get(name):  # the table belongs to another rule, or the rule has a new table
                 table.rewrite()
         if self.rules.now is not before:
             self.failures.keep(self.rules)
@@ -407,7 +407,7 @@ class Interceptor:
         return result
 
     def new_round(self, rules: Iterable[Rule] | None = None) -> list[str]:
-        """Begin a new round for rules (None: for all); return the names of the rules that failed to."""
+        """Begin a new round for rules (None: for all rules); return the names of rules whose `new_round` failed."""
         failures: list[str] = []
         for rule in self.rules if rules is None else rules:
             try:
@@ -418,7 +418,7 @@ class Interceptor:
         return failures
 
     def new_round_once(self, call: str) -> list[str]:
-        """Begin a new round for all rules, unless a call of this name has done so; return `new_round`'s result."""
+        """Begin a new round for all rules, unless call `call` has done so before; return `new_round`'s result."""
         calls: dict[str, list[str]] = self.rounds.get("calls", {})
         if call not in calls:
             calls = dict([*calls.items(), (call, self.new_round())][-_ROUND_CALLS:])
@@ -426,14 +426,14 @@ class Interceptor:
         return calls[call]
 
     def forget_calls(self) -> None:
-        """Forget the calls and changes of an earlier run, because Ray may give the names of those calls to others."""
+        """Forget the calls and changes of an earlier run, because Ray may give the calls' names to other calls."""
         self.rounds.pop("calls", None)
         self.changes.clear()
 
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
-        """End the round of a closed step, once, and count the messages that were blocked at its close.
+        """End the round of a closed step, once, and count the messages that were blocked when it was closed.
 
-        Rules that judge whole steps have ended their round already.
+        Rules that judge whole steps have ended their round before.
         """
 
         def end() -> None:
@@ -446,7 +446,7 @@ class Interceptor:
             await self.change(end)
 
     async def store_all(self) -> None:
-        """Save all state; it replaces the state on the server."""
+        """Save all state, which replaces the state on the server."""
         for table in self._tables.values():
             table.rewrite()
         await self._writer.keep({})
@@ -474,7 +474,7 @@ class Interceptor:
 
     @property
     def fenced(self) -> Fenced | None:
-        """Return the error that says that a newer interceptor has taken over, or None if none has."""
+        """Return the error that says that a newer interceptor has taken over, or None if no newer one has."""
         return self._writer.error
 
     def fence(self, error: Fenced) -> None:
@@ -498,7 +498,7 @@ class Interceptor:
     async def _close_unused(self, rule: Rule) -> None:
         """Close a removed rule once no message needs it."""
         await self._slow_rules.done_with(rule)
-        if not self._is_in(rule):  # it may have been inserted again
+        if not self._is_in(rule):  # unless the rule was inserted again
             await self._close(rule)
             rule.context = None
 
@@ -509,5 +509,5 @@ class Interceptor:
 
 
 def _over(rows: int) -> bytes:
-    """Return the answer to an attempt that is over. The server accepts nothing from such an attempt."""
+    """Return the answer to an attempt that is over: all rows are blocked, as the server accepts none of them anyway."""
     return BatchVerdict(blocked=dict.fromkeys(range(rows), _OVER)).encode(FOREIGN, wants_payload=False)

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 CONNECTIONS = 10_000
 STALLED_S = 60.0  # time limit to complete a request, and to read an answer: slow callers hold memory
 HELD_BYTES = 2**30  # most bytes of incomplete requests, of all callers together
-_UNREAD_BYTES = 2**20  # bytes of answers that a caller has not read; above it no more of its requests are read
+_UNREAD_BYTES = 2**20  # when a caller leaves so many bytes of answers unread, its further requests are not read
 _TOKEN_LIMIT = 128
 
 
@@ -78,7 +78,8 @@ class LaneServer:
         """Listen on a free port of the host; return the lane's address."""
         loop = asyncio.get_running_loop()
         self._limit = _connections_limit()
-        # asyncio accepts the whole backlog before any connection can be refused: it must not use up all descriptors.
+        # The backlog is limited, because asyncio accepts the whole backlog before we can refuse a connection: this must
+        # not use up all file descriptors.
         backlog = max(1, min(1024, self._limit // 4))
         self._server = await loop.create_server(lambda: _LanePeer(self), host, 0, backlog=backlog)
         return LaneAddress(host, self._server.sockets[0].getsockname()[1], self.token)
@@ -92,13 +93,13 @@ class LaneServer:
             await self._server.wait_closed()
 
     def admit(self, caller: "_LanePeer") -> bool:
-        """Add a connection. If there are too many, drop the oldest without a token; if all have one, return False."""
+        """Add a connection. If there are too many, drop the oldest without a token; return False if there is none."""
         if len(self.strangers) >= max(1, self._limit // 4) or len(self.connections) >= self._limit:
             oldest = next(iter(self.strangers), None)
             if oldest is None:
                 return False
             oldest.refuse("no token yet, and others wait")
-            self.leave(oldest)  # asyncio reports its end only later
+            self.leave(oldest)  # at once, because asyncio reports the end of the connection only later
         self.connections.add(caller)
         self.strangers[caller] = None
         return True
@@ -110,7 +111,7 @@ class LaneServer:
 
 
 def _connections_limit() -> int:
-    """Return how many connections to accept: a quarter of the process's descriptors stays free for other use."""
+    """Return how many connections to accept: a quarter of the process's file descriptors stays free for other use."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(CONNECTIONS, soft * 3 // 4))
 
@@ -174,7 +175,7 @@ class _LanePeer(FrameProtocol):
         if self._unread is None:
             if self.transport.get_write_buffer_size() <= _UNREAD_BYTES:
                 return False
-            asyncio.get_running_loop().call_soon(self._resume)  # by then uvloop has written, or called pause_writing
+            asyncio.get_running_loop().call_soon(self._resume)  # first uvloop writes, or calls pause_writing
         return True
 
     def _resume(self) -> None:

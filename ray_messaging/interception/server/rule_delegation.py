@@ -1,4 +1,4 @@
-"""Rule delegation, on the interceptor's side: rules that judge by ids alone may be applied by messagers themselves."""
+"""Rule delegation, on the interceptor's side: messagers themselves may apply rules that judge by ids alone."""
 
 import asyncio
 import logging
@@ -26,7 +26,8 @@ from ray_messaging.transports.transport_values import new_epoch
 
 logger = logging.getLogger(__name__)
 
-# Make the server accept verdicts under a snapshot number, unless a higher one is set. Raises Fenced, TransitError.
+# A function that makes the server accept verdicts under a snapshot number, unless a higher number is set. It raises
+# Fenced or TransitError.
 PublishSnapshot = Callable[[int], Awaitable[None]]
 
 CALM_S = 1.0  # rules are delegated once they have not changed for this long
@@ -39,9 +40,9 @@ _NOTHING = encode_snapshot(RuleSnapshot(0))
 class RuleDelegation:
     """Numbered snapshots of the rules, for messagers that apply the rules themselves.
 
-    The server checks a snapshot's number as it checks epochs. The number is on the server before the snapshot is given
-    to a messager, and a change of the rules returns only once a higher number is there. So no message passes by
-    outdated rules, however long ago a messager got them. All numbers are above the interceptor's epoch, so that the
+    The server checks a snapshot's number as it checks epochs. The number is on the server before a messager gets the
+    snapshot. A change of the rules returns only when the server has a higher number. So no message passes by outdated
+    rules, however long ago a messager got these rules. All numbers are above the interceptor's epoch, so that the
     server can tell a messager whether the rules or the interceptor have changed.
     """
 
@@ -66,7 +67,7 @@ class RuleDelegation:
         self._delegated = self._rules.each
         self._packed = 0.0, b""  # the stretch of the last encoded snapshot, and the snapshot
         self._since = time.monotonic()
-        # The tables of rules that cannot be delegated are not watched: they may change with every batch.
+        # The tables of rules that cannot be delegated are not watched, because they may change with every batch.
         possible = self.enabled and can_delegate(self._delegated)
         self._tables: list[Table[Any]] = [rule.state for rule in self._delegated if rule.state is not None and possible]
         self._changes = self._count_changes()
@@ -78,7 +79,7 @@ class RuleDelegation:
 
     @property
     def offer(self) -> int:
-        """Return the number under which a snapshot is valid or can be requested; 0 if there is none."""
+        """Return the number of the snapshot that is valid or can be requested; 0 if there is no snapshot."""
         if not self.enabled:
             return 0
         self.notice_changes()
@@ -142,7 +143,7 @@ class RuleDelegation:
     # -- giving out snapshots -------------------------------------------------------------------------------------
 
     def answer(self, held: int, messagers: int = 1) -> bytes | Awaitable[bytes]:
-        """Answer one of `messagers` messagers, which holds the snapshot with the number `held` (0: none)."""
+        """Answer a messager that holds snapshot `held` (0: none). There are `messagers` messagers."""
         number = self.offer
         if number == 0 or self._outdated:  # earlier snapshots are revoked first
             return _NOTHING
@@ -152,9 +153,10 @@ class RuleDelegation:
     async def _give(self, stretch: float) -> bytes:
         """Publish the number of a snapshot of the rules, then return the snapshot.
 
-        Return the answer that no rules are delegated if the rules change meanwhile, or the server refuses the number.
+        If the rules change meanwhile, or the server refuses the number, return the answer that no rules are delegated.
         """
-        if self._outdated:  # changed since `answer`: a newer snapshot must not hide an older one that is still valid
+        # The rules have changed since `answer`. An older snapshot is still valid, and must be revoked first.
+        if self._outdated:
             return _NOTHING
         number = self._given = self.number
         try:
@@ -169,7 +171,7 @@ class RuleDelegation:
         return self._packed[1]
 
     async def renew(self) -> None:
-        """Publish the current number again, because the server has lost it and may have an older number now."""
+        """Publish the current number again, because the server has lost it, and may have an older number instead."""
         self.notice_changes()
         if self._given >= 0:
             await self._publish(self.number)

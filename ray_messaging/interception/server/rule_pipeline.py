@@ -23,15 +23,15 @@ from ray_messaging.model.typed.typed_table import TypedColumns
 
 logger = logging.getLogger(__name__)
 
-Asked = tuple[SlowRule, list[Batch]]  # a slow rule, and the messages to ask it about, each a batch of one
+Asked = tuple[SlowRule, list[Batch]]  # a slow rule, and the messages that it is asked about, each a batch of one
 REASON_CHARS = 2_000  # the most characters of a block's reason: each message of a batch may have its own
 
 
 class Deferred(NamedTuple):
     """A message that waits for a slow rule.
 
-    `message` is a batch of one, as the rules before the slow rule have left it. `passed` has the names of these earlier
-    rules, and `so_far` is their verdict. `rules` are the slow rule and the rules after it.
+    `message` is a batch of one, with the changes by the rules before the slow rule. `passed` has the names of these
+    earlier rules, and `so_far` is their verdict. `rules` are the slow rule and the rules after it.
     """
 
     message: Batch
@@ -69,7 +69,7 @@ class RulePipeline:
         self._whole = batch
         self._pairs = pair_rows(batch)
         self._intersections = intersections
-        self._rows: NDArray[np.intp] | None = None  # the remaining rows, numbered as in the batch; None: all of them
+        self._rows: NDArray[np.intp] | None = None  # the remaining rows, numbered as in the batch; None: all rows
 
     @property
     def of_pairs(self) -> bool:
@@ -79,11 +79,11 @@ class RulePipeline:
     def judge(
         self, rules: Sequence[Rule], passed: tuple[str, ...] = ()
     ) -> Generator[Asked, Sequence[Verdict] | None, None]:
-        """Apply rules in order, after those that the batch has passed.
+        """Apply rules in order, after the rules that the batch has passed.
 
-        This generator yields a slow rule, and the messages to ask it about. If the generator is sent the rule's
-        verdicts, all rows go on. If it is sent None, as by a `for` loop, these messages are deferred, and the other
-        rows go on.
+        This generator yields a slow rule, and the messages that the rule is to be asked about. If the generator is sent
+        the rule's verdicts, all rows go on. If the generator is sent None, as by a `for` loop, these messages are
+        deferred, and the other rows go on.
 
         Args: `passed` has the names of the rules that the batch has passed before.
         """
@@ -106,7 +106,7 @@ class RulePipeline:
                 self.take(rule, found)
 
     def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
-        """Apply rules in order, after those that the batch has passed, and defer messages that wait for a slow rule."""
+        """Apply rules in order, after the rules that the batch has passed; defer messages that wait for a slow rule."""
         for _ in self.judge(rules, passed):
             pass
 
@@ -145,18 +145,18 @@ class RulePipeline:
     def _check(self, rule: Rule, batch: Batch) -> Mapping[int, Verdict]:
         watch = self._watch
         try:
-            watch.calls += 1  # as in Watch.run: this saves a call for each rule and batch
+            watch.calls += 1  # the same as RunningRule.run, inlined, which saves a call for each rule and batch
             watch.rule = rule
             began = perf_counter()
             try:
                 found = rule.check_batch(batch, self._exp_id)
-                watch.spent[rule.name] += perf_counter() - began  # in here, as an interrupt may come until the end
+                watch.spent[rule.name] += perf_counter() - began  # inside the `try`, as an interrupt may come here too
             finally:
                 watch.rule = None
                 if watch.struck:
                     try:
                         watch.take_back()
-                    except Stuck:  # as in Watch.run
+                    except Stuck:  # as in RunningRule.run
                         watch.take_back()
             if found:
                 found = checked_rows(found, batch.rows)
@@ -220,7 +220,7 @@ class RulePipeline:
                 line = _sendable(verdict)
                 if line is not None and isinstance(self.rest.lines, TypedColumns):
                     self.rest.lines.check(row, line)
-            except Exception as error:  # noqa: BLE001 - the original must not pass in place of a bad rewrite
+            except Exception as error:  # noqa: BLE001 - after a bad rewrite the original message must not pass
                 verdict, line = failed(rule, error), None  # noqa: PLW2901 - the verdict on the rule's answer
             for name in verdict.labels:
                 self.verdict.labels.setdefault(name, set()).add(place)
@@ -252,8 +252,8 @@ class RulePipeline:
 def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
     """Yield the rows of a batch in parts, which are to be judged and counted one after the other.
 
-    Within a part no verdict depends on what is blocked there. So the result does not depend on where batches were cut.
-    The rows of each sender stay in order, and the rows of a broadcast stay together.
+    Within a part, no verdict depends on messages that are blocked in the same part. So the result does not depend on
+    where batches were cut. The rows of each sender stay in order, and the rows of a broadcast stay together.
     """
     counting = [rule for rule in rules if rule.counts_blocked]
     if not counting or not batch.rows:
@@ -264,7 +264,8 @@ def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
     if batch.extension is not None and batch.extension.audience is not None and batch.numbers is not None:
         begins = np.diff(batch.numbers.astype(np.int64), prepend=-1) != 0
         before = before[begins][np.cumsum(begins) - 1]
-    # The rows are sorted by sender, so that a part takes time for its own rows only: many messages may need many parts.
+    # The rows are sorted by sender, so that the time for a part depends on the part's rows only. This matters because
+    # many messages may need many parts.
     order = np.argsort(senders.codes, kind="stable")
     places = (senders.codes * (batch.rows + 1) + before)[order]  # ascending
     ends = np.cumsum(senders.counts)
@@ -285,18 +286,18 @@ def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
 def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:
     """Count messages on which a rule failed; return the rule's verdict on each of them."""
     error = told(error)
-    if rule.context is None:  # it is in no interceptor, or was removed
+    if rule.context is None:  # the rule is in no interceptor, or was removed
         logger.error("rule %r failed on %d messages", rule.name, messages, exc_info=error)
     try:
         return checked(rule.count_failure(error, messages))
-    except Exception as worse:  # noqa: BLE001 - the rule's own failure handling fails: block the messages
+    except Exception as worse:  # noqa: BLE001 - the rule's `failed` has failed too: block the messages
         if rule.context is not None:
             rule.context.rule_failed(rule, worse, 0)
         return block(f"the rule failed: {type(error).__name__}")
 
 
 def _sendable(verdict: Verdict) -> bytes | None:
-    """Return a rewritten payload as JSON, or None if there is none. Raises if the payload or a label cannot be sent."""
+    """Return a rewritten payload as JSON, or None if there is none; raise if the payload or a label cannot be sent."""
     for name in verdict.labels:
         name.encode()
     if verdict.payload is None or verdict.blocked:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DISTINCT = 20  # distinct errors kept for one rule
-_CHARS = 300  # kept of an error's text
+_DISTINCT = 20  # the most distinct errors that are kept for one rule
+_CHARS = 300  # the most characters that are kept of an error's text
 _FURTHER = ("", "", "further errors")
 
 
@@ -82,7 +82,7 @@ class RuleSet:
         return self._put(rule, [*self.now[:place], *self.now[place + 1 :]], place)
 
     def pop(self, which: int | str = -1) -> Rule:
-        """Remove a rule and return it. It keeps its context, because deferred messages may still need it."""
+        """Remove a rule and return it. It keeps its context, because deferred messages may still need the rule."""
         place = self.find(which)
         rule = self.now[place]
         self._set([*self.now[:place], *self.now[place + 1 :]])
@@ -120,7 +120,7 @@ class RuleSet:
 
     @property
     def black_list(self) -> BlackList:
-        """Return the first black list. If there is none, an empty one is inserted before all other rules."""
+        """Return the first black list. If there is none, insert an empty black list before all other rules."""
         for rule in self.now:
             if isinstance(rule, BlackList):
                 return rule
@@ -165,8 +165,8 @@ class _Record:
 class RuleFailures:
     """Counts of the messages on which the current rules failed.
 
-    Two errors count as the same error if they have one type and one line has raised them. Their texts may differ,
-    because a text may name the message.
+    Two errors count as the same error if they have the same type, and the same line of code has raised them. Their
+    texts may differ, because a text may name the message.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class RuleFailures:
     def note(self, rule: Rule, error: BaseException, messages: int = 1, *, at: str = "") -> None:
         """Count messages on which a rule failed. A new error is logged with its traceback.
 
-        Args: `at` says in the log what the rule failed at, if that is not the messages.
+        Args: `at` says in the log what the rule failed at, if it did not fail at the messages.
         """
         record = self._records.setdefault(id(rule), _Record(rule))
         text = text_of(error)[:_CHARS]
@@ -220,7 +220,7 @@ class RuleFailures:
 
 
 def _key(error: BaseException, text: str) -> tuple[str, str, str]:
-    """Return the identity of an error. An error that was never raised is this library's own: its text never varies."""
+    """Return a key that equal errors share. An error without a traceback is our own, and its text never varies."""
     trace = error.__traceback__
     if trace is None:
         return type(error).__name__, "", text

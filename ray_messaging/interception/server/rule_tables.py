@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 Key = Any  # an id, None, a str, or a tuple of these
-Change = int | list[Any]  # of a count: what was added; of another entry: a list with its value, [] if it was removed
-Layer = str | tuple[str]  # (a group): its batch without an answer; a group: its saved layer
+Change = int | list[Any]  # of a count: what was added; of another entry: [the new value], or [] if it was removed
+Layer = str | tuple[str]  # a group: the group's saved layer; (a group,): the layer of its batch without an answer
 _BASE = ""  # the layer of the changes that belong to no attempt
 
 _encode = msgspec.json.Encoder().encode
@@ -29,13 +29,14 @@ _decode = msgspec.json.Decoder().decode
 class Table(MutableMapping[Key, V], Generic[V]):
     """A saved mapping from keys (ids, None, str, or tuples of these) to JSON values.
 
-    A table records its changes, so that only these are written to the server. Values are stored as a successor will
-    read them: numpy's numbers become Python's, tuples and sets become lists. Setting a key or value that cannot be
-    saved raises RuleError; in a rule, that is a failure of the rule.
+    A table records its changes, so that only changes are written to the server. Values are stored as a successor will
+    read them: numpy's numbers become Python's, tuples and sets become lists. To set a key or value that cannot be saved
+    raises RuleError; in a rule, that is a failure of the rule.
 
     The changes that a batch of a step makes are in a layer on top of the entries. Later the layer is merged into the
-    entries, or dropped. Whoever reads the table sees the changes of all layers; what several layers add to one count is
-    summed up. A layer is saved beside the entries once its batch has an answer, so that a successor can still drop it.
+    entries, or dropped. A reader of the table sees the changes of all layers; what several layers add to one count is
+    summed up. When a batch has its answer, its layer is saved beside the entries, so that a successor of the
+    interceptor can still drop the layer.
     """
 
     __slots__ = ("_cleared", "_journal", "_laid", "_layers", "_touched", "_unsaved", "_values", "version")
@@ -45,9 +46,9 @@ class Table(MutableMapping[Key, V], Generic[V]):
         self._touched: set[Key] = set()
         self._cleared = False
         self.version = 0  # counts changes
-        # While a batch of a step is judged: each entry that it changes, with its earlier value ([]: there was none).
+        # While a batch of a step is judged: each entry that the batch changes, with [the earlier value], or [].
         self._journal: dict[Key, list[Any]] | None = None
-        self._layers: dict[Key, dict[Layer, Change]] = {}  # the layers of entries; first comes an entry's own value
+        self._layers: dict[Key, dict[Layer, Change]] = {}  # by entry: its own value first, then its layers' changes
         self._laid: dict[Layer, set[Key]] = {}  # the entries of each layer
         self._unsaved: set[tuple[str, Key]] = set()  # the entries that have changed in saved layers
 
@@ -118,7 +119,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         for key, before in journal.items():
             try:
                 change = _change(before, self._copy(key))
-            except RuleError:  # changed in place after it was set
+            except RuleError:  # the value was changed in place after it was set
                 logger.exception("the value that a rule keeps under %r cannot be stored, and is left out", key)
                 continue
             if change is not None:
@@ -160,7 +161,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._take_off(key, layer)
 
     def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
-        """Merge layers of an entry into its own value. Only changes of counts keep apart whatever comes after them."""
+        """Merge the changes that the layers in `of` make to an entry into the entry's own value, in this order."""
         for layer in of:
             layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))
             self._laid[layer].discard(key)
@@ -185,7 +186,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._values.pop(key, None)
 
     def _begin_change(self, key: Key, after: list[Any]) -> None:
-        """Note that an entry will change: in the layer that is being recorded, or else below all layers."""
+        """Note that an entry will change: in the layer that is being recorded, or without one, below all layers."""
         if self._journal is not None:
             if key not in self._journal:
                 self._journal[key] = self._copy(key)
@@ -195,7 +196,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         change = _change(self._copy(key), after)
         if isinstance(change, int):
             layers[_BASE] = _joined(layers[_BASE], change)
-        elif change is not None:  # the new value is no count, so no attempt can take its part of a count back
+        elif change is not None:  # the new value is no count, so that no layer can take back its part of a count
             for layer in [*layers][1:]:
                 self._laid[layer].discard(key)
                 self._take_off(key, layer)
@@ -221,7 +222,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def changes(self) -> TableChanges | None:
         """Return the changes since the last call, as fields of a Redis hash, or None if there are none.
 
-        A layer's change of an entry has a field of its own, whose name is the JSON object {group: key}.
+        The change that a layer makes to an entry is a separate field, whose name is the JSON object {group: key}.
         """
         if not self.changed:
             return None
@@ -233,7 +234,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             if isinstance(found, list) and found:
                 try:
                     put[_encode(key)] = _encode(found[0])
-                except Exception:  # it was changed in place after it was set: the other entries are saved nevertheless
+                except Exception:  # the value was changed in place after it was set; the other entries are saved
                     logger.exception("the value that a rule keeps under %r cannot be stored, and is left out", key)
             elif not self._cleared:
                 gone.append(_encode(key))
@@ -250,7 +251,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return changes
 
     def dump(self) -> Fields:
-        """Return all entries, with the changes of all layers, in the form of fields of a Redis hash."""
+        """Return all entries, and the changes of all layers, as fields of a Redis hash."""
         return {_encode(key): _encode(value) for key, value in self._values.items()}
 
     def load(self, fields: Mapping[bytes, bytes], *, merge: bool = False) -> None:
@@ -275,7 +276,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
 
 def _change(before: list[Any], after: list[Any]) -> Change | None:
-    """Return the change of an entry as a layer keeps it, None if there is none."""
+    """Return an entry's change in the form that a layer keeps, or None if nothing has changed."""
     if after == before:
         return None
     return after[0] - sum(before) if after and all(type(value) is int for value in (*before, *after)) else after

@@ -1,4 +1,4 @@
-"""Versions of the rule set, which judge later steps, and the latest step of which batches may be judged now."""
+"""Versions of the rule set that judge later steps, and the gate that says up to which step batches may be judged."""
 
 import asyncio
 import math
@@ -29,19 +29,19 @@ class RuleVersions:
         """Put the version in force that judges a step."""
 
     async def following(self) -> int:
-        """Return the step in which messages are read that come from outside now."""
+        """Return the step that reads a message which comes from outside now."""
         return -1
 
 
 class StepGate:
-    """The latest step of which batches may be judged; infinity while nothing acts between two steps."""
+    """The gate for batches of steps: it has the latest step whose batches may be judged; infinity: all steps."""
 
     def __init__(self) -> None:
         self.begun: float = math.inf
         self._news = asyncio.Event()
 
     def set(self, begun: float) -> None:
-        """Set the latest step of which batches may be judged."""
+        """Set the latest step whose batches may be judged."""
         self.begun = begun
         self._news.set()
 

@@ -16,8 +16,8 @@ from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts, e
 from ray_messaging.model.batch import Batch
 
 _MAX_SENDERS = 20_000  # the most senders whose last answer is kept; a sender has one batch in flight
-# Limit of the last answers, and of the counted answers, here and on the server. The answer to 16,384 messages, one in
-# ten of them blocked for a reason of its own, takes 14 KB.
+# Limit of the last answers, and of the counted answers, here and on the server. The answer to 16,384 messages, if a
+# tenth is blocked, each for a different reason, takes 14 KB.
 LIMIT_BYTES = 64 * 2**20
 _ENTRY_BYTES = 400  # memory that an entry takes in addition to its data
 _SMALL = 256  # bytes below which compression does not pay
@@ -26,14 +26,14 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class RuleProgress(msgspec.Struct, array_like=True, frozen=True):
-    """The rules that a deferred message has passed, and the verdict of these rules on it."""
+    """The rules that a deferred message has passed, and these rules' verdict on the message."""
 
     passed: tuple[str, ...]
     so_far: BatchVerdict
 
 
 class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
-    """An answer to a batch, and by number of each message that the answer defers, the message's progress."""
+    """An answer to a batch, and for each message that the answer defers, by its number, the message's progress."""
 
     answer: bytes
     paused: dict[int, RuleProgress] = {}
@@ -45,7 +45,7 @@ class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def unpack(cls, data: bytes) -> "AnswerRecord":
-        """Decode packed bytes, compressed if they begin with zlib's; raise FrameError if they are not valid."""
+        """Decode packed bytes, which are compressed if they begin like zlib's; raise FrameError if they are invalid."""
         try:
             return _decode(_inflated(data) if data[:1] == _ZLIB else data)
         except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -92,11 +92,10 @@ def _number(batch: Batch, row: int) -> int:
 class SavedAnswers:
     """The answers that senders may ask for again, kept here and, with the counts that they changed, on the server.
 
-    These are the last answer to each sender, and for `keep_s` seconds every answer that changed a count: a batch that
-    is sent again, after a lost answer or the interceptor's death, must not count twice. An answer that changed a count
-    is kept for as long as one of its messages is deferred, or a step is open in which it was given (`in_step`). Above
-    LIMIT_BYTES the oldest answers are dropped early; if such a batch is sent again, it is judged, and counted, once
-    more.
+    If an answer is lost, or the interceptor dies, the sender asks again about the same batch, which must not count
+    twice. So the last answer to each sender is kept, and every answer that changed a count for `keep_s` seconds, or
+    longer while one of its messages is deferred, or while the step of its batch is open (`in_step`). Above LIMIT_BYTES
+    the oldest answers are dropped early; if such a batch is sent again, it is judged, and counted, once more.
 
     `unsafe` holds answers that have changed counts and are not saved yet, each with its packed record.
     """
@@ -136,7 +135,7 @@ class SavedAnswers:
         return self.keep(key, *self.unsafe[key], sender=sender) if known is None and key in self.unsafe else known
 
     def _answer(self, key: str) -> bytes | None:
-        """Return an answer that changed a count, with this interceptor's epoch even if a predecessor gave it."""
+        """Return an answer that changed a count. It gets our epoch, even if a predecessor gave the answer."""
         data = self._counted.get(key)
         if data is None:
             return None
@@ -172,14 +171,14 @@ class SavedAnswers:
         return self._read[1]
 
     def put(self, sender: str, key: str, answer: bytes) -> None:
-        """Keep an answer as the last one to a sender."""
+        """Keep an answer as the last answer to a sender."""
         self._last.put(sender, (key, answer), len(answer))
 
     def keep(self, key: str, answer: bytes, data: bytes, *, sender: str = "") -> Awaitable[bytes]:
         """Save an answer's packed record with all counts as they are now; return the answer once both are saved.
 
-        The record is attached to the next write before the first await: a count must never be on the server without it.
-        If a sender is given, the record is saved even if the caller stops waiting.
+        The record is attached to the next write before this method first awaits, because the server must never have a
+        count without its record. If a sender is given, the record is saved even if the caller stops waiting.
         """
         self.unsafe[key] = (answer, data)
         saving = self._saved(key, answer, data, sender, self._writer.keep({key: data}))
@@ -236,7 +235,7 @@ class SavedAnswers:
         """Return whether this message, or any message of this batch, still waits for a slow rule."""
         try:
             paused = AnswerRecord.unpack(data).paused
-        except FrameError:  # expired, and never asked for
+        except FrameError:  # the record is damaged: let it expire
             return False
         if not paused:
             return False

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _GATHER_S = 0.002  # verdicts that come this close together go into one answer
 _PASSED = BatchVerdict()
-_SLICE = 64  # messages that are started, or resumed, before other tasks get a turn
+_SLICE = 64  # after so many messages are started, or resumed, other tasks get a turn
 _GRACE_S = 1.0  # time for cancelled calls to clean up
 
 
@@ -40,10 +40,10 @@ Sections = Generator[Asked, Sequence[Verdict] | None, None]
 class Judging:
     """Messages on their way through the rules: a batch of a step, or one message that was deferred.
 
-    `rules` are the rules that the messages may still need, `passed` the names of the rules before. The generator
-    `sections` yields a slow rule with messages to ask it about, is sent the rule's verdicts, and adds to `verdict`.
-    `asked` is what `sections` has yielded last (None: it has ended). `done` gets the answer to a batch of a step, and
-    is cancelled if a later attempt has begun.
+    `rules` are the rules that the messages may still need, `passed` the names of the rules before these. The generator
+    `sections` yields a slow rule with the messages that it is asked about, is sent the rule's verdicts, and adds to
+    `verdict`. `asked` is what `sections` has yielded last (None: `sections` has ended). `done` gets the answer to a
+    batch of a step, and is cancelled if a later attempt has begun.
     """
 
     key: str
@@ -65,9 +65,10 @@ class SlowRuleRunner:
     of the group ends the wait. Outside of steps each message waits by itself, and its sender holds back later messages
     to the same receiver.
 
-    A message continues at the slow rule that it has reached, because the rules before have already counted it. Verdicts
-    stay known for `keep_s` seconds, because senders ask again after a lost answer. A message that a predecessor of this
-    interceptor deferred continues from the progress that the predecessor saved. A batch of a step has none.
+    A message continues at the slow rule that it has reached, because the earlier rules have already counted the
+    message. Verdicts stay known for `keep_s` seconds, because senders ask again after a lost answer. If a predecessor
+    of this interceptor deferred a message, the message continues from the progress that the predecessor saved. For a
+    batch of a step no progress is saved.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class SlowRuleRunner:
             self.start(Judging(key, message, so_far, rules, sections, passed=passed, asked=next(sections)))
 
     def _sections(self, deferred: Deferred) -> Sections:
-        """Apply the slow rule that a message has reached, and those after it."""
+        """Apply the slow rule that a message has reached, and the rules after it."""
         message, so_far, (rule, *then), _ = deferred
         assert isinstance(rule, SlowRule)
         verdicts = yield rule, [message]
@@ -125,7 +126,7 @@ class SlowRuleRunner:
         yield from pipeline.judge(then)
 
     def start(self, judging: Judging) -> None:
-        """Begin to judge messages in a task. They are in `running`, under their key, until they are judged."""
+        """Begin to judge messages in a task. Until they are judged, the messages are in `running`, under their key."""
         self.running[judging.key] = judging
         self._due.append(judging)
         if len(self._due) == 1:
@@ -248,7 +249,7 @@ class SlowRuleRunner:
             if self.knows(key):
                 continue
             unsafe = self._answers.unsafe.get(key)
-            if unsafe is not None:  # the message was counted, but its verdict could not be saved
+            if unsafe is not None:  # the message was counted, but the verdict on it could not be saved
                 self.start(Judging(key, _one(batch, row), decode_verdicts(unsafe[0]).batch_verdict(1)))
                 continue
             judged = self._answers.verdict_on(key)
@@ -270,7 +271,7 @@ class SlowRuleRunner:
         batch = batch.with_payloads(lines) if lines else batch
         pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch, so_far=so_far)
         left = [rule for rule in self._interceptor.rules.each if rule.name not in passed]
-        if pair_rows(batch) is not None:  # rules on pairs come before slow rules, so the batch has passed them
+        if pair_rows(batch) is not None:  # the batch has passed the rules on pairs, which come before slow rules
             left = [rule for rule in left if rule.judges_broadcasts == "message"]
         pipeline.run(left, passed)
         deferred = [*pipeline.deferred.values()]
@@ -300,7 +301,7 @@ class SlowRuleRunner:
         return [row for row, key in enumerate(keys) if not self.knows(key)]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch as soon as any row has one, or after PATIENCE_S; defer the other rows."""
+        """Return the verdicts on a batch once any row has a verdict, or after PATIENCE_S; defer the other rows."""
         unknown = self.unknown(batch)
         for low in range(0, len(unknown), _SLICE):
             self._resume(batch.take(np.array(unknown[low : low + _SLICE], np.intp)))

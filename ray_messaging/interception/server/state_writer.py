@@ -35,7 +35,7 @@ class StateStore(Protocol):
 class StateWriter:
     """Writer of the rules' tables and answers to a store. There is one write at a time.
 
-    Changes that are made during a write go into the next one. Without a store nothing is written, and every write
+    Changes that are made during a write go into the next write. Without a store nothing is written, and every write
     counts as done.
     """
 
@@ -61,7 +61,7 @@ class StateWriter:
         return self._store is not None
 
     def keep(self, answers: Mapping[str, bytes]) -> "asyncio.Future[None]":
-        """Write answers with the current content of the tables. The future is done once both are on the server."""
+        """Write answers together with the tables as they are now. The future is done once both are on the server."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._store is None:
             done.set_result(None)
@@ -76,7 +76,7 @@ class StateWriter:
         return done
 
     def attach(self, answers: Mapping[str, bytes]) -> None:
-        """Add answers to the next write of the tables: neither may reach the server without the other."""
+        """Add answers to the next write of the tables, because answers and tables must reach the server together."""
         if self._store is not None:
             self._answers.update(answers)
 
@@ -102,7 +102,7 @@ class StateWriter:
         return self._store is not None and any(table.changed for table in self._tables.values())
 
     def renew(self) -> "asyncio.Future[None]":
-        """Write all state again, because the server has lost some of it; the future is done once all is there."""
+        """Write all state again, because the server has lost some state; the future is done once all is written."""
         if self._store is not None:
             self._note_loss()
         return self.keep({})
@@ -145,7 +145,7 @@ class StateWriter:
                     done.set_result(None)
 
     def _fail(self, error: Exception, waiting: "list[asyncio.Future[None]]") -> None:
-        # The next write includes all that was not written: a count is never saved without its answer.
+        # The next write includes all that was not written, so that a count is never saved without its answer.
         for table in self._tables.values():
             table.rewrite()
         self._take_back()
@@ -168,13 +168,13 @@ class StateWriter:
         return StateChanges(tables, answers, forget, self._whole)
 
     def _take_back(self) -> None:
-        """Move the content of a failed write to the next one."""
+        """Move the content of a failed write to the next write."""
         self._dropped |= self._writing.tables.keys() - self._tables.keys()
         self._answers = {**self._writing.answers, **self._answers}
         self._forget += self._writing.forget
 
     async def _write(self) -> None:
-        """Write the changes, and retry while the server is away, because the tables cannot be set back."""
+        """Write the changes. Retry while the server is away, because the tables' changes cannot be undone."""
         assert self._store is not None
         while True:
             try:

@@ -32,19 +32,19 @@ class AddedMessage(NamedTuple):
     line: bytes
 
 
-# What the rules keep of a step: their tables, and how many messages of each sender they have blocked.
+# What the rules keep after a step: their tables, and how many messages of each sender they have blocked.
 _decode = msgspec.msgpack.Decoder(tuple[Tables, list[tuple[AgentId | None, int]]]).decode
 
 
 class RuleReviewer:
     """The rules of an interceptor that act at the end of each step.
 
-    Their verdicts on a step, and their state after it, are saved together with the step's close: an attempt that was
-    not closed leaves nothing behind. Whatever acts between two steps does so after the close, and before any message of
-    the next step is judged: until then, batches of the next step wait.
+    The rules' verdicts on a step, and their state after it, are saved together with the step's close. So an attempt
+    that was not closed leaves nothing behind. Whatever acts between two steps acts after the close of a step, and
+    before any message of the next step is judged. Until then, batches of the next step wait.
 
-    The state of rules that judge whole steps is also saved with the steps: if a step is judged again, they begin with
-    the state from before it.
+    The state of rules that judge whole steps is also saved with the steps. If a step is judged again, these rules begin
+    with their state from before the step.
 
     Args: `horizon` is how many steps ahead a message may be sent.
     """
@@ -52,7 +52,7 @@ class RuleReviewer:
     def __init__(self, interceptor: Interceptor, horizon: int) -> None:
         interceptor.supervised = True
         self._interceptor = interceptor
-        self._violations: Mapping[AgentId | None, int] = {}  # in the step that was closed last
+        self._violations: Mapping[AgentId | None, int] = {}  # the violations in the step that was closed last
         self.asking: StepRule | None = None  # the rule that is being asked now
         self._horizon = horizon
         self._first: dict[int, tuple[StepRule, Fields]] = {}  # id() of a rule -> the rule and its first state
@@ -149,7 +149,7 @@ class RuleReviewer:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def dump(self, violations: Mapping[AgentId | None, int]) -> bytes | None:
-        """Return what the rules keep of a step that they have judged, encoded; None if they keep nothing."""
+        """Return what the rules keep after a step that they have judged, encoded; None if they keep nothing."""
         self._violations = violations
         tables = {rule.name: (rule.admission, rule.state.dump()) for rule in self._rules() if rule.state is not None}
         return _encode((tables, list(violations.items()))) if tables or violations else None

@@ -1,4 +1,4 @@
-"""A watchdog for rules that hang, because a rule that hangs stops all others; and calls of rules' coroutines."""
+"""A watchdog for rules that hang, because a rule that hangs stops all other rules; and calls of rules' coroutines."""
 
 import asyncio
 import ctypes
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A rule times out after this many checks. Checks are counted and not seconds, because a process may be suspended for a
-# while without any rule that hangs.
+# A rule times out after this many checks. Checks are counted, not seconds, because a process may be suspended for a
+# while although no rule hangs.
 _CHECKS = 4
-_MAX_ABANDONED = 1_000  # if more cancelled calls of a rule still run, its further calls fail at once
+_MAX_ABANDONED = 1_000  # if more cancelled calls of a rule still run, further calls of the rule fail at once
 
 _interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _interrupt.argtypes = (ctypes.c_ulong, ctypes.c_void_p)
@@ -38,7 +38,7 @@ FAILURES = (*RAISED, Stuck)
 
 
 def told(error: BaseException) -> BaseException:
-    """Return a rule's error; in place of a Stuck, which has no text, return a TimeoutError that explains it."""
+    """Return a rule's error. A Stuck has no text, so a TimeoutError that explains it is returned instead."""
     if not isinstance(error, Stuck):
         return error
     return TimeoutError("it was at work for too long, and was interrupted").with_traceback(error.__traceback__)
@@ -59,7 +59,8 @@ class RunningRule:
     def run(self, rule: Rule, call: Callable[..., T], *arguments: object) -> T:
         """Return the result of a rule's call, during which the rule is marked as running.
 
-        An interrupt comes only when Python code calls something. The `finally` removes the mark before its first call.
+        An interrupt comes only when Python code calls something. So the `finally` removes the mark before it calls
+        anything.
         """
         try:
             self.calls += 1
@@ -80,13 +81,14 @@ class RunningRule:
                 with self._lock:
                     _interrupt(threading.get_ident(), None)
                     self.struck = False
-            except Stuck:  # it came just now
+            except Stuck:  # the interrupt came just now
                 continue
 
     def strike(self, thread: int, calls: int) -> None:
         """Interrupt the rule that runs in another thread, if it is still in the call with the number `calls`."""
         with self._lock:
-            # `struck` is set before `rule` is read. A caller whose rule is done does both in the other order.
+            # `struck` is set before `rule` is read. A caller whose rule has ended first clears `rule`, then reads
+            # `struck`. So one of the two sees what the other has done.
             self.struck = True
             if self.rule is not None and self.calls == calls:
                 _interrupt(thread, id(Stuck))
@@ -107,7 +109,7 @@ def watched(watch: RunningRule, rule: Rule, begin: Callable[[], Awaitable[T]]) -
             return found
         try:
             yield wanted
-        except BaseException as error:  # noqa: BLE001 - for the rule to handle, or to pass on
+        except BaseException as error:  # noqa: BLE001 - the rule gets the error, and may handle it or pass it on
             step = partial(steps.throw, error)
         else:
             step = partial(next, steps)
@@ -144,7 +146,7 @@ class RuleCalls:
 async def _ended(rule: Rule, call: Callable[[], Awaitable[T]]) -> T | BaseException:
     try:
         found = await watched(RunningRule() if rule.context is None else rule.context.watch, rule, call)
-    except FAILURES as error:  # returned: a SystemExit raised in a task would end the loop
+    except FAILURES as error:  # returned, not raised, because a SystemExit that a task raises would end the loop
         return told(error)
     return found
 
@@ -153,9 +155,9 @@ class Watchdog:
     """A thread that interrupts a rule that has run for `rule_timeout_s`, and logs that.
 
     An interrupt is an exception, which reaches only Python code. With `exit_after_s`, the process ends with a traceback
-    on stderr if a rule still blocks the event loop that long after the interrupt; Ray then restarts the actor. It also
-    ends if no Python code at all has run for that long, for example during a runaway regular expression. That timer is
-    `faulthandler`'s, of which there is one per process.
+    on stderr if a rule still blocks the event loop that long after the interrupt; Ray then restarts the actor. The
+    process also ends if no Python code has run for that long, for example during a runaway regular expression. The
+    timer for this is `faulthandler`'s; each process has only one.
     """
 
     def __init__(

@@ -100,8 +100,8 @@ class StampedHandle:
 class AsyncGroup(StampedHandle):
     """The calls of a group's handle for async code: `await group.aio.send(...)`.
 
-    It is a separate handle with the same `step`, so it does not commit what `group` has fetched. Several event loops
-    may send at once; `fetch_messages` and `ack` raise ConfigError while a call in another event loop waits. The
+    `group.aio` is a separate handle with the same `step`, so it does not commit what `group` has fetched. Several event
+    loops may send at once; `fetch_messages` and `ack` raise ConfigError while a call in another event loop waits. The
     blocking calls of `Group` are the same code, with a `waiting` that blocks.
     """
 
@@ -130,7 +130,7 @@ class AsyncGroup(StampedHandle):
         self._sending = threading.Lock()
         self._fetching = waiting.lock()
         self._token: Token | None = None
-        self._fetches = self._received = 0  # numbers: the last fetch, and the last that got a lease by "acked"
+        self._fetches = self._received = 0  # numbers of the last fetch, and of the last that got a lease with "acked"
         self._unacked: dict[tuple[str, int], Token] = {}  # the tokens of fetches with commit="acked"
         self._restarting = False  # the group's actor died during a send
         wait_s, route = experiment.settings.send_timeout_s, LaneRoute()
@@ -202,7 +202,7 @@ class AsyncGroup(StampedHandle):
             with self._tracer.sending(batches):
                 frames = [encode(batch) for batch in batches]
                 lane = await lanes.connection()
-                if lane is None and known_dead(self.actor):  # the lane has just found out that the actor is dead
+                if lane is None and known_dead(self.actor):  # the attempt to open the lane has found the actor dead
                     raise gone(self._actor_name)
                 async with nullcontext() if lane is None else lane.turn:
                     with self._sending:
@@ -222,8 +222,8 @@ class AsyncGroup(StampedHandle):
             self._restarting = isinstance(error.__cause__, ActorUnavailableError)
             raise
         finally:
-            # The send has ended. The group's actor executes sends in the order of their numbers: it must not hold back
-            # later sends of this handle because the call with this number did not arrive.
+            # The send has ended, and its call may never have reached the actor. The actor executes sends in the order
+            # of their numbers, and must not wait for this number before it executes later sends.
             with self._sending:
                 self._waiting.pop(number, None)
             if lane is not None:
@@ -288,7 +288,7 @@ class AsyncGroup(StampedHandle):
         wait_s = WAIT_S if left is None else min(WAIT_S, left)
         parts, errors = len(answers.parts), len(answers.errors)
         found = await self._insist(lambda: self.actor.more_answers.remote(call, parts, wait_s, errors))
-        for places, frame in found.parts[len(answers.parts) - parts :]:  # another task may have received the first
+        for places, frame in found.parts[len(answers.parts) - parts :]:  # another task may have received some parts
             answers.add(AnswerPart(np.frombuffer(places, "<i8").astype(np.intp), decode(frame)))
         for place, error in found.errors:
             answers.fail(place, error)
@@ -369,7 +369,7 @@ class AsyncGroup(StampedHandle):
         async with self._fetching.held():
             self._tracer.committed()
             number = self._fetches = self._fetches + 1
-            limit = None if limit is None else int(limit)  # it may be numpy's
+            limit = None if limit is None else int(limit)  # it may be an integer of numpy's
             options = FetchOptions(commit, complete, number, self._received)
             try:
                 token, messages = await self._fetch(limit, timeout, options)
@@ -380,7 +380,7 @@ class AsyncGroup(StampedHandle):
                 raise
             except BaseException:  # a cancellation, Ctrl-C, or what a signal's handler raises
                 # The actor would go on waiting, and would lease the next messages to a handle that is gone.
-                if ray.is_initialized():  # otherwise the group has ended, or will end with its driver
+                if ray.is_initialized():  # without Ray the group has ended, or will end with its driver
                     self.actor.abandon.remote(self._caller, self._received, number)
                 raise
             self._token = None
@@ -436,7 +436,7 @@ class AsyncGroup(StampedHandle):
                 except CommitFailed:
                     self._token = None  # another handle has the messages
                     raise
-                self._token = None  # not earlier: a call that is cancelled may have committed nothing
+                self._token = None  # only now, because a call that is cancelled may have committed nothing
         else:
             await self._commit(messages)
             self._tracer.committed(lambda: slices_of(messages))
@@ -464,7 +464,7 @@ class AsyncGroup(StampedHandle):
 
     async def give_up_lease(self, token: Token | None) -> None:
         """Return the messages of a lease to the mailbox."""
-        self._forget(token)  # before the call, because a fetch at the same time must not commit the messages
+        self._forget(token)  # first, so that a fetch at the same time does not commit the messages
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
 
     async def give_up_unacked(self) -> None:
@@ -638,7 +638,7 @@ class GroupService:
 
         Args: `ended` is the reason for askers, or "" if there is nothing to record.
         """
-        if ray.is_initialized():  # otherwise the group has ended, or will end with its driver
+        if ray.is_initialized():  # without Ray the group has ended, or will end with its driver
             await self._group.give_up_unacked()
             if ended:
                 await self._group._insist(lambda: self._group.actor.end_service.remote(self.name, ended))

@@ -5,9 +5,9 @@ that one handle sends and another fetches needs two such calls, which take as lo
 takes a fraction of that (`python -m benchmarks.driven --processor`). So handles send and fetch over a socket of the
 actor. Ray calls are used to open the socket, to return errors, and for calls that the socket does not answer.
 
-Outside of steps handles do not write to the server themselves: each would need its own epoch and connection there, the
-directory, the delegated rules and the server's password. The group's actor stays the only sender of its name. A task
-that drives a group's steps pays for all of that once, and the number of its attempt is its epoch (`group_steps.py`).
+Outside of steps handles do not write to the server themselves, because each would need an epoch and a connection, the
+directory, the delegated rules and the server's password. So the group's actor stays the only sender of its name. A task
+that drives a group's steps needs all of that only once, and the number of its attempt is its epoch (`group_steps.py`).
 """
 
 import asyncio
@@ -36,12 +36,12 @@ from ray_messaging.interception.lane import JUDGE, NUMBER, REQUEST, WAITING, Lan
 logger = logging.getLogger(__name__)
 
 _OPENING_S = 2.0  # the longest wait to connect; a firewall may drop packets
-# Longer waits are calls by Ray: a task that waits for Ray lends its processor to other tasks, among them perhaps the
-# task for which it waits.
+# For longer waits the calls are made by Ray, because a task that waits for Ray lends its processor to other tasks, such
+# as the task for which it waits.
 WAIT_S = 0.5
 # The longest wait for an answer; large requests get one more second for every so many bytes.
 _PATIENCE_S, _BYTES_PER_S = 1.0, 50 * 2**20
-_ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}  # then only Ray calls are encrypted
+_ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}  # no lane then: only Ray calls are encrypted
 _TIME = Packer("@ll")  # struct timeval
 _PREFIX = Packer("<I")
 # The most concurrent sends of a connection. The actor accepts twice as many calls, because calls that were cancelled
@@ -122,7 +122,7 @@ class GroupLane:
         return None
 
     async def _open(self) -> "Connection | None":
-        if self._lost:  # the next process has another lane, and a call during the restart would fail seconds later
+        if self._lost:  # the actor's next process has another lane; a Ray call in the restart fails only after seconds
             await wait_restart(self._waiting, self._actor, self._wait_s)
             self._route.address, self._lost = None, False
         try:
@@ -154,14 +154,14 @@ class LaneConnection:
     `process` identifies the actor's process. A send that is repeated by Ray must reach the same process.
     """
 
-    turn = nullcontext()  # a send never waits, because each thread has a connection of its own
+    turn = nullcontext()  # a send never waits for a turn, because each thread has its own connection
 
     def __init__(self, address: LaneAddress) -> None:
         self.process = address.token
         self._limit_s = 0.0
         self._socket = socket.create_connection((address.host, address.port), timeout=_OPENING_S)
-        # Close the socket when the handle is gone. With `__del__` instead, a garbage collection of both the handle and
-        # the socket may first warn of an open socket.
+        # Close the socket when the handle is gone. This is not done by `__del__`, because a garbage collection of both
+        # the handle and the socket might first warn of an open socket.
         weakref.finalize(self, self._socket.close)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -187,7 +187,7 @@ class LaneConnection:
             return True
         except OSError:
             return False
-        return False  # the actor has closed it, or has sent an answer that belongs to no call
+        return False  # the actor has closed the connection, or has sent an answer that belongs to no call
 
     def close(self) -> None:
         """Close the connection: the actor stops waiting for messages on its behalf."""
@@ -253,8 +253,8 @@ class LaneConnection:
 class LoopConnection:
     """A connection for all calls of one event loop, many at once. A call without an answer is made again by Ray.
 
-    A call may take long, after many others or because of a slow rule. So there is no timeout for a single call. The
-    connection is given up, with all its calls, if for a while no call was answered, nor a question for a sign of life.
+    A call may take long, after many other calls or because of a slow rule. So a single call has no timeout. But if for
+    a while no call was answered, and no question for a sign of life, the connection is given up with all its calls.
     """
 
     def __init__(self, process: str, client: LaneClient, life: Life) -> None:
@@ -287,7 +287,7 @@ class LoopConnection:
 
     def close(self) -> None:
         """Close the connection: the actor stops waiting for messages on its behalf."""
-        if not self._loop.is_closed():  # otherwise it was closed with its loop
+        if not self._loop.is_closed():  # the connection of a closed loop was closed with the loop
             self._client.close()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:

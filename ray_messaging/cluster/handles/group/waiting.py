@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ray_messaging.cluster.ray_calls import get, wait
 from ray_messaging.errors import ConfigError
 
-Refs = list[Any]  # of ObjectRefs
+Refs = list[Any]  # ObjectRefs
 T = TypeVar("T")
 
 
@@ -110,7 +110,7 @@ class _TaskLock:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # the last event loop whose tasks wanted the lock
-        self._lock = asyncio.Lock()  # of that loop
+        self._lock = asyncio.Lock()  # the lock in this event loop
         self._calls = 0  # the loop's calls that hold the lock or wait for it
 
     @asynccontextmanager
