@@ -53,9 +53,12 @@ class Tally:
             self._unsent(place, LOST)
 
     def _unsent(self, place: int, state: int) -> bool:
-        """Record a question that did not arrive. Return whether this changed its agent's state, which then was OPEN."""
+        """Record a question that did not arrive. Return whether this changed its agent's state, which then was OPEN.
+
+        An agent that owes the answer to an earlier question stays OPEN.
+        """
         self._owed[place] -= 1
-        is_open = bool(self.states[place] == OPEN)
+        is_open = bool(self.states[place] == OPEN and not self._owed[place])
         if is_open:
             self.states[place] = state
         return is_open

@@ -253,6 +253,19 @@ async def test_a_reminder_that_is_blocked_changes_no_invalid_answer_in_any_proce
         assert (list(found.tally.invalid), found.tally.blocked) == ([1], {})
 
 
+async def test_a_reminder_that_is_blocked_leaves_the_delivered_question_pending(messagers, surveys):
+    private = Private([])
+    interceptor = interceptor_with(private)
+    town = await messagers(interceptor, name="town", host=[1])
+    survey = await create(await surveys(interceptor), agents=[1])
+    private.agents = [1]
+    await survey.remind(None)
+    for found in (survey, await (await surveys(interceptor)).open("mood", Mood)):
+        assert (found.tally.done, found.tally.blocked) == (False, {})
+    await answer(town, lambda agent: {"mood": 1}, 1)
+    assert (await finished(survey)).answers == {1: Mood(mood=1)}
+
+
 async def test_the_time_is_up(surveys, town):
     survey = await create(await surveys(), timeout=0.2)
     while await survey.more(WAIT_S):
