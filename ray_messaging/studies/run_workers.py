@@ -113,7 +113,7 @@ class ProcessWorkers:
         while True:
             worker = self._idle.pop() if self._idle else _Worker(self._template)
             try:
-                worker.pipe.send(planned)
+                worker.pipe.send_bytes(cloudpickle.dumps(planned))  # a parameter may be of a class of the program
             except (BrokenPipeError, ConnectionResetError):  # it died while it had nothing to do
                 worker.end()
                 continue

@@ -110,6 +110,29 @@ def test_a_program_that_is_killed_goes_on_and_its_processes_end_with_it(tmp_path
     assert len(Study(tmp_path / "s").to_pandas()) == 6
 
 
+OF_ENUMS = """
+import enum, sys
+from ray_messaging import batch_run
+
+class Mood(enum.StrEnum):
+    SAD = "sad"
+
+def person(me, inbox, *, mood):
+    assert mood is Mood.SAD
+
+batch_run(person, {"mood": [Mood.SAD]}, agents=2, until=2, workers=1, folder=sys.argv[1], progress=False)
+"""
+
+
+@pytest.mark.long
+def test_a_parameter_may_be_of_a_class_of_the_program(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(OF_ENUMS)
+    assert start(program, tmp_path / "s").wait() == 0
+    (found,) = Study(tmp_path / "s").to_pandas().to_dict("records")
+    assert (found["mood"], found["error"]) == ("sad", None)
+
+
 def start(program, *arguments):
     return subprocess.Popen([sys.executable, str(program), *map(str, arguments)], stdout=subprocess.DEVNULL)
 
