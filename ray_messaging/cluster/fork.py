@@ -214,8 +214,6 @@ def start_fork(
     if there is None:
         step = checkpoint_before(parent, at_step)
         copy_run(parent, Folder(target), exp_id, step)
-        if on_ray_client() and "://" not in target:
-            _bring(target)
     else:
         step = _checkpoint_of(there, target, record.experiment, at_step)
     log = EventLog.open(parent.where)
@@ -225,6 +223,8 @@ def start_fork(
     begin: dict[str, Any] = {"on_existing": "resume"} if resumed else {"on_existing": "error", "fork": step}
     steps = Steps(**record.steps)
     try:
+        if not resumed and on_ray_client() and "://" not in target:
+            _bring(target)
         started = start_experiment(exp_id, steps=steps, log_dir=target, rules=rules or (), **begin, **options)
     except BaseException:
         if not resumed:

@@ -52,8 +52,8 @@ class Placement:
         return self._options[group]
 
     def key(self, group: str) -> dict[str, Any]:
-        """Return a group's options as values that can be compared, which Ray's strategies are not."""
-        return {name: getattr(option, "__dict__", option) for name, option in self._options[group].items()}
+        """Return a group's options as values that can be compared later, which Ray's strategies are not."""
+        return {name: _comparable(option) for name, option in self._options[group].items()}
 
     def warn(self, groups: Collection[str]) -> None:
         """Log a warning for each of these waiting groups that asks for resources which no node has."""
@@ -72,6 +72,12 @@ class Placement:
                 told,
                 ", ".join(f"the most {what} is {most[what]:g}" for what in lacking),
             )
+
+
+def _comparable(option: Any) -> Any:  # noqa: ANN401 - an option of Ray's
+    if isinstance(option, Mapping):  # a text, as the user may change a runtime_env until it is compared
+        return repr(dict(option))
+    return getattr(option, "__dict__", option)
 
 
 def _check_placement(placement: object, groups: Collection[str]) -> None:
@@ -99,15 +105,21 @@ def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any
     else:
         found = {name: dict(given or {}) for name in groups}
     for name, options in found.items():
-        if not options:
-            continue
-        try:
-            ray.remote(**options)(_Probe)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"actor_options={options!r} of group {name!r} are no options of Ray's: {error}"
-            ) from error
+        _check_options(options, f"actor_options={options!r} of group {name!r} are no options of Ray's")
     return found
+
+
+def _check_options(options: dict[str, Any], text: str) -> None:
+    """Raise ConfigError, with a text, for options that Ray would refuse at the start of an actor."""
+    if not options:
+        return
+    try:
+        ray.remote(**options)(_Probe)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{text}: {error}") from error
+    gpus = options.get("num_gpus") or 0
+    if gpus > 1 and gpus % 1:
+        raise ConfigError(f"{text}: {gpus:g} GPUs, and more than one must be a whole number")
 
 
 class _Probe:
@@ -123,8 +135,14 @@ def _options(
     where: str | Mapping[str, float] = placement if isinstance(placement, str) else placement.get(name, "spread")
     if isinstance(where, Mapping):
         given = _with_resources(given, where)
+        _check_options(given, f"placement= has {dict(where)!r} for group {name!r}, which Ray does not take")
         where = "spread"
     elif where not in _WORDS:
+        if twice := [option for option in _OWN if option in given]:
+            raise ConfigError(
+                f"group {name!r} has node {where!r} by placement=, and {twice[0]} by actor_options=: leave out one of "
+                "them"
+            )
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(_node(name, where, nodes), soft=False)} | given
     # If a task or a trial runs in a placement group that captures its children, groups stay in that placement group.
     if len(nodes) < 2 or any(option in given for option in _OWN) or ray.util.get_current_placement_group() is not None:

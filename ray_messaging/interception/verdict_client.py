@@ -305,6 +305,7 @@ class RemoteVerdictClient(VerdictClient):
             return await lane.ask(request, patient=patient)
         except OSError:
             self._drop(lane)
+            self._address = None  # a fenced interceptor may be there, which lets its lane be opened and answers nothing
             raise
 
     async def _open(self) -> LaneClient | None:

@@ -103,7 +103,7 @@ def _value(value: Any, where: str) -> Any:  # noqa: ANN401 - any value
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{where}nan, which stands for no value: give each row a value")
     try:
-        _text(value)
+        json.dumps(value, ensure_ascii=False).encode()  # which refuses what is no valid text
     except (TypeError, ValueError):
         raise ConfigError(
             f"{where}{short_repr(value)}, and a table holds numbers, bools, texts, None and lists of them: give it a "

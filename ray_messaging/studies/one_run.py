@@ -1,6 +1,7 @@
 """One run of a study, in whatever process: from its parameters to a row of the table."""
 
 import inspect
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from ray_messaging.cluster.run.result import Result
 from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.model.aggregates import aggregates_of
 from ray_messaging.model.exact import encode_exactly
-from ray_messaging.model.series_columns import STEP
+from ray_messaging.model.series_columns import STEP, is_text
 from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 from ray_messaging.studies.by_name import bound, values_of
 from ray_messaging.studies.design import KEY, REPLICATE, TAKEN, PlannedRun, plain_value
@@ -102,8 +103,13 @@ def _add_outcomes(found: dict[str, Any], template: RunTemplate, result: Result, 
             raise ConfigError(f"outcomes= returned {value!r:.100}: it must return a dict, as {{'knows': 12}}")
         for key, each in value.items() if not name else [(name, value)]:
             plain = plain_value(each)
-            if not isinstance(key, str) or not isinstance(plain, _PLAIN):
-                raise ConfigError(f"the outcome {key!r} is {each!r:.100}: it must be a number, a bool, a text or None")
+            fits = isinstance(key, str) and is_text(key) and isinstance(plain, _PLAIN)
+            if not fits or (isinstance(plain, str) and not is_text(plain)):
+                raise ConfigError(
+                    f"the outcome {key!r} is {each!r:.100}: it must be a number, a bool, a valid text or None"
+                )
+            if type(plain) not in _PLAIN:  # as of an enum, whose class other processes may not have
+                plain = json.loads(json.dumps(plain))
             if key in found:
                 raise ConfigError(f"two outcomes have the name {key!r}: rename one")
             found[key] = plain
@@ -137,6 +143,9 @@ def _ipc(table: pa.Table) -> bytes:
 
 def _told(error: Exception) -> str:
     """Return an error's text with the place in the user's code, which the errors of steps have already."""
-    if isinstance(error, StepFailed):
-        return f"StepFailed: {error}"
-    return f"{type(error).__name__}: {error}{users_trace(error)[1]}"
+    try:
+        text = str(error)
+    except Exception as other:  # noqa: BLE001 - of the user's own class, of any kind
+        text = f"its text cannot be had, by {type(other).__name__}"
+    place = "" if isinstance(error, StepFailed) else users_trace(error)[1]
+    return f"{type(error).__name__}: {text}{place}".encode(errors="backslashreplace").decode()

@@ -127,7 +127,7 @@ class RedisTransport:
         """Until `end_steps`, repeat calls for `timeout_s` seconds, if that is longer than `patience_s`."""
         self._step_loops += 1
         for link in self._links:
-            link.outage = link.outage or Outage(f"group {link.who}", timeout_s)
+            link.outage = link.outage or Outage(f"group {link.who}", max(timeout_s, link.patience_s))
 
     def end_steps(self) -> None:
         """Undo `begin_steps`. If `begin_steps` was called several times, only as many calls undo it."""

@@ -6,7 +6,7 @@ import pytest
 from support.contracts import WAIT_S, fetch_all, until
 from support.delegation import Actor, InterceptorEpoch, delegate_at_once, passed, send
 
-from ray_messaging import InterceptorUnavailable, Outgoing, rules
+from ray_messaging import Fenced, InterceptorUnavailable, Outgoing, rules
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +140,14 @@ async def test_a_successor_ends_earlier_delegations(actor, sender):
     old = actor.interceptor
     await actor.begin(rules.BlackList([(1, 1)]))  # the old one still runs, with an open lane
     assert await send(sender, (1, 1), (2, 1)) == "bd"
+    await old.close()
+
+
+async def test_a_successor_is_found_beside_a_fenced_interceptor_whose_lane_can_be_opened(actor, sender):
+    old = actor.interceptor
+    await actor.begin(rules.BlackList([(1, 1)]))
+    old.fence(Fenced("it has a successor", name="interceptor", epoch=old.epoch))  # which it hears first
+    assert await send(sender, (-1, 1), (1, 1)) == "db"
     await old.close()
 
 

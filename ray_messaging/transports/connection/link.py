@@ -536,7 +536,7 @@ class RedisLink:
 
     def _patience_s_for(self, *, full: bool) -> float:
         """Return for how many seconds a call is repeated: in steps longer, unless the server stores nothing."""
-        return self.patience_s if self.outage is None or full else max(self.patience_s, self.outage.timeout_s)
+        return self.patience_s if self.outage is None or full else self.outage.timeout_s
 
     def _tell_retry(self, error: Exception) -> None:
         if self.observer is not None:

@@ -1,5 +1,6 @@
 """A sweep: what each run gets, what the tables have, and how a study goes on; carried out in this process."""
 
+import enum
 import json
 import random
 import re
@@ -16,6 +17,7 @@ from support.studies import work_here
 from ray_messaging import ConfigError, Count, LogError, Mean, Share, Study, batch_run, rules, run
 from ray_messaging.studies import batch_run as batch_run_module
 from ray_messaging.studies.one_run import EndedRun
+from ray_messaging.studies.run_workers import run_packed
 from ray_messaging.studies.study_folder import StudyFolder
 from ray_messaging.studies.study_tables import exact_table, exact_values
 
@@ -215,6 +217,54 @@ def test_a_run_that_fails_is_a_row_with_its_place(here, tmp_path, capsys):
     assert "<td" in study._repr_html_()
     (effect,) = study.effects({"chance": 1}, outcomes="b").query("chance == 4").to_dict("records")
     assert (effect["pairs"], effect["missing"]) == (0, 1)
+
+
+class OddError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class Mood(str, enum.Enum):  # noqa: UP042 - str() of it is not its value
+    SAD = "sad"
+
+
+class Level(enum.IntEnum):
+    LOW = 3
+
+
+def test_odd_texts_and_errors_are_errors_of_their_run(here, tmp_path):
+    def outcome(result, chance):
+        if chance == 1:
+            raise ValueError("half of an emoji: \ud83d")
+        if chance == 2:
+            raise OddError
+        return {"a": "\ud83d"} if chance == 3 else {"\ud83d": 1} if chance == 4 else {"a": "\U0001f600"}
+
+    table = sweep(tmp_path / "s", parameters={"chance": [1, 2, 3, 4, 5]}, outcomes=outcome).to_pandas()
+    said = [
+        "ValueError: half of an emoji: \\ud83d (",
+        "OddError: its text cannot be had, by RuntimeError (",
+        "ConfigError: the outcome 'a' is '\\ud83d': it must be a number, a bool, a valid text",
+        "ConfigError: the outcome '\\ud83d' is 1",
+    ]
+    assert [error.startswith(text) for error, text in zip(table["error"], said, strict=False)] == [True] * 4
+    assert (table["a"][4], table["error"].isna()[4]) == ("\U0001f600", True)
+    with pytest.raises(ConfigError, match="row 0 of parameters= has text="):
+        sweep(tmp_path / "other", parameters={"text": ["\ud83d"], "chance": [1]}, outcomes=lambda result, text: {})
+
+
+def test_outcomes_of_enums_are_plain_values_which_any_process_can_read(tmp_path, monkeypatch):
+    """The class of an enum may be in the program itself, which is another one in a worker."""
+    found = []
+
+    def carried_out(template, planned):
+        found.append(run_packed(template, planned))
+        return found[-1]
+
+    work_here(monkeypatch, carried_out)
+    sweep(tmp_path / "s", outcomes={"mood": lambda result: Mood.SAD, "level": lambda result: Level.LOW})
+    outcomes = found[0].outcomes
+    assert [(type(value), value) for value in outcomes.values()] == [(str, "sad"), (int, 3)]
 
 
 def test_the_same_call_carries_nothing_out_again_and_a_study_may_grow(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from ray_messaging.transports.connection.replica_guard import (
     TooFewReplicasError,
     UnconfirmedError,
 )
+from ray_messaging.transports.transport import RedisTransport
 
 PASSING = [
     "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
@@ -159,3 +160,14 @@ async def test_after_a_cut_a_step_still_waits_for_memory_and_replicas_as_long_as
         return found
 
     assert await in_steps(link, WAIT_S, 0.2).persist(attempt) == "done"
+
+
+@pytest.mark.parametrize(("cut_s", "waits_s"), [(0.05, 0.2), (0.4, 0.4)], ids=["a shorter one", "a longer one"])
+async def test_the_error_of_a_step_tells_for_how_long_it_has_waited(cut_s, waits_s):
+    transport = RedisTransport(RedisConfig(server="host", port=7), "town", patience_s=0.2)
+    transport.called_by("'east'")
+    transport.begin_steps(cut_s)
+    with pytest.raises(ConnectionFailed, match=rf"host:7 for {waits_s} s \(MessagingConfig.cut_timeout_s\) from group"):
+        await transport.link.persist(AsyncMock(side_effect=RedisTimeoutError("no reply in time")))
+    transport.end_steps()
+    assert transport.link.outage is None
