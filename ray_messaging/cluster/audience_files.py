@@ -32,7 +32,7 @@ from ray_messaging.model.columns import IdColumn
 _ATTEMPTS: Final = 5  # each attempt starts the actor again if it is gone
 
 
-# A function that changes an audience: it gets the pairs and returns the new ones, or None if the audience is removed.
+# A function that changes an audience: it gets the pairs, and returns the new pairs, or None to remove the audience.
 # Ray sends the function to other nodes.
 Change = Callable[[Edges], Edges | None]
 

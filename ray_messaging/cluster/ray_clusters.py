@@ -252,7 +252,7 @@ def _named() -> str:
 
 
 def _runs_here(address: str, clusters: Sequence[str]) -> bool:
-    """Return whether an address is that of one of the clusters to which this machine belongs."""
+    """Return whether an address, in any form, is that of a cluster in `clusters`, to which this machine belongs."""
     host, _, port = address.rpartition(":")
     if address in clusters:
         return True

@@ -57,7 +57,8 @@ class StepBroadcasts:
     async def _reach(self, audience: AudiencePairs, topic: str, senders: AgentPlaces) -> Reaches:
         """Return how many agents hear each sender in an audience; cached until senders or audience change."""
         routes = self._destination.routes
-        # By one version of the directory, agents may come or go with a later step: such routes are other ones.
+        # One version of the directory may have moves that count from a later step on. So the routes of two steps may
+        # differ, although the version is the same.
         key, everybody = (audience, topic), routes if audience == EVERYBODY else None
         found = self._reaches.get(key)
         if found is None or found[0] is not senders or found[1] is not everybody:

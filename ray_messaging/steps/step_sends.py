@@ -274,7 +274,7 @@ class StepSends:
         self._subtopic, self._deliver_at = subtopic, deliver_at
 
     def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
-        """Begin a message with a route of its own; return its sender's place.
+        """Begin a message whose route later messages do not share; return the sender's place.
 
         Raises: the same errors as `send`, except the errors about the payload.
         """

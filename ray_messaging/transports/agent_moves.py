@@ -53,7 +53,7 @@ class MoveAttempt(NamedTuple):
 
 
 class MoveOutcome(IntEnum):
-    """Outcome of an attempt. Unless it is DONE, nothing has changed, except as said at BEHIND."""
+    """Outcome of an attempt. Unless the outcome is DONE, the attempt has changed nothing; an exception is BEHIND."""
 
     DONE = 0
     STALE_DIRECTORY = 1
@@ -63,7 +63,7 @@ class MoveOutcome(IntEnum):
     LOG_FULL = 5
     GONE = 6  # the target's mailbox does not exist, or its group leaves the steps
     OVER = 7  # the attempt was given up
-    NOT_YET = 8  # in steps: the target is a member only from a later step than the next one
+    NOT_YET = 8  # in steps: the target is not yet a member in the next step
 
 
 class Attempted(NamedTuple):

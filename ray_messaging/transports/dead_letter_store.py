@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
 PAGE, PAGE_BYTES = 1000, 16 * 2**20  # the most dead letters that are read at once
-# Twice the size of one of our frames. Sending a larger one back to the server would hold up its mailbox's reader.
+# Twice the largest size of our frames. To send a larger frame back to the server would hold up the mailbox's reader.
 WHOLE_BYTES, HEAD_BYTES = 32 * 2**20, 1024
 
 
@@ -80,7 +80,7 @@ class Requeued(IntEnum):
 
 
 def unhandled(row: int, acked: str, rows: int) -> NDArray[np.intp]:
-    """Return the unhandled rows of a letter: all except those before `row` and those in `acked`."""
+    """Return the unhandled rows of a letter: all rows except the rows before `row` and the rows in `acked`."""
     left = np.ones(rows, bool)
     for low, high in [(0, row), *decode_rows(acked)]:
         left[low : int(min(high, rows))] = False
@@ -168,7 +168,7 @@ class RedisDeadLetters:
         return Requeued(fate), mailbox.decode()
 
     async def drop(self, letters: Sequence[str]) -> int:
-        """Delete letters; return the number of those that existed."""
+        """Delete letters; return how many of these letters existed."""
         keys = [self._keys.dead, self._keys.state(_STATE)]
         dropped = 0
         for low in range(0, max(1, len(letters)), _DROPPED_AT_ONCE):

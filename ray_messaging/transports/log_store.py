@@ -68,7 +68,7 @@ _GUESS = 256 * 2**10  # the assumed size of a frame before the first one was rea
 
 
 class RedisLog:
-    """Reader of all streams of one experiment, for the event log, over a connection of its own."""
+    """Reader of all streams of one experiment, for the event log, over a separate connection."""
 
     def __init__(self, link: RedisLink, keys: Keys, run: str = "") -> None:
         self.link = link

@@ -1,4 +1,4 @@
-"""Blocking questions to a server about its state, with a short timeout, over connections of their own."""
+"""Blocking questions to a server about its state, with a short timeout, over separate connections."""
 
 import asyncio
 import time

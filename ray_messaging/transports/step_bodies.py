@@ -42,7 +42,7 @@ async def at_all(calls: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class _StandIn(NamedTuple):
-    """Stand-in for a large frame in its box: the server that has the body, its size, and its name there."""
+    """Stand-in for a large frame in its box: the server that has the body, the body's size, its name on the server."""
 
     shard: int
     nbytes: int

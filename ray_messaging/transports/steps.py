@@ -2,26 +2,26 @@
 
 The protocol:
 
-1. A group joins. It is a member from the first step for which neither the step nor the previous one was opened by any
-   group. Messages that were sent earlier do not reach it, nor do messages that would be read after it has left.
-2. A driver takes the group and gets an attempt number. A later driver gets a higher one; the earlier one is fenced.
-3. `open` opens the step after the last one that the group closed. It waits for the barrier, for the window (how far a
-   group may be ahead of the slowest), for holds (readers of sealed boxes, such as the event log), and during a pause.
-4. The frames of step s are written to boxes: `M@v` has those that mailbox M reads in step v, s < v <= s + horizon. Each
-   frame has a tag: group, s, attempt. The server refuses frames of an attempt that does not have the step open.
+1. A group joins. Its first step as a member is the first step such that no group has opened this step or the step
+   before. Messages that were sent before that do not reach the group, nor messages for steps after it has left.
+2. A driver takes the group and gets an attempt number. A later driver gets a higher number; the earlier one is fenced.
+3. `open` opens the step after the group's last closed step. It waits for the barrier, for the window (how far a group
+   may be ahead of the slowest group), for holds (readers of sealed boxes, such as the event log), and during a pause.
+4. The frames of step s are written to boxes: `M@v` has the frames that mailbox M reads in step v, s < v <= s + horizon.
+   Each frame has a tag: group, s, attempt. The server refuses frames of an attempt that does not have the step open.
 5. `close` writes, in one atomic call, the cover of each box to which the attempt wrote (attempt and rows), the counts,
-   and the state. A frame without a cover does not count. Frames of a dead attempt never get one.
-6. A step is sealed when all groups that are members in it have closed it. Then their messages on channels without a
-   mailbox are published, once. The boxes of the step are deleted when no hold needs them.
+   and the state. A frame without a cover does not count. Frames of a dead attempt never get a cover.
+6. A step is sealed when all groups that are members in it have closed it. Then the groups' messages on channels without
+   a mailbox are published, once. The boxes of the step are deleted when no hold needs them.
 7. When a group can open step v, its box for v is final. Reading changes nothing, so any process may read it again.
-8. A frame from outside (a send to a stepped mailbox by its plain name) gets the step after the latest open one.
+8. A frame from outside (a send to a stepped mailbox by its plain name) gets the step after the latest open step.
 9. In WaitFor.SENDERS a group waits only for the groups that it hears. A step that sends to a group that does not hear
    the sender cannot be closed.
-10. A group that must wait gets a place in the news; `wait` returns when there is news after it. When the step need not
-    wait any more, it is opened for all groups that have asked for it, and the news say so.
-11. The supervisor is a member without a mailbox. It opens a step when all others have closed it; its close seals it.
-    Its frames in a mailbox's box are messages, or change the groups' messages in the same step.
-12. Every call may be repeated, even late: its effect happens once, and a call of a fenced driver has none.
+10. A group that must wait gets a place in the news; `wait` returns when there is news after this place. When nothing
+    prevents the step any more, it is opened for all groups that have asked for it, and the news say so.
+11. The supervisor is a member without a mailbox. It opens a step when all groups have closed the step; its close seals
+    the step. Its frames in a mailbox's box are messages, or change the groups' messages in the same step.
+12. Every call may be repeated, even late: its effect happens once, and a call of a fenced driver has no effect.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -219,7 +219,7 @@ class RedisSteps:
     # -- a step ---------------------------------------------------------------------------------------------------
 
     async def open(self, group: str, attempt: int, step: int) -> Opened | Waiting | Done:
-        """Open a step. Raises Fenced if another driver has the group, or the step is not the next one."""
+        """Open a step. Raises Fenced if another driver has the group, or the step is not the group's next step."""
         reply = await self._link.script("open_step", [self._steps], [*self._of(group), attempt, step])
         return _opening(reply, group, attempt, step)
 

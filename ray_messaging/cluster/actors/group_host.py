@@ -40,7 +40,7 @@ _MOST_UNREAD = 1024  # so many ended calls whose answers were not read are kept,
 
 # The answer of a call is kept for so many seconds, because Ray may repeat the call within this time.
 _REPEATED_S = 60.0
-CALLERS = 10_000  # if there are more callers, those that were idle for longest are forgotten
+CALLERS = 10_000  # if there are more callers, the callers that were idle for longest are forgotten
 
 
 class MoreAnswers(NamedTuple):

@@ -181,9 +181,7 @@ async def _run(
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
             calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, 1, with_states=True)))
             stack.push_async_callback(end, calls[-1])
-            stack.push_async_callback(
-                actor.close
-            )  # comes first at the end: remembered calls in flight end and are kept
+            stack.push_async_callback(actor.close)  # ends first, so that remembered calls in flight are kept
         with ProgressLine(until, shown=progress) as line:
             await _all_done(calls, supervising, lambda: _show(store, line, until))
         await _all_done([asyncio.create_task(_sealed(store, until - 1))], supervising)

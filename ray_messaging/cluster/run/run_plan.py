@@ -121,7 +121,7 @@ def changeable(rows: Rows) -> list[Any]:
 
 
 def senders_of(plans: Sequence[GroupPlan]) -> dict[str, set[str]]:
-    """Return, for each group, the other groups that may send to it: those with an agent that has a neighbour in it."""
+    """Return, for each group, the groups of all agents that have a neighbour in the group."""
     owners = {agent: plan.name for plan in plans for agent in plan.agents}
     found: dict[str, set[str]] = {plan.name: set() for plan in plans}
     for plan in plans:

@@ -59,7 +59,7 @@ class Judging:
 
 
 class SlowRuleRunner:
-    """Messages that wait for slow rules, in tasks of their own.
+    """Messages that wait for slow rules, each in a separate task.
 
     In steps a whole batch waits, so that the rules after a slow rule see the batch's messages in order; a later attempt
     of the group ends the wait. Outside of steps each message waits by itself, and its sender holds back later messages

@@ -1,4 +1,4 @@
-"""Blocking reads of streams, over a connection of their own."""
+"""Blocking reads of streams, over a separate connection."""
 
 import asyncio
 import math
@@ -15,7 +15,7 @@ Commands = Sequence[Sequence[Any]]
 
 
 class BlockingReads:
-    """Blocking reads of streams. There is one at a time, because nothing else can use the connection meanwhile."""
+    """Blocking reads of streams, one read at a time, because nothing else can use the connection during a read."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link

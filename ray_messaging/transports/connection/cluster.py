@@ -18,7 +18,7 @@ from ray_messaging.transports.connection.discovery import (
 )
 
 _QUESTIONS = (("CLUSTER", "NODES"), ("CLUSTER", "SLOTS"))
-_REMEMBERED = 6  # the most nodes that are asked in addition to those of the config
+_REMEMBERED = 6  # the most nodes that are asked in addition to the nodes in the config
 _UNNAMED = frozenset({"noaddr", "handshake"})  # flags of nodes whose address is not known
 
 
