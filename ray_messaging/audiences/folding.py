@@ -49,7 +49,9 @@ def kept_places(kept: bytes, pairs: int) -> NDArray[np.intp]:
         steps = np.diff(bounds, prepend=-1)
         if bool((steps >= 0).all()) and bool((steps[1::2] > 0).all()) and (not len(bounds) or bounds[-1] <= pairs):
             return gathered(bounds[::2], steps[1::2])
-    raise FrameError("invalid frame: it keeps pairs that its rows do not have; find the client that wrote it")
+    raise FrameError(
+        "invalid frame: it lists pairs of sender and hearer that none of its rows has; find the client that wrote it"
+    )
 
 
 def agents_digest(agents: AgentSet) -> bytes:

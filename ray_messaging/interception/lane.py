@@ -21,8 +21,8 @@ from ray_messaging.common.sockets import notice_cuts
 from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 
 OPENING_S = 5.0  # time limit to connect and send the token
-# The most requests of one connection that may wait for answers. Above this number a request for deferred rows gets an
-# answer without verdicts at once, and any other request ends the connection.
+# The most requests of one connection that may wait for answers. If one more comes, a request for deferred rows is
+# answered at once, with no verdicts, and any other request ends the connection.
 WAITING = 10_000
 JUDGE, WAIT, SNAPSHOT = 0, 1, 2
 REQUEST = Struct("<IB")

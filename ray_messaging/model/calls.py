@@ -1,4 +1,4 @@
-"""Remembered calls of agents: the key by which an equal call is found again, and a step's calls as bytes."""
+"""Calls that agents made, such as to a language model, and their kept results: the key of a call, and its bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

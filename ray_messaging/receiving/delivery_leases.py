@@ -102,13 +102,16 @@ class _AgainFirst(Exception):
 
 
 class DeliveryLeases:
-    """Delivery leases of one mailbox. A returned lease is committed, even if earlier messages are still leased.
+    """Delivery leases of one mailbox. An acknowledged lease is committed, even if earlier messages are still leased.
 
-    Messages that are delivered again come before all messages in the inbox. If the answer with a lease was lost, the
-    holder's next fetch gets the lease again. If the holder gave the lease up, or `lease_s` is over, any caller may get
-    the lease. If nobody waited for the answer, only the holder, or a caller that has had no later messages, may get the
-    lease, so that each caller sees the messages of a pair in order. Each time the lease gets a new token, and the old
-    token becomes invalid.
+    Messages that are delivered again come before all messages in the inbox. Who gets a lease again depends on why:
+
+    - The answer with the lease was lost: the holder, with its next fetch.
+    - The holder gave the lease up, or `lease_s` is over: any caller.
+    - The holder was gone before it was answered: the holder, or a caller that has not had later messages yet. Another
+      caller would see the messages of a pair out of order.
+
+    Each time the lease gets a new token, and the old token becomes invalid.
     """
 
     def __init__(self, subscription: Subscription, lease_s: float) -> None:

@@ -59,7 +59,7 @@ class Inbox:
         """Add a frame."""
         pieces = self._pieces
         if piece.batch is None and pieces and pieces[-1].batch is None:
-            # Frames without messages are never fetched, so one piece stands for many such frames.
+            # Nobody fetches a frame without messages, so it needs no piece of its own: the last piece stands for it.
             pieces[-1].entry, pieces[-1].nbytes = piece.entry, pieces[-1].nbytes + piece.nbytes
         else:
             pieces.append(piece)

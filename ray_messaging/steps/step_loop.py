@@ -280,7 +280,7 @@ class StepLoop:
                 news = await box.wait(found.news, STEP_NEWS_TIMEOUT_S)
                 if news.opened >= number:
                     self._check_open()
-                    covers = tuple(await box.covers()) if news.boxes else ()
+                    covers = tuple(await box.covers(news)) if news.boxes else ()
                     return Opened(number, covers, news.directory, news.blocked, news.place)
             self._check_open()
             first, opening = found is None, self._store.open(self._group, attempt, number)

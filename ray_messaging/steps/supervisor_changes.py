@@ -1,4 +1,4 @@
-"""The frames and counts with which the supervisor changes a step: amendments, messages, notes for the event log."""
+"""What the supervisor adds to a step: frames of amendments, messages and notes for the event log, and their counts."""
 
 import time
 from collections import Counter, defaultdict

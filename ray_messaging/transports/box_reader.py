@@ -45,7 +45,7 @@ class BoxReader:
         self._box = box
         self._frames: list[BoxFrame] = []
         self._largest = _GUESS
-        self._start: BoxStart | None = None  # the beginning of the box, if it was read with the last news
+        self._start: BoxStart | None = None  # a beginning of the box, of which only the frames count: see `covers`
         self._awaited: asyncio.Task[News] | None = None  # a wait that began before it was known to be needed
         self._with_news, self._filled, self._large = with_news, filled, large
 
@@ -105,14 +105,15 @@ class BoxReader:
             self._frames += found
             more = len(found)
 
-    async def covers(self) -> list[Cover]:
-        """Return the covers of the box so far, which list the attempts whose messages count.
+    async def covers(self, news: News) -> list[Cover]:
+        """Return the covers of the box, which list the attempts whose messages count.
 
-        Once the box's step is open, the covers are final.
+        Args: `news` say that the box's step is open, so the covers are final. A beginning of the box that was read
+        before these news may lack covers, so only the beginning that came with them is used.
         """
         if self._frames:
             return await self._store.covers(self._box)
-        covers, frames = self._start or await self._store.open_box(self._box, _FIRST)
+        covers, frames = news.start or await self._store.open_box(self._box, _FIRST)
         self._frames = list(frames)
         return list(covers)
 

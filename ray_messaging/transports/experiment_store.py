@@ -93,7 +93,7 @@ def check_shards(exp_id: str, found: int, told: int) -> None:
 
 
 _FIELDS_AT_ONCE = 10_000
-# The fields that a reset keeps, because no number in them may be assigned twice.
+# The fields that a reset keeps: most are counters, and a counter that began anew would assign a number twice.
 _KEPT_FIELDS = {b"directory", b"born", b"format"} | {
     b"start:" + name for name in (b"run", b"erasing", b"interceptor", b"log_epoch", b"shards")
 }

@@ -109,7 +109,7 @@ def test_the_commands_show_requeue_and_drop(town, letters, url, tmp_path):
     exported = tmp_path / "frame"
     assert "\x1b" not in ask("show", exp_id, garbage["id"], "--export", exported)
     assert exported.read_bytes() == GARBAGE
-    assert "is there already" in ask("show", exp_id, garbage["id"], "--export", exported, code=2)
+    assert "exists already" in ask("show", exp_id, garbage["id"], "--export", exported, code=2)
 
     for say in ({}, {"everything": True, "mailbox": "west"}, {"ids": "west"}, {"ids": ["1-99999999999999999999"]}):
         for call in (letters.requeue, letters.drop):

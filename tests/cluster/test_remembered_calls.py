@@ -108,7 +108,7 @@ def test_an_earlier_run_that_cannot_be_read_ends_the_run(start_steps, tmp_path, 
     model, options = partial(person, file=str(tmp_path / "calls")), RunOptions(None, "agent", 100, None)
     monkeypatch.setattr(PARENT_OF, lambda _: str(tmp_path / "log"))
     with (
-        Run(start_steps(), model, AGENTS, 2, None, None, options, RunActors()) as standing,
+        Run(start_steps(), model, AGENTS, 2, None, None, options, RunActors(), ("spread", None)) as standing,
         pytest.raises(StepFailed, match="is damaged"),
     ):
         standing.advance()

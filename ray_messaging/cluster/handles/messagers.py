@@ -54,7 +54,7 @@ def named_messager(
 
 
 def tell_metrics(metrics: Callable[[], list[Family]], experiment: Experiment, name: str) -> RayMetrics:
-    """Return an object that reports the metrics of a group to Ray once it is started."""
+    """Return an object that reports the metrics of a group to Ray, after its `start` was called."""
     return RayMetrics(metrics, (("experiment", experiment.exp_id), ("messager", name)))
 
 

@@ -45,7 +45,7 @@ class BlackList(Rule):
         self.restored()
 
     def add(self, pairs: Iterable[Pair] | Pair) -> None:
-        """Add pairs."""
+        """Block more pairs of sender and receiver."""
         for pair in check_pairs(pairs, self.name):
             if pair not in self.state:
                 self.state[pair] = 1

@@ -94,8 +94,8 @@ class RuleSet:
             raise RuleError(why, rule=repr(rule))
         if not _can_name(rule.name):
             raise RuleError(
-                f"{rule!r} has the name {rule.name!r}, which cannot be used, as receipts and the log show it: "
-                f"give it a printable one of at most {NAME_LENGTH} characters that does not begin with a colon",
+                f"{rule!r} has an invalid name, {rule.name!r}: give it a name of at most {NAME_LENGTH} printable "
+                "characters that does not begin with a colon, because receipts and the log show the name",
                 rule=repr(rule),
             )
         if any(rule.name == other.name for other in others):

@@ -156,7 +156,7 @@ async def test_forwarded_messages_are_told_apart():
 def test_a_rule_whose_name_cannot_be_shown_or_kept(name):
     rule = BlackList()
     rule.name = name
-    with pytest.raises(RuleError, match="cannot be used"):
+    with pytest.raises(RuleError, match="invalid name"):
         Interceptor("x", [rule])
 
 

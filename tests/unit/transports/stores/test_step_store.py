@@ -1,6 +1,7 @@
 """The promises of every step store: one barrier, boxes that only closed steps fill, drivers that follow one another."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from support.contracts import Post, until
@@ -659,7 +660,7 @@ async def test_a_box_comes_with_the_news_that_are_awaited_from_the_close_on(step
         await b.close(go_on=True)
         news = await reader.wait(following.news, WAIT_S)
         assert (news.opened, news.boxes) == (1, 2)
-        covers = await reader.covers()
+        covers = await reader.covers(news)
     else:
         covers = following.covers
     assert [frame.frame for frame in await reader.covered(covers)] == [b"from b"]
@@ -680,7 +681,7 @@ async def test_news_of_something_else_do_not_make_a_part_of_a_box_pass_for_all(s
     await b.close(go_on=True)
     news = await reader.wait(waiting.news, WAIT_S)
     assert news.opened == 1
-    frames = await reader.covered(await reader.covers())
+    frames = await reader.covered(await reader.covers(news))
     assert [frame.frame for frame in frames] == [b"one", b"two"]
 
 
@@ -693,6 +694,36 @@ async def test_a_box_is_read_beside_the_call_that_opens_its_step(steps, monkeypa
     opened = await reader.beside(steps.open("a", a.attempt, 1))
     no_more_calls(steps, monkeypatch)
     assert [frame.frame for frame in await reader.covered(opened.covers)] == [b"one"]
+
+
+async def test_a_beginning_that_was_read_before_the_news_does_not_say_what_counts(steps, another):
+    a, b = await open_pair(steps)
+    b.steps = another.steps
+    place = (await steps.progress()).news
+    await a.send("a@1", b"one")
+    waiting = (await a.close(go_on=True)).following
+    reader = BoxReader(steps, "a@1", with_news=True, filled=True)
+    reader.expect(place, WAIT_S)
+    begun = await steps.open_box("a@1", 16)
+    late = asyncio.Event()
+
+    async def begin(*_):
+        return begun
+
+    async def answer_late():
+        await late.wait()
+        return waiting
+
+    reader._store = SimpleNamespace(open_box=begin, read_box=steps.read_box, wait=steps.wait)
+    opening = asyncio.create_task(reader.beside(answer_late()))
+    await b.send("a@1", b"two")
+    await b.close(go_on=True)
+    await until(lambda: reader._awaited.done())
+    late.set()
+    assert await opening == waiting
+    news = await reader.wait(waiting.news, WAIT_S)
+    frames = await reader.covered(await reader.covers(news))
+    assert [frame.frame for frame in frames] == [b"one", b"two"]
 
 
 async def test_a_box_without_rows_that_counted_is_an_error(steps):
