@@ -23,6 +23,7 @@ _ANSWER_S = 5.0  # how long the cluster at RAY_ADDRESS may take to answer a conn
 _LOOK_S = 2.0  # how long each of several clusters may take to say which experiments it has
 _REASON = 300  # the most characters that are shown of an error of Ray's
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # gRPC's greeting, without settings
+_TOKENS = b"RAY_AUTH_MODE=token"
 _OPTION = b"--gcs-address="
 _REMEDY = (
     "use the versions of Ray and Python that run there; if it requires a token, set RAY_AUTH_MODE=token and copy "
@@ -98,7 +99,7 @@ def _in_lasting_thread(call: Callable[[], None]) -> None:
 
 def _begin_ray() -> None:
     address = os.environ.get("RAY_ADDRESS") or None
-    if address is not None and _runs_here(address, local_clusters()):
+    if address is not None and _runs_here(address, local_clusters(with_tokens=True)):
         use_token()  # Ray itself looks for the token only when it starts a cluster
     try:
         ray.init(address=address, include_dashboard=None if address else False, logging_level=logging.ERROR)
@@ -230,8 +231,12 @@ def _answers(address: str, timeout_s: float) -> bool:
     return True
 
 
-def local_clusters() -> list[str]:
-    """Return the addresses of this user's Ray clusters on this machine, or [] if there is no /proc."""
+def local_clusters(*, with_tokens: bool = False) -> list[str]:
+    """Return the addresses of this user's Ray clusters on this machine, or [] if there is no /proc.
+
+    Args: `with_tokens` asks only for clusters that use tokens. A driver with a token must not join another cluster: the
+    driver would refuse the calls of that cluster's workers, and its actors would never run.
+    """
     found = set()
     for process in PROCESSES.glob("[0-9]*"):
         try:
@@ -240,9 +245,17 @@ def local_clusters() -> list[str]:
             program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # the process has ended
-        if program.endswith(b"/raylet"):
+        if program.endswith(b"/raylet") and (not with_tokens or _has_token(process)):
             found |= {given[len(_OPTION) :].decode() for given in arguments if given.startswith(_OPTION)}
     return sorted(found)
+
+
+def _has_token(process: Path) -> bool:
+    """Return whether a process was started with Ray's authentication by a token."""
+    try:
+        return _TOKENS in (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False  # the process has ended
 
 
 def _named() -> str:

@@ -96,6 +96,9 @@ def test_only_raylets_of_this_user_count(monkeypatch, tmp_path):
     (tmp_path / "5").mkdir()
     monkeypatch.setattr(clusters, "PROCESSES", tmp_path)
     assert clusters.local_clusters() == ["10.0.0.1:1"]
+    assert clusters.local_clusters(with_tokens=True) == []  # a driver with a token must not join a cluster without
+    (tmp_path / "4" / "environ").write_bytes(b"A=b\0RAY_AUTH_MODE=token\0C=d")
+    assert clusters.local_clusters(with_tokens=True) == ["10.0.0.1:1"]
     monkeypatch.setattr(os, "getuid", lambda: -1)
     assert clusters.local_clusters() == []
 
