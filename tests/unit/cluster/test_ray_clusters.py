@@ -30,7 +30,7 @@ def joined(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda address, **_: joined.append(address))
     monkeypatch.setattr(clusters, "check_ray_address", lambda: None)
-    monkeypatch.setattr(clusters, "local_clusters", lambda: HERE)
+    monkeypatch.setattr(clusters, "local_clusters", lambda **_: HERE)
     monkeypatch.setattr(clusters, "_answers", lambda *_: True)
     monkeypatch.setattr(clusters, "use_token", lambda: joined.append("token"))
     monkeypatch.setattr(clusters, "names_in", names)
