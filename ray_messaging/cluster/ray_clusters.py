@@ -159,11 +159,9 @@ def look_into_clusters(*, quiet: bool) -> dict[str, Collection[str] | str]:
     Raises: ConfigError if RAY_ADDRESS is wrong.
     """
     check_ray_address()
-    here = local_clusters()
-    clusters = [named] if (named := _named()) else here
-    if not clusters:
-        return {}
-    if not named or _runs_here(named, here):
+    clusters = [named] if (named := _named()) else local_clusters()
+    ask_for_tokens = local_clusters(with_tokens=True)
+    if any(_runs_here(cluster, ask_for_tokens) for cluster in clusters):
         use_token()
     answers: dict[str, Collection[str] | str] = {}
 

@@ -57,6 +57,12 @@ def test_one_that_is_named_is_shown_the_token_if_it_runs_here(joined, monkeypatc
     assert joined == ["token"] * shown + [address]
 
 
+def test_a_cluster_without_tokens_is_shown_none(joined, monkeypatch):
+    monkeypatch.setattr(clusters, "local_clusters", lambda with_tokens=False: [] if with_tokens else HERE)
+    assert clusters.join_ray("town")
+    assert joined == [HERE[1]]
+
+
 @pytest.mark.parametrize("call", [partial(clusters.join_ray, "town"), clusters.hold_ray])
 def test_one_that_does_not_let_us_in(joined, monkeypatch, call):
     def init(address, **options):
@@ -110,7 +116,7 @@ def test_a_cluster_that_says_nothing_is_asked_once_and_named(monkeypatch, capfd)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # as a stopped process: its system accepts connections
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setattr(clusters, "local_clusters", lambda: [address])
+        monkeypatch.setattr(clusters, "local_clusters", lambda **_: [address])
         with pytest.raises(UnknownName, match=f"at {address} .no answer within 0.1 s"):
             clusters.join_ray("town")
     with pytest.raises(UnknownName, match=f"at {address} .*refused"):  # and one that has ended
