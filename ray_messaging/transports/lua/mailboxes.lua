@@ -77,21 +77,28 @@ return {0, version, tonumber(epoch), state[2] or '0-0', tonumber(state[3] or 0),
 
 -- script commit -------------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Move a mailbox's cursor. Allowed when memory is full, because it frees some.
+-- A turn that sends nothing: a fetch's commit, or a transaction without messages. Allowed when memory is full, because it
+-- frees some.
 --
 -- KEYS[1] state   hash: epoch, born, entry, row, keep = oldest entry that the reader needs, messages, bytes, handled and
 --                 handled_bytes (under this epoch), logged = oldest entry that the event log needs (none: no log),
---                 acked, acked_messages = what is acknowledged behind the cursor (see move_cursor; none: nothing)
--- ARGV[1] the reader's epoch  [2] entry  [3] row  [4] oldest entry to keep  [5] messages and [6] bytes handled
---         under this epoch so far: totals
--- ARGV[7] key of the mailbox's stream, but for :<born>  [8] what is acknowledged behind the cursor ("": nothing any
---         more), and [9] how many messages; left out: it stays as it is
--- Returns 1; 0 where a newer reader holds the mailbox; -1 where it is gone, or was restored as it was before our epoch
+--                 acked, acked_messages = what is acknowledged behind the cursor (see move_cursor; none: nothing),
+--                 blob = what the last transaction left
+-- KEYS[2] sender  hash: see send; only of a transaction
+-- ARGV[1...11]    see conclude  ARGV[12] the sender's epoch  [13] number of the transaction
+-- Returns {status}
+local number, status, over = tonumber(ARGV[13] or 0), 0, false
+if number > 0 then
+  local sender = redis.call('HMGET', KEYS[2], 'epoch', 'transactions')
+  status, over = refuse_sender(sender[1], ARGV[12], number, sender[2])
+end
+if status ~= 0 or over then return {status} end
 local state = reader(KEYS[1])
-local epoch = state[1]
-if epoch ~= ARGV[1] then return epoch and tonumber(epoch) > tonumber(ARGV[1]) and 0 or -1 end
-move(KEYS[1], state, ARGV[7], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[8], ARGV[9])
-return 1
+status = refuse_reader(state, 1)
+if status ~= 0 then return {status} end
+if number > 0 then redis.call('HSET', KEYS[2], 'transactions', number) end
+conclude(KEYS[1], state, 1)
+return {0}
 
 -- script load_directory -----------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
