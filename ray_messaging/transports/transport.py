@@ -55,6 +55,7 @@ from ray_messaging.transports.transport_values import (
 )
 
 _OTHERS = 16  # the number of other leases that are read, chosen at random
+_PLAIN_COMMIT = 7  # the arguments of a commit that moves only the cursor
 
 
 class RedisTransport:
@@ -296,7 +297,10 @@ class RedisTransport:
             host, port = self.link.address
             why = f"{error} (nothing of these messages was sent)"
             raise ConnectionFailed(why, host=host, port=port, unsent=True) from error
-        status, repeated = SendStatus(reply[0]), bool(cuts)
+        repeated = bool(cuts)
+        if isinstance(reply, int):  # of `commit`
+            return SendReply(SendStatus(reply), repeated=repeated)
+        status = SendStatus(reply[0])
         if len(reply) == 1:
             return SendReply(status, repeated=repeated)
         end = len(request.writes) + 1
@@ -328,7 +332,7 @@ class RedisTransport:
         if done.state_changed:
             blob = ("-", b"") if done.state is None else ("+", done.state)
         head = [done.epoch, self.keys.stream(done.mailbox), entry, row, keep]
-        return [*head, done.messages, done.nbytes, *blob, *(done.acks or ("=", 0))]
+        return [*head, done.messages, done.nbytes, *(done.acks or ("=", 0)), *blob]
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
         """Return why a refused frame still does not fit, FULL or LOG_FULL, or None if it is worth sending again."""
@@ -362,8 +366,9 @@ class RedisTransport:
 
         Raises: Fenced if a newer reader has the mailbox, or it was removed.
         """
-        [status] = await self.link.script("commit", [self.keys.state(done.mailbox)], self._concluding(done))
-        if status:
+        # What stays as it is may be left out at the end. Each fetch commits, and each argument takes time.
+        args = self._concluding(done)[: _PLAIN_COMMIT if done.acks is None else None]
+        if status := await self.link.script("commit", [self.keys.state(done.mailbox)], args):
             raise (fenced if status == SendStatus.READER_FENCED else lost)(done.mailbox, done.epoch)
 
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:

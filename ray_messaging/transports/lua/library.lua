@@ -201,32 +201,22 @@ end
 -- one. A fetch's commit does nothing else; a transaction also sends, and has a number of its sender, so that it counts
 -- once. Needs move_cursor. The eleven arguments of a conclusion, from ARGV[at] on:
 --   the reader's epoch, key of its stream but for :<born>, entry ("" leaves the cursor), row, oldest entry to keep,
---   messages and bytes handled under this epoch so far: totals, what becomes of the blob: = it stays, + it is the next
---   one, - it goes, blob, what is acknowledged behind the cursor ("": nothing any more; =: it stays), and how many messages
+--   messages and bytes handled under this epoch so far: totals, what is acknowledged behind the cursor ("": nothing any
+--   more; = or left out: it stays), and how many messages, what becomes of the blob: + it is the next one, - it goes, blob
 
--- Return why the server refuses a sender, and whether its transaction was committed by an earlier attempt. `number` is
--- the transaction's, 0: none; `committed` how many were.
-local function refuse_sender(epoch, given, number, committed)
-  if not epoch then return 7 end
-  if epoch ~= given then return tonumber(epoch) > tonumber(given) and 3 or 8 end
-  if number > tonumber(committed or 0) + 1 then return 6 end
-  return 0, number > 0 and number <= tonumber(committed or 0)
-end
-
--- Return why the server refuses a reader: 5 where a newer one holds the mailbox, 11 where it is gone, or was restored as
--- it was before this reader's epoch; else 0.
-local function refuse_reader(state, at)
-  if state[1] == ARGV[at] then return 0 end
-  return state[1] and tonumber(state[1]) > tonumber(ARGV[at]) and 5 or 11
+-- Return 0 for the owner of a name, else why it is refused: `newer` where there is a newer one, `lost` where the server
+-- lost it. `known` is the epoch that the server has, `given` the owner's.
+local function refuse(known, given, newer, lost)
+  if known == given then return 0 end
+  return known and tonumber(known) > tonumber(given) and newer or lost
 end
 
 local function conclude(key, state, at)
   if ARGV[at + 2] ~= '' then
-    local acked = ARGV[at + 9]
     move(key, state, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5], ARGV[at + 6],
-         acked ~= '=' and acked, ARGV[at + 10])
+         ARGV[at + 7] ~= '=' and ARGV[at + 7], ARGV[at + 8])
   end
-  local blob = ARGV[at + 7]
-  if blob == '+' then redis.call('HSET', key, 'blob', ARGV[at + 8])
+  local blob = ARGV[at + 9]
+  if blob == '+' then redis.call('HSET', key, 'blob', ARGV[at + 10])
   elseif blob == '-' then redis.call('HDEL', key, 'blob') end
 end

@@ -85,20 +85,23 @@ return {0, version, tonumber(epoch), state[2] or '0-0', tonumber(state[3] or 0),
 --                 acked, acked_messages = what is acknowledged behind the cursor (see move_cursor; none: nothing),
 --                 blob = what the last transaction left
 -- KEYS[2] sender  hash: see send; only of a transaction
--- ARGV[1...11]    see conclude  ARGV[12] the sender's epoch  [13] number of the transaction
--- Returns {status}
-local number, status, over = tonumber(ARGV[13] or 0), 0, false
-if number > 0 then
-  local sender = redis.call('HMGET', KEYS[2], 'epoch', 'transactions')
-  status, over = refuse_sender(sender[1], ARGV[12], number, sender[2])
+-- ARGV[1...11]    see conclude; without a transaction the last ones may be left out
+-- ARGV[12] the sender's epoch  [13] number of the transaction
+-- Returns 0, or why it is refused: see SendStatus
+if KEYS[2] then
+  local sender, number = redis.call('HMGET', KEYS[2], 'epoch', 'transactions'), tonumber(ARGV[13])
+  local status = refuse(sender[1], ARGV[12], 3, sender[1] and 8 or 7)
+  if status ~= 0 then return status end
+  local committed = tonumber(sender[2] or 0)
+  if number > committed + 1 then return 6 end
+  if number <= committed then return 0 end  -- by an earlier attempt
 end
-if status ~= 0 or over then return {status} end
 local state = reader(KEYS[1])
-status = refuse_reader(state, 1)
-if status ~= 0 then return {status} end
-if number > 0 then redis.call('HSET', KEYS[2], 'transactions', number) end
+local status = refuse(state[1], ARGV[1], 5, 11)
+if status ~= 0 then return status end
+if KEYS[2] then redis.call('HSET', KEYS[2], 'transactions', ARGV[13]) end
 conclude(KEYS[1], state, 1)
-return {0}
+return 0
 
 -- script load_directory -----------------------------------------------------------------------------------------------
 #!lua flags=allow-oom

@@ -90,13 +90,19 @@ local own, own_state, key, arg = nil, nil, 3, number > 0 and 18 or 7
 -- At once, as most calls have one write.
 local sender = redis.call('HMGET', KEYS[2], 'epoch', 's:' .. (ARGV[arg] or ''), 'transactions')
 local epoch = sender[1]
-local status, over = refuse_sender(epoch, ARGV[1], number, sender[3])
-if number > 0 and status == 0 then
-  own, key = KEYS[3], 4
-  own_state = reader(own)
-  if not over then status = refuse_reader(own_state, 7) end
-end
+local status = refuse(epoch, ARGV[1], 3, epoch and 8 or 7)
 if status ~= 0 then return {status} end
+
+local over = false  -- this transaction was committed by an earlier attempt
+if number > 0 then
+  own, key = KEYS[3], 4
+  local committed = tonumber(sender[3] or 0)
+  if number > committed + 1 then return {6} end
+  over = number <= committed
+  own_state = reader(own)
+  status = over and 0 or refuse(own_state[1], ARGV[7], 5, 11)
+  if status ~= 0 then return {status} end
+end
 
 local writes, names = {}, {}
 local fresh, noting = false, false
