@@ -52,7 +52,7 @@ class GroupResult(NamedTuple):
     `states` and `ids` are empty unless they were asked for. With by="group" `ids` has the agents in the order of the
     arrays. `unheard` counts, for a few addresses on which nobody listens, the messages to the address. `calls` counts
     remembered calls, by where the result came from, and retries of calls. `spent` says that the budget of calls was
-    spent before step `until`.
+    spent before step `until`. `sealed` is the last step that all groups have committed, as far as this group knows.
     """
 
     states: dict[Any, Any]
@@ -62,6 +62,7 @@ class GroupResult(NamedTuple):
     unheard: dict[str, int]
     calls: "Counter[str]"
     spent: bool
+    sealed: int
 
 
 class RunOptions(NamedTuple):
@@ -170,7 +171,8 @@ class RunActor:
             await homes.prepare(loop.before)
             society.read(AgentPlaces(loop.before), loop.state)
         states, ids = (society.states, society.ids) if with_states else ({}, {})
-        return GroupResult(states, loop.fates, max(loop.committed + 1, 0), ids, loop.unheard, counts, spent)
+        ended = max(loop.committed + 1, 0)
+        return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed)
 
     async def _run_steps(
         self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, parent_calls: str | None, *, stands: bool
