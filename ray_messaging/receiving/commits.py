@@ -332,13 +332,6 @@ class Commits:
                 raise too_many(self._mailbox, sum(high - low for low, high in runs))
         return sum(flight.ack(low, high) for low, high in runs)
 
-    def _acks(self) -> SelectiveAcks | None:
-        """Return all that is acknowledged after the cursor; None if nothing is, neither here nor on the server."""
-        if not (self._ranges_stored or self.in_flight.apart or self.in_flight.ahead):
-            return None
-        self._ranges_stored = True  # until the server has confirmed that it stores no ranges
-        return self.in_flight.acks()
-
     def conclusion(
         self, state: bytes | None = None, *, fetched: bool = True, state_changed: bool = False
     ) -> Conclusion:
@@ -351,7 +344,10 @@ class Commits:
             self._mailbox, self._epoch, None, flight.front, flight.nbytes, state, state_changed, changes=flight.changes
         )
         if fetched:
-            done.cursor, done.acks = flight.cursor, self._acks()
+            done.cursor = flight.cursor
+            if self._ranges_stored or flight.apart or flight.ahead:  # else the server has no ranges, and gets none
+                done.acks = flight.acks()
+                self._ranges_stored = True  # until the server has confirmed that it stores no ranges
         return done
 
     def concluded(self, done: Conclusion) -> None:
@@ -363,7 +359,7 @@ class Commits:
     async def write(self) -> None:
         """Write the cursor, unless the server has it; raise Fenced if a newer reader has the mailbox."""
         async with self.writing:
-            if self.unwritten:
+            if self.in_flight.changes != self._written:
                 # The write has totals, not changes. So a repeated write, or a write that already has later changes,
                 # counts nothing twice.
                 done = self.conclusion()
