@@ -55,11 +55,12 @@ _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
 
 class CallUnderWay(NamedTuple):
-    """A call of which the reply was not processed yet."""
+    """A call of which the reply was not processed yet; `alone`: no other call was under way when it was made."""
 
     frames: list[OutboundFrame]
     nbytes: int
     began: float  # loop time
+    alone: bool
     reply: asyncio.Task[SendReply]
 
 
@@ -254,7 +255,8 @@ class FrameSender(Destination):
             began = asyncio.get_running_loop().time()
             reply = asyncio.create_task(self._call(ready, ready[0].verdict_epoch), name="ray_messaging send")
             reply.add_done_callback(self._has_replied)
-            self.calls.append(CallUnderWay(ready, sum(frame.nbytes for frame in ready), began, reply))
+            nbytes = sum(frame.nbytes for frame in ready)
+            self.calls.append(CallUnderWay(ready, nbytes, began, not self.calls, reply))
             self.attempted = True
 
     def _has_replied(self, reply: "asyncio.Task[SendReply]") -> None:
@@ -295,7 +297,7 @@ class FrameSender(Destination):
                 await self.take_epoch()  # an attempt that was refused may still arrive
             self.attempted = bool(unknown)
             raise [*unknown, *errors][0]
-        await self._process(replied)
+        await self._process(replied, alone=calls[0].alone)
         self.attempted = False
 
     async def _look_for_room(self) -> None:
@@ -340,11 +342,13 @@ class FrameSender(Destination):
             self.observer.call_made(len(frames), time.perf_counter() - began)
         return reply
 
-    async def _process(self, calls: Sequence[tuple[list[OutboundFrame], SendReply]]) -> None:
+    async def _process(self, calls: Sequence[tuple[list[OutboundFrame], SendReply]], *, alone: bool = True) -> None:
         """Process the replies to calls that were under way at the same time, in order.
 
         Only the first refusal is acted on, after which the other refused frames are sent again. But if the server
         refuses the sender itself, that comes first.
+
+        Args: `alone` says that no earlier call was under way when the first of these calls was made.
         """
         for frames, reply in calls:
             self._take_written(frames, reply)
@@ -353,8 +357,8 @@ class FrameSender(Destination):
             return
         sent, reply = next((each for each in failed if each[1].status in _OF_THE_SENDER), failed[0])
         reply.repeated = any(other.repeated for _, other in failed)
-        if len(calls) > 1:
-            # The frame before may only have come later. If the server has lost it, the next call, which is single, tells.
+        if not alone or reply is not calls[0][1]:
+            # The frame before may only have come later. If the server has lost it, the next call, made alone, tells.
             reply.fates = [FrameFate.HELD_BACK if fate is FrameFate.GAP else fate for fate in reply.fates]
         await self.settle_refusal(reply, [frame for frames, _ in failed for frame in frames])
         if reply.status in _OF_THE_SENDER:
