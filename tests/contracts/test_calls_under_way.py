@@ -6,11 +6,12 @@ from collections import defaultdict
 
 import pytest
 from faults.proxy import Proxy
+from support.calls_under_way import Faults, Gate, kill, lose_one_of_three
 from support.contracts import fetch_all, until
 from support.patience import WAIT_S
-from support.sending_faults import cut, know_the_directory
+from support.sending_faults import know_the_directory
 
-from ray_messaging import ConnectionFailed, MailboxFull, MessagingError, OutcomeUnknown
+from ray_messaging import MessagingError, OutcomeUnknown
 
 LANES, SENDS = 8, 12
 RECEIVERS = (101, 102, 103)
@@ -32,24 +33,6 @@ def send_all(sender, *parts, to=1):
         asyncio.create_task(sender.send_columns([7] * len(part), [to] * len(part), [{"n": n} for n in part]))
         for part in parts
     ]
-
-
-class Gate:
-    """A gate before a messager's calls that send; while it is shut, calls wait, and count as under way."""
-
-    def __init__(self, messager):
-        self.under_way = self.most = 0
-        self.open = asyncio.Event()
-        self.open.set()
-        self._real = messager.engine.transport.send
-        messager.engine.transport.send = self._send
-
-    async def _send(self, request):
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
-        await self.open.wait()
-        self.under_way -= 1
-        return await self._real(request)
 
 
 @pytest.fixture
@@ -119,25 +102,9 @@ async def test_a_transaction_waits_for_all_calls_under_way(messagers):
 async def test_after_a_call_without_an_answer_later_calls_tell_what_they_know(pair, lost, taken):
     sender, receiver = pair
     await know_the_directory(sender)
-    real, calls, all_made = sender.engine.transport.send, [], asyncio.Event()
-
-    async def send(request):
-        calls.append(request)
-        at = len(calls) - 1
-        if at == lost and not taken:
-            reply = None
-        else:
-            reply = await real(request)
-        if len(calls) == 3:
-            all_made.set()
-        await all_made.wait()
-        if at == lost:
-            raise cut()
-        return reply
-
-    sender.engine.transport.send = send
+    restore = lose_one_of_three(sender, lost, taken=taken)
     outcomes = await asyncio.gather(*send_all(sender, [0], [1], [2]), return_exceptions=True)
-    sender.engine.transport.send = real
+    restore()
     assert isinstance(outcomes[2] if lost == 2 or not taken else None, OutcomeUnknown | None)
     await asyncio.gather(*send_all(sender, [3]))
     found = [message.payload["n"] for message in await fetch_all(receiver, 4 if taken else 1 + lost)]
@@ -189,69 +156,12 @@ async def test_what_is_under_way_when_a_messager_is_killed_has_an_unknown_outcom
     gate.open.clear()
     sends = send_all(sender, [0], [1], [2])
     await until(lambda: asyncio.sleep(0, gate.under_way == 3))
-    await sender.engine.accumulator.stop(ConnectionFailed("killed by the test", host="", port=0))
+    await kill(sender)
     assert all(isinstance(each, OutcomeUnknown) for each in await asyncio.gather(*sends, return_exceptions=True))
     assert len(await receiver.fetch_messages()) == 0
 
 
 # -- random faults ----------------------------------------------------------------------------------------------------
-
-
-class Faults:
-    """Random faults of the calls by which a messager sends; some attempts arrive late, when others have come."""
-
-    def __init__(self, messager, seed):
-        self.random = random.Random(seed)
-        self.late = []
-        self.most = self._under_way = 0
-        self._real = messager.engine.transport.send
-        messager.engine.transport.send = self._send
-        self._kinds = self.random.choices(
-            ["slow", "twice", "late repeat", "lost", "reply lost", "lost, but late", "unsent", "full"], k=4
-        )
-
-    async def _send(self, request):
-        self._under_way += 1
-        self.most = max(self.most, self._under_way)
-        try:
-            return await self._faulty(request)
-        finally:
-            self._under_way -= 1
-
-    async def _faulty(self, request):
-        kind = self.random.choice([*self._kinds, *["plain"] * 16])
-        if kind in ("slow", "late repeat") or self.random.random() < 0.2:
-            await self._turns()
-        if kind == "unsent":
-            raise ConnectionFailed("unsent", host="", port=0, unsent=True)
-        if kind == "full":
-            raise MailboxFull("full", mailbox="")
-        if kind.startswith("lost"):
-            if kind != "lost":
-                self._arrive_late(request)
-            await self._turns()
-            raise cut()
-        reply = await self._real(request)
-        await self._turns()
-        if kind == "reply lost":
-            raise cut()
-        if kind == "twice":
-            reply = await self._real(request)
-        if kind == "late repeat":
-            self._arrive_late(request)
-        reply.repeated = kind in ("twice", "late repeat")
-        return reply
-
-    def _arrive_late(self, request):
-        async def arrive():
-            await self._turns(300)
-            await self._real(request)
-
-        self.late.append(asyncio.create_task(arrive()))
-
-    async def _turns(self, most=30):
-        for _ in range(self.random.randrange(most)):
-            await asyncio.sleep(0)
 
 
 class Traffic:
