@@ -320,6 +320,7 @@ class Run(AbstractContextManager["Run"]):
         told = {
             "calls": counts["model"],
             "answered before": counts["kept"] + counts["parent"],
+            "from the store": counts["store"],
             "waiting": counts["waiting"],
             "retries": counts["retries"],
         }
