@@ -219,7 +219,8 @@ class FrameSender(Destination):
         """
         try:
             ahead = ahead and self._is_calm()
-            await self._take_replies(all_of_them=not ahead)
+            if self.calls:
+                await self._take_replies(all_of_them=not ahead)
             if ahead and self._is_calm():
                 self._call_ahead()
                 return
