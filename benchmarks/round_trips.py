@@ -1,6 +1,6 @@
 """How many round trips of the network a message or a step takes: `python -m benchmarks.round_trips`.
 
-    python -m benchmarks.round_trips               # without Ray: a lone message, steps by hand; 20 seconds
+    python -m benchmarks.round_trips               # without Ray: a lone message, batches, steps by hand; 30 seconds
     python -m benchmarks.round_trips --ray         # also `run` and `advance(1)`; a minute
     python -m benchmarks.round_trips --rtt-ms 80   # on a machine that is busy
 
