@@ -399,6 +399,12 @@ class Accumulator:
 
     # -- for the send loop ----------------------------------------------------------------------------------------
 
+    @property
+    def has_closed(self) -> bool:
+        """Return whether the next batch collects no more messages, so that nothing is gained by waiting with it."""
+        pending = self._pending
+        return bool(pending) and pending[0] is not self._open and not isinstance(pending[0], TransactionBatch)
+
     def take(self) -> PendingBatch | None:
         """Return the next batch, or None if no batch waits. Later messages come into another batch."""
         if not self._pending:
