@@ -1,6 +1,6 @@
 """Messages and steps between three hosts on this machine, beside plain Ray, by turns in one run.
 
-    python -m benchmarks.hosts                    # all links, 3 rounds: about 6 minutes on two cores
+    python -m benchmarks.hosts                    # all links, 3 rounds: 6 to 9 minutes on two cores
     python -m benchmarks.hosts --rounds 1 --link "10 ms"
     python -m benchmarks.hosts --part step --json
 
