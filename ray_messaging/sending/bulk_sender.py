@@ -34,7 +34,7 @@ from ray_messaging.sending.schema_checks import check_current
 
 AddPart = Callable[[], "asyncio.Future[Receipts]"]
 _CAUSED = Extension(caused_by=MessageIdColumn.none(0)).kind
-_FEW = 64  # batches with at most so many rows are joined with others
+_FEW = 64  # plain batches with at most so many rows are joined with others, because each batch takes equally long
 
 
 class BulkSender:
@@ -115,10 +115,14 @@ class BulkSender:
         return self._put_own(pairs) if broadcasts.trace is None else self._put(pairs)
 
     def _put_relayed(self, batch: Batch) -> "asyncio.Future[Receipts]":
-        if not _joins(batch):
-            return self._put(self._encoded(batch))
-        first, self._rows = self._rows, self._rows + batch.rows
-        return self._accumulator.join(batch, first)
+        extension, lines = batch.extension, batch.lines
+        # The messages are neither of a step, nor questions, answers or broadcasts, and nothing traces them.
+        plain = extension is None or (extension.kind == _CAUSED and extension.ordinal is None)
+        plain = plain and batch.trace is None and not isinstance(batch.step, np.ndarray)
+        if plain and batch.rows <= _FEW and isinstance(lines, PayloadColumn) and lines.index is None and not lines.raw:
+            first, self._rows = self._rows, self._rows + batch.rows
+            return self._accumulator.join(batch, first)
+        return self._put(self._encoded(batch))
 
     def _encoded(self, batch: Batch) -> EncodedBatch:
         trace = self._accumulator.tracer.follow(batch.trace)
@@ -157,15 +161,6 @@ class BulkSender:
             for future in futures:
                 # A cancelled caller no longer reads the errors of the other parts.
                 future.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-def _joins(batch: Batch) -> bool:
-    """Return whether a relayed batch is joined with other messages: a small batch takes as long as a large one."""
-    extension, lines = batch.extension, batch.lines
-    # The messages are neither of a step, nor questions, answers or broadcasts.
-    plain = extension is None or (extension.kind == _CAUSED and extension.ordinal is None)
-    plain = plain and batch.trace is None and not isinstance(batch.step, np.ndarray)
-    return plain and batch.rows <= _FEW and isinstance(lines, PayloadColumn) and lines.index is None and not lines.raw
 
 
 async def join_receipts(
