@@ -5,6 +5,8 @@ import pickle
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
+from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
@@ -26,6 +28,8 @@ from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.messager import GroupMessager
+from ray_messaging.steps.digests import step_digest
+from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.step_loop import check_until
 from ray_messaging.steps.step_supervisor import StepSupervisor
@@ -174,9 +178,11 @@ async def _run(
         plan_of = {plan.name: _known(plan) for plan in plans}
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(plan.agents, SUBTOPICS)
-        calls, told = [], set[str]()
-        for plan, messager, copied in zip(plans, messagers, shared, strict=True):
-            actor = RunActor(messager, told)
+        calls, told, first = [], set[str](), max(0, until - settings.horizon)
+        # The supervisor changes digests, so it needs them.
+        later = [] if reviewer is not None else [LaterDigests(first) for _ in plans]
+        for plan, messager, copied, own in zip_longest(plans, messagers, shared, later):
+            actor = RunActor(messager, told, own)
             stack.callback(actor.forget)
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
             calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, 1, with_states=True)))
@@ -185,12 +191,17 @@ async def _run(
         with ProgressLine(until, shown=progress) as line:
             await _all_done(calls, supervising, lambda: _show(store, line, until))
         await _all_done([asyncio.create_task(_sealed(store, until - 1))], supervising)
-        counts = {
-            step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
-            for step in range(max(0, until - settings.horizon), until)
-        }
-        by_rules = counts[until - 1].get(SUPERVISOR) if counts else None
-        digests = {step: digest_of(each).hex() for step, each in counts.items()}
+        digests: dict[int, str] | Callable[[], dict[int, str]]
+        by_rules = None
+        if reviewer is None:
+            digests = partial(_digests, later, range(first, until))
+        else:
+            counts = {
+                step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
+                for step in range(first, until)
+            }
+            by_rules = counts[until - 1].get(SUPERVISOR) if counts else None
+            digests = {step: digest_of(each).hex() for step, each in counts.items()}
         collected = None
         if options.collect is not None:
             from ray_messaging.eventlog.series_tables import series_table  # noqa: PLC0415 - brings pyarrow, 80 MB
@@ -198,6 +209,10 @@ async def _run(
             collected = series_table(await store.collected(until - 1))
         total = {} if by_rules is None else by_rules.total
         return gathered([call.result() for call in calls], until, total, digests, collected)
+
+
+def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, str]:
+    return {step: step_digest(group.sum_of(step) for group in later).hex() for step in steps}
 
 
 def _known(value: T) -> "asyncio.Future[T]":
