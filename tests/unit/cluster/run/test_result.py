@@ -12,7 +12,7 @@ from ray_messaging.cluster.run.result import Result, gathered
 from ray_messaging.cluster.run.run_actor import GroupResult
 
 LARGE = 1143926187236421734  # no float holds it
-PARTS = [GroupResult({1: {}}, Counter(), 2, {}, {}, Counter(), spent=False)]
+PARTS = [GroupResult({1: {}}, Counter(), 2, {}, {}, Counter(), spent=False, sealed=1)]
 DIGESTS = {0: "aa", 1: "bb"}
 
 
