@@ -32,7 +32,7 @@ def mesa(envs: Path, agents: int, steps: int) -> dict:
 
 
 def local(envs: Path, agents: int, steps: int) -> dict[str, float]:
-    """Run the rumour in Mesa and by `ray_messaging.run`; return the ms of a step of each.
+    """Run the rumour in Mesa and by `ray_messaging.run`; return the mean ms of a step of each.
 
     Mesa is in its own environment, or in this one. Raises RuntimeError where the results differ.
     """
@@ -47,7 +47,7 @@ def local(envs: Path, agents: int, steps: int) -> dict[str, float]:
         found[side] = json.loads(done.stdout)
     if len({values["known"] for values in found.values()}) > 1:
         raise RuntimeError(f"the sides differ in how many know the rumour: {found}")
-    return {"Mesa": found["mesa_side"]["ms"], "ray_messaging.run": found["local_side"]["ms"]}
+    return {"Mesa": found["mesa_side"]["mean_ms"], "ray_messaging.run": found["local_side"]["mean_ms"]}
 
 
 def person(me, inbox):

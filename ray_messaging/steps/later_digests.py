@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from ray_messaging.model.batch import Batch
 from ray_messaging.steps.row_sums import sum_of_batch
 
-KEPT_BYTES: Final = 16 * 2**20
+KEPT_BYTES: Final = 16 * 2**20  # about half a million small messages
 _ROW_BYTES = 24  # of a row besides its payload: two ids, an ordinal, the payload's number
 
 
