@@ -107,7 +107,7 @@ class AttemptSender:
             if found is not None:
                 return found
             await self._arrived(self._send(batches), step.number)
-        counts = self._account.take()
+        counts = self._account.take(step.number)
         closing = self._closing(step, self._boxes.rows, counts, changed=changed)
         closed = await self._answer(self._close(step.number, closing, go_on=go_on), step.number)
         self._destination.queues.reset()
@@ -183,7 +183,7 @@ class AttemptSender:
             if frames:
                 await self._answer(destination.keep_agents(), step.number)
                 self._settle(frames)
-                counts = self._account.take()
+                counts = self._account.take(step.number)
                 rows = sum(frame.rows for frame in frames if in_box(frame))
                 closing = self._closing(step, rows, counts, changed=changed)
                 request = self._boxes.request(frames, frames[0].verdict_epoch)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
@@ -29,6 +30,8 @@ from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.messager import GroupMessager
 from ray_messaging.steps.call_limits import CallGate, CallLimits, HeldCalls
+from ray_messaging.steps.digests import step_digest
+from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.step_loop import check_until
 from ray_messaging.steps.step_supervisor import StepSupervisor
@@ -186,9 +189,14 @@ async def _run(
         plan_of = {plan.name: _known(plan) for plan in plans}
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(plan.agents, SUBTOPICS)
-        calls, told = [], set[str]()
-        for plan, messager, copied in zip(plans, messagers, shared, strict=True):
-            actor = RunActor(messager, told, limit_calls)
+        told = set[str]()
+        # Limits of calls may end the run before `until`, so that its last steps are not known yet.
+        first = max(0, until - settings.horizon) if limit_calls is None else 0
+        # The supervisor changes digests, so it needs them at once.
+        later = [] if reviewer is not None else [LaterDigests(first) for _ in plans]
+        calls = []
+        for plan, messager, copied, own in zip_longest(plans, messagers, shared, later):
+            actor = RunActor(messager, told, limit_calls, own)
             stack.callback(actor.forget)
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
             calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, 1, with_states=True)))
@@ -198,12 +206,18 @@ async def _run(
             await _all_done(calls, supervising, lambda: _show(store, line, until))
         ended = min(call.result().until for call in calls)  # the budget of calls may have been spent
         await _all_done([asyncio.create_task(_sealed(store, ended - 1))], supervising)
-        counts = {
-            step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
-            for step in range(max(0, ended - settings.horizon), ended)
-        }
-        by_rules = counts[ended - 1].get(SUPERVISOR) if counts else None
-        digests = {step: digest_of(each).hex() for step, each in counts.items()}
+        last = range(max(0, ended - settings.horizon), ended)
+        digests: dict[int, str] | Callable[[], dict[int, str]]
+        by_rules = None
+        if reviewer is None:
+            digests = partial(_digests, later, last)
+        else:
+            counts = {
+                step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
+                for step in last
+            }
+            by_rules = counts[ended - 1].get(SUPERVISOR) if counts else None
+            digests = {step: digest_of(each).hex() for step, each in counts.items()}
         collected = None
         if options.collect is not None:
             from ray_messaging.eventlog.series_tables import series_table  # noqa: PLC0415 - brings pyarrow, 80 MB
@@ -211,6 +225,10 @@ async def _run(
             collected = series_table(await store.collected(ended - 1))
         total = {} if by_rules is None else by_rules.total
         return gathered([call.result() for call in calls], until, total, digests, collected)
+
+
+def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, str]:
+    return {step: step_digest(group.sum_of(step) for group in later).hex() for step in steps}
 
 
 def _limit_calls(settings: Calls, limits: CallLimits, society: AgentLoop, group: str) -> None:

@@ -35,6 +35,7 @@ from ray_messaging.errors import (
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.call_limits import CallGate
+from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import StepLoop, step_loop
 
@@ -100,8 +101,8 @@ class RunActor:
 
     It gets its arguments by calls, not from the constructor, because Ray keeps no large arguments for a restart.
 
-    Args: `messager` already hosts the group's agents (None: `open` opens a messager). `told` is passed to `ModelWatch`.
-    `limit_calls` applies the settings of remembered calls, if the run belongs to no experiment.
+    Args: `messager` already hosts the group's agents (None: `open` opens a messager). `told` is passed to `ModelWatch`,
+    `later` to `step_loop`. `limit_calls` applies the settings of remembered calls, if the run belongs to no experiment.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class RunActor:
         messager: "GroupMessager | None" = None,
         told: set[str] | None = None,
         limit_calls: Callable[[AgentLoop, str], None] | None = None,
+        later: LaterDigests | None = None,
     ) -> None:
         self._since = time.time()  # no module of the user was imported before this time
         self._messager = messager
@@ -120,6 +122,7 @@ class RunActor:
         self._watch: ModelWatch | None = None
         self._told = told
         self._limit_calls_here = limit_calls
+        self._later = later
         self._thread = ModelThread()  # the same for all runs, because clients in a user's module are bound to its loop
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which this call ends early
@@ -193,7 +196,7 @@ class RunActor:
         assert self._messager is not None
         end, again = until if self._last is None else min(until, self._last + 1), self._steps is not None
         if self._loop is None or self._steps is None:
-            self._loop = step_loop(self._messager.engine)
+            self._loop = step_loop(self._messager.engine, self._later)
             self._steps = self._loop.standing(end)
         loop, steps, self._stands = self._loop, self._steps, False
         loop.until = end
