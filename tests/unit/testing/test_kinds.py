@@ -1,6 +1,5 @@
 """Several kinds of agents in one run: traders and their order book, the same on any number of groups."""
 
-import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
@@ -128,7 +127,6 @@ def test_crowds_of_several_kinds_are_equal_on_any_number_of_groups():
         (10, "agents= does not say of which kind"),
         (range(10), "agents= does not say of which kind"),
         (pd.DataFrame({"sort": ["trader"]}), "a DataFrame with a column 'kind'"),
-        (nx.path_graph(3).nodes, "agents= does not say of which kind"),
         (pd.DataFrame({"kind": ["trader", None]}, index=["ann", "bob"]), "agent 'bob' has no kind"),
         (pd.DataFrame({"kind": ["trader", np.nan]}, index=["ann", "bob"]), "agent 'bob' has no kind"),
         (pd.DataFrame({"kind": ["trader", "x"]}, index=["ann", "bob"]), "the kind 'x', such as 'bob',"),
