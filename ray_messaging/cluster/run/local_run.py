@@ -2,7 +2,7 @@
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
 from functools import partial
@@ -49,7 +49,7 @@ _LOOK_S = 1.0  # the time between two checks of the progress
 
 @overload
 def run(
-    model: "AgentModel",
+    model: "AgentModel | Mapping[str, AgentModel]",
     *,
     until: int,
     by: Literal["agent"] = "agent",
@@ -61,7 +61,7 @@ def run(
 ) -> Result: ...
 @overload
 def run(
-    model: "GroupModel",
+    model: "GroupModel | Mapping[str, GroupModel]",
     *,
     until: int,
     by: Literal["group"],
@@ -72,12 +72,12 @@ def run(
     **given: "Unpack[GroupArguments]",
 ) -> Result: ...
 def run(
-    model: Callable[..., object],
+    model: Callable[..., object] | Mapping[str, Callable[..., object]],
     *,
     agents: object,
     until: int,
     groups: object = None,
-    start: Callable[..., dict[str, Any]] | None = None,
+    start: Callable[..., dict[str, Any]] | Mapping[str, Callable[..., dict[str, Any]]] | None = None,
     graph: object = None,
     shared: object = None,
     by: str = "agent",
@@ -127,7 +127,7 @@ def run(
     check_run(model, options)
     check_until(until)
     check_calls(calls)
-    plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1)
+    plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1, model)
     copies = [_copy("shared", shared) for _ in plans]
     relax_collector()
     RuleSet(rules)  # raises RuleError

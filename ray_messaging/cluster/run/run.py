@@ -186,7 +186,7 @@ class Run(AbstractContextManager["Run"]):
         check_run(model, options)
         if isinstance(graph, str):
             graph = messaging.audience(graph)
-        plans = plans_for(options, agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
+        plans = plans_for(options, agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)), model)
         places = Placement(*placed, [plan.name for plan in plans])
         kept.close_run()
         progress, moved = messaging.steps.progress(), messaging.steps.moved()

@@ -17,6 +17,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.agent import NO_CHANGE, AgentLoop, StateChange, step_failed
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety
+from ray_messaging.cluster.run.kinds import as_one
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.model_watch import ModelWatch
 from ray_messaging.cluster.run.run_plan import GroupPlan, Homes, changeable
@@ -347,14 +348,18 @@ def society_of(
 ) -> "AgentLoop | CrowdSociety":
     """Return the agents of a group with the model's function, which runs in `thread` (None: a new one)."""
     collector = None if options.collect is None else Collector(options.collect, options.collect_every)
+    model, start = as_one(model), as_one(options.start)
     if options.by == "group":
-        return CrowdSociety(plan.name, model, start=options.start, shared=shared, thread=thread, collector=collector)
+        return CrowdSociety(
+            plan.name, model, start=start, shared=shared, thread=thread, collector=collector, kinds=plan.kinds
+        )
     return AgentLoop(
         plan.name,
         model,
-        start=options.start,
+        start=start,
         shared=shared,
         rows=plan.rows,
+        kinds=plan.kinds,
         concurrency=options.concurrency,
         timeout=options.timeout,
         thread=thread,
