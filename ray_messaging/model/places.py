@@ -1,4 +1,4 @@
-"""Places within a value, which errors name, and checks that all codecs share."""
+"""Names for the parts of a value, such as `payload["t"][0]`, which errors show; and checks that all encoders share."""
 
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidPayload
