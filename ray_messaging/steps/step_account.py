@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 _NAMED = 5  # the most addresses of undeliverable messages that are named
 NO_AUDIENCES: Mapping[AudiencePairs, bytes] = {}
 Blocked = list[tuple[Batch, Mapping[int, tuple[str, str]]]]  # batches with blocked rows: rule and reason of each
-Kept = tuple[dict[str, int], int, int, Blocked, dict[str, int], dict[str, int]]  # a StepAccount's fields
+# The values of a StepAccount's fields, in order.
+Kept = tuple[dict[str, int], int, int, Blocked, dict[str, int], dict[str, int]]
 
 
 class StepCounts(msgspec.Struct, array_like=True, frozen=True):
@@ -229,7 +230,7 @@ def digest_rows(
                 from_ids[row],
                 ordinals[row],
                 to_ids[row],
-                "" if topic[0] == ":" else topic,  # "": an answer to the user
+                "" if topic[0] == ":" else topic,  # An answer to the user has no subtopic.
                 FATES[codes[row]],
                 rule,
                 batch.labels_of(row),
