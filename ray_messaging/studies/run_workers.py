@@ -48,7 +48,7 @@ def packed(template: RunTemplate) -> bytes:
 
     Raises: ConfigError, which names the part, if something in it cannot be pickled.
     """
-    # Any error may come, such as for a lock among a module's globals. Then the modules are sent by name, without source.
+    # Any error may come, such as for a lock among a module's globals. Then modules are sent by name, without source.
     with suppress(Exception), _by_value(_own_modules()):
         return bytes(cloudpickle.dumps(template))
     return bytes(sent("the study", template, cloudpickle.dumps))
