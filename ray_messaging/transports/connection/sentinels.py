@@ -18,7 +18,7 @@ from ray_messaging.transports.connection.discovery import (
 )
 
 _Services = Mapping[str, Mapping[str, str]]
-_DOWN = frozenset({"s_down", "o_down", "disconnected"})  # flags of a primary that cannot be used
+_DOWN = frozenset({"s_down", "o_down", "disconnected"})  # A primary with one of these flags cannot be used.
 
 
 class Sentinels:
