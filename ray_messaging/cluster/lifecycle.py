@@ -263,11 +263,11 @@ def _checked_servers(
 def _check_kinds(settings: object, steps: object, calls: object, **folders: object) -> None:
     """Raise ConfigError if an argument has a wrong type."""
     if not isinstance(settings, MessagingConfig):
-        raise ConfigError(f"settings={settings!r} is no MessagingConfig: write settings=MessagingConfig(lease_s=60)")
+        raise ConfigError(f"settings={settings!r} is not a MessagingConfig: write settings=MessagingConfig(lease_s=60)")
     if not isinstance(steps, Steps | None):
-        raise ConfigError(f"steps={steps!r} is no Steps: write steps=Steps(seed=7)")
+        raise ConfigError(f"steps={steps!r} is not a Steps object: write steps=Steps(seed=7)")
     if not isinstance(calls, Calls | None):
-        raise ConfigError(f"calls={calls!r} is no Calls: write calls=Calls(rate_per_minute=600)")
+        raise ConfigError(f"calls={calls!r} is not a Calls object: write calls=Calls(rate_per_minute=600)")
     if calls is not None and steps is None:
         raise ConfigError("calls= limits what agents call by me.remember, in runs with steps: add steps=Steps()")
     for name, folder in folders.items():

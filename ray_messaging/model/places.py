@@ -22,7 +22,7 @@ def checked_text(text: str, place: Place) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidPayload(
-            f"{shown(place)} is {text[max(0, error.start - 10) : error.end + 10]!a}, which is no Unicode text: it "
+            f"{shown(place)} is {text[max(0, error.start - 10) : error.end + 10]!a}, which is not valid Unicode: it "
             "holds half of a character (a lone surrogate), such as when a text is cut within a character. "
             "text.encode(errors='replace').decode() replaces it"
         ) from None

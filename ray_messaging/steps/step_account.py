@@ -272,7 +272,7 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
 def check_step_number(step: object) -> int:
     """Return the number of a step; raise ConfigError unless it is an int of at least 0."""
     if (number := whole_number(step)) is None:
-        raise ConfigError(f"step {step!r} is no step: steps are numbered from 0")
+        raise ConfigError(f"step {step!r} is not a step: steps are numbered from 0")
     return number
 
 

@@ -47,7 +47,9 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
         if not isinstance(name, str) or not name:
             raise InvalidColumns(f"the name of a column must be a text, not {name!r}")
         if _broken([name]):
-            raise InvalidColumns(f"the name of a column is {name!r}, which is no text: it holds half of a character")
+            raise InvalidColumns(
+                f"the name of a column is {name!r}, which is not valid text: it holds half of a character"
+            )
         if name in made:
             raise InvalidColumns(f"two columns have the name {name!r}", column=name)
         try:
@@ -282,7 +284,7 @@ def _whole(row: int, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidColumns(f"row {row} has {text!r}, which is no text ({error.reason})", row=row) from error
+        raise InvalidColumns(f"row {row} has {text!r}, which is not valid text ({error.reason})", row=row) from error
     return text
 
 

@@ -83,7 +83,7 @@ class Sentinels:
                 )
             if isinstance(found, ResponseError):
                 return WrongSettingsError(
-                    f"the server at {where} is no Sentinel ({found}): sentinels= takes the addresses of "
+                    f"the server at {where} is not a Sentinel ({found}): sentinels= takes the addresses of "
                     "Sentinels, mostly at port 26379; a server itself goes to server= and port="
                 )
         why = said_by(self._config.sentinels, answers)
