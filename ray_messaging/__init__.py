@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from ray_messaging.messager import Messager
     from ray_messaging.messages import Messages
     from ray_messaging.model.aggregates import Count, Gini, Max, Mean, Min, Quantile, Share, Sum
+    from ray_messaging.model.call_content import by_content
     from ray_messaging.model.lattice import grid
     from ray_messaging.model.typed.input import columns
     from ray_messaging.observability.health.findings import Finding, Health
@@ -135,6 +136,7 @@ _HOMES = {
     "Survey": "ray_messaging.cluster.handles.survey",
     "Tracing": "ray_messaging.observability.tracing.settings",
     "batch_run": "ray_messaging.studies.batch_run",
+    "by_content": "ray_messaging.model.call_content",
     "columns": "ray_messaging.model.typed.input",
     "compare": "ray_messaging.eventlog.comparison",
     "grid": "ray_messaging.model.lattice",
@@ -229,6 +231,7 @@ __all__ = [
     "UnknownName",
     "UnknownSender",
     "batch_run",
+    "by_content",
     "columns",
     "compare",
     "grid",

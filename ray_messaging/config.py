@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 from urllib.parse import unquote, urlsplit
 
@@ -13,6 +14,7 @@ from pydantic import (
     PositiveInt,
     TypeAdapter,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -165,12 +167,33 @@ class Calls(_Settings):
     budget: int | None = _setting(
         None, "calls from this start on; then the run ends with the steps that are committed; None: any number", ge=1
     )
-    keep_arguments: bool = _setting(True, "keep the arguments of calls in the log's folder")
+    keep_arguments: bool = _setting(True, "keep the arguments of calls in the log's folder, and in the store")
+    store: str | Path | None = _setting(
+        None,
+        "a folder on this machine with the answers of calls by content: an equal call is made once, whichever agent, "
+        "step, run or process asks; None: none",
+    )
 
     @property
     def limited(self) -> bool:
         """Return whether there is a limit on the rate, the number at once, or the budget of calls."""
         return (self.rate_per_minute, self.concurrency, self.budget) != (None, None, None)
+
+    @field_validator("store")
+    @classmethod
+    def _absolute_store(cls, store: str | Path | None) -> str | None:
+        """Return the whole path, because the groups' processes have another working folder."""
+        if store is None:
+            return None
+        if "://" in str(store) or not str(store):
+            raise ValueError("store must be the path of a folder on this machine, not a URI")
+        return str(Path(store).expanduser().absolute())
+
+
+def check_calls(calls: object) -> None:
+    """Raise ConfigError unless `calls` is None or a `Calls`."""
+    if not isinstance(calls, Calls | None):
+        raise ConfigError(f"calls={calls!r} is not a Calls object: write calls=Calls(rate_per_minute=600)")
 
 
 class RedisConfig(ServerConfig):

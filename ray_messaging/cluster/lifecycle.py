@@ -32,7 +32,7 @@ from ray_messaging.cluster.ray_clusters import hold_ray, release_ray
 from ray_messaging.cluster.ray_internals import ray_session
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, absolute
-from ray_messaging.config import Calls, MessagingConfig, RedisConfig, ServerConfig, Steps
+from ray_messaging.config import Calls, MessagingConfig, RedisConfig, ServerConfig, Steps, check_calls
 from ray_messaging.errors import (
     AlreadyExists,
     Closed,
@@ -266,8 +266,7 @@ def _check_kinds(settings: object, steps: object, calls: object, **folders: obje
         raise ConfigError(f"settings={settings!r} is not a MessagingConfig: write settings=MessagingConfig(lease_s=60)")
     if not isinstance(steps, Steps | None):
         raise ConfigError(f"steps={steps!r} is not a Steps object: write steps=Steps(seed=7)")
-    if not isinstance(calls, Calls | None):
-        raise ConfigError(f"calls={calls!r} is not a Calls object: write calls=Calls(rate_per_minute=600)")
+    check_calls(calls)
     if calls is not None and steps is None:
         raise ConfigError("calls= limits what agents call by me.remember, in runs with steps: add steps=Steps()")
     for name, folder in folders.items():

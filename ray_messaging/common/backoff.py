@@ -85,6 +85,8 @@ MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
 
 CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)  # a remembered call that failed, as by its provider's limit
 
+STORED_CALL_RETRY = RetryPolicy(0.01, 0.5)  # a look whether another process has the answer of a call
+
 AT_REST_RETRY = RetryPolicy(0.001, 0.02)  # a check whether messages are still on their way
 
 # Event log. A full disk is tried less often the longer it stays full.

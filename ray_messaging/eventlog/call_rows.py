@@ -18,8 +18,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.collected import NOTHING, Unwritten, steps_in
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.model.calls import CallRecord, decode_calls, json_text
-from ray_messaging.model.exact import decode_exactly, encode_exactly
+from ray_messaging.model.calls import CallRecord, decode_calls, exact_of, json_of, json_text
 from ray_messaging.transports.step_values import Collected, CollectedKind
 
 _SCHEMA = pa.schema(
@@ -121,7 +120,7 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
             path=log_dir,
         )
     return {
-        row["key"]: row["exact"] or encode_exactly(msgspec.json.decode(row["result"]), "a result")
+        row["key"]: exact_of(row["result"], row["exact"])
         for row in _rows_of(folder, folder.collected_files(CollectedKind.CALLS), {step})
         if row["agent"] in agents
     }
@@ -166,7 +165,7 @@ def _read(folder: Folder, file: str, step: int | None = None) -> pa.Table:
 
 def _row(step: int, call: CallRecord) -> dict[str, Any]:
     result = bytes(call.result)
-    text = json_text(decode_exactly(result))
+    text, exact = json_of(result)
     named = isinstance(call.agent, str)
     return {
         "step": step,
@@ -175,7 +174,7 @@ def _row(step: int, call: CallRecord) -> dict[str, Any]:
         "function": call.function,
         "arguments": call.arguments,
         "result": text,
-        "exact": None if _means(text, result) else result,
+        "exact": exact,
         "seconds": call.seconds,
         "tries": call.tries,
         "source": call.source,
@@ -183,11 +182,3 @@ def _row(step: int, call: CallRecord) -> dict[str, Any]:
         "by_content": call.by_content,
         "key": call.key,
     }
-
-
-def _means(text: str, result: bytes) -> bool:
-    """Return whether a JSON text decodes to exactly the same value as a result in the form of `encode_exactly`."""
-    try:
-        return encode_exactly(msgspec.json.decode(text), "a result") == result
-    except ValueError:  # Python refuses to parse a number that has too many digits.
-        return False

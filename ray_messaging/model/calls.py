@@ -10,10 +10,10 @@ import msgspec
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidPayload
-from ray_messaging.model.exact import encode_exactly
+from ray_messaging.model.exact import decode_exactly, encode_exactly
 
-# The result comes from the function itself, from an earlier attempt at the step, or from an earlier run.
-MODEL, KEPT, PARENT = "model", "kept", "parent"
+# The result is from: the function, an earlier attempt, an earlier run, the store of `Calls(store=)`.
+MODEL, KEPT, PARENT, STORE = "model", "kept", "parent", "store"
 _DIGEST_BYTES = 16
 # These errors mean that a value cannot be encoded. ArithmeticError is among them because Decimal("sNaN") has no order.
 _UNENCODABLE = (TypeError, ValueError, ArithmeticError, RecursionError, InvalidPayload)
@@ -40,7 +40,7 @@ class KeptCall(msgspec.Struct, array_like=True, gc=False):
 
 
 class CallRecord(msgspec.Struct, array_like=True, gc=False):
-    """A call of a committed step. `source` says who gave the result: MODEL, KEPT or PARENT."""
+    """A call of a committed step. `source` says who gave the result: MODEL, KEPT, PARENT or STORE."""
 
     key: str
     agent: AgentId
@@ -89,6 +89,25 @@ def json_text(value: object) -> str:
         return _encode_json(value).decode()
     except _UNENCODABLE:
         return _encode_json(short_repr(value)).decode()
+
+
+def json_of(result: bytes) -> tuple[str, bytes | None]:
+    """Return a result in the form of `encode_exactly` as JSON, and the result itself if JSON means another value."""
+    text = json_text(decode_exactly(result))
+    return text, None if _means(text, result) else result
+
+
+def exact_of(text: str, exact: bytes | None) -> bytes:
+    """Return the result of which `json_of` has made a text, in the form of `encode_exactly`."""
+    return exact or encode_exactly(msgspec.json.decode(text), "a result")
+
+
+def _means(text: str, result: bytes) -> bool:
+    """Return whether the value of a JSON text equals exactly a result in the form of `encode_exactly`."""
+    try:
+        return encode_exactly(msgspec.json.decode(text), "a result") == result
+    except ValueError:  # a number that is too large
+        return False
 
 
 def encode_calls(calls: Sequence[CallRecord]) -> bytes:

@@ -438,10 +438,11 @@ class Accumulator:
     def bulk_done(self, _future: object = None) -> None:
         """Record the end of a bulk send or of a transaction."""
         self._bulks -= 1
-        self._end_flushes()
+        if self._flushes:
+            self._end_flushes()
 
     def _end_flushes(self) -> None:
-        if self._flushes and self.rows == 0 and self._bulks == 0:
+        if self.rows == 0 and self._bulks == 0:
             for done in self._flushes:
                 if not done.done():
                     done.set_result(None)

@@ -59,6 +59,7 @@ class AttemptSender:
         self._announced = False  # the interceptor knows of this attempt
         self._known = False  # the directory is at least as new as when the step was opened
         self._number = 0  # the number of the next message
+        self.sealed = -1  # the last sealed step, as far as the last commit's answer says
         self._boxes = AttemptBoxes(store, engine.name, attempt, step)
         self._destination = StepDestination(engine, self._boxes)
         self._broadcasts = StepBroadcasts(engine, self._destination)
@@ -323,6 +324,7 @@ class AttemptSender:
 
     def _following(self, closed: Committed | Refused, closing: Closing) -> Opened | Waiting | Done | None:
         if isinstance(closed, Committed):
+            self.sealed = closed.sealed
             return closed.following
         raise _not_closed(closed, self._group, closing)
 

@@ -95,13 +95,7 @@ class CallMemory:
 
         Raises: PayloadTooLarge if the result is above the limit; StepAborted if the server did not keep it.
         """
-        size = len(memoryview(call.result))
-        if size > self._limit:
-            raise PayloadTooLarge(
-                f"the result of a call has {size:,} bytes, and MessagingConfig.payload_bytes is {self._limit:,}",
-                size=size,
-                limit=self._limit,
-            )
+        self.check(call)
         if self.broken is not None:
             raise self.broken
         new = _New(key, msgspec.msgpack.encode(call), asyncio.get_running_loop().create_future())
@@ -110,6 +104,16 @@ class CallMemory:
             self._writing = True
             self._loop.call_soon_threadsafe(self._begin)
         await new.kept
+
+    def check(self, call: KeptCall) -> None:
+        """Raise PayloadTooLarge if a result is above the limit."""
+        size = len(memoryview(call.result))
+        if size > self._limit:
+            raise PayloadTooLarge(
+                f"the result of a call has {size:,} bytes, and MessagingConfig.payload_bytes is {self._limit:,}",
+                size=size,
+                limit=self._limit,
+            )
 
     def _begin(self) -> None:
         self._task = self._loop.create_task(self._write(), name="ray_messaging call results")

@@ -114,6 +114,7 @@ class StepLoop:
         self._boxes = GroupBoxes(store, self._unfolder)
         self.until = 0  # the first step that does not run; it may be lowered while the steps run
         self.committed = -1  # the last step that was committed
+        self.sealed = -1  # the last step that all groups have committed, as far as this group knows from its commits
         self.state: bytes | None = None  # the state after that step
         self.fates: Counter[str] = Counter()  # fates of what the group sent in all steps up to `committed`
         self.unheard: dict[str, int] = {}  # for a few addresses, how many messages to them were undeliverable
@@ -189,6 +190,7 @@ class StepLoop:
                     self._engine.observer.step_committed(number, time.perf_counter() - began)
                 step.sends.end()
                 self.committed, self.state, self.before = number, step.state, step.places.agents
+                self.sealed = sender.sealed
                 self.fates, self.unheard = Counter(counts.total), counts.unheard
         finally:
             transport.end_steps()  # the calls that end the steps are not repeated for longer than other calls

@@ -10,10 +10,11 @@ from typing import Any
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.model_source import name_of, source_of
-from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.cluster.run.run_actor import RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import check_run
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.texts import short_repr
+from ray_messaging.config import Calls, check_calls
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.aggregates import Aggregate, Count, aggregates_of
 from ray_messaging.studies.by_name import bound, check_names, values_of
@@ -54,6 +55,7 @@ def batch_run(
     collect: Any = None,  # noqa: ANN401 - as in `run`
     collect_every: int = 1,
     only_active: bool = False,
+    calls: Calls | None = None,
     workers: int | None = None,
     on_existing: str = "resume",
     progress: bool = True,
@@ -91,6 +93,8 @@ def batch_run(
         collect: As for `run`; `study.series` has the series of all runs.
         collect_every: As for `run`.
         only_active: As for `run`.
+        calls: As for `run`: the limits are those of each run. With a store, calls that are equal are made once for the
+            study, and also once with other studies that have this store.
         workers: The number of runs at the same time; None: one for each core.
         on_existing: "resume" goes on with the study in the folder; "reset" begins anew.
         progress: Show how many runs have ended, and the time left.
@@ -113,11 +117,14 @@ def batch_run(
         start=start,
         options={
             "by": by, "concurrency": concurrency, "timeout": timeout, "collect": _collect(collect, aggregates),
-            "collect_every": collect_every, "only_active": only_active,
+            "collect_every": collect_every, "only_active": only_active, "calls": calls,
         },
     )  # fmt: skip
     design = design_of([{}] if parameters is None else parameters, replicates, seed)
     _check(template, design)
+    check_calls(calls)
+    if calls is not None:
+        store_of(calls)  # which tells what cannot be used before a worker begins
     whole = packed(template)
     owner = tempfile.TemporaryDirectory(prefix="study-") if folder is None else None
     files = StudyFolder(owner.name if owner is not None else folder or "")
@@ -214,7 +221,9 @@ def _record(
     collect = template.options["collect"]
     if callable(collect):
         sources["collect"] = source_of(collect)
-    options = {name: value for name, value in template.options.items() if name not in ("collect", "concurrency")}
+    options = {
+        name: value for name, value in template.options.items() if name not in ("collect", "concurrency", "calls")
+    }
     return {
         "model": name_of(template.model),
         "seed": int(seed),
@@ -303,7 +312,7 @@ def _drive(
                         continue
                 found = answer or EndedRun({}, None, 0.0, _died(planned.row))
                 ended.add(planned, found)
-                shown.count(failed=found.error is not None)
+                shown.count(failed=found.error is not None, saved=found.calls[1])
             ended.flush_if_due()
             shown.show_if_due()
 
@@ -343,17 +352,19 @@ class _EndedRuns:
 
 
 class StudyProgress(ProgressLine):
-    """Display of how many runs of a study have ended, how many failed, and of the time left."""
+    """Display of how many runs of a study have ended, how many failed, of the time left, and of the calls saved."""
 
     def __init__(self, total: int, left: int, *, shown: bool) -> None:
         super().__init__(total, shown=shown)
         self._total, self._left, self._done, self._failed = total, left, 0, 0
+        self._saved = 0
         self._begun = time.monotonic()
 
-    def count(self, *, failed: bool) -> None:
-        """Count a run that has ended."""
+    def count(self, *, failed: bool, saved: int = 0) -> None:
+        """Count a run that has ended, and the calls that the store has saved it."""
         self._done += 1
         self._failed += failed
+        self._saved += saved
 
     def show_if_due(self) -> None:
         """Show the progress, if it is time."""
@@ -362,6 +373,7 @@ class StudyProgress(ProgressLine):
         seconds = (time.monotonic() - self._begun) / max(1, self._done) * (self._left - self._done)
         ended = self._total - self._left + self._done
         failed = f", {self._failed:,} failed" if self._failed else ""
+        failed += f", {self._saved:,} calls saved" if self._saved else ""
         left = f", about {_span(seconds)} left" if self._done else ""
         self.show(ended, f"{ended:,} of {self._total:,} runs{failed}{left}")
 

@@ -37,6 +37,7 @@ class EndedRun(NamedTuple):
     seconds: float
     error: str | None = None
     series: bytes | None = None
+    calls: tuple[int, int] = 0, 0  # remembered calls that the run has made, and that the store has saved
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,9 @@ def carry_out(template: RunTemplate, planned: PlannedRun) -> EndedRun:
         _check_names(outcomes, result, planned)
     except Exception as error:  # noqa: BLE001 - of the user's functions, of any kind
         return EndedRun({}, None, time.perf_counter() - begun, _told(error))
+    calls = result.calls.model, result.calls.store
     series = None if result.collected is None else _ipc(result.collected)
-    return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series)
+    return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, calls)
 
 
 def _result(template: RunTemplate, planned: PlannedRun) -> tuple[Result, dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
 from ray_messaging.common.texts import short_repr
@@ -56,6 +57,11 @@ class Study:
     def _runs(self) -> list[StoredRun]:
         return [*self._files.runs(self._record).values()]
 
+    @property
+    def calls(self) -> CallCounts:
+        """Return how many remembered calls the runs have made, and how many the store of `Calls(store=)` has saved."""
+        return CallCounts(model=sum(run.calls[0] for run in self._runs), store=sum(run.calls[1] for run in self._runs))
+
     def __len__(self) -> int:
         return len(self._runs)
 
@@ -63,7 +69,8 @@ class Study:
         rows, failed = len(self._by_row()), sum(run.error is not None for run in self._runs)
         text = f"Study({self.folder!r}: {_counted(len(self), 'run')} of {self._record['model']}, "
         text += f"{_counted(rows, 'row')} of parameters"
-        return f"{text}, {failed:,} failed)" if failed else f"{text})"
+        text += f", {failed:,} failed" if failed else ""
+        return f"{text}, {self.calls.store:,} calls saved)" if self.calls.store else f"{text})"
 
     def _repr_html_(self) -> str:
         rows = self._summary(LEVEL)

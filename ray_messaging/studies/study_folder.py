@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.studies.design import DIGEST, ERROR, KEY, REPLICATE, SECONDS, SEED, PlannedRun
+from ray_messaging.studies.design import DIGEST, ERROR, KEY, MADE, REPLICATE, SAVED, SECONDS, SEED, PlannedRun
 from ray_messaging.studies.one_run import EndedRun
 from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema, kind_of
 
@@ -46,6 +46,7 @@ class StoredRun(NamedTuple):
     error: str | None
     seconds: float | None
     series: tuple[str, int] | None = None
+    calls: tuple[int, int] = 0, 0  # remembered calls that the run has made, and that the store has saved
 
     @property
     def died(self) -> bool:
@@ -123,10 +124,10 @@ class StudyFolder:
     def _runs_in(self, there: Sequence[str], record: Mapping[str, Any]) -> dict[str, StoredRun]:
         found: dict[str, StoredRun] = {}
         if RUNS in there:
-            seconds = self._columns(TIMES) if TIMES in there else {KEY: [], SECONDS: []}
-            times = dict(zip(seconds[KEY], seconds[SECONDS], strict=True))
+            times = _times_of(self._columns(TIMES)) if TIMES in there else {}
             for run in self._stored(RUNS, SERIES if SERIES in there else None, record):
-                found[run.key] = run._replace(seconds=times.get(run.key))
+                seconds, made, saved = times.get(run.key, (None, 0, 0))
+                found[run.key] = run._replace(seconds=seconds, calls=(made, saved))
         for name in there:
             if (part := _PART.fullmatch(name)) is not None and part[1] == "runs":
                 series = f"series-{part[2]}.parquet"
@@ -151,7 +152,7 @@ class StudyFolder:
         for run, (_, table) in zip(with_series, series, strict=True):
             self._check_kinds(table.schema, f"replicate {run.replicate} of {run.row}")
         rows = [
-            StoredRun(*run, outcomes=each.outcomes, digest=each.digest, error=each.error, seconds=each.seconds)
+            StoredRun(*run, each.outcomes, each.digest, each.error, each.seconds, calls=each.calls)
             for run, each in ended
         ]
         with self._writing():
@@ -188,7 +189,7 @@ class StudyFolder:
                     lambda place: self.series_of(of_series[place]),
                     [self._schema(file) for file in dict.fromkeys(run.series[0] for run in of_series if run.series)],
                 )
-            self._write(TIMES, exact_table({KEY: [run.key for run in runs], SECONDS: [run.seconds for run in runs]}))
+            self._write(TIMES, exact_table({KEY: [run.key for run in runs]} | _costs_of(runs)))
             self._write(RUNS, exact_table(_columns_of(runs, with_seconds=False)))
             for name in filter(_PART.fullmatch, self.files()):
                 self.folder.filesystem.delete_file(self._path(name))
@@ -226,9 +227,10 @@ class StudyFolder:
         columns = self._columns(name)
         groups = {} if series is None else {key: group for group, key in enumerate(self._keys(series))}
         names: Sequence[str] = record["parameters"]
-        others = {KEY, REPLICATE, SEED, DIGEST, ERROR, SECONDS, *names}
+        others = {KEY, REPLICATE, SEED, DIGEST, ERROR, SECONDS, MADE, SAVED, *names}
         outcomes = [column for column in columns if column not in others]
         places = range(len(columns[KEY]))
+        times = _times_of(columns) if SECONDS in columns else {}
         return [
             StoredRun(
                 key=(key := columns[KEY][place]),
@@ -238,8 +240,9 @@ class StudyFolder:
                 outcomes={column: value for column in outcomes if (value := columns[column][place]) is not None},
                 digest=columns[DIGEST][place],
                 error=columns[ERROR][place],
-                seconds=columns[SECONDS][place] if SECONDS in columns else None,
+                seconds=times[key][0] if times else None,
                 series=None if series is None or key not in groups else (series, groups[key]),
+                calls=times[key][1:] if times else (0, 0),
             )
             for place in places
         ]
@@ -325,7 +328,20 @@ def _columns_of(runs: Sequence[StoredRun], *, with_seconds: bool) -> dict[str, l
     columns |= {REPLICATE: [run.replicate for run in runs], SEED: [run.seed for run in runs]}
     columns |= {name: [run.outcomes.get(name) for run in runs] for name in outcomes}
     columns |= {DIGEST: [run.digest for run in runs], ERROR: [run.error for run in runs]}
-    return columns | ({SECONDS: [run.seconds for run in runs]} if with_seconds else {})
+    return columns | (_costs_of(runs) if with_seconds else {})
+
+
+def _costs_of(runs: Sequence[StoredRun]) -> dict[str, list[Any]]:
+    """Return the columns that depend on where and when runs are carried out."""
+    made, saved = ([run.calls[place] for run in runs] for place in (0, 1))
+    return {SECONDS: [run.seconds for run in runs], MADE: made, SAVED: saved}
+
+
+def _times_of(columns: Mapping[str, list[Any]]) -> dict[str, tuple[float | None, int, int]]:
+    """Return the seconds and calls of each run; an earlier version has written no calls."""
+    none = [0] * len(columns[KEY])
+    costs = zip(columns[SECONDS], columns.get(MADE, none), columns.get(SAVED, none), strict=True)
+    return dict(zip(columns[KEY], costs, strict=True))
 
 
 def _table(series: bytes | None) -> pa.Table:

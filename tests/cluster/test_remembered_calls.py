@@ -182,3 +182,24 @@ def test_calls_without_steps_and_of_another_type_are_refused(by_value):
     for calls, text in ((Calls(budget=1), r"add steps=Steps\(\)"), ({"budget": 1}, "is not a Calls object")):
         with pytest.raises(ConfigError, match=text):
             Messaging.start("refused", calls=calls)
+
+
+async def voter(me, inbox, *, file):
+    me.state["said"] = await me.remember(ask, f"topic {me.id % 3} in {me.step}", file=file)
+
+
+@pytest.mark.long
+def test_groups_with_a_store_make_each_call_of_a_content_once(start_steps, tmp_path):
+    file, calls = tmp_path / "calls", Calls(store=tmp_path / "store")
+    for log, made in (("one", 3 * STEPS), ("two", 0)):
+        messaging = start_steps(log_dir=tmp_path / log, calls=calls)
+        result = messaging.run(partial(voter, file=str(file)), agents=AGENTS, groups=2, until=STEPS, progress=False)
+        assert (result.calls.model, result.calls.store) == (made, AGENTS * STEPS - made)
+        assert asked(file) == sorted(f"topic {topic} in {step}" for topic in range(3) for step in range(STEPS))
+        found = Counter(messaging.log.calls()["source"].to_pylist())
+        assert found == Counter({"model": made, "store": AGENTS * STEPS - made})
+        messaging.shutdown()
+    (tmp_path / "file").write_text("no folder")
+    messaging = start_steps(calls=Calls(store=tmp_path / "file"))
+    with pytest.raises(ConfigError, match="is a file: name a folder"):
+        messaging.run(partial(voter, file=str(file)), agents=AGENTS, groups=2, until=STEPS, progress=False)

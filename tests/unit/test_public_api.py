@@ -25,7 +25,8 @@ NAMES = [
     "PayloadMismatch", "PayloadTooLarge", "Quantile", "QuestionBlocked", "Receipt", "Receipts", "RedisConfig",
     "Result", "Rule", "RuleError", "Run", "ServerFailed", "ServerRefused", "Share", "Step", "StepAborted",
     "StepFailed", "StepTooLarge", "Steps", "Study", "Sum", "Survey", "TraceError", "Tracing", "TransactionError",
-    "TransitError", "Unbalanced", "UndeclaredSend", "UnknownName", "UnknownSender", "batch_run", "columns", "compare",
+    "TransitError", "Unbalanced", "UndeclaredSend", "UnknownName", "UnknownSender", "batch_run", "by_content",
+    "columns", "compare",
     "grid", "rules", "run",
 ]  # fmt: skip
 

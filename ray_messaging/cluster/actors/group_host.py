@@ -182,7 +182,8 @@ class CallerAdmission:
                     caller.turn.notify_all()
                 while (caller_id, caller.next) in self._calls:  # calls that began before this caller was forgotten
                     caller.next += 1
-                await caller.turn.wait_for(lambda: caller.next >= number)
+                while caller.next < number:
+                    await caller.turn.wait()
                 if caller.next == number:
                     self._calls.begin(key, run)
                     caller.next = number + 1

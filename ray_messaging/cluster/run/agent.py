@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from traceback import StackSummary, TracebackException
-from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -35,6 +35,9 @@ from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_inbox import EVERYBODY
+
+if TYPE_CHECKING:
+    from ray_messaging.steps.call_store import CallStore
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -151,8 +154,10 @@ class Agent:
         arguments. If an agent makes several equal calls in a step, each has its own result. If msgpack cannot encode a
         call's arguments, the call is known by its place among the agent's other such calls of the function. The result
         is an equal copy of what the function returned. A plain function runs in a thread. An exception is not kept.
+        With `Calls(store=)` calls of the same content are made once, whoever makes them: see `by_content`.
 
-        Raises: what the function raises; ConfigError outside of an async model; InvalidPayload, which names the part,
+        Raises: what the function raises; ConfigError outside of an async model, and with a store for a call whose
+        content cannot be told; InvalidPayload, which names the part,
         for a result that cannot be stored exactly; PayloadTooLarge for a result above MessagingConfig.payload_bytes.
         """
         calls = self._society.calls
@@ -224,6 +229,7 @@ class AgentLoop:
         self.records_calls = False  # the step keeps its remembered calls for an event log
         self.call_settings = NO_LIMITS
         self.call_gate: CallGate | None = None
+        self.call_store: CallStore | None = None
         self.call_counts: Counter[str] = Counter()
         self.seed = 0
         self.shared = shared
@@ -279,6 +285,7 @@ class AgentLoop:
                 self.records_calls,
                 self.call_settings,
                 self.call_gate,
+                self.call_store,
             )
         concurrency = min(self._concurrency, len(agents))
         self._calls = StepCalls(

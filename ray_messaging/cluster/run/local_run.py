@@ -5,18 +5,20 @@ import pickle
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
+from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.cluster.run.result import Result, cause_of, gathered
-from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
+from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.task_health import end
 from ray_messaging.common.texts import steps_done
-from ray_messaging.config import Steps
+from ray_messaging.config import Calls, Steps, check_calls
 from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import StepFailed
@@ -26,6 +28,7 @@ from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.messager import GroupMessager
+from ray_messaging.steps.call_limits import CallGate, CallLimits, HeldCalls
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.step_loop import check_until
 from ray_messaging.steps.step_supervisor import StepSupervisor
@@ -49,6 +52,7 @@ def run(
     by: Literal["agent"] = "agent",
     rules: Sequence[Rule] = (),
     seed: int = 0,
+    calls: Calls | None = None,
     progress: bool = True,
     **given: "Unpack[AgentArguments]",
 ) -> Result: ...
@@ -60,6 +64,7 @@ def run(
     by: Literal["group"],
     rules: Sequence[Rule] = (),
     seed: int = 0,
+    calls: Calls | None = None,
     progress: bool = True,
     **given: "Unpack[GroupArguments]",
 ) -> Result: ...
@@ -81,6 +86,7 @@ def run(
     progress: bool = True,
     rules: Sequence[Rule] = (),
     seed: int = 0,
+    calls: Calls | None = None,
 ) -> Result:
     """Run a model in this process, without Ray and without an experiment, and return the agents' states.
 
@@ -109,6 +115,7 @@ def run(
         progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
         rules: The rules, as for `Messaging.start`.
         seed: The seed of all random numbers, as for `Steps`.
+        calls: Limits of the calls that agents remember in this run, and the folder in which answers are shared.
 
     Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, RuleError for invalid rules;
     StepTooLarge if a group gets more messages in a step than it can read.
@@ -116,13 +123,14 @@ def run(
     options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
     check_run(model, options)
     check_until(until)
+    check_calls(calls)
     plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1)
     copies = [_copy("shared", shared) for _ in plans]
     relax_collector()
     RuleSet(rules)  # raises RuleError
     made = [_copy("the rule", rule) for rule in rules]
     try:
-        return run_in_own_loop(lambda: _run(plans, model, until, options, copies, made, seed, progress=progress))
+        return run_in_own_loop(lambda: _run(plans, model, until, options, copies, made, seed, calls, progress=progress))
     except StepFailed as error:
         raise error.with_traceback(None) from cause_of(error)  # the traceback leaves out our own frames
 
@@ -148,9 +156,13 @@ async def _run(
     shared: Sequence[object],
     rules: Sequence[Rule],
     seed: int,
+    limits: Calls | None,
     *,
     progress: bool,
 ) -> Result:
+    if limits is not None:
+        store_of(limits)  # which tells what cannot be used
+    limit_calls = None if limits is None else partial(_limit_calls, limits, CallLimits(limits))
     steps = Steps(seed=seed, groups=len(plans), digest=True)
     async with AsyncExitStack() as stack:
         server = stack.enter_context(LocalServer(steps=steps))
@@ -176,7 +188,7 @@ async def _run(
             await messager.host_agents(plan.agents, SUBTOPICS)
         calls, told = [], set[str]()
         for plan, messager, copied in zip(plans, messagers, shared, strict=True):
-            actor = RunActor(messager, told)
+            actor = RunActor(messager, told, limit_calls)
             stack.callback(actor.forget)
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
             calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, 1, with_states=True)))
@@ -184,20 +196,34 @@ async def _run(
             stack.push_async_callback(actor.close)  # ends first, so that remembered calls in flight are kept
         with ProgressLine(until, shown=progress) as line:
             await _all_done(calls, supervising, lambda: _show(store, line, until))
-        await _all_done([asyncio.create_task(_sealed(store, until - 1))], supervising)
+        ended = min(call.result().until for call in calls)  # the budget of calls may have been spent
+        await _all_done([asyncio.create_task(_sealed(store, ended - 1))], supervising)
         counts = {
             step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
-            for step in range(max(0, until - settings.horizon), until)
+            for step in range(max(0, ended - settings.horizon), ended)
         }
-        by_rules = counts[until - 1].get(SUPERVISOR) if counts else None
+        by_rules = counts[ended - 1].get(SUPERVISOR) if counts else None
         digests = {step: digest_of(each).hex() for step, each in counts.items()}
         collected = None
         if options.collect is not None:
             from ray_messaging.eventlog.series_tables import series_table  # noqa: PLC0415 - brings pyarrow, 80 MB
 
-            collected = series_table(await store.collected(until - 1))
+            collected = series_table(await store.collected(ended - 1))
         total = {} if by_rules is None else by_rules.total
         return gathered([call.result() for call in calls], until, total, digests, collected)
+
+
+def _limit_calls(settings: Calls, limits: CallLimits, society: AgentLoop, group: str) -> None:
+    """Apply settings to the remembered calls of a group."""
+    society.call_settings, society.call_store = settings, store_of(settings)
+    if settings.limited:
+        notes = set[asyncio.Task[None]]()
+
+        def note(held: HeldCalls) -> None:
+            notes.add(task := asyncio.get_running_loop().create_task(limits.note(held)))
+            task.add_done_callback(notes.discard)
+
+        society.call_gate = CallGate(group, limits.take, note)
 
 
 def _known(value: T) -> "asyncio.Future[T]":

@@ -26,7 +26,7 @@ class CallCounts(NamedTuple):
 
     `model` counts the calls in which the function itself was called. `kept` counts results from an earlier attempt at
     the step, and `parent` results from the parent of a fork. `spent` says that the budget of `Calls(budget=)` was
-    spent, which has ended the run.
+    spent, which has ended the run. `store` counts results from the store of `Calls(store=)`.
     """
 
     model: int = 0
@@ -34,6 +34,7 @@ class CallCounts(NamedTuple):
     parent: int = 0
     retries: int = 0
     spent: bool = False
+    store: int = 0
 
 
 @dataclass(frozen=True)

@@ -295,7 +295,10 @@ class Run(AbstractContextManager["Run"]):
             with end, RunProgress(steps, until, shown=progress, more=self._calls_text) as bar:
                 parts = _watch(refs, end, bar, self._lost)
                 self.step = min(part.until for part in parts)
-                steps.wait(self.step)  # after the groups, rules on whole steps judge the last step
+                # After the groups, rules on whole steps judge the last step. Without such rules the last group to
+                # commit the step knows that it is sealed, and asking for it would take one more round trip.
+                if max(part.sealed for part in parts) < self.step - 1:
+                    steps.wait(self.step)
         self._spent = any(part.spent for part in parts)
         self._ended_early = end.asked or self._spent
         if self._spent:
@@ -317,6 +320,7 @@ class Run(AbstractContextManager["Run"]):
         told = {
             "calls": counts["model"],
             "answered before": counts["kept"] + counts["parent"],
+            "from the store": counts["store"],
             "waiting": counts["waiting"],
             "retries": counts["retries"],
         }

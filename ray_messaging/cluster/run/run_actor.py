@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,9 @@ from ray_messaging.steps.step_loop import StepLoop, step_loop
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
+    from ray_messaging.config import Calls
     from ray_messaging.messager import GroupMessager
+    from ray_messaging.steps.call_store import CallStore
 
 
 logger = logging.getLogger(__name__)
@@ -52,7 +54,7 @@ class GroupResult(NamedTuple):
     `states` and `ids` are empty unless they were asked for. With by="group" `ids` has the agents in the order of the
     arrays. `unheard` counts, for a few addresses on which nobody listens, the messages to the address. `calls` counts
     remembered calls, by where the result came from, and retries of calls. `spent` says that the budget of calls was
-    spent before step `until`.
+    spent before step `until`. `sealed` is the last step that all groups have committed, as far as this group knows.
     """
 
     states: dict[Any, Any]
@@ -62,6 +64,7 @@ class GroupResult(NamedTuple):
     unheard: dict[str, int]
     calls: "Counter[str]"
     spent: bool
+    sealed: int
 
 
 class RunOptions(NamedTuple):
@@ -98,9 +101,15 @@ class RunActor:
     It gets its arguments by calls, not from the constructor, because Ray keeps no large arguments for a restart.
 
     Args: `messager` already hosts the group's agents (None: `open` opens a messager). `told` is passed to `ModelWatch`.
+    `limit_calls` applies the settings of remembered calls, if the run belongs to no experiment.
     """
 
-    def __init__(self, messager: "GroupMessager | None" = None, told: set[str] | None = None) -> None:
+    def __init__(
+        self,
+        messager: "GroupMessager | None" = None,
+        told: set[str] | None = None,
+        limit_calls: Callable[[AgentLoop, str], None] | None = None,
+    ) -> None:
         self._since = time.time()  # no module of the user was imported before this time
         self._messager = messager
         self._loop: StepLoop | None = None
@@ -110,6 +119,7 @@ class RunActor:
         self._homes: Homes | None = None
         self._watch: ModelWatch | None = None
         self._told = told
+        self._limit_calls_here = limit_calls
         self._thread = ModelThread()  # the same for all runs, because clients in a user's module are bound to its loop
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which this call ends early
@@ -170,7 +180,8 @@ class RunActor:
             await homes.prepare(loop.before)
             society.read(AgentPlaces(loop.before), loop.state)
         states, ids = (society.states, society.ids) if with_states else ({}, {})
-        return GroupResult(states, loop.fates, max(loop.committed + 1, 0), ids, loop.unheard, counts, spent)
+        ended = max(loop.committed + 1, 0)
+        return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed)
 
     async def _run_steps(
         self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, parent_calls: str | None, *, stands: bool
@@ -215,6 +226,8 @@ class RunActor:
         self._society.change = inputs.change
         self._watch = ModelWatch(model, {"shared": shared, "me.data": changeable(plan.rows)}, self._told)
         self._homes = Homes(plan, inputs.plans)
+        if self._limit_calls_here is not None and isinstance(self._society, AgentLoop):
+            self._limit_calls_here(self._society, group)
         if messaging is not None:
             if isinstance(self._society, AgentLoop):
                 self._limit_calls(self._society, messaging, group)
@@ -256,6 +269,7 @@ class RunActor:
         society.records_calls = messaging.log_dir is not None
         if messaging.calls is not None:
             society.call_settings = messaging.calls
+            society.call_store = store_of(messaging.calls)
         settings = society.call_settings
         if settings.limited:
             interceptor = messaging.interceptor
@@ -310,6 +324,15 @@ class RunActor:
                 if file and Path(file).stat().st_mtime > self._since:
                     return False
         return True
+
+
+def store_of(settings: "Calls") -> "CallStore | None":
+    """Return the store of calls that settings name, if they name one; raise the same errors as `CallStore`."""
+    if settings.store is None:
+        return None
+    from ray_messaging.steps.call_store import CallStore  # noqa: PLC0415 - sqlite3 is for those who use it
+
+    return CallStore.at(str(settings.store))
 
 
 def society_of(

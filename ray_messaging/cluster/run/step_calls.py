@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -21,7 +22,8 @@ from ray_messaging.common.awaitables import RAISED, is_async, raising
 from ray_messaging.common.backoff import CALL_RETRY, Backoff
 from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, ConfigError, MessagingError
-from ray_messaging.model.calls import MODEL, AskedCall, CallRecord, KeptCall, arguments_text, asked, unbound
+from ray_messaging.model.call_content import content_digest_of, told_by
+from ray_messaging.model.calls import MODEL, STORE, AskedCall, CallRecord, KeptCall, arguments_text, asked, unbound
 from ray_messaging.model.exact import decode_exactly, encode_exactly
 from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
@@ -29,6 +31,7 @@ from ray_messaging.steps.call_memory import CallMemory
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.agent import Agent, Model
     from ray_messaging.messages import Messages
+    from ray_messaging.steps.call_store import CallStore
 
 CALLS_END_S: Final = 30.0  # if a step fails, remembered calls in flight get this time, because they cost money
 _END_S: Final = 1.0  # a cancelled model gets this time to end; a blocked thread does not notice the cancellation
@@ -223,6 +226,7 @@ class _Remembered(msgspec.Struct):
     key: str
     arguments: str | None
     place: int  # the call's place among all calls of the step, in the order in which they began
+    content: str | None = None  # what it is in the store; None: it is not looked up there
 
 
 @dataclass(eq=False)
@@ -233,7 +237,8 @@ class RememberedCalls:
     `under_way` has the calls that have not ended.
 
     Args: plain functions run in `threads`. With `recorded` the calls are recorded for the event log. Calls wait at
-    `gate` (None: they do not wait). `counts` gets the numbers of calls, by where the result came from, and of retries.
+    `gate` (None: they do not wait). What `store` has is not made. `counts` gets the numbers of calls, by where the
+    result came from, and of retries.
     """
 
     memory: CallMemory
@@ -243,6 +248,7 @@ class RememberedCalls:
     recorded: bool = False
     settings: Calls = NO_LIMITS
     gate: CallGate | None = None
+    store: "CallStore | None" = None
 
     def __post_init__(self) -> None:
         self.spent: BudgetSpent | None = None  # the budget is spent, so that the step cannot be committed
@@ -262,15 +268,30 @@ class RememberedCalls:
             raise ConfigError(
                 "me.remember needs an async model: async def person(me, inbox), and in it await me.remember(...)"
             ) from None
+        sample, uses = told_by(function)
         function, args, kwargs = unbound(function, args, kwargs)
         what = asked(agent.id, function, args, kwargs)
+        shared = self.store is not None and sample is not None
+        content = content_digest_of(function, args, kwargs, uses) if shared else None
         self._asked[what.digest] = n = self._asked.get(what.digest, 0) + 1
         self._unended[agent.id] = self._unended.get(agent.id, 0) + 1
-        text = arguments_text(args, kwargs) if self.recorded and self.settings.keep_arguments else None
-        call = _Remembered(agent, what, n, f"{what.digest}-{n}", text, len(self._records))
+        kept = self.settings.keep_arguments and (self.recorded or shared)
+        text = arguments_text(args, kwargs) if kept else None
+        if content is not None and sample is not None:
+            content = f"{content}-{_sample(agent, n, sample)}"
+        call = _Remembered(agent, what, n, f"{what.digest}-{n}", text, len(self._records), content)
         self._records.append(None)
         known = self.memory.known(call.key)
+        if known is None and call.content is not None and not self.memory.may_know:
+            known = self._in_store(call.content)
         return self._result(call, partial(function, *args, **kwargs)) if known is None else self._known(call, *known)
+
+    def _in_store(self, content: str) -> tuple[str, KeptCall] | None:
+        assert self.store is not None
+        if (made := self.store.known(content)) is None:
+            return None
+        self.memory.check(made)
+        return STORE, made
 
     def forgotten(self, agent: AgentId) -> bool:
         """Return whether an agent has remembered calls that have not ended."""
@@ -337,16 +358,35 @@ class RememberedCalls:
         try:
             try:
                 recalled = await self.memory.recall(call.key) if self.memory.may_know else None
-                source, made = (MODEL, await self._answer(call, function)) if recalled is None else recalled
+                source, made = await self._once(call, function) if recalled is None else recalled
             except BaseException:
                 if self._asked[digest] == call.n:  # free the number, so that a second attempt gets the same number
                     self._asked[digest] -= 1
                 raise
             if source == MODEL:  # a cancelled call may have been kept nevertheless, so its number stays taken
                 await self.memory.keep(call.key, made)
+            elif source == STORE:
+                self.memory.check(made)
         finally:
             self._unended[call.agent.id] -= 1
         return self._end(call, source, made)
+
+    async def _once(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
+        """Return the answer of a call, and its source: it is made, unless the store has it, or gets it now."""
+        if call.content is None:
+            return MODEL, await self._answer(call, function)
+        from ray_messaging.steps.call_store import StoredCall  # noqa: PLC0415 - brings sqlite3
+
+        assert self.store is not None
+        stored = StoredCall(call.content, call.asked.function, call.arguments)
+        answer, made = await self.store.answer(stored, lambda: self._fit_answer(call, function))
+        return (MODEL if made else STORE), answer
+
+    async def _fit_answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
+        """Make a call whose answer is to be stored; keep it for this step before that, as the disk may be full."""
+        made = await self._answer(call, function)
+        await self.memory.keep(call.key, made)
+        return made
 
     async def _answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
         tries, backoff = 0, Backoff(CALL_RETRY)
@@ -377,6 +417,16 @@ class RememberedCalls:
         context = contextvars.copy_context()
         answer = await asyncio.get_running_loop().run_in_executor(self.threads, partial(context.run, raising, function))
         return await Turns(answer, self.holder, agent, what) if inspect.isawaitable(answer) else answer
+
+
+def _sample(agent: "Agent", n: int, samples: int) -> int:
+    """Return which of the answers of a content an agent's `n`-th equal call in a step has.
+
+    So many calls as there are samples have one each; with which one they begin depends on agent, step and seed.
+    """
+    whole, place = divmod(n - 1, samples)
+    chance = blake2b(repr((agent._society.seed, agent.step, agent.id)).encode(), digest_size=8).digest()
+    return whole * samples + (int.from_bytes(chance, "little") + place) % samples
 
 
 def may_pass(error: BaseException) -> bool:

@@ -1,0 +1,283 @@
+"""What a call depends on, told by its content: code, arguments, and the values that the code uses from outside.
+
+Equal contents have equal digests in all processes of one Python version. Of a function the compiled code counts, so
+comments and line numbers do not. What cannot be told raises ConfigError.
+"""
+
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
+from functools import cached_property, partial
+from hashlib import blake2b
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import MethodType as Method
+from typing import Any, Final, ParamSpec, TypeVar
+
+import msgspec
+
+from ray_messaging.common.texts import short_repr
+from ray_messaging.errors import ConfigError, InvalidPayload
+from ray_messaging.model.exact import encode_exactly
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PLAIN = type(None), bool, float, str, bytes
+_ENVIRONMENT = {"environ", "environb", "getenv"}
+_INSTALLED: Final = (
+    *filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))),
+    *(f"{Path(__file__).parents[1]}/", "<frozen "),
+)
+_WRAPPERS = staticmethod, classmethod
+_NO_ATTRIBUTE = MemberDescriptorType, GetSetDescriptorType  # of slots, and of `__dict__`
+_DIGEST_BYTES = 16
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class ByContent(partial[R]):
+    """A function for `me.remember`, and how its calls are told: see `by_content`."""
+
+    sample: int | None
+    uses: object
+
+
+def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: object = None) -> Callable[P, R]:
+    """Return a function for `me.remember` that says how `Calls(store=)` shares the answers of its calls.
+
+    Args:
+        function: The function, async or plain.
+        sample: How many answers a call has: with 3, equal calls of many agents have one of three answers, which agent,
+            step and seed choose, and three equal calls of one agent in one step have three. None: answers are not
+            shared, and each call is made.
+        uses: A value that stands for the objects that the function uses besides its arguments, such as a client of a
+            model: ("gpt-4o", "https://..."). It is needed where the content of such an object cannot be told.
+
+    Raises: ConfigError for a sample that is no number of answers.
+    """
+    if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int) or sample < 1):
+        raise ConfigError(f"sample={sample!r} must be the number of answers, at least 1, or None to share no answer")
+    found = ByContent(function)
+    found.sample, found.uses = sample, uses
+    return found
+
+
+def told_by(function: object) -> tuple[int | None, object]:
+    """Return the sample and the uses of a function for `me.remember`, which may be in partials."""
+    while isinstance(function, partial):
+        if isinstance(function, ByContent):
+            return function.sample, function.uses
+        function = function.func
+    return 1, None
+
+
+def content_digest_of(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], uses: object = None
+) -> str:
+    """Return a digest of all that a call depends on; raise ConfigError, which names it, for what cannot be told."""
+    teller = _Teller(lenient=uses is not None)
+    try:
+        code = teller.told(function, "")
+        given = _Teller(lenient=False)
+        whole = [code, given.told([*args], "its arguments"), given.told(dict(kwargs), "its arguments")]
+        return blake2b(_encode([*whole, given.told(uses, "uses=")]), digest_size=_DIGEST_BYTES).hexdigest()
+    except RecursionError:
+        raise _untold("", function) from None
+
+
+def _untold(place: str, value: object) -> ConfigError:
+    what = f"{place or 'it'} is {short_repr(value)}" if not isinstance(value, str) else f"{place} {value}"
+    return ConfigError(
+        f"Calls(store=) cannot tell what this call of me.remember depends on: {what}. Say what stands for it, by "
+        "me.remember(by_content(function, uses='gpt-4o at example.org'), ...), pass it as an argument that can be "
+        "encoded, or make each such call, by by_content(function, sample=None)"
+    )
+
+
+class _Teller:
+    """Values as lists, texts and numbers that msgpack encodes in one way only.
+
+    Args: with `lenient`, objects besides plain values, functions and classes are left out.
+    """
+
+    def __init__(self, *, lenient: bool) -> None:
+        self._lenient = lenient
+        self._seen: dict[object, int] = {}  # functions and classes, by which they may refer to each other
+
+    def told(self, value: Any, place: str) -> Any:  # noqa: ANN401 - any value
+        """Return the content of a value; raise ConfigError, which has `place`, if there is none."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is int:
+            return value if -(2**63) <= value < 2**64 else ["int", str(value)]
+        if kind in (list, tuple):
+            return [kind.__name__, [self.told(each, f"{place}[{at}]") for at, each in enumerate(value)]]
+        if kind in (dict, set, frozenset):
+            return [kind.__name__, sorted(self._members(value, place))]
+        if isinstance(value, FunctionType | type):
+            return self._once(value, place)
+        return self._object(value, kind, place)
+
+    def _members(self, value: Any, place: str) -> Iterator[bytes]:  # noqa: ANN401 - a dict or a set
+        if isinstance(value, dict):
+            for key, each in value.items():
+                yield _encode([self.told(key, place), self.told(each, f"{place}[{key!r}]")])
+        else:
+            yield from (_encode(self.told(each, place)) for each in value)
+
+    def _once(self, value: Any, place: str) -> Any:  # noqa: ANN401 - a function or a class
+        if value in self._seen:
+            return ["seen", self._seen[value]]
+        self._seen[value] = len(self._seen)
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        return self._class(value, place)
+
+    def _function(self, function: FunctionType) -> Any:  # noqa: ANN401 - as above
+        code = function.__code__
+        if _is_installed(code.co_filename):
+            return ["library", function.__module__, function.__qualname__]
+        name = function.__qualname__
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        used: list[Any] = [[each, self._cell(cell, f"its {each!r}")] for each, cell in cells]
+        names = {*_names_in(code)}
+        outside = function.__globals__
+        used += [[each, self._global(outside[each], names, each)] for each in sorted(names & outside.keys())]
+        given = (
+            self.told(function.__defaults__, f"a default of {name}"),
+            self.told(function.__kwdefaults__, f"a default of {name}"),
+        )
+        return ["function", name, [*_parts_of(code)], given, used]
+
+    def _cell(self, cell: Any, place: str) -> Any:  # noqa: ANN401 - a cell of a closure
+        try:
+            value = cell.cell_contents
+        except ValueError:  # it has no value yet
+            return ["empty"]
+        return self.told(value, place)
+
+    def _global(self, value: Any, names: set[str], name: str) -> Any:  # noqa: ANN401 - any global
+        if not isinstance(value, ModuleType):
+            return self.told(value, f"its {name!r}")
+        found: list[Any] = ["module", value.__name__]
+        if value.__name__ == "os" and (read := names & _ENVIRONMENT) and not self._lenient:
+            raise _untold(f"its 'os.{min(read)}'", "reads the environment, which is no part of it")
+        file = getattr(value, "__file__", None)
+        own = isinstance(file, str) and not _is_installed(file) and not value.__name__.startswith("ray_messaging")
+        for each in sorted(names & vars(value).keys()):
+            part = vars(value)[each]
+            if type(part) in (*_PLAIN, int) or own:  # of a library's modules its plain settings count
+                found.append([each, self.told(part, f"its '{name}.{each}'")])
+        return found
+
+    def _class(self, kind: Any, place: str) -> Any:  # noqa: ANN401 - a class
+        module = sys.modules.get(kind.__module__)
+        if kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "ray_messaging") or _is_installed(
+            getattr(module, "__file__", None) or ""
+        ):
+            return ["library", kind.__module__, kind.__qualname__]
+        if issubclass(kind, Enum):
+            return ["enum", kind.__qualname__, [[each.name, self.told(each.value, place)] for each in kind]]
+        parts = vars(kind)
+        if callable(schema := getattr(kind, "model_json_schema", None)):  # pydantic's
+            told: Any = msgspec.json.encode(schema(), order="deterministic")
+            parts = {name: part for name, part in parts.items() if isinstance(part, FunctionType)}
+        else:
+            told = [self.told(base, place) for base in kind.__bases__]
+        members = [
+            [name, self._attribute(part, f"its '{kind.__qualname__}.{name}'")]
+            for name, part in sorted(parts.items())
+            if _counts(name, part)
+        ]
+        return ["class", kind.__qualname__, told, members]
+
+    def _attribute(self, part: Any, place: str) -> Any:  # noqa: ANN401 - an attribute of a class
+        if isinstance(part, _WRAPPERS):
+            return [type(part).__name__, self.told(part.__func__, place)]
+        if isinstance(part, property):
+            return ["property", [self.told(each, place) for each in (part.fget, part.fset, part.fdel)]]
+        if isinstance(part, cached_property):
+            return ["cached", self.told(part.func, place)]
+        return self.told(part, place)
+
+    def _object(self, value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401 - any other object
+        if isinstance(value, Method):
+            of = self.told(type(value.__self__), place) if self._lenient else self.told(value.__self__, "its object")
+            return ["method", self.told(value.__func__, place), of]
+        if isinstance(value, partial):
+            parts = (value.func, value.args, value.keywords)
+            return ["partial", [self.told(each, place) for each in parts]]
+        if isinstance(value, BuiltinFunctionType):
+            owner = value.__self__
+            of = owner.__name__ if isinstance(owner, ModuleType) else None if owner is None else self.told(owner, place)
+            return ["builtin", value.__qualname__, of]
+        if isinstance(value, Enum):
+            return ["member", self.told(kind, place), value.name]
+        if isinstance(value, re.Pattern):
+            return ["pattern", value.pattern, value.flags]
+        if isinstance(getattr(value, "__wrapped__", None), FunctionType):  # as by functools.lru_cache
+            return ["wrapped", self.told(value.__wrapped__, place)]
+        if self._lenient:
+            return ["left out"]
+        try:
+            return ["exact", encode_exactly(value, place)]
+        except (InvalidPayload, TypeError, ValueError):
+            return self._of_a_class(value, kind, place)
+
+    def _of_a_class(self, value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401 - an object with attributes
+        told = self.told(kind, place)
+        if callable(dump := getattr(value, "model_dump", None)):
+            return ["model", told, self.told(dump(), place)]
+        if told[0] == "library" and not is_dataclass(value):
+            # The clients of OpenAI, Anthropic and httpx have this, and the rest of them are connections.
+            if (url := getattr(value, "base_url", None)) is not None and kind.__module__.partition(".")[
+                0
+            ] != "builtins":
+                return ["client", told, str(url)]
+            raise _untold(place, value)
+        if not hasattr(value, "__dict__"):
+            raise _untold(place, value)
+        inner = "its object" if place == "its object" else place or "its object"
+        return [
+            "object",
+            told,
+            [[name, self.told(part, f"{inner}.{name}")] for name, part in sorted(vars(value).items())],
+        ]
+
+
+def _counts(name: str, part: object) -> bool:
+    """Return whether an attribute of a class is a part of its content: what Python itself adds is not."""
+    if isinstance(part, FunctionType | property | cached_property | staticmethod | classmethod):
+        return True
+    return (
+        not (name.startswith("__") and name.endswith("__"))
+        and name != "_abc_impl"
+        and not isinstance(part, _NO_ATTRIBUTE)
+    )
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(_INSTALLED) or "-packages" in file
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
+def _parts_of(code: CodeType) -> Iterator[Any]:
+    yield [code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags, code.co_argcount]
+    yield [code.co_kwonlyargcount, code.co_posonlyargcount, code.co_exceptiontable]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield [*_parts_of(constant)]
+        elif isinstance(constant, frozenset):  # its order is another one in each process
+            yield ["frozenset", sorted(map(repr, constant))]
+        else:
+            yield [type(constant).__name__, repr(constant)]

@@ -1,0 +1,282 @@
+"""Answers of calls by their content, in a folder that any processes of a machine share: each call is made once.
+
+The folder has a database of sqlite3, `calls.sqlite`, with the answers as JSON, and the flights: calls that are being
+made now, each with its holder. A holder is a process; it locks a file in `holders` for as long as it lives, and the
+kernel gives the lock up at its death. So a call whose process was killed is made by the next one that asks.
+"""
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from ray_messaging.common.backoff import STORED_CALL_RETRY, Backoff
+from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.model.calls import KeptCall, exact_of, json_of
+
+FILE, HOLDERS = "calls.sqlite", "holders"
+_APPLICATION: Final = 0x7261796D  # "raym": marks a database as one of ours
+_VERSION: Final = 1
+_BUSY_S: Final = 60.0  # other processes may write for so long before a call fails
+_TABLES = """
+CREATE TABLE IF NOT EXISTS calls (
+    content TEXT PRIMARY KEY, function TEXT NOT NULL, arguments TEXT, result TEXT NOT NULL, exact BLOB,
+    seconds REAL NOT NULL, tries INTEGER NOT NULL, made_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS flights (content TEXT PRIMARY KEY, holder TEXT NOT NULL) WITHOUT ROWID;
+"""
+T = TypeVar("T")
+
+
+class StoredCall(NamedTuple):
+    """A call that the store is asked for. `function` and `arguments` are for people who read the store."""
+
+    content: str
+    function: str
+    arguments: str | None
+
+
+class CallStore:
+    """The answers in a folder, which is made if it is missing. One object serves all threads of a process.
+
+    Raises: ConfigError if the folder cannot be a store; LogError if it cannot be read or written.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._flights: dict[str, Future[KeptCall | BaseException]] = {}  # of this process, by content
+        self._holder = ""  # the file that this process has locked
+        with self._checked():
+            if Path(folder).exists() and not Path(folder).is_dir():
+                raise ConfigError(f"store={folder!r} is a file: name a folder, which may be new")
+            Path(folder, HOLDERS).mkdir(parents=True, exist_ok=True)
+            self._reader = self._open()
+            self._writer = self._open()
+            self._prepare(self._writer)
+            self._forget_the_dead()
+        self._thread = ThreadPoolExecutor(1, "ray_messaging call store")
+
+    @classmethod
+    def at(cls, folder: str) -> "CallStore":
+        """Return this process's store of a folder."""
+        key = os.getpid(), os.path.realpath(folder)  # a fork of the process may not use its connections
+        with _opening:
+            if (found := _open_stores.get(key)) is None or not Path(folder, FILE).exists():
+                found = _open_stores[key] = cls(folder)
+        return found
+
+    def known(self, content: str) -> KeptCall | None:
+        """Return the answer of a call, or None if there is none yet."""
+        with self._checked(), self._lock:
+            return _found(self._reader, content)
+
+    async def answer(self, call: StoredCall, make: Callable[[], Awaitable[KeptCall]]) -> tuple[KeptCall, bool]:
+        """Return the answer of a call, and whether it was made here. Who asks at the same time waits for this answer.
+
+        Raises: what `make` raises, also where another call of this process has made it; LogError if the answer cannot
+        be stored.
+        """
+        while True:
+            with self._lock:
+                under_way = self._flights.get(call.content)
+                if under_way is None:
+                    mine = self._flights[call.content] = Future[KeptCall | BaseException]()
+            if under_way is None:
+                return await self._fly(call, make, mine)
+            waited = asyncio.wrap_future(under_way)
+            await asyncio.wait({waited})  # which leaves the flight alone if this call is cancelled
+            outcome = waited.result()
+            if isinstance(outcome, KeptCall):
+                return outcome, False
+            if isinstance(outcome, Exception):
+                raise outcome
+            # Whoever made the call was cancelled: another one makes it.
+
+    async def _fly(
+        self, call: StoredCall, make: Callable[[], Awaitable[KeptCall]], flight: "Future[KeptCall | BaseException]"
+    ) -> tuple[KeptCall, bool]:
+        outcome: KeptCall | BaseException = asyncio.CancelledError()
+        try:
+            outcome, made = await self._answer(call, make)
+        except BaseException as error:
+            outcome = error
+            raise
+        else:
+            return outcome, made
+        finally:
+            with self._lock:
+                del self._flights[call.content]
+            flight.set_result(outcome)
+
+    async def _answer(self, call: StoredCall, make: Callable[[], Awaitable[KeptCall]]) -> tuple[KeptCall, bool]:
+        backoff = Backoff(STORED_CALL_RETRY)
+        try:
+            while (found := await self._do(lambda: self._claim(call.content))) is False:
+                await backoff.sleep()  # another process makes the call
+            if isinstance(found, KeptCall):
+                return found, False
+            made = await make()
+            await self._do(lambda: self._put(call, made))
+        except BaseException:
+            self._thread.submit(self._give_up, call.content)
+            raise
+        return made, True
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        """Do some work in the store's thread, to its end even if this call is cancelled."""
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+
+    # -- in the store's thread ------------------------------------------------------------------------------------
+
+    def _claim(self, content: str) -> KeptCall | bool:
+        """Return a call's answer; or True if this process has the flight now; or False if another one has it."""
+        with self._checked():  # without a transaction, so that those who wait hold up nobody
+            if (known := _found(self._writer, content)) is not None:
+                return known
+            if self._holder_of(content, self._writer) is not None:
+                return False
+        with self._writing() as database:
+            if (known := _found(database, content)) is not None:
+                return known
+            if self._holder_of(content, database) is not None:
+                return False
+            self._hold()
+            database.execute("INSERT OR REPLACE INTO flights VALUES (?, ?)", (content, self._holder))
+            return True
+
+    def _holder_of(self, content: str, database: sqlite3.Connection) -> str | None:
+        """Return the process that has a call's flight; None if none has, or it has died, or it is this one."""
+        row = database.execute("SELECT holder FROM flights WHERE content = ?", (content,)).fetchone()
+        return row[0] if row is not None and row[0] != self._holder and self._lives(row[0]) else None
+
+    def _put(self, call: StoredCall, made: KeptCall) -> None:
+        text, exact = json_of(bytes(made.result))
+        row = call.content, call.function, call.arguments, text, exact, made.seconds, made.tries, time.time()
+        with self._writing() as database:
+            database.execute("INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            database.execute("DELETE FROM flights WHERE content = ?", (call.content,))
+
+    def _give_up(self, content: str) -> None:
+        with suppress(LogError), self._writing() as database:  # else the flight ends with this process
+            database.execute("DELETE FROM flights WHERE content = ? AND holder = ?", (content, self._holder))
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._checked():
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+                self._writer.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):  # a full disk may have ended the transaction
+                    self._writer.execute("ROLLBACK")
+                raise
+
+    # -- holders --------------------------------------------------------------------------------------------------
+
+    def _hold(self) -> None:
+        """Show by the lock of a file that this process lives."""
+        while not self._holder:
+            path = Path(self.folder, HOLDERS, f"{os.getpid()}-{uuid4().hex}")
+            # The file stays open for as long as the process lives. A process that was forked from this one has no lock.
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            with suppress(OSError):  # another process has just taken the file for that of a dead one
+                fcntl.lockf(handle, _ALONE)
+                if path.exists():
+                    _ours.add(path.name)
+                    self._holder = path.name
+                    return
+            os.close(handle)
+
+    def _lives(self, holder: str) -> bool:
+        """Return whether a process lives."""
+        if holder.startswith(f"{os.getpid()}-"):  # to open and close a file of this process would give up its lock
+            return holder in _ours
+        path = Path(self.folder, HOLDERS, holder)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.lockf(handle, _ALONE)
+        except (BlockingIOError, PermissionError):
+            return True
+        else:
+            return False
+        finally:
+            os.close(handle)
+
+    def _forget_the_dead(self) -> None:
+        """Remove the files of processes that have died."""
+        for path in Path(self.folder, HOLDERS).iterdir():
+            if not self._lives(path.name):
+                path.unlink(missing_ok=True)
+
+    # -- the database ---------------------------------------------------------------------------------------------
+
+    def _open(self) -> sqlite3.Connection:
+        file = Path(self.folder, FILE)
+        return sqlite3.connect(file, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        ((application,), (version,)) = (
+            database.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
+        )
+        empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+        if not empty and (application, version) != (_APPLICATION, _VERSION):
+            what = f"version {version} of the format" if application == _APPLICATION else "a database of something else"
+            raise ConfigError(
+                f"the store of calls in {self.folder!r} cannot be used: {FILE} there is {what}, and this version of "
+                f"ray_messaging has version {_VERSION}; pass another folder as store="
+            )
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")  # whole after any kill; a power cut may cost the last answers
+        database.execute("BEGIN IMMEDIATE")
+        for statement in _TABLES.split(";"):
+            database.execute(statement)
+        database.execute(f"PRAGMA application_id = {_APPLICATION}")
+        database.execute(f"PRAGMA user_version = {_VERSION}")
+        database.execute("COMMIT")
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if "not a database" in str(error) or "malformed" in str(error):
+                raise ConfigError(
+                    f"the store of calls in {self.folder!r} cannot be used: {FILE} there is damaged, or no store "
+                    f"({error}); pass another folder as store="
+                ) from error
+            raise self._unusable(error) from error
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> LogError:
+        return LogError(
+            f"the store of calls in {self.folder!r} cannot be read or written: {error}; the answers that it has are "
+            "kept: make room or give access, and the same run goes on",
+            path=self.folder,
+        )
+
+
+_ALONE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
+_opening = threading.Lock()
+_ours: Final = set[str]()  # the files that this process has locked, or the process of which this one is a fork
+_open_stores: dict[tuple[int, str], CallStore] = {}  # by process and folder
+
+
+def _found(database: sqlite3.Connection, content: str) -> KeptCall | None:
+    row = database.execute("SELECT result, exact FROM calls WHERE content = ?", (content,)).fetchone()
+    return None if row is None else KeptCall(0.0, 0, msgspec.Raw(exact_of(*row)))

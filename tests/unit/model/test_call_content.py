@@ -1,0 +1,216 @@
+"""What a call depends on: equal contents have one digest, other contents another one, and the rest is refused."""
+
+import asyncio
+import functools
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pydantic
+import pytest
+
+from ray_messaging import ConfigError, by_content
+from ray_messaging.model.call_content import content_digest_of, told_by
+
+ENDINGS = frozenset(("gpt", "llama", "mistral"))
+CLIENT = asyncio.Lock  # a class of a library; an object of it cannot be told
+
+
+def digest(function, *args, uses=None, **kwargs):
+    return content_digest_of(function, args, kwargs, uses)
+
+
+def made(body, **outside):
+    """Return the function `ask` of a source."""
+    space = {"__name__": "program", **outside}
+    exec(compile(body, "program.py", "exec"), space)
+    return space["ask"]
+
+
+SOURCE = """
+MODEL = "small"
+def prompt(text):
+    return f"Answer: {text}"
+def ask(text, temperature=0.5, *, top=1):
+    return MODEL, prompt(text), temperature, top, text in {"a", "b", "c"}
+"""
+
+
+def test_comments_and_lines_do_not_count():
+    commented = "# a model\n\n" + SOURCE.replace("def prompt", "# how it is asked\ndef prompt")
+    assert digest(made(SOURCE), "x") == digest(made(commented), "x")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"small"', '"large"'),
+        ("Answer", "Reply"),
+        ("temperature=0.5", "temperature=0.7"),
+        ("top=1", "top=2"),
+        ("return MODEL", "return 1, MODEL"),
+        ('"c"', '"d"'),
+    ],
+)
+def test_what_the_function_uses_counts_wherever_it_is_written(before, after):
+    assert digest(made(SOURCE), "x") != digest(made(SOURCE.replace(before, after)), "x")
+
+
+class Answer(pydantic.BaseModel):
+    mood: int
+
+
+class Reply(pydantic.BaseModel):
+    mood: float
+
+
+@dataclass
+class Model:
+    name: str
+    cost: float = 0.1
+
+    def ask(self, text):
+        return self.name, self._prompt(text)
+
+    def _prompt(self, text):
+        return text.upper()
+
+
+def ask(text, *more, **options):
+    return text, more, options
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [("x",), ("y",), (1,), (1.0,), (True,), (None,), (["x"],), (("x",),), ({"x": 1},), ({"x"},), (2**70,), (b"x",)],
+        [(Answer,), (Reply,), (Answer(mood=1),), (Answer(mood=2),), (Model("a"),), (Model("b"),)],
+        [(Model("a").ask,), (Model("b").ask,), (functools.partial(ask, 1),), (functools.partial(ask, 2),), (len,)],
+        [(re.compile("a"),), (re.compile("b"),), (re.compile("a", re.IGNORECASE),)],
+    ],
+)
+def test_other_arguments_are_other_calls(others):
+    digests = [digest(ask, *each) for each in others]
+    assert len({*digests}) == len(digests)
+    assert [digest(ask, *each) for each in others] == digests
+
+
+def test_dicts_and_sets_count_in_any_order():
+    assert digest(ask, {"a": 1, "b": 2}, top={1, 2}) == digest(ask, {"b": 2, "a": 1}, top={2, 1})
+
+
+def test_closures_defaults_and_the_objects_of_methods_count():
+    def closed(name):
+        async def ask_it(text):
+            return name, text
+
+        return ask_it
+
+    assert digest(closed("small"), "x") == digest(closed("small"), "x") != digest(closed("large"), "x")
+    assert digest(Model("a").ask, "x") == digest(Model("a").ask, "x") != digest(Model("b").ask, "x")
+    assert digest(Model("a").ask, "x") != digest(Model("a", cost=0.2).ask, "x")
+
+
+def test_a_constant_of_an_own_module_counts(tmp_path, monkeypatch):
+    (tmp_path / "own_settings.py").write_text("MODEL = 'small'\nOTHER = object()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    function = made("import own_settings\ndef ask(text):\n    return own_settings.MODEL, text\n")
+    before = digest(function, "x")
+    sys.modules["own_settings"].MODEL = "large"
+    assert digest(function, "x") != before
+    del sys.modules["own_settings"]
+
+
+def test_a_client_of_a_library_is_told_by_its_address():
+    httpx = pytest.importorskip("httpx")
+    source = "def ask(text):\n    return client.post('/chat', text)\n"
+    here, there = (made(source, client=httpx.Client(base_url=url)) for url in ("http://a", "http://b"))
+    again = made(source, client=httpx.Client(base_url="http://a"))
+    assert digest(here, "x") == digest(again, "x") != digest(there, "x")
+
+
+LOCK = asyncio.Lock()
+
+
+def ask_locked(text):
+    return LOCK, text
+
+
+def ask_environment(text):
+    return os.environ["MODEL"], text
+
+
+class Holder:
+    def __init__(self, lock):
+        self.client = SimpleNamespace(lock=lock)
+
+    def ask(self, text):
+        return self.client, text
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "text"),
+    [
+        (ask_locked, ("x",), r"its 'LOCK' is <asyncio"),
+        (ask_environment, ("x",), r"its 'os.environ' reads the environment"),
+        (Holder(asyncio.Lock()).ask, ("x",), r"its object\.client.* is "),
+        (ask, (asyncio.Lock(),), r"its arguments\[0\] is <asyncio"),
+        (ask, ({"a": [object()]},), r"its arguments\[0\]\['a'\]\[0\] is <object"),
+    ],
+)
+def test_what_cannot_be_told_is_named_with_what_to_do(function, args, text):
+    with pytest.raises(ConfigError, match=text + r".*by_content\(function, uses="):
+        digest(function, *args)
+
+
+def test_uses_stands_for_objects_and_still_the_code_counts():
+    locks = [Holder(asyncio.Lock()) for _ in range(2)]
+    assert digest(locks[0].ask, "x", uses="small") == digest(locks[1].ask, "x", uses="small")
+    assert digest(locks[0].ask, "x", uses="small") != digest(locks[0].ask, "x", uses="large")
+    assert digest(made(SOURCE), "x", uses=1) != digest(made(SOURCE.replace("Answer", "Reply")), "x", uses=1)
+    with pytest.raises(ConfigError, match="its arguments"):
+        digest(ask, object(), uses="small")
+
+
+def test_functions_that_call_each_other_have_a_content():
+    source = "def ask(n):\n    return other(n - 1) if n else 0\ndef other(n):\n    return ask(n)\n"
+    assert digest(made(source), 3) == digest(made(source), 3)
+    endless = []
+    endless.append(endless)
+    with pytest.raises(ConfigError, match="cannot tell"):
+        digest(ask, endless)
+
+
+@pytest.mark.parametrize("sample", [0, -1, True, 1.5, "3"])
+def test_a_sample_is_a_number_of_answers(sample):
+    with pytest.raises(ConfigError, match=r"sample=.*at least 1, or None"):
+        by_content(ask, sample=sample)
+
+
+def test_a_function_by_content_can_be_called_and_wrapped():
+    several = by_content(ask, sample=3, uses="small")
+    assert several("x", top=1) == ask("x", top=1)
+    assert told_by(functools.partial(several, "x")) == (3, "small")
+    assert told_by(functools.partial(ask, "x")) == (1, None)
+
+
+def test_the_digest_is_the_same_in_another_process():
+    program = (
+        "import runpy, sys; sys.path.insert(0, sys.argv[2]); space = runpy.run_path(sys.argv[1]);"
+        "digest, made, model = (space[name] for name in ('digest', 'made', 'Model'));"
+        "print(digest(made(space['SOURCE']), {'b', 'a'}), digest(model('a').ask, 'x'))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program, __file__, "."],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
