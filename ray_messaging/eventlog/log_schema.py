@@ -140,7 +140,7 @@ def sent_name(name: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a typed column's name without its type, as used where all columns of that name have one type."""
+    """Return a typed column's name without its type. Files use it if no column of another type has the same name."""
     return f"{_TYPED}{sent_name(name)}"
 
 

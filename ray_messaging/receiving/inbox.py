@@ -91,7 +91,7 @@ class Inbox:
             self._grown.set()
 
     def note_dry(self) -> None:
-        """Record that a read has found nothing, so that the mailbox was read to its end."""
+        """Record that the mailbox was read to its end: the last read has found nothing."""
         self._dry = True
         self._grown.set()
 
