@@ -230,7 +230,7 @@ class GroupHost:
         self.lane = GroupLaneServer(self)
         self.questions = GroupQuestions(self.messager)
         self.messager.conversation.waits.others_handle = self._others_handle
-        # Late answers are committed at once: a handle cannot, as it commits by leases, which only the group's mailbox has.
+        # Late answers are committed at once: a handle cannot, as only messages in the group's mailbox have leases.
         self.messager.conversation.keeps_late = False
 
     @property
