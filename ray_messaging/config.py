@@ -193,7 +193,7 @@ class Calls(_Settings):
 def check_calls(calls: object) -> None:
     """Raise ConfigError unless `calls` is None or a `Calls`."""
     if not isinstance(calls, Calls | None):
-        raise ConfigError(f"calls={calls!r} is no Calls: write calls=Calls(rate_per_minute=600)")
+        raise ConfigError(f"calls={calls!r} is not a Calls object: write calls=Calls(rate_per_minute=600)")
 
 
 class RedisConfig(ServerConfig):

@@ -50,7 +50,7 @@ NOBODY = 0  # the route of a channel without a mailbox
 T = TypeVar("T", bound=np.generic)
 _MOST_CHANGES, _KEPT_CHANGES = 64, 100_000  # the most changes that a record keeps, and the most agents in these
 _LEAST = -(2**63)  # the least int64
-_NO_STEP = 2**62  # a step after all others
+_NO_STEP = 2**62  # a number above the numbers of all steps
 
 
 class Claim(msgspec.Struct, array_like=True):
@@ -150,7 +150,7 @@ class MailboxRecord(msgspec.Struct, array_like=True):
             changes = [*changes, Change(came, went, version, origin)]
             while len(changes) > _MOST_CHANGES or sum(map(len, changes)) > _KEPT_CHANGES:
                 if version and (dates.since(changes[0].version) != ALWAYS or changes[0].version == version):
-                    break  # coming steps still need it
+                    break  # Coming steps still need this entry and all later ones.
                 changes = changes[1:]
         return msgspec.structs.replace(self, changes=changes, origins=_origins(before, version, dates, came_from))
 
@@ -246,7 +246,7 @@ def decode_record(data: bytes) -> MailboxRecord:
         check_name("mailbox", record.mailbox)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a mailbox's record in the directory cannot be read: {error}") from error
-    if record.frame_rows < 1 or record.frame_bytes < 1:  # no frame would be small enough
+    if record.frame_rows < 1 or record.frame_bytes < 1:  # The limits are so low that no frame would be small enough.
         raise FrameError(
             f"the record of mailbox {record.mailbox} in the directory is invalid: it says that no frame is small "
             "enough for the mailbox"
@@ -302,7 +302,7 @@ class Routes:
         self.routes: list[tuple[str, ...]] = [()]
         self._route_ids: dict[tuple[str, ...], int] = {(): NOBODY}
         self._tables: dict[str, IdTable[np.int32] | None] = {}
-        self._claims: dict[str, list[tuple[Claim, str]]] = {}  # by subtopic, each with its mailbox
+        self._claims: dict[str, list[tuple[Claim, str]]] = {}  # subtopic -> claims, each with its mailbox
         self._strings: dict[tuple[str, str], int] = {}
         self._channels: dict[str, int] = {}
         self.cached: dict[tuple[AgentId | None, str], tuple[str, ...]] = {}  # id, topic -> mailboxes (single messages)

@@ -51,7 +51,8 @@ class StoredVersion(msgspec.Struct, array_like=True, frozen=True):
 
 AudienceTexts = Mapping[str, tuple[StoredVersion, ...]]
 NO_AUDIENCES: AudienceTexts = {}
-decode_audiences = msgspec.json.Decoder(dict[str, tuple[StoredVersion, ...]]).decode  # as the server keeps them
+# The server keeps audiences in this form.
+decode_audiences = msgspec.json.Decoder(dict[str, tuple[StoredVersion, ...]]).decode
 _read_facts = msgspec.json.Decoder(AudienceFacts).decode
 
 

@@ -152,7 +152,7 @@ def _sorted_side(keys: NDArray[np.int64]) -> Adjacency:
 def replace_by_places(others: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
     """Replace ids by their indexes in the sorted `ids`, in place."""
     if not len(ids) or int(ids[-1]) == len(ids) - 1:
-        return  # the ids are the places
+        return  # The ids have no gaps, so each id is its own index.
     table = None
     if int(ids[-1]) < max(_DENSE, 8 * len(ids)):
         table = np.zeros(int(ids[-1]) + 1, np.int32)

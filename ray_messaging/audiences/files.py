@@ -20,7 +20,7 @@ from ray_messaging.model.agent_sets import AgentSet
 
 try:
     from isal.isal_zlib import crc32
-except ImportError:  # isal is not available for all machines
+except ImportError:  # isal does not exist for all machines: the standard library does the same.
     from zlib import crc32
 
 _FACTS = "audience.json"
@@ -30,7 +30,7 @@ _GRAPH = ("senders", "out_lengths", "heard", "hearers", "into_lengths", "said")
 
 def version_folder(folder: Path, name: str, version: int) -> Path:
     """Return the folder of a version of an audience."""
-    return folder / f"{name}@{version}"  # a name may be ".."
+    return folder / f"{name}@{version}"  # With its version, even the name ".." is safe.
 
 
 def write_edges(folder: Path, edges: Edges) -> None:

@@ -47,8 +47,8 @@ app = typer.Typer(
 
 
 _WIDE = 120  # columns of a terminal in which reasons are beside the letters
-_TABLE_WIDTH = 80  # columns that a table needs
-_SHOWN = 50  # most messages of a letter in a table
+_TABLE_WIDTH = 80  # A table needs a terminal of so many columns.
+_SHOWN = 50  # A table shows at most so many messages of a letter.
 _BYTES = 64  # bytes that are shown of a frame that cannot be decoded
 
 
@@ -115,7 +115,8 @@ def record(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
 def _message(message: Message) -> dict[str, Any]:
     try:
         payload: Any = msgspec.json.decode(message.data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # any bytes from a foreign client
+    # A foreign client may have sent any bytes: show those that are text.
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         payload = message.data.decode(errors="replace")
     names = ("id", "channel", "from_id", "to_id", "step", "sent_at")
     return {name: getattr(message, name) for name in names} | {"payload": payload}

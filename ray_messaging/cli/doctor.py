@@ -23,7 +23,7 @@ from ray_messaging.observability.health.findings import Finding, Health
 from ray_messaging.transports.backend import backend_of
 
 CRITICAL = 1
-_TABLE_WIDTH = 80  # columns that a table needs
+_TABLE_WIDTH = 80  # A table needs a terminal of so many columns.
 _STYLES = {"ok": "green", "warning": "yellow", "critical": "bold red"}
 
 ExpId = Annotated[str | None, typer.Argument(metavar="EXP_ID", help="A running experiment.")]
@@ -40,7 +40,7 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
             f"no Ray cluster was found that experiment {exp_id!r} could run in: set RAY_ADDRESS to the host:port of "
             "its cluster"
         )
-    if exp_id not in (there := experiments_here()):  # it has ended just now
+    if exp_id not in (there := experiments_here()):  # The experiment has ended just now.
         raise unknown_experiment(exp_id, there)
     experiment = None if config is None else Experiment(exp_id, "", MessagingConfig(), redis=config)
     return check_health(exp_id, experiment, {})

@@ -23,7 +23,7 @@ from ray_messaging.transports.server_probe import ask_server
 MEMINFO = Path("/proc/meminfo")
 LITTLE_MEMORY = 2**30  # bytes: Ray takes 0.5 GiB, each of our actors 80 MB
 SAFE_RAY = 2, 56  # the lowest version in pyproject.toml, which a cluster or an image may not heed
-FEW_FILES, TOO_FEW_FILES = 4096, 1024  # a group takes some 40 descriptors, Ray hundreds
+FEW_FILES, TOO_FEW_FILES = 4096, 1024  # A group needs some 40 open files, and Ray hundreds.
 EXTRAS = {
     "pandas": "pandas",
     "sql": "duckdb",

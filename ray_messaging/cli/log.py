@@ -30,7 +30,7 @@ from ray_messaging.eventlog.reading.causes import DEPTH
 from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.paging import json_line, json_lines
 
-SHOWN = 50  # rows of a table without --limit
+SHOWN = 50  # Without --limit, a table shows so many rows.
 
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Plot traffic and groups to a .png, .pdf or .svg file.")
@@ -118,7 +118,8 @@ def sql(
     try:
         table = open_log(target).sql(query)
     except ImportError as error:
-        raise ConfigError(str(getattr(error, "cause", error))) from error  # Ray's error wraps it
+        # Ray wraps the error in one of its own: show the cause.
+        raise ConfigError(str(getattr(error, "cause", error))) from error
     if as_json:
         print_json(*map(json_line, table.to_pylist()))
         return

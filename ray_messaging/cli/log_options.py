@@ -114,7 +114,7 @@ def _read_step(name: str, text: str) -> int | slice:
 
 
 def _read_time(text: str) -> float | str:
-    if len(text) == len("20260131") and text.isdecimal():  # a date, not a second of 1970
+    if len(text) == len("20260131") and text.isdecimal():  # Eight digits are a date, not seconds since 1970.
         return text
     try:
         return float(text)

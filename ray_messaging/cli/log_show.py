@@ -17,10 +17,10 @@ from ray_messaging.eventlog.reading.paging import json_line
 from ray_messaging.eventlog.reading.step_digests import Difference
 from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, STORED, facts_of
 
-BAR = 24  # columns
-_LINE = 60  # most columns of traffic
-_BESIDE_LINE = 30  # columns to the left of the traffic
-_WIDE = 100  # columns of a terminal with room for explanations
+BAR = 24  # the length of a bar, in columns of the terminal
+_LINE = 60  # the most columns of the terminal that the traffic takes
+_BESIDE_LINE = 30  # columns of the terminal to the left of the traffic
+_WIDE = 100  # A terminal with so many columns has room for explanations.
 _ROOMY = 130  # columns of a terminal in which a row of the log fits one line
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _DIGITS = " 123456789"

@@ -14,7 +14,7 @@ from ray_messaging.model.fates import FATES, STORED, facts_of
 _PAIRS = 2_000  # most pairs of agents, those with the most messages: more would make the picture black
 _NAMED = 20  # agents with a name in the picture, those with the most messages
 _SEED = 7
-_CHANGED = "#CC79A7"  # messages that a rule has changed
+_CHANGED = "#CC79A7"  # the colour of messages that a rule has rewritten
 
 
 def step_chart(log: EventLog) -> str:
@@ -72,7 +72,8 @@ def network_chart(log: EventLog) -> str:
     dots = [4 + largest * sizes[node] / most for node in graph]
     nx.draw_networkx_nodes(graph, places, ax=axes, node_size=dots, node_color="#0072B2", linewidths=0)
     named = {node for node, _ in sizes.most_common(_NAMED)}
-    names = {node: shortened(printable(str(node))).replace("$", r"\$") for node in named}  # no mathematics
+    # matplotlib would read text between dollar signs as mathematics.
+    names = {node: shortened(printable(str(node))).replace("$", r"\$") for node in named}
     halo = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
     nx.draw_networkx_labels(graph, places, names, ax=axes, font_size=8, verticalalignment="bottom", bbox=halo)
     axes.set_axis_off()

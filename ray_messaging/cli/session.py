@@ -26,7 +26,7 @@ from ray_messaging.replay.replay_plan import Plan
 from ray_messaging.replay.runner import ReplayRunner, lone_latency_ms
 
 DOES_NOT_BALANCE = 1
-PLAIN_WIDTH = 200  # columns if the output is not a terminal
+PLAIN_WIDTH = 200  # the width of tables, in columns, if the output is not a terminal
 
 
 def run(

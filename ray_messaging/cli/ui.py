@@ -45,7 +45,8 @@ Steer = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the URL as JSON.")]
-OfProcess = Annotated[bool, typer.Option("--of-process", hidden=True)]  # used by `messaging.ui`: ends with its stdin
+# `messaging.ui` passes this option: the command then ends with its standard input.
+OfProcess = Annotated[bool, typer.Option("--of-process", hidden=True)]
 
 
 def ui(

@@ -24,7 +24,7 @@ from ray_messaging.errors import Closed, ConfigError, ConnectionFailed
 
 Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"
-LARGE_BYTES = 10**7  # no line is printed about smaller data
+LARGE_BYTES = 10**7  # About data smaller than this, no line is printed.
 _told = Event()  # set once this process has named a folder of large data
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 

@@ -170,7 +170,9 @@ def parts_of(body: bytes | memoryview) -> list[bytes]:
         raise FrameError("a call over the group's lane ends within its table of sizes")
     sizes = memoryview(body)[_COUNT.size : at].cast("I")
     if at + sum(sizes) != len(body):
-        raise FrameError("a call over the group's lane has another size than its parts")
+        raise FrameError(
+            f"a call over the group's lane has {len(body)} bytes, and its table of sizes says {at + sum(sizes)}"
+        )
     parts: list[bytes] = []
     for size in sizes:
         parts.append(bytes(body[at : at + size]))

@@ -263,9 +263,9 @@ def _checked_servers(
 def _check_kinds(settings: object, steps: object, calls: object, **folders: object) -> None:
     """Raise ConfigError if an argument has a wrong type."""
     if not isinstance(settings, MessagingConfig):
-        raise ConfigError(f"settings={settings!r} is no MessagingConfig: write settings=MessagingConfig(lease_s=60)")
+        raise ConfigError(f"settings={settings!r} is not a MessagingConfig: write settings=MessagingConfig(lease_s=60)")
     if not isinstance(steps, Steps | None):
-        raise ConfigError(f"steps={steps!r} is no Steps: write steps=Steps(seed=7)")
+        raise ConfigError(f"steps={steps!r} is not a Steps object: write steps=Steps(seed=7)")
     check_calls(calls)
     if calls is not None and steps is None:
         raise ConfigError("calls= limits what agents call by me.remember, in runs with steps: add steps=Steps()")

@@ -87,7 +87,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     def __init__(self, server: object = None, name: str = "agentscope", *, hold_s: float = 30.0) -> None:
         warn_unless_tested("agentscope", TESTED, "bus")
         self.name = check_name("name", name)
-        self._server = LocalServer() if server is None else server  # kept: it ends with its last reference
+        # The bus keeps a reference, because the server ends with its last one.
+        self._server = LocalServer() if server is None else server
         # With `isinstance`, programs without an experiment would import Ray.
         self._messaging = cast("Any", server) if hasattr(server, "interceptor") else None
         self._exp_id, part = name, ""
@@ -114,9 +115,10 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         self._waiting: deque[_Write] = deque()
         self._sender = f"{self.name}/{self._owner}"
         self._writer: asyncio.Task[None] | None = None
-        self._held: dict[str, tuple[list[bytes], float]] = {}  # by queue: the batches drained, and when
+        # Queue -> the batches that were drained from it, and when.
+        self._held: dict[str, tuple[list[bytes], float]] = {}
         self._locks: dict[str, tuple[str, int]] = {}  # by token: key and ms to live, of those that are renewed
-        self._claims: dict[str, str] = {}  # by key: the token
+        self._claims: dict[str, str] = {}  # key -> the token of its lock
         self._listeners: dict[str, list[asyncio.Queue[bytes | None]]] = {}
         self._unlocked = asyncio.Event()  # replaced by the next one when a lock is released
         self._ingress = RedisIngress(link, self._keys, self._hear, [self._ears + self._owner])

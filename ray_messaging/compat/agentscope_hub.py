@@ -70,7 +70,8 @@ class MsgHub:
         self.name, self.announcement, self.enable_auto_broadcast = name, announcement, enable_auto_broadcast
         self._messager, self._timeout = messager, timeout
         self._here: dict[AgentId, Any] = {}  # the agents that live here
-        self._turns: dict[AgentId, asyncio.Lock] = {}  # an agent observes in the order of arrival
+        # Each agent's lock makes it observe messages in the order of arrival.
+        self._turns: dict[AgentId, asyncio.Lock] = {}
         self.participants: list[AgentId] = []  # their ids
         self._join(participants)
         self._desk = f"{name}/{messager.name}"  # the id that gets confirmations of what agents have observed

@@ -41,7 +41,7 @@ warn_unless_tested("autogen-core", "0.7", "runtime")
 
 logger = logging.getLogger(__name__)
 
-_PLAIN = (str, int, float, bool, list, dict, type(None))  # answers of these types need no serializer
+_PLAIN = (str, int, float, bool, list, dict, type(None))  # Answers of these types can be sent without a serializer.
 _JSON, _PROTOBUF = core.JSON_DATA_CONTENT_TYPE, core.PROTOBUF_DATA_CONTENT_TYPE
 _TOPICS = "ray-messaging-topics"  # the type of the agent to which a Ray actor sends what it publishes
 
@@ -80,7 +80,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self._held: dict[str, Message] = {}  # messages that wait until the runtime starts, or a state has been saved
         self._unbegun = self._running = 0
         self._asked: dict[str, Any] = {}  # questions of this process: the token, replaced by the handler's error
-        self._decoded = lru_cache(16)(self._decode)  # all hearers of an event get one object
+        self._decoded = lru_cache(16)(self._decode)  # All hearers of an event get the same decoded object.
         self._locks: dict[core.AgentId, asyncio.Lock] = {}
         helper: Any = self._tracer_helper  # a span that nobody collects would cost as much as the message
         unseen = isinstance(helper.tracer_provider, ProxyTracerProvider)
@@ -355,7 +355,8 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
                 answer = await agent.on_message(heard, ctx=context)
             if asks:
                 return self._encoded(await self._intervened("on_response", answer, sender=recipient, recipient=sender))
-        except BaseException as error:  # AutoGen's own ToolExecutionException is no Exception
+        # BaseException, because AutoGen's own ToolExecutionException is not an Exception.
+        except BaseException as error:
             cancelled = isinstance(error, asyncio.CancelledError) and token.is_cancelled()
             if isinstance(error, (SystemExit, KeyboardInterrupt, asyncio.CancelledError)) and not cancelled:
                 raise  # this process or this runtime ends: the message will be handled by the next one

@@ -126,8 +126,8 @@ class Msg:
         writer = serialized_dict["__module__"], serialized_dict["__name__"]
         if writer not in (_WRITERS if cls is Msg else (_name_of(cls),)):
             raise InvalidMsg(
-                f"{writer[0]!r}, {writer[1]!r} as __module__ and __name__ are not {cls.__name__}'s: "
-                "read the dict with the class that wrote it",
+                f"this dict names {writer[0]!r} as its __module__ and {writer[1]!r} as its __name__, and "
+                f"{cls.__name__} cannot read it: read the dict with the class that wrote it",
                 value=writer,
             )
         if cls is Msg:

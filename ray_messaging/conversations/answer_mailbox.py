@@ -41,7 +41,7 @@ class AnswerMailbox:
         self._questions = questions
         self._fetcher = fetcher
         self._keeps_late = keeps_late
-        self._uncommitted = 0  # late answers, in the inbox or fetched
+        self._uncommitted = 0  # the number of late answers that wait in the inbox, or were fetched
         self._handled: list[Slice] = []  # answers that need no more work, but are not acknowledged yet
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -81,8 +81,9 @@ class AnswerMailbox:
             handled, self._handled = self._handled, []
             fetcher.commits.acknowledge_some(spans_in(handled, self.engine.name))
             try:
-                fetcher.commits.write_soon()  # later answers do not wait for this write
-            except ConnectionFailed as error:  # of the previous write, which is tried again
+                # The write runs in the background, so that later answers do not wait for it.
+                fetcher.commits.write_soon()
+            except ConnectionFailed as error:  # The previous write has failed, and is tried again.
                 logger.warning("answers of %s are not committed yet: %s", self.engine.name, error)
 
     def _answer(self, slices: Iterable[Slice]) -> None:

@@ -49,7 +49,7 @@ class AnswerTable:
         self._part = np.full(rows, _WAITS, np.int32)  # by question: the part that has its answer, and its row there
         self._row = np.zeros(rows, np.int32)
         self._left = rows
-        self.errors: dict[int, NoAnswer] = {}  # by question: why it will have no answer
+        self.errors: dict[int, NoAnswer] = {}  # question -> why it will have no answer
         self._asked_last = False  # another process was asked after the time was up
         self._more = more
         self._news = asyncio.Event()

@@ -103,7 +103,7 @@ class Conversation:
                 except BaseException:
                     await mailbox.close()
                     raise
-                if engine.closed:  # it was closed in the meantime
+                if engine.closed:  # The messager was closed while this call waited.
                     await mailbox.close()
                     return
                 self._mailbox, self.opened = mailbox, True
@@ -186,7 +186,7 @@ class Conversation:
                     mailboxes = self._engine.directory.routing.mailboxes_of(checked.to_id, checked.topic)
                     with waits.waiting(asker, Ask(receipt.message_id, checked.from_id, checked.to_id, mailboxes)):
                         return await answer
-        except NoAnswer:  # NoAnswer is a TimeoutError, too
+        except NoAnswer:  # This clause comes first, because NoAnswer is a TimeoutError, too.
             raise
         except TimeoutError:
             raise _unanswered(checked.to_id, receipt, timeout) from None

@@ -133,7 +133,7 @@ class Waits:
         self.others_handle: Callable[[Collection[str]], bool] = lambda _: False
         self.ended = ""  # why the service has ended; "": it has not, or somebody fetches again
         self._engine = engine
-        self._waiting: dict[str, tuple[Asker, Ask]] = {}  # by the question's id
+        self._waiting: dict[str, tuple[Asker, Ask]] = {}  # question's id -> who waits for the answer
         self._written = b""
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -147,7 +147,7 @@ class Waits:
         try:
             yield
         finally:
-            self._waiting.pop(ask.question, None)  # after `close` the question is not there
+            self._waiting.pop(ask.question, None)  # After `close`, the question is no longer there.
             self._note_change()
 
     def _note_change(self) -> None:
@@ -157,7 +157,8 @@ class Waits:
 
     def _note(self) -> ServiceNote:
         slots = {asker.service: asker.slots for asker, _ in self._waiting.values()}
-        asks: dict[str, dict[str, list[Ask]]] = {service: {} for service in slots}  # by service and message in hand
+        # Service -> id of the message in hand -> questions.
+        asks: dict[str, dict[str, list[Ask]]] = {service: {} for service in slots}
         for asker, ask in self._waiting.values():
             asks[asker.service].setdefault(asker.chain[-1].message, []).append(ask)
         stuck = slots and all(len(asks[service]) >= most for service, most in slots.items())

@@ -232,7 +232,7 @@ class Inboxes:
             return
         await end(self._filling)
         if commit:
-            with suppress(MessagingError):  # what is not committed comes again
+            with suppress(MessagingError):  # If the commit fails, the messages are delivered again.
                 await self.hand_out.commit()
 
 

@@ -162,10 +162,11 @@ class OpenQuestions:
         replies = None if batch.extension is None else batch.extension.in_reply_to
         if replies is None:
             return np.arange(low, high)
-        if high - low == 1:  # numpy would take five times as long
+        if high - low == 1:  # For one question, numpy would take five times as long.
             return _NO_ROWS if self._answer_one(replies, batch, low) else np.arange(low, high)
         rows = np.arange(low, high)
-        ours = np.array([text in self._texts for text in replies.texts], np.bool_)  # which texts are of our questions
+        # For each text, whether it belongs to our questions.
+        ours = np.array([text in self._texts for text in replies.texts], np.bool_)
         known = np.broadcast_to(ours[0], len(rows)) if replies.places is None else ours[replies.places[rows]]
         numbers = replies.numbers[rows]
         taken = np.zeros(len(rows), np.bool_)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.5  # pause between two looks: both must see a reason, because notes are written with some delay
 _SHARE = 20  # the pause is at least this many times as long as the last look
-_MOST_NOTES = 1000  # mailboxes whose notes are read in one look
+_MOST_NOTES = 1000  # One look reads the notes of at most so many mailboxes.
 
 
 class WaitGraph(NamedTuple):
@@ -86,7 +86,8 @@ class QuestionWatch:
         self._engine = engine
         self._questions = questions
         self._task: asyncio.Task[None] | None = None
-        self._seen: dict[object, object] = {}  # a question -> why it cannot get an answer, as the last look has seen it
+        # Question -> the reason, found in the last look, why it cannot get an answer.
+        self._seen: dict[object, object] = {}
 
     def begin(self) -> None:
         """Start to watch, for as long as there are open questions."""

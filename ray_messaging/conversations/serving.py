@@ -136,7 +136,7 @@ class MessageServer:
                 await end(task)
                 self._ended(task)
             self._left += first
-            with suppress(MessagingError):  # what is not committed comes again
+            with suppress(MessagingError):  # If the commit fails, the messages are delivered again.
                 await self._hand_out.commit()
             await self._end()
         assert self._error is not None
@@ -213,7 +213,8 @@ class MessageServer:
         except MessagingError as error:
             raise _Fatal(error) from error
         if not receipt and receipt.fate == FATES[BLOCKED]:  # the asker would wait in vain
-            told = HandlerFailure("AnswerBlocked", f"rule {receipt.rule!r} blocked it")  # a reason may be blocked, too
+            # The text leaves the rule's reason out, because a rule may block that, too.
+            told = HandlerFailure("AnswerBlocked", f"rule {receipt.rule!r} blocked it")
             await self._tell(message, told)
 
     async def _fail(self, message: Message, error: BaseException, attempts: int) -> None:

@@ -23,7 +23,7 @@ AWAITED_NAME: Final = ".ray_messaging.heir"  # exists if a successor may come; m
 CONFIG_NAME, LOG_NAME = "valkey.conf", "valkey.log"
 APPEND_ONLY_NAME: Final = "appendonlydir"
 LOG_LINES: Final = 20
-LOCK_TIMEOUT_S: Final = 0.5  # a killed server loses its lock within milliseconds
+LOCK_TIMEOUT_S: Final = 0.5  # A killed server loses its lock within milliseconds.
 KEPT_TIMEOUT_S: Final = 2.0  # if a driver was killed, the owner of its server ends a moment later
 PAUSE_S: Final = 0.02
 AWAITED_S: Final = 60.0  # Ray starts a successor sooner than this, unless the experiment has ended
@@ -140,7 +140,7 @@ def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, creat
 def sweep(root: Path, busy: Callable[[], None]) -> None:
     """Remove this user's temporary directories that have neither a living guard nor a living owner."""
     for path in root.glob(f"{TEMPORARY_PREFIX}*"):
-        with suppress(OSError):  # in use, or just gone
+        with suppress(OSError):  # The directory is in use, or has just been removed.
             if path.lstat().st_uid != os.getuid() or path.is_symlink() or has_owner(path):
                 continue
             try:
@@ -172,7 +172,7 @@ def erase(path: Path) -> None:
         shutil.rmtree(path / APPEND_ONLY_NAME)
         for name in (LOG_NAME, CONFIG_NAME, OWNER_NAME, SUCCESSOR_NAME, AWAITED_NAME, LOCK_NAME):
             (path / name).unlink(missing_ok=True)
-        for socket in path.glob("*.sock"):  # of servers that were killed
+        for socket in path.glob("*.sock"):  # These sockets belonged to servers that were killed.
             socket.unlink()
         if not any(path.iterdir()):
             path.rmdir()
@@ -193,7 +193,7 @@ def discard(path: Path) -> None:
         except OSError:  # the guard has removed the directory
             return
         else:
-            with suppress(OSError):  # a later sweep removes it
+            with suppress(OSError):  # If this fails, a later sweep removes it.
                 remove(path)
             os.close(lock)
             return

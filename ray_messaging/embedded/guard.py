@@ -45,7 +45,7 @@ REWRITES: Final = (
 # Only copied replies count toward a client's output limit; others could fill the memory. Older servers copy all.
 COPY_REPLIES: Final = "CONFIG SET min-string-size-avoid-copy-reply 1073741824"
 TRUNCATED: Final = "loaded anyway because aof-load-truncated is enabled"
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # These numbers are from linux/prctl.h.
 
 
 def send_event(event: str, **facts: object) -> None:
@@ -75,7 +75,7 @@ class Valkey:
         same = config.exists() and config.read_text() == order["config"]
         if not same:  # on a full disk it could not be written again
             config.unlink(missing_ok=True)
-            config.write_text(order["config"])  # mode 0600, by our umask
+            config.write_text(order["config"])  # Our umask gives the file the mode 0600.
         log = path / data_directory.LOG_NAME
         self._log_start = log.stat().st_size if log.exists() else 0
         # Valkey inherits the lock, so that it is not free between the guard's death and Valkey's.
@@ -123,7 +123,8 @@ class Valkey:
                 kind = "port" if "Address already in use" in self.log() else "server"
                 raise data_directory.CannotStart(kind, "it ended while starting", self.log())
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-            now, work = time.monotonic(), int(fields[11]) + int(fields[12])  # its user and system time
+            # The time that the process has used, as user and as system.
+            now, work = time.monotonic(), int(fields[11]) + int(fields[12])
             if work > worked:  # while it loads a long append-only file it may not answer
                 worked, deadline = work, now + ANSWER_TIMEOUT_S
                 send_event("waiting")
@@ -162,7 +163,7 @@ class Valkey:
         while not self.exited() and (left_s := deadline - time.monotonic()) > 0:
             signal.sigtimedwait({signal.SIGCHLD}, left_s)
         os.kill(self.pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):  # it died before it had a process group
+        with suppress(ProcessLookupError):  # The process died before it had a process group.
             os.killpg(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         with suppress(ChildProcessError):  # its child that rewrote the append-only file is ours now: we are a subreaper
@@ -211,7 +212,8 @@ def send_failure(error: data_directory.CannotStart) -> None:
 
 def read_line() -> Any:  # noqa: ANN401 - what JSON holds
     """Read a line of JSON from the owner; raise Stopped if the owner has ended."""
-    line = io.FileIO(0, closefd=False).readline()  # unbuffered: a following order stays in the pipe
+    # The read is unbuffered, so that a following order stays in the pipe.
+    line = io.FileIO(0, closefd=False).readline()
     if not line.endswith(b"\n"):
         raise Stopped
     return json.loads(line)
@@ -253,7 +255,8 @@ def guard(owner: int, umask: int) -> None:
         if temporary:
             data_directory.remove(path)
         else:
-            (path / data_directory.CONFIG_NAME).unlink(missing_ok=True)  # it holds the password
+            # The data stay, but this file holds the password, so it goes.
+            (path / data_directory.CONFIG_NAME).unlink(missing_ok=True)
         if order["epilogue"] and not isinstance(end, Ordered):
             os.close(lock)  # which the epilogue would inherit
             run_epilogue(order, umask)

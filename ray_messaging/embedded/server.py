@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 PORT_ATTEMPTS: Final = 5
 _ANSWER_S: Final = 5.0  # time limit for the server's answer to the question whether it stores any keys
 HANDOVER_S: Final = 15.0  # a server that frees gigabytes of memory takes seconds to stop
-HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")  # it becomes a line of Valkey's config
+# The host becomes a line of Valkey's config, so only these characters are allowed.
+HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")
 LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
 # latency-tracking would time each command in a script, for a section of INFO that is never read.
 # The guard does the fsync.
@@ -120,7 +121,7 @@ class EmbeddedServer:
         self._host = host
         self._kept_dir = None if data_dir is None else str(Path(data_dir).absolute())
         self._maxmemory_bytes = maxmemory_bytes or memory_bytes() // 2
-        self._fsync = fsync and data_dir is not None  # a temporary directory is lost anyway
+        self._fsync = fsync and data_dir is not None  # A temporary directory is not kept, so it needs no fsync.
         self._succession = succession
         self._epilogue = epilogue
         self._brief = brief
@@ -225,7 +226,7 @@ class EmbeddedServer:
         """Start a guard and its server; return the event that describes the failure, or None if both started."""
         if (former := self._guard) is not None:
             former.stop(None)
-        self._started = {}  # its process ids may have been reused
+        self._started = {}  # The operating system may have given these process ids to other processes.
         try:
             guard = self._guard = GuardClient()
         except OSError as error:  # out of memory, processes or files: that may pass

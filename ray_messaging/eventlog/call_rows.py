@@ -1,7 +1,7 @@
-"""The calls that agents remember: a row for each call of a committed step, from files and from the server.
+"""The calls that agents remember: a row for each call of a committed step, read from files and from the server.
 
-`result` is a call's result as JSON. If that JSON text means another value, `exact` is the result in the form of
-`encode_exactly`.
+`result` is a call's result as JSON. Some results change when they are written as JSON, such as a tuple. For these,
+`exact` has the result in the form of `encode_exactly`, from which the same result can be built again.
 """
 
 from collections import defaultdict
@@ -39,14 +39,15 @@ _SCHEMA = pa.schema(
     ]
 )
 COLUMNS = [name for name in _SCHEMA.names if name not in {"agent_name", "exact"}]
-_ROW_GROUP_ROWS = 1024  # the calls of a step are read from a few row groups
+# One step's calls fill only a few row groups, so a reader of one step skips the rest of the file.
+_ROW_GROUP_ROWS = 1024
 _FORMAT = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )
 
 
 class Called(NamedTuple):
-    """A remembered call: arguments (None if they are not kept) and result are JSON, the source is as in the table."""
+    """A remembered call. `arguments` (None if they are not kept) and `result` are JSON; `source` is as in the table."""
 
     function: str
     arguments: str | None
@@ -55,7 +56,7 @@ class Called(NamedTuple):
 
     def __str__(self) -> str:
         given = {"args": [], "kwargs": {}} if self.arguments is None else msgspec.json.decode(self.arguments)
-        if not isinstance(given, dict):  # arguments that JSON cannot hold are a text, as Python shows them
+        if not isinstance(given, dict):  # Arguments that JSON cannot hold are stored as text, as `repr` shows them.
             given = {"args": [given], "kwargs": {}}
         texts = [json_text(each) for each in given["args"]]
         texts += [f"{name}={json_text(each)}" for name, each in given["kwargs"].items()]
@@ -77,7 +78,7 @@ def calls_file(table: pa.Table) -> pa.Buffer:
 
 
 def stored_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
-    """Return all calls in their stored form; raise LogError if a file cannot be read."""
+    """Return all calls as tables with the columns of the files; raise LogError if a file cannot be read."""
     files, entries = unwritten.beside_files(folder, CollectedKind.CALLS)
     return pa.concat_tables([*(_read(folder, file) for file in files), calls_table(entries)])
 
@@ -143,7 +144,10 @@ def calls_of(
 
 
 def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the files' calls in some steps and all calls of `more` tables as dicts. `agent` is an int or a str."""
+    """Yield all calls of some steps as dicts: those in the files, and those in the tables `more`.
+
+    The `agent` of a dict is an int or a str.
+    """
     spans = ((file, *steps_in(file)) for file in files)
     stored = (_read(folder, file, step) for file, low, high in spans for step in sorted(steps) if low <= step <= high)
     for row in (row for table in (*more, *stored) for row in table.to_pylist()):

@@ -1,6 +1,7 @@
-"""Checkpoints in the folder of the event log: after each n-th step, a Parquet file of all data that the next one needs.
+"""Checkpoints in the folder of the event log. A checkpoint is a copy of all data that the next step needs.
 
-A checkpoint's file is `_checkpoints/{step:08d}.parquet`, named after the last step. Each file is complete or absent.
+The run writes a checkpoint after every n-th step, as the Parquet file `_checkpoints/{step:08d}.parquet`. The number in
+the name is the last step that the checkpoint includes. Each file is complete or absent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +38,11 @@ def write_checkpoint(folder: Folder, step: int, copied: Sequence[CopiedKey]) -> 
 
 
 def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
-    """Yield a checkpoint's content. Raises LogError if damaged or absent, ConfigError if of another format."""
+    """Yield the content of a checkpoint.
+
+    Raises: LogError if the checkpoint is damaged or absent; ConfigError if another version of ray_messaging wrote it in
+    another format.
+    """
     name = _file(step)
     data = folder.read_file(name)
     if not data:

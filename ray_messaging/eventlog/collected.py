@@ -1,8 +1,9 @@
 """The series and remembered calls that groups collect in steps: in files beside the event log, and on the server.
 
-The files of a kind are `_{kind}/{born}/{first step}-{last step}.parquet`; each file begins after the last step of the
-file before it, and is complete or absent. `born` is when the server began to count the steps: a server that has lost
-its data counts anew. Programs that read the log's folder as one table skip these files, because of the underscore.
+The files of a kind are `_{kind}/{born}/{first step}-{last step}.parquet`. Each file begins with the step after the last
+step of the file before it, and is complete or absent. `born` is the time at which the server began to count the steps:
+a server that has lost its data counts from 0 again, and gets a new folder. Programs that read the log's folder as one
+table skip these files, because of the underscore.
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,19 @@ from ray_messaging.transports.step_values import Collected, CollectedKind
 
 
 class Unwritten(NamedTuple):
-    """Entries that the server had, some of which may be in files by now. For `born`, see `Folder.collected_files`."""
+    """Entries that were read from the server. Some of them may also be in files by now.
+
+    `born` is the time at which the server began to count the steps.
+    """
 
     born: str | None = None
     entries: Sequence[Collected] = ()
 
     def beside_files(self, folder: Folder, kind: CollectedKind) -> tuple[list[str], list[Collected]]:
-        """Return the files of a kind, and its entries in no file; raise LogError if the folder cannot be read."""
+        """Return the files of a kind, and those entries that are in no file yet.
+
+        Raises: LogError if the folder cannot be read.
+        """
         files = folder.collected_files(kind, self.born)
         last = steps_in(files[-1])[1] if files else -1
         return files, [entry for entry in self.entries if entry.kind is kind and entry.step > last]

@@ -24,8 +24,7 @@ class Comparison:
     `first` is the first message that differs, or None if no message differs. `table` has a row per step: `messages` and
     `blocked` count messages of the one run, `other_messages` and `other_blocked` those of the other run. `differ` is
     how many messages differ (in content, fate or order, or because one run lacks them), and `agents` how many agents
-    have sent such a message. A broadcast
-    counts once.
+    have sent such a message. A broadcast counts once.
     """
 
     first: Difference | None

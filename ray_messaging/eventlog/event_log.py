@@ -34,7 +34,7 @@ class FolderSource:
     """A log source that answers queries from the closed segments of a folder."""
 
     live = False
-    unended: str | None = None  # what to do about a run that has no end; None: the run has ended
+    unended: str | None = None  # What to do if the run has no end. None means that the run has ended.
 
     def __init__(self, log_dir: str | Path) -> None:
         self._folder = Folder(log_dir)
@@ -65,7 +65,8 @@ class FolderSource:
             now = self._folder.segments()
             if now == segments:
                 raise
-            # The segments have changed: a running writer has replaced files meanwhile.
+            # The segments have changed, because a running writer replaced files while this query read them: read them
+            # again.
             found = answer(View(self._folder, now), question, arguments)
         if question == "balance" and (lacking := unended(self._folder)):
             raise Unbalanced(f"the log may lack rows: {lacking}", offenders=[])
@@ -103,7 +104,7 @@ class EventLog:
 
     @property
     def unended(self) -> str | None:
-        """Return what to do about a run that has no end, because its log may lack rows; None if the run has ended."""
+        """Return advice for a run that has no end, whose log may lack rows; return None if the run has ended."""
         return self._source.unended if isinstance(self._source, FolderSource) else None
 
     @property
@@ -155,10 +156,10 @@ class EventLog:
         return self._table("recent", width=width, **({"limit": 100} | fields))
 
     def series(self) -> pa.Table:
-        """Return the values that `collect=` of `messaging.run` has collected: a row per step, or per step and agent.
+        """Return the values that groups collected by `collect=` of `messaging.run`.
 
-        The columns are step, agent (null for an id that is a str, which is in agent_name), and the collected values.
-        The table has no rows if nothing was collected.
+        There is a row per step, or per step and agent. The columns are step, agent (null for an id that is a str, which
+        is in agent_name), and the collected values. The table has no rows if nothing was collected.
         """
         return with_exact_integers(self._source.ask("series"))
 
@@ -190,10 +191,10 @@ class EventLog:
         return self._table("conversation", a=a, b=b, text=text, **fields)
 
     def thread(self, message_id: str, *, text: bool = False) -> pa.Table:
-        """Return the thread that a message belongs to: its first question, the answers to it, their answers, etc.
+        """Return the thread that a message belongs to: its first question, the answers, the answers to these, etc.
 
-        The rows have the columns of `query`. Each generation is in order of time. The table is empty if no message has
-        the id.
+        The rows have the columns of `query`. Each generation of answers is in order of time. The table is empty if no
+        message has the id.
         """
         return self._table("thread", message_id=message_id, text=text)
 

@@ -1,4 +1,6 @@
-"""The event log's folder: Parquet segments. Each is complete or absent, and has its stream cursors in its footer.
+"""The event log's folder, which contains Parquet segments. Each segment is complete or absent.
+
+The footer of a segment also has the log's stream cursors, which say how far the log has read each stream.
 
 A segment is `events-{number:08d}.parquet`, so that any reader of Parquet folders can read this one. It is written under
 a name that readers ignore, made durable, and renamed. File systems that are not local cannot rename: there a file
@@ -37,23 +39,25 @@ from ray_messaging.eventlog.log_schema import (
 )
 from ray_messaging.transports.step_values import CollectedKind
 
-KEY = b"ray_messaging"  # of this library's entry in the metadata of a segment's footer
+KEY = b"ray_messaging"  # This library's facts are under this key in the metadata of a segment's footer.
 
 SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
-_OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")  # files of segments of version 5
+# Version 5 of the schema could split a segment into several files with such names.
+_OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")
 _AGENTS = re.compile(r"_agents-(\w+)\.bin")
 _LEFTOVER = re.compile(r"_[\w.-]+\.tmp")
 _LOCK = "_lock"
 _COLLECTED_FILE = re.compile(r"\d{8,}-\d{8,}\.parquet")
-CHECKPOINTS = "_checkpoints"  # a folder
+CHECKPOINTS = "_checkpoints"  # the name of the folder with checkpoints
 _CHECKPOINT_FILE = re.compile(r"\d{8,}\.parquet")
 
 
 class StepPosition(NamedTuple):
-    """Position of the log in an experiment's steps.
+    """How far the log has got in an experiment's steps.
 
-    `handled` is the last sealed step whose messages are in the log. `outside` maps each box of a later step to the
-    number of its rows from outside that are in the log.
+    `handled` is the last step whose messages are all in the log. Of a later step, only messages from outside of the
+    steps can be in the log: `outside` maps each box of a later step to the number of its rows from outside. A box has
+    the messages that one mailbox reads in one step.
     """
 
     handled: int
@@ -67,13 +71,15 @@ class Segment(msgspec.Struct, frozen=True):
     number: int
     rows: int
     first_row: int
-    cursors: dict[str, str]  # stream -> its last entry in this segment and all earlier ones
+    cursors: dict[str, str]  # stream -> the last entry of the stream that is in this segment or an earlier one
     exp_id: str
-    epoch: int  # of the writer
-    size: int  # bytes
-    begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and its rows in the segment
-    taken: dict[str, tuple[int, int]] = {}  # stream -> messages and bytes up to this segment
-    first_s: float | None = None  # earliest sent_at, unix s; None: unknown
+    epoch: int  # the epoch of the writer: a later writer has a higher number
+    size: int  # in bytes
+    # Stream -> the entry that is only partly in the log, and how many of its rows are in it.
+    begun: dict[str, tuple[str, int]] = {}
+    # Stream -> the number of messages and bytes that were read from it up to this segment.
+    taken: dict[str, tuple[int, int]] = {}
+    first_s: float | None = None  # earliest sent_at, in unix seconds; None: unknown
     last_s: float | None = None  # latest sent_at
     steps: StepPosition | None = None  # the log's position in the steps; None: there are no steps
 
@@ -154,7 +160,8 @@ class Folder:
         try:
             size = self._write_table(temporary, with_positions(without_empty(table), meta["first_row"]), meta)
         except BaseException:
-            if self.local:  # elsewhere an unclosed file does not exist, and the path still has the previous file
+            # On other file systems an unclosed file does not exist, and the path still has the previous file.
+            if self.local:
                 with suppress(OSError):
                     self.filesystem.delete_file(temporary)
             raise
@@ -171,7 +178,7 @@ class Folder:
     def erase(self) -> None:
         """Remove the segments, the files beside them, and leftovers of a crash. Raises LogError if that fails."""
         try:
-            # The newest first: an interruption leaves a log that ends early, not one with a gap.
+            # The newest segments go first, so that an interruption leaves a log that ends early, not one with a gap.
             for info in reversed(
                 [*self._files(_OTHER), *self._listed(), *self._files(_LEFTOVER), *self._files(_AGENTS)]
             ):
@@ -201,7 +208,7 @@ class Folder:
             raise self._error(f"its {name} cannot be read: {error}; {_advice(error)}") from error
 
     def agent_sets(self) -> list[str]:
-        """Return the digests of the sets of agents that are stored in the folder."""
+        """Return the digests under which the folder stores sets of agents."""
         return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
     def collected_files(self, kind: CollectedKind, born: str | None = None) -> list[str]:
@@ -311,7 +318,7 @@ class Folder:
             if not split and (meta["rows"], meta["number"]) != (footer.num_rows, _number(info.base_name)):
                 raise ValueError("its footer is of another segment")  # noqa: TRY301 - one way out
             return _segment(info.path, info.size, meta)
-        except ConfigError:  # which is a ValueError
+        except ConfigError:  # A ConfigError is also a ValueError, which the next clause would catch.
             raise
         except (KeyError, msgspec.ValidationError) as error:
             raise self.damaged(info.path, "its footer lacks what this library writes there") from error
@@ -326,7 +333,10 @@ class Folder:
         return self._error(f"it is damaged ({why}): move it away, the other segments stay readable", path)
 
     def _temporary(self, name: str) -> str:
-        """Return a path to which no other process writes: a fenced writer may live for a while beside its successor."""
+        """Return a path to which no other process writes.
+
+        An earlier writer may still run for a while after another process has taken over its log.
+        """
         return self._file(f"{name}.{secrets.token_hex(8)}.tmp")
 
     def _file(self, name: str) -> str:

@@ -32,7 +32,7 @@ FORMAT = 1
 _RUN = "_run.json"  # programs that read folders of Parquet files skip names with an underscore
 _RULE_CHANGES = "_rule_changes.json"
 ACCOUNT = "_account.json"
-_LONGEST = 200  # characters of an argument
+_LONGEST = 200  # the most characters of an argument that are kept
 _SECRET = re.compile(r"(?i)(pass|secret|token|key|credential)")
 _IN_URL = re.compile(r"://[^/@\s]*@")
 
@@ -43,8 +43,8 @@ _IN_URL = re.compile(r"://[^/@\s]*@")
 class RunStart(msgspec.Struct, frozen=True):
     """One start of an experiment that logs into the folder.
 
-    `ended` is None while the run goes on, and also after a kill as long as the log is not finished. `data` is the
-    folder in which the run's embedded server keeps its data; it is None if the run has no embedded server, or several.
+    `ended` is None while the run goes on. It stays None after a kill, until the log is finished. `data` is the folder
+    in which the run's embedded server keeps its data; it is None if the run has no embedded server, or several.
     """
 
     run: str
@@ -53,7 +53,7 @@ class RunStart(msgspec.Struct, frozen=True):
     command: Sequence[str]
     versions: dict[str, str]
     server: str
-    rules: Sequence[dict[str, Any]]  # in force at the start, each with its settings
+    rules: Sequence[dict[str, Any]]  # the rules at the start, each with its settings
     ended: str | None = None
     killed: bool = False
     data: str | None = None
@@ -101,7 +101,10 @@ def read_run(folder: "Folder") -> RunRecord | None:
 
 
 def unbegun_fork(folder: "Folder") -> int | None:
-    """Return the step after whose checkpoint the folder's run is to begin, if it is a fork that was never started."""
+    """Return the step after which a fork is to begin, if the folder holds a fork that was never started.
+
+    Otherwise None.
+    """
     record = read_run(folder)
     return None if record is None or record.parent is None or record.starts else record.parent.step
 
@@ -123,7 +126,7 @@ def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, 
 
 
 def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
-    """Add the arguments of a call of `messaging.run` to the record, if there is one.
+    """Add the arguments of a call of `messaging.run` to the record. Without a record, do nothing.
 
     Returns: the arguments that the last call recorded, if an earlier start of the run made that call; otherwise None.
 
@@ -137,7 +140,7 @@ def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) 
 
 
 def note_end(folder: "Folder", run: str, groups: dict[str, int], *, killed: bool = False) -> None:
-    """Add the end of a start, and the groups that took part, to the record, if there is one.
+    """Add the end of a start, and the groups that took part, to the record. Without a record, do nothing.
 
     Raises: the same errors as `note_model`.
     """
@@ -159,7 +162,7 @@ def has_ended(folder: "Folder") -> bool:
 
 
 def unended(folder: "Folder") -> str | None:
-    """Return what to do about a run without an end, or None if the run has ended or has no record.
+    """Return advice for a run that has no end; return None if the run has ended or has no record.
 
     Raises: the same errors as `read_run`.
     """
@@ -236,7 +239,7 @@ class RuleChange(msgspec.Struct, frozen=True):
     them may differ.
     """
 
-    at: float  # unix s
+    at: float  # in unix seconds
     change: str
     rule: dict[str, Any]
     step: int | None = None
@@ -281,10 +284,10 @@ def read_account(folder: "Folder") -> FolderAccount:
 
 
 def claim(folder: "Folder", writer: str, experiment: str) -> None:
-    """Make a writer the owner of a folder that the caller has locked. Earlier writers then publish no more files.
+    """Make a writer the owner of a folder that the caller has locked. From then on, earlier writers publish no files.
 
-    Raises: OSError if the account cannot be written; LogError if it is damaged, or the folder belongs to another
-    experiment, whose run may have written no file yet.
+    Raises: OSError if the account cannot be written; LogError if the account is damaged, or if the folder belongs to
+    another experiment, even one that has written no file yet.
     """
     account = read_account(folder)
     if account.experiment not in {"", experiment}:
@@ -297,7 +300,7 @@ def claim(folder: "Folder", writer: str, experiment: str) -> None:
 
 
 def note_missing(folder: "Folder", writer: str, text: str) -> None:
-    """Add a description of missing rows to the account, unless it is there, if this writer owns the folder.
+    """Add a description of missing rows to the account, if this writer owns the folder. Add each description only once.
 
     The caller has locked the folder. Raises OSError if the account cannot be written.
     """
@@ -324,12 +327,12 @@ def _change(folder: "Folder", account: FolderAccount, **values: Any) -> None:  #
 
 
 class _Stored(msgspec.Struct, array_like=True, frozen=True):
-    ints: bytes  # int64, ascending
+    ints: bytes  # int64 ids, ascending
     strings: tuple[str, ...]
 
 
 def write_agents(folder: "Folder", digest: str, agents: AgentSet) -> None:
-    """Write a set of agents under the digest by which rows refer to it. Raises OSError if that fails."""
+    """Write a set of agents to a file named by its digest, by which rows refer to it. Raises OSError if that fails."""
     stored = _Stored(agents.ints.astype("<i8", copy=False).tobytes(), tuple(sorted(agents.strings)))
     folder.write_file(_file(digest), msgspec.msgpack.encode(stored))
 
@@ -357,11 +360,14 @@ def _file(digest: str) -> str:
 
 
 def _read(folder: "Folder", name: str, decode: Callable[[bytes], T], damaged: str) -> T | None:
-    """Return the decoded content of a file, None if there is none; raise LogError with `damaged` if it is damaged."""
+    """Return the decoded content of a file, or None if the file is absent.
+
+    Raises: LogError with the text `damaged` if the file is damaged.
+    """
     data = folder.read_file(name)
     try:
         return decode(data) if data else None
-    except ConfigError:  # which is a ValueError
+    except ConfigError:  # A ConfigError is also a ValueError, which the next clause would catch.
         raise
     except (msgspec.MsgspecError, ValueError, RecursionError, TypeError, KeyError) as error:
         path = f"{folder.where}/{name}"

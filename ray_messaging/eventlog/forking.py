@@ -1,4 +1,4 @@
-"""Copy of a run's folder up to a checkpoint, with which a fork begins. After the copy, the fork needs no parent."""
+"""Start of a fork: a copy of a run's folder up to a checkpoint. Afterwards the fork does not need the copied run."""
 
 import re
 import shutil
@@ -33,10 +33,13 @@ _AUDIENCES = "audiences"
 
 
 def checkpoint_before(parent: Folder, at_step: int | None) -> int:
-    """Return the newest step with a checkpoint before `at_step` (None: the end); raise ConfigError if there is none."""
+    """Return the newest step before `at_step` that has a checkpoint (None: the newest of all).
+
+    Raises: ConfigError if there is no such step.
+    """
     segments = parent.segments()
     logged = max((segment.steps.handled for segment in segments if segment.steps is not None), default=-1)
-    ended = unended(parent) is None  # the log of a running run may lack rows of its last steps
+    ended = unended(parent) is None  # The log of a run that goes on may lack rows of its last steps.
     found = [step for step in parent.checkpoints() if ended or step <= logged]
     last = max(logged, *found, -1)
     if at_step is not None and at_step > last + 1:
@@ -114,16 +117,16 @@ def _copy(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
 
 
 def outside_of(log: EventLog, step_read: int | slice) -> list[LogRow]:
-    """Return the messages from outside that a run's agents read, or rules blocked, in some steps, in order of arrival.
+    """Return messages from outside, in order of arrival: those that agents read in some steps, or that rules blocked.
 
-    A blocked message has no place in that order, so it is placed by the time of its sending. A broadcast, which has a
-    row for each mailbox, each kind of verdict and each noted pair, is returned once, without `to_id`.
+    A blocked message never arrived, so the time of its sending decides where it comes. The log may have several rows of
+    a broadcast (for several mailboxes, for example). A broadcast is returned once, without `to_id`.
 
     Raises: LogError if the hearers of a broadcast are needed, but are not known.
     """
     rows: list[LogRow] = []
     for page in log.pages(step_read=step_read, text=True):
-        ordinals = page["ordinal"].to_numpy()  # null becomes NaN
+        ordinals = page["ordinal"].to_numpy()  # A row without an ordinal has NaN here.
         rows += rows_of(page.filter(pa.array(~(ordinals < FIRST_OUTSIDE))))
     in_steps = [row for row in rows if row.step is not None]
     placed = [row for row in in_steps if row.ordinal is not None]
@@ -143,7 +146,10 @@ def outside_of(log: EventLog, step_read: int | slice) -> list[LogRow]:
 
 
 def _broadcast(row: LogRow) -> tuple[object, ...]:
-    """Return the values that all rows of a broadcast share, and also the rows of equal broadcasts sent at that time."""
+    """Return the values that all rows of a broadcast share.
+
+    Equal broadcasts that were sent at the same time share them, too.
+    """
     said = row.text if row.text_before is None else row.text_before
     return row.audience, row.audience_version, row.from_id, row.subtopic, row.sent_at, said, row.sender
 
@@ -151,12 +157,13 @@ def _broadcast(row: LogRow) -> tuple[object, ...]:
 def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -> set[int]:
     """Choose one hearer for each group of equal broadcasts; return the positions of the rows that reach this hearer.
 
-    Each broadcast reaches each of its hearers once, so the hearer with most rows is chosen, if possible one whose rows
-    have places.
+    Each broadcast reaches each of its hearers once, so the rows of one hearer count the broadcasts. The hearer with
+    most rows is chosen, and among these one whose rows have an ordinal, because the ordinals give the order.
     """
     found, unclear, steps = set[int](), dict[int, int](), set[int | None]()
     for number, rows in enumerate(broadcasts):
-        if len({row.mailbox for row in rows if row.ordinal is not None}) == len(rows):  # one broadcast
+        # All rows are of one broadcast, as no mailbox has two of them.
+        if len({row.mailbox for row in rows if row.ordinal is not None}) == len(rows):
             found.add(rows[0].position)
         else:
             unclear |= {row.position: number for row in rows}
@@ -175,10 +182,12 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     wanted = [(POSITION.name, "list"), (POSITION.name, "count"), ("ordinal", "count")]
     hearers = pairs.group_by(["broadcast", "to_id"], use_threads=False).aggregate(wanted)
     of = hearers["to_id"].combine_chunks().dictionary_encode("encode").indices.to_numpy()
-    placed = np.bincount(of, hearers["ordinal_count"].to_numpy())[of]  # a hearer's rows with a place, in all broadcasts
+    # How many rows of each hearer have an ordinal, over all its broadcasts.
+    placed = np.bincount(of, hearers["ordinal_count"].to_numpy())[of]
     hearers = hearers.append_column("placed", pa.array(placed))
     best = [(name, "descending") for name in ("position_count", "ordinal_count", "placed")]
-    # Among equally good hearers, the one with most places in all groups comes first: it has the order of these groups.
+    # Among equally good hearers, the one with most ordinals in all groups comes first, so that one hearer decides the
+    # order of these groups.
     hearers = hearers.sort_by([("broadcast", "ascending"), *best, ("to_id", "ascending")])
     _, firsts = np.unique(hearers["broadcast"].to_numpy(), return_index=True)
     return found.union(*hearers["position_list"].take(pa.array(firsts)).to_pylist())
@@ -210,12 +219,13 @@ def _copy_rows(parent: Folder, folder: Folder, former: str, exp_id: str, step: i
 
 
 def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.Table:
-    """Return the rows of a file that were sent up to a step, or came from outside and were read up to that step."""
+    """Return the rows of a file that groups sent up to a step, or that came from outside and were read by then."""
     table = _read(parent, path)
     sent, ordinals, read = (_numbers(table, name) for name in ("step", "ordinal", "step_read"))
     logged_with = np.where(ordinals >= FIRST_OUTSIDE, read, sent)
     last = np.flatnonzero(logged_with <= step)
-    # A message outside of the steps came before the checkpoint if a message of the steps up to it was logged later.
+    # Rows are logged in order. So a message outside of the steps came before the checkpoint if a message of the steps
+    # up to it was logged later.
     kept = (logged_with <= step) | (np.isnan(logged_with) & (np.arange(len(table)) <= (last[-1] if len(last) else -1)))
     table = table.filter(pa.array(kept)).drop_columns([POSITION.name])
     at = table.schema.get_field_index("channel")

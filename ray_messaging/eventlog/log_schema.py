@@ -38,7 +38,7 @@ from ray_messaging.common.tables import pandas_types
 from ray_messaging.model.typed.column import STRING
 
 VERSION = 6
-READABLE = (5, VERSION)  # of version 5, only segments with one file, see `Folder`
+READABLE = (5, VERSION)  # Of version 5, only segments with one file can be read, see `Folder`.
 OF_BROADCASTS = ("pairs", "hearing_agents", "kept_pairs")
 OF_EXTENSIONS = (
     "step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer", "caused_by"
@@ -51,7 +51,8 @@ POSITION = pa.field("position", pa.int64(), nullable=False)
 
 _TYPED = "payload."  # the names of typed columns begin with this text, or with `_OF_TYPE` and the type
 _OF_TYPE = "payload["
-_HEAD = b"channel_head"  # in the metadata of tables and files with typed payloads
+# This key has the beginning of the channels, in the metadata of tables and files with typed payloads.
+_HEAD = b"channel_head"
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
@@ -63,9 +64,10 @@ SCHEMA = pa.schema(
         pa.field("message_id", pa.string(), nullable=False),
         pa.field("step", pa.int64()),  # the step in which the message was sent
         pa.field("step_read", pa.int64()),  # the step in which its recipient reads it
-        pa.field("ordinal", pa.int64()),  # the n-th accepted message of its sender in the step, from 0
-        pa.field("channel", _NAME),  # null: readers compose it
-        pa.field("subtopic", _NAME),  # null on plain channels
+        # The number of the message among its sender's accepted messages of the step, from 0.
+        pa.field("ordinal", pa.int64()),
+        pa.field("channel", _NAME),  # null: readers compose the channel from the recipient's id
+        pa.field("subtopic", _NAME),  # null on plain channels, which belong to no agent
         pa.field("from_id", pa.int64()),
         pa.field("to_id", pa.int64()),
         pa.field("from_name", _NAME),
@@ -73,23 +75,24 @@ SCHEMA = pa.schema(
         pa.field("audience", _NAME),
         pa.field("audience_version", pa.int64()),
         pa.field("pairs", pa.int64()),  # the number of hearers of a broadcast in the mailbox
-        pa.field("hearing_agents", _NAME),  # digest of the mailbox's agents
-        pa.field("kept_pairs", pa.binary()),  # see `audiences.folding`; null: all hearers among the agents
+        pa.field("hearing_agents", _NAME),  # the digest of the agents that the mailbox has
+        # Which of the possible hearers hear the broadcast, see `audiences.folding`; null: all of them.
+        pa.field("kept_pairs", pa.binary()),
         pa.field("in_reply_to", pa.string()),  # message_id of the question
         pa.field("expects_answer", pa.bool_()),
         pa.field("caused_by", pa.string()),  # message_id of the message that its sender was handling, outside of steps
         pa.field("payload", pa.large_string()),  # JSON text; null: the payload is in typed columns
         pa.field("payload_before", pa.large_string()),  # the payload before a rule rewrote it
-        pa.field("labels", pa.list_(pa.string())),  # null: none
+        pa.field("labels", pa.list_(pa.string())),  # null: no labels
         pa.field("sent_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field(
             "delivered_at", pa.timestamp("us", tz="UTC")
         ),  # when the server accepted it; null if it was not delivered
-        pa.field("fate", _NAME, nullable=False),  # see model.fates
+        pa.field("fate", _NAME, nullable=False),  # how the send ended, see model.fates
         pa.field("rule", _NAME),  # the rule that blocked or rewrote the message
         pa.field("reason", _NAME),
         pa.field("sender", _NAME, nullable=False),  # the messager that sent it
-        pa.field("mailbox", _NAME),  # to which the message was delivered
+        pa.field("mailbox", _NAME),  # the mailbox to which the message was delivered
         pa.field("noted", pa.bool_(), nullable=False),
         pa.field("entry", _NAME, nullable=False),
         pa.field("row", pa.int32(), nullable=False),
@@ -100,7 +103,7 @@ NUMBERS = frozenset(field.name for field in SCHEMA if pa.types.is_integer(field.
 
 
 def head_of(exp_id: str) -> dict[bytes, str]:
-    """Return the metadata of tables whose composed channels belong to an experiment, see `channel_head`."""
+    """Return metadata for tables of an experiment, from which readers compose the channels that are stored as null."""
     return {_HEAD: f"exps:{exp_id}:agents:"}
 
 
@@ -137,7 +140,7 @@ def sent_name(name: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return the name that a typed column has if no column of another type has the same name."""
+    """Return a typed column's name without its type. Files use it if no column of another type has the same name."""
     return f"{_TYPED}{sent_name(name)}"
 
 
@@ -147,7 +150,10 @@ def name_with_type(name: str, kind: str) -> str:
 
 
 def with_types_in_names(table: pa.Table) -> pa.Table:
-    """Return a table with types in the names of its typed columns: columns of equal names then have equal types."""
+    """Return a table that has the types in the names of its typed columns.
+
+    Columns of equal names then have equal types.
+    """
     names = [
         name_with_type(sent_name(field.name), _spelled(field.type)) if field.name.startswith(_TYPED) else field.name
         for field in table.schema
@@ -164,7 +170,10 @@ def _spelled(kind: pa.DataType) -> str:
 
 
 def joined_rows(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """Join rows whose typed columns have their types in their names. A row has null in the columns that it lacks."""
+    """Join rows of several tables. A row has null in the columns that its table lacks.
+
+    The names of typed columns contain their types.
+    """
     tables = [pa.Table.from_batches([batch]) for batch in batches]
     heads = [table.schema.metadata for table in tables if table.schema.metadata]
     whole = pa.concat_tables(tables, promote_options="default")
@@ -172,7 +181,10 @@ def joined_rows(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 def laid_out(table: pa.Table) -> pa.Table:
-    """Return rows with a file's names and order of columns. The names of typed columns of `table` have their types."""
+    """Return rows with the column names and the order of columns that files have.
+
+    In `table`, the names of typed columns contain their types.
+    """
     typed: dict[str, str] = {}
     for name in typed_names(table.column_names):
         plain = plain_name(name)
@@ -196,7 +208,7 @@ def without_empty(table: pa.Table) -> pa.Table:
 
 
 def with_positions(table: pa.Table, first_row: int) -> pa.Table:
-    """Return rows with a column of their positions in the log, the first of which is `first_row`."""
+    """Return rows with a column of their positions in the log. The first row has the position `first_row`."""
     return table.append_column(POSITION, pa.array(np.arange(first_row, first_row + len(table))))
 
 
@@ -209,7 +221,7 @@ _NUMBERS = {
     "step", "step_read", "ordinal", "from_id", "to_id", "audience_version", "sent_at", "delivered_at", "row", "position"
 }  # fmt: skip
 _STATISTICS = ["step", "step_read", "from_id", "to_id", "sent_at", "fate", "in_reply_to", "position"]
-_ALIKE = ("message_id", "channel")  # short texts: Snappy takes three quarters of the time of LZ4, and as many bytes
+_ALIKE = ("message_id", "channel")  # Snappy packs these short texts as tightly as LZ4, in three quarters of the time.
 
 
 def as_stored(table: pa.Table) -> pa.Table:
@@ -228,7 +240,10 @@ def as_stored(table: pa.Table) -> pa.Table:
 
 
 def stored_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a dictionary column with one dictionary, or as texts if it would be too long; others as they are."""
+    """Return a dictionary column with one dictionary, or as plain texts if that would be too long.
+
+    Return other columns as they are.
+    """
     if not pa.types.is_dictionary(column.type):
         return column
     if all(len(chunk.dictionary) <= DICTIONARY_ENTRIES for chunk in column.chunks):
@@ -239,7 +254,7 @@ def stored_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _texts(column: pa.DictionaryArray) -> pa.Array:
-    """Return the values of a dictionary column. In the log's rows, each value often has an entry of its own."""
+    """Return the plain texts of a dictionary column. In the log's rows, each value often has an entry of its own."""
     names, codes = column.dictionary, column.indices
     if len(names) == len(codes) and not codes.null_count and np.array_equal(codes, np.arange(len(codes))):
         return names
@@ -247,12 +262,15 @@ def _texts(column: pa.DictionaryArray) -> pa.Array:
 
 
 def type_record(schema: pa.Schema) -> dict[str, str]:
-    """Return the file metadata entry by which Arrow and pandas read the columns in the types of a schema."""
+    """Return an entry for a file's metadata that tells Arrow and pandas the types of the columns."""
     return {"ARROW:schema": base64.b64encode(with_pandas_types(schema).serialize()).decode()}
 
 
 def parquet_options(stored: pa.Table) -> dict[str, Any]:
-    """Return the options of a ParquetWriter for a table of `as_stored`. They leave Arrow's types out of the file."""
+    """Return the options with which ParquetWriter writes a table of `as_stored`.
+
+    They leave Arrow's types out of the file.
+    """
     typed = [stored.schema.field(name) for name in typed_names(stored.column_names)]
     numbers = _NUMBERS.union(field.name for field in typed if pa.types.is_integer(field.type))
     others = [field for field in stored.schema if field.name not in numbers]
@@ -264,12 +282,13 @@ def parquet_options(stored: pa.Table) -> dict[str, Any]:
         "write_statistics": [*_STATISTICS, *map(_path, typed)],
         "write_batch_size": ROW_GROUP_ROWS,
         "write_page_index": True,
-        "write_page_checksum": True,  # 3% of the time; a damaged page raises, and is never read as rows
+        # The checksum takes 3% of the time. With it, a damaged page raises an error, and is never read as rows.
+        "write_page_checksum": True,
         "store_schema": False,
     }
 
 
 def _path(field: pa.Field) -> str:
-    """Return the name of a column's values in Parquet."""
+    """Return the path that Parquet has for a column's values."""
     nested = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
     return f"{field.name}.list.element" if nested else field.name

@@ -7,12 +7,13 @@ from typing import Any
 from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.model.fates import FATES, facts_of
 
-_MAP = "Blues"  # from pale to dark in one hue
+_MAP = "Blues"  # a colour map of one hue, from pale to dark
 _SUFFIXES = (".png", ".pdf", ".svg")
 _DPI = 150
-_LONGEST = 18  # characters of a name
-_UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))  # of time, with their seconds
-_MOST_NUMBERS = 12  # rows or columns with numbers in the cells
+_LONGEST = 18  # the most characters of a name that are drawn
+# Units of time, with their lengths in seconds.
+_UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
+_MOST_NUMBERS = 12  # With more rows or columns than this, the cells of the map have no numbers.
 
 
 def plot(stats: dict[str, Any], path: str | Path, *, title: str = "") -> None:
@@ -33,7 +34,10 @@ def plot(stats: dict[str, Any], path: str | Path, *, title: str = "") -> None:
 
 
 def figure_of(stats: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's Figure
-    """Return a figure that shows the result of `EventLog.stats`; raise ImportError as `new_figure`."""
+    """Return a figure that shows the result of `EventLog.stats`.
+
+    Raises: ImportError, which says how to install matplotlib, if it is not installed.
+    """
     groups = stats["groups"]
     height = max(2.6, 0.38 * len(groups["from"]) + 1.3)
     figure, (above, below) = new_figure(10, 3.6, height)
@@ -53,7 +57,7 @@ def new_figure(width: float, *heights: float) -> tuple[Any, Any]:
     except ImportError as error:
         raise ImportError("drawing needs matplotlib: pip install 'ray-messaging[plot]'") from error
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
-    FigureCanvasAgg(figure)  # without a display, and without state between pictures
+    FigureCanvasAgg(figure)  # This canvas needs no display, and keeps no state between pictures.
     return figure, figure.subplots(len(heights), 1, height_ratios=heights)
 
 

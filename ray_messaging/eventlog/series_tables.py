@@ -55,7 +55,10 @@ def _rows(step: int, parts: Sequence[StepSeries]) -> pa.Table:
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """Join tables of consecutive steps. If a table lacks a count, it is 0 there; ints beside floats become floats."""
+    """Join tables of consecutive steps. A count that a table lacks is 0 there.
+
+    A column with ints and floats gets floats.
+    """
     found = [table for table in tables if len(table)] or tables[:1] or [_EMPTY]
     whole = pa.concat_tables(found, promote_options="permissive")
     for place, field in enumerate(whole.schema):

@@ -28,7 +28,7 @@ JUDGE, WAIT, SNAPSHOT = 0, 1, 2
 REQUEST = Struct("<IB")
 NUMBER = Struct("<I")
 _LENGTH = Struct("<I")
-_LARGE = 2**16  # bytes
+_LARGE = 2**16  # in bytes
 _SMALL, _AT_ONCE = 2**14, 2**22  # bytes of a buffer: by default, and at most for a frame that has just begun
 _NOTHING = memoryview(b"")
 
@@ -103,7 +103,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
                 self.frame_received(frame)
         if buffer is self._buffer and not self.unhandled:
             self._low = self._high = 0
-            if len(buffer) > _SMALL:  # thousands of callers may hold a buffer each
+            if len(buffer) > _SMALL:  # Thousands of callers may each hold a buffer, so a large one is given back.
                 self._buffer = _NOTHING
 
     @property
@@ -144,7 +144,7 @@ class LaneClient(FrameProtocol):
         self._numbers = 0
         self._opening: asyncio.Future[None] | None = None
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._abandoned: set[int] = set()  # requests whose callers were cancelled
+        self._abandoned: set[int] = set()  # requests whose callers were cancelled: their answers are dropped
 
     @classmethod
     async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":

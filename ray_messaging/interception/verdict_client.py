@@ -167,7 +167,8 @@ async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
             why = getattr(error, "cause", None)  # Ray's error has the exception in the actor as its cause
             if (
                 (isinstance(why, ConfigError) and not isinstance(why, TransitError))
-                or (isinstance(why, Fenced) and why.name != INTERCEPTOR)  # another start has the experiment
+                # Another start of the experiment has taken it over.
+                or (isinstance(why, Fenced) and why.name != INTERCEPTOR)
                 or isinstance(why, Closed)  # the experiment has ended
             ):
                 raise why from error
@@ -182,7 +183,8 @@ async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
 
 
 def _unavailable(error: Exception, timeout_s: float) -> InterceptorUnavailable:
-    error = getattr(error, "cause", None) or error  # Ray's text holds the whole traceback
+    # Ray's own text has the whole traceback, so the cause is shown instead.
+    error = getattr(error, "cause", None) or error
     return InterceptorUnavailable(
         f"the interceptor gave no verdict within {timeout_s:g} s ({type(error).__name__}: {error}), so nothing was "
         "sent: look at its actor, then send again"
@@ -254,7 +256,7 @@ class RemoteVerdictClient(VerdictClient):
             verdicts = decode_verdicts(await self._ask(request, patient=patient))
             if verdicts.judged:
                 return verdicts
-        raise InterceptorUnavailable(  # a message without a verdict must not pass
+        raise InterceptorUnavailable(  # A message without a verdict must not pass, so its send fails.
             "the interceptor has the payloads, and gave no verdict, so nothing was sent: look at its actor, then send "
             "again"
         )
@@ -392,7 +394,8 @@ class ForeignVerdictClient(VerdictClient):
         except Exception as error:
             if not any(base.__name__.startswith(_APPLICATION_ERROR) for base in type(error).__mro__):
                 raise
-            last = str(error).strip().rpartition("\n")[2]  # Ray's text holds the whole traceback
+            # Ray's text has the whole traceback; its last line says what went wrong.
+            last = str(error).strip().rpartition("\n")[2]
             logger.warning("the interceptor's forward failed on a message, which is blocked: %s", last)
             return f"the interceptor failed: {last or type(error).__name__}".encode(errors="replace")
         return b"" if passed else b"the interceptor refused it"

@@ -43,7 +43,8 @@ def check_agents(agents: object) -> None:
     """Raise InvalidAddress if `agents` is not a collection of ids, or has other values too, which would be lost."""
     if isinstance(agents, str | bytes) or not hasattr(agents, "__iter__"):
         raise InvalidAddress(f"agents must be a list, range or array of ids, not {agents!r}", value=agents)
-    if isinstance(agents, Mapping) and not isinstance(agents, Set):  # the nodes of a networkx graph are both
+    # The nodes of a networkx graph are a Mapping, but also a Set, so they are accepted.
+    if isinstance(agents, Mapping) and not isinstance(agents, Set):
         raise InvalidAddress(
             f"agents are a {type(agents).__name__}, whose values would be lost: pass its keys, as a list", value=agents
         )
@@ -60,14 +61,15 @@ def _column(agents: Iterable[AgentId]) -> IdColumn:
         try:
             return IdColumn(np.fromiter(listed, np.int64, len(listed)))
         except OverflowError:
-            pass  # the error is raised below, with the id
+            pass  # The ids are not all ints. The error is raised below, where the id is known.
     return IdColumn.checked(listed)
 
 
 def ascending(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return values sorted and without repetitions; a sorted input is returned unchanged."""
     if not bool((values[1:] > values[:-1]).all()):
-        values = np.sort(values, kind="stable")  # merges sorted runs; np.unique would hash
+        # A stable sort is fast, because it merges runs that are sorted already.
+        values = np.sort(values, kind="stable")
         values = values[np.append(True, values[1:] != values[:-1])]
     return values
 
@@ -189,7 +191,7 @@ class ChannelSet(Collection[str]):
             return True
         try:
             agent_id, subtopic = parse_channel(self._exp_id, channel)
-        except InvalidAddress:  # a foreign client's channel
+        except InvalidAddress:  # The channel of a foreign client need not have the form of an agent's channel.
             return False
         # An id has one canonical form: another spelling is another channel.
         known = agent_id is not None and agent_id in self._agents.get(subtopic, NO_AGENTS)

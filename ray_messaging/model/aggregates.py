@@ -17,9 +17,9 @@ from ray_messaging.common.tables import MOST_EXACT
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.series_columns import TAKEN, UnfitValue, Value, Values, column_of
 
-_UNIT = 1074  # all floats are whole multiples of 2**-1074
+_UNIT = 1074  # Every float is a whole multiple of 2**-1074, so sums in this unit are exact.
 _MANTISSA = np.finfo(np.float64).nmant + 1
-_HALF = 26  # bits of half a mantissa: sums of 2**36 halves fit int64
+_HALF = 26  # Mantissas are added in halves of so many bits: the sum of 2**36 halves fits int64.
 
 
 class Aggregate:
@@ -121,7 +121,8 @@ class Min(Aggregate):
     kind = "min"
 
     def _partial(self, column: NDArray[Any]) -> Any:  # noqa: ANN401
-        return (column.min() + 0).item() if len(column) else None  # + 0: -0.0 and 0.0 are one number
+        # Adding 0 turns -0.0 into 0.0, so that the result does not depend on which of the two came first.
+        return (column.min() + 0).item() if len(column) else None
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
@@ -175,7 +176,8 @@ class Quantile(Aggregate):
         """Return the quantile of the numbers of all groups."""
         (q, *_), listed = zip(*partials, strict=True)
         numbers = _sorted(listed)
-        if not len(numbers) or np.isnan(numbers[-1]):  # numpy sorts NaN to the end
+        # numpy sorts NaN to the end, so the last number shows whether there is one.
+        if not len(numbers) or np.isnan(numbers[-1]):
             return {name: nan}
         place = q * (len(numbers) - 1)
         low, part = int(place), place % 1
@@ -349,7 +351,7 @@ def _quotient(total: int, count: int) -> float:
 
 def _extreme(choose: Callable[..., Any], partials: Iterable[Any]) -> Value:
     found = [each for each in partials if each is not None]
-    if not found or any(each != each for each in found):  # NaN
+    if not found or any(each != each for each in found):  # Only NaN differs from itself.
         return nan
     number: Value = choose(found)
     return float(number) if any(type(each) is float for each in found) else number
@@ -373,7 +375,7 @@ def _exact_sum(values: NDArray[Any], weights: NDArray[np.int64] | None = None) -
     values = values.astype(np.float64, copy=False)
     fractions, exponents = np.frexp(values)
     whole = np.ldexp(fractions, _MANTISSA).astype(np.int64)
-    if weights is not None:  # products of a mantissa and a weight do not fit int64
+    if weights is not None:  # The product of a mantissa and a weight may not fit int64, so Python's ints are used.
         products = whole.astype(object) * weights
         return sum(
             _shifted(int(products[exponents == exponent].sum()), int(exponent)) for exponent in np.unique(exponents)

@@ -75,7 +75,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     lines: Payloads | None = None
     labels: dict[str, NDArray[np.uint32]] = {}
     noted: NDArray[np.uint32] | None = None
-    frame: bytes | None = None  # the bytes from which it was decoded, if it has not changed since
+    frame: bytes | None = None  # the bytes from which the batch was decoded; None: it was built or changed here
     rows: int
     origin: Origin | None = None  # None: it was not read from a mailbox
     extension: Extension | None = None  # None: plain messages
@@ -83,7 +83,8 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     trace: TracePoint | None = None  # None: it is not traced, like most batches
 
     def __repr__(self) -> str:
-        return f"Batch({self.rows:,} messages of {self.sender!r})"  # no payloads, because this may be logged
+        # The text leaves payloads out, because it may be logged.
+        return f"Batch({self.rows:,} messages of {self.sender!r})"
 
     def __len__(self) -> int:
         return self.rows

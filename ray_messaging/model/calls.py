@@ -1,4 +1,4 @@
-"""Calls that agents made, such as to a language model, and their kept results: the key of a call, and its bytes."""
+"""The calls that agents ask to remember, such as to a language model: the key of a call, and its result as bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,7 +15,8 @@ from ray_messaging.model.exact import decode_exactly, encode_exactly
 # The result is from: the function, an earlier attempt, an earlier run, the store of `Calls(store=)`.
 MODEL, KEPT, PARENT, STORE = "model", "kept", "parent", "store"
 _DIGEST_BYTES = 16
-_UNENCODABLE = (TypeError, ValueError, ArithmeticError, RecursionError, InvalidPayload)  # Decimal("sNaN") has no order
+# These errors mean that a value cannot be encoded. ArithmeticError is among them because Decimal("sNaN") has no order.
+_UNENCODABLE = (TypeError, ValueError, ArithmeticError, RecursionError, InvalidPayload)
 
 
 class AskedCall(msgspec.Struct, gc=False):
@@ -70,7 +71,7 @@ def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], k
     try:
         try:
             content = _encode(call)
-        except (TypeError, ArithmeticError):  # as for a dict with keys that are not strs
+        except (TypeError, ArithmeticError):  # The value cannot be encoded, such as a dict with keys that are not strs.
             content = _encode(_ordered(call))
     except _UNENCODABLE:
         return AskedCall(name, _digest(_encode((agent, name))), by_content=False)
@@ -118,7 +119,10 @@ decode_calls: Callable[[bytes], list[CallRecord]] = msgspec.msgpack.Decoder(list
 
 
 def _exact(value: Any) -> Any:  # noqa: ANN401 - any value that msgpack lacks
-    """Return a form that msgpack can encode of a value that it cannot; raise InvalidPayload if there is no form."""
+    """Return a value in a form that msgpack can encode. msgpack calls this for a value that it cannot encode itself.
+
+    Raises: InvalidPayload if the value has no such form.
+    """
     if hasattr(value, "model_dump"):
         return value.model_dump()
     return msgspec.Raw(encode_exactly(value, "an argument"))

@@ -45,7 +45,7 @@ class IdColumn(msgspec.Struct, eq=False):
     _values: NDArray[np.int64] | None
     kinds: NDArray[np.uint8] | None = None
     strings: tuple[str, ...] = ()
-    _packed: bytes | memoryview = b""  # little endian, if there is no array
+    _packed: bytes | memoryview = b""  # the ids as little-endian bytes, if there is no array yet
     _objects: list[AgentId | None] | None = None
     _small: bool = False
 
@@ -123,7 +123,7 @@ class IdColumn(msgspec.Struct, eq=False):
         values, kinds = self.values[rows], None if self.kinds is None else self.kinds[rows]
         if kinds is None or len(values) >= len(self.strings):
             return IdColumn(values, kinds, self.strings)
-        # Keep only the names in use, because each frame contains its table.
+        # Each frame contains the table of names, so names that no row uses are left out.
         named = kinds == STR
         used, places = np.unique(values[named], return_inverse=True)
         values = values.copy()
@@ -172,9 +172,11 @@ def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
-_SPARSE = 8  # with more lines for each row, sorting the rows' lines is faster than marking them among all
-_FEW, _MANY = 2**14, 2**26  # between these sizes numpy counts faster; it needs as much memory as the blob again
-_REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError)  # by encoders
+# If there are more lines than this for each row, it is faster to sort the rows' lines than to mark them among all.
+_SPARSE = 8
+_FEW, _MANY = 2**14, 2**26  # Between these sizes numpy counts faster. It needs as much memory as the blob once more.
+# Encoders raise these errors for a value that they refuse.
+_REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError)
 _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without line breaks"
 
 
@@ -207,14 +209,15 @@ def _encode_any(payload: Any) -> bytes:  # noqa: ANN401 - any payload
         plain, line = False, b""
     doubtful = (MAYBE_NULL in line and line.find(NULL) >= 0) or len(line) > INT_DIGITS
     if not plain or (doubtful and not all_finite(payload)):
-        form = json_form(payload)  # raises an error that says which part is invalid
+        form = json_form(payload)  # This call raises an error that says which part of the payload is invalid.
         try:
             line = encode(form)
         except _REFUSALS as error:
             raise InvalidPayload(
                 f"this payload cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
             ) from error
-    if LINE_END in line:  # LINE_END is an int: a search for bytes would raise and drop an error internally
+    # LINE_END is an int, because a search for bytes would raise and drop an error internally, which takes time.
+    if LINE_END in line:
         raise InvalidPayload(_NEWLINE)
     return line
 
@@ -264,15 +267,15 @@ class PayloadColumn(msgspec.Struct, eq=False):
     _blob: bytes | None
     count: int
     index: NDArray[np.uint32] | None = None
-    _at: int = 0  # start of the lines in the blob, which may be a whole frame
+    _at: int = 0  # where the lines begin in the blob, which may be a whole frame
     _list: list[bytes] | None = None
-    _nbytes: int = -1  # -1: unknown
+    _nbytes: int = -1  # the size of all lines in bytes; -1: not counted yet
     _ends: NDArray[np.intp] | None = None
     raw: bool = False
     _by_row: list[bytes] | None = None
 
     def __repr__(self) -> str:
-        return f"PayloadColumn({self.count:,} payloads)"  # no payloads, because this may be logged
+        return f"PayloadColumn({self.count:,} payloads)"  # The text leaves payloads out, because it may be logged.
 
     @classmethod
     def of(
@@ -304,7 +307,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
                 doubtful = text is None or (may_have_null(blob) and not all_finite(payloads))
             except _REFUSALS:
                 doubtful = True
-            if not doubtful:  # otherwise the error is raised below, with its row
+            if not doubtful:  # If a payload is doubtful, the code below raises the error, which names its row.
                 made = cls(blob, len(payloads))
                 if _count(blob, 0) != len(payloads):
                     raise InvalidPayload(_NEWLINE)
@@ -343,7 +346,8 @@ class PayloadColumn(msgspec.Struct, eq=False):
         """Return the lines, without newlines."""
         if self._list is None:
             assert self._blob is not None
-            text = self._blob[self._at :] if self._at else self._blob  # a temporary copy
+            # This is a temporary copy, which is freed after the split.
+            text = self._blob[self._at :] if self._at else self._blob
             self._list = text.split(b"\n")[:-1]
         return self._list
 
@@ -414,7 +418,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
             for row, line in changed.items():
                 lines[row] = line
             return PayloadColumn.of(lines, raw=self.raw)
-        index, places = self.index.copy(), dict[bytes, int]()  # rows that shared a line share the new one
+        index, places = self.index.copy(), dict[bytes, int]()  # Rows that shared a line share the new line, too.
         index[list(changed)] = [self.count + places.setdefault(line, len(places)) for line in changed.values()]
         return PayloadColumn.of([*self.list, *places], index, raw=self.raw).take(np.arange(rows))
 
@@ -439,7 +443,8 @@ def _distinct(lines: NDArray[np.uint32], count: int) -> tuple[NDArray[Any], NDAr
         return used, index.astype(np.uint32)
     occurs = np.zeros(count, np.bool_)
     occurs[lines] = True
-    places = np.cumsum(occurs, dtype=np.uint32)  # of a line that occurs: how many up to and including it do
+    # For each line that occurs, its number among the lines that occur, from 1.
+    places = np.cumsum(occurs, dtype=np.uint32)
     places -= np.uint32(1)
     return np.flatnonzero(occurs), places[lines]
 

@@ -43,7 +43,7 @@ _ADVICE: tuple[tuple[Any, str], ...] = (
     (bytearray | memoryview, "keep bytes(...) of it"),
 )
 _CONTAINERS = frozenset((dict, list))
-_NUMPY_KINDS = "biufcMmSU"  # those without Python objects and fields
+_NUMPY_KINDS = "biufcMmSU"  # the kinds of numpy's types that have neither Python objects nor fields
 _encode = msgspec.msgpack.Encoder().encode
 _MICROSECOND = timedelta(microseconds=1)
 _LISTED = max(map(getrefcount, [{}]))  # the reference count of an object to which only a list refers
@@ -51,7 +51,8 @@ _LISTED = max(map(getrefcount, [{}]))  # the reference count of an object to whi
 
 def encode_exactly(value: object, place: str) -> bytes:
     """Encode a value; raise InvalidPayload, which names a part of `place`, if that part cannot be kept."""
-    with suppress(TypeError, ValueError, OverflowError, RecursionError):  # the code below finds out which part it is
+    # If this fails, the code below finds out which part of the value is at fault.
+    with suppress(TypeError, ValueError, OverflowError, RecursionError):
         encoded = _encode(value)
         if _examined([value])[0]:
             return encoded
@@ -67,7 +68,7 @@ def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[
     try:
         encoded, (plain, alone) = _encode(values), _examined(values)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        plain = alone = False  # the code below finds out which part it is
+        plain = alone = False  # The value cannot be encoded at once: the code below finds out which part is at fault.
     if not plain:
         encoded = _encode([_whole(value, place) for value in values])
     return encoded, values if alone else decode_exactly(encoded)
@@ -89,7 +90,8 @@ def _examined(values: list[Any]) -> tuple[bool, bool]:
             return True, alone
         if kinds != within:
             level = [part for part in level if type(part) in within]
-        alone = alone and max(map(getrefcount, level)) <= _LISTED + 1  # by `level`, and by one owner
+        # One more reference, because `level` refers to each of them, too.
+        alone = alone and max(map(getrefcount, level)) <= _LISTED + 1
         # The next level has the keys of dicts, too, which are never containers, because containers have no hash.
         # `get_referents` is faster than `_parts`. It leaves out keys of the type str, and in Python 3.13 all of an
         # object's `__dict__`; but such a dict has the object as a second owner, so it is not `alone`.
@@ -123,7 +125,7 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a valu
         return {_form(key, place): _form(part, (place, key)) for key, part in value.items()}
     if kind in _LEAVES and (kind is not int or _is_plain_key(value)):
         return value
-    if kind is set or kind is frozenset:  # in an order that does not depend on the process
+    if kind is set or kind is frozenset:  # The members are sorted, because a set's own order differs between processes.
         return Ext(_FORMS[kind].code, _encode(sorted([_form(member, place) for member in value], key=_encode)))
     form = _FORMS.get(np.generic if isinstance(value, np.generic) else kind)
     parts = None if form is None else form.parts(value)
@@ -209,7 +211,8 @@ def _number(parts: list[Any]) -> Any:  # noqa: ANN401 - a number, or a text, of 
     dtype = np.dtype(name)
     if dtype.kind not in "US":
         return _array(parts)[()]
-    data = data[: dtype.itemsize]  # not an array's, which would drop the null characters at the end
+    # These are the bytes of a single value. The constructor would drop the null characters at the end of an array's.
+    data = data[: dtype.itemsize]
     if dtype.kind == "S":
         return np.bytes_(data)
     return np.str_(data.decode(f"utf-32-{'be' if name[0] == '>' else 'le'}", "surrogatepass"))
@@ -217,7 +220,8 @@ def _number(parts: list[Any]) -> Any:  # noqa: ANN401 - a number, or a text, of 
 
 def _zone_key(zone: ZoneInfo) -> str | None:
     """Return the key of a zone, or None if ZoneInfo(key) is another object: a zone is equal only to itself."""
-    with suppress(TypeError, ValueError, LookupError, OSError):  # the zone has no key, or a key that names no zone
+    # The zone has no key, or its key is not the name of a zone.
+    with suppress(TypeError, ValueError, LookupError, OSError):
         return zone.key if ZoneInfo(zone.key) is zone else None
     return None
 

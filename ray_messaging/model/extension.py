@@ -41,7 +41,7 @@ class OutsideQuestion(NamedTuple):
     question: str
 
 
-AskedOutside = dict[int, OutsideQuestion]  # by row
+AskedOutside = dict[int, OutsideQuestion]  # the row of a question or answer -> the question from outside
 
 
 class InHand(NamedTuple):
@@ -56,7 +56,7 @@ class InHand(NamedTuple):
     slots: int
 
 
-Behind = dict[int, tuple[InHand, ...]]  # by row
+Behind = dict[int, tuple[InHand, ...]]  # the row of a question -> the handlers that wait for its answer
 
 
 class Extension(msgspec.Struct, eq=False, kw_only=True):

@@ -22,7 +22,7 @@ class Fate(NamedTuple):
     reason: str = ""  # why nobody has the message, unless a rule or the receipt gives a reason
 
 
-# Okabe and Ito's colours for the colour-blind.
+# The colours are Okabe and Ito's, which colour-blind readers can tell apart.
 _TABLE: dict[FateName, Fate] = {
     "delivered": Fate("in the mailbox of the receiver's group", "#0072B2", "blue", sent=True, stored=True),
     "published": Fate("received by a foreign subscriber", "#56B4E9", "cyan", sent=True),
@@ -36,12 +36,16 @@ _TABLE: dict[FateName, Fate] = {
 }
 FATES: tuple[FateName, ...] = (*_TABLE,)
 DELIVERED, PUBLISHED, UNDELIVERABLE, BLOCKED, UNKNOWN = range(len(FATES) + 1)  # UNKNOWN: no fate, or no fate yet
-NAMES = (*FATES, "unknown")  # by code
+NAMES = (*FATES, "unknown")  # NAMES[code] is the name of a fate.
 SENT = tuple(name for name, fate in _TABLE.items() if fate.sent)
 STORED = tuple(name for name, fate in _TABLE.items() if fate.stored)
-IS_SENT, IS_STORED = (np.array([name in those for name in NAMES]) for those in (SENT, STORED))  # by code
+# Each is indexed by a fate's code.
+IS_SENT, IS_STORED = (np.array([name in those for name in NAMES]) for those in (SENT, STORED))
 
 
 def facts_of(name: str) -> Fate:
-    """Return the properties of a fate; for a name that only another version's log has, return the defaults."""
+    """Return the properties of a fate.
+
+    A log of another version may have a name that is unknown here: it has the defaults.
+    """
     return _TABLE.get(name, Fate())  # type: ignore[call-overload,no-any-return]  # other names have the defaults

@@ -8,10 +8,10 @@ import numpy as np
 
 from ray_messaging.compat.msg import Msg
 
-NULL = b"null"  # if encoded JSON does not contain this, no number was lost
+NULL = b"null"  # NaN is encoded as null, so JSON without this text has lost no number.
 MAYBE_NULL = ord("u")  # search for this int first: a search for bytes by `in` raises and drops an error internally
 _NULL_WORD = int.from_bytes(NULL, "little")
-_MANY = 2**12  # from this size on numpy searches faster
+_MANY = 2**12  # From this size on, numpy searches faster.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # a double in msgpack that is not finite; few other bytes match
 
 
@@ -34,13 +34,14 @@ def all_finite(payloads: object) -> bool:
     """
     try:
         return _NOT_FINITE.search(_packed(payloads)) is None
-    except (TypeError, ValueError, OverflowError, RecursionError):  # msgpack cannot encode them
+    # msgpack cannot encode these payloads, so the answer is not certain.
+    except (TypeError, ValueError, OverflowError, RecursionError):
         return False
 
 
 def parts_of(value: Any) -> object:  # noqa: ANN401 - any part of a payload
     """Return an object as a float, list or dict, in which its floats can be examined; {} if it has no parts."""
-    if isinstance(value, float):  # it is of a subclass, for which msgspec calls this
+    if isinstance(value, float):  # The value's type is a subclass of float, for which msgspec calls this function.
         return float(value)
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()

@@ -22,11 +22,11 @@ from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.finite import MAYBE_NULL, NULL, parts_of
 from ray_messaging.model.places import NOTHING, Place, checked_text, shown
 
-SCALARS = frozenset((NOTHING, bool, int, float, str))  # JSON's types; it has no NaN and infinities
+SCALARS = frozenset((NOTHING, bool, int, float, str))  # JSON has these types, but no NaN and no infinities
 _LISTS = frozenset((list, tuple))
 _EXACT_NUMBERS = frozenset((int, bool))
 _LARGE = 2**64
-INT_DIGITS = 4299  # encoders write ints with more digits, too, which nobody can read
+INT_DIGITS = 4299  # Encoders also write ints with more digits than this, but no reader accepts them.
 _TOO_LONG = 10**INT_DIGITS
 # A single plain payload is checked and encoded in one call, `orjson.dumps(payload, None, PLAIN)`. Its bytes are the
 # same as those of `encode_dict`, so that a payload has the same form alone and among many. There are three exceptions,
@@ -34,8 +34,8 @@ _TOO_LONG = 10**INT_DIGITS
 # newlines of an orjson.Fragment. One difference remains: of an Enum whose class overrides `value`, orjson encodes that.
 PLAIN = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 LARGE, MAYBE_LARGE, LINE_END = b"e+", ord("+"), ord("\n")
-_BETWEEN = b"},{"  # two payloads of a list
-_MANY = 2**14  # bytes, from which on numpy is faster
+_BETWEEN = b"},{"  # This text separates two payloads in a list.
+_MANY = 2**14  # From so many bytes on, numpy is faster.
 _PREFIX = "this payload cannot become JSON: "
 
 
@@ -77,7 +77,8 @@ def plain_lines(text: bytes, payloads: Sequence[object]) -> bytes | None:
     like a comma between payloads, such as in a list of dicts, or if `encode_lines` may make other bytes (see `PLAIN`;
     the caller looks for null).
     """
-    if len(text) < _MANY or encode_dict(payloads[0]).find(_BETWEEN) >= 0:  # payloads are most often alike
+    # Payloads are mostly alike, so the first one shows whether they contain this text.
+    if len(text) < _MANY or encode_dict(payloads[0]).find(_BETWEEN) >= 0:
         return None
     if (MAYBE_LARGE in text and text.find(LARGE) >= 0) or LINE_END in text:
         return None
@@ -97,7 +98,7 @@ def encode_plain(payload: dict[str, Any]) -> bytes | None:
         line = orjson.dumps(payload, None, PLAIN)
     except orjson.JSONEncodeError:
         return None
-    # The search for one byte comes first: it takes a fraction of the time, and mostly decides.
+    # One byte is searched first, because that is fastest and mostly decides.
     differs = (
         (MAYBE_NULL in line and line.find(NULL) >= 0)
         or (MAYBE_LARGE in line and line.find(LARGE) >= 0)
@@ -137,7 +138,8 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
         _check_parts(value, place)
         return value
     if isinstance(value, Enum):
-        return _form(value._value_, place)  # as msgspec takes it, whatever its class makes of `value`
+        # msgspec encodes the value that the enum stores, whatever its class returns as `value`.
+        return _form(value._value_, place)
     return _leaf(value, place)
 
 
@@ -148,7 +150,8 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
         ):  # as an array's
             return value
         return [_form(part, (place, at)) for at, part in enumerate(value)]
-    if isinstance(value, set | frozenset):  # in an order that does not depend on the process
+    # The members are sorted, because a set's own order differs between processes.
+    if isinstance(value, set | frozenset):
         return sorted([_form(part, place) for part in value], key=encode_dict)
     listed = _listed(value, place)
     finite = value.dtype.kind == "f" and np.isfinite(value).all() and not isinstance(listed, np.generic)
@@ -192,7 +195,8 @@ def _listed(value: Any, place: Place) -> Any:  # noqa: ANN401 - an array, or a n
             f"{_PREFIX}{shown(place)} is an array with masked values or several fields: fill them, or send a dict"
         )
     if value.dtype.kind == "M" and not np.isnat(value).any():
-        return np.datetime_as_string(value).tolist()  # for all units; `tolist` makes numbers of nanoseconds
+        # numpy's texts keep every unit, while `tolist` turns nanoseconds into numbers.
+        return np.datetime_as_string(value).tolist()
     if value.dtype.kind in "mM":
         what = "NaT" if value.dtype.kind == "M" else str(value.dtype)
         raise InvalidPayload(
@@ -200,7 +204,7 @@ def _listed(value: Any, place: Place) -> Any:  # noqa: ANN401 - an array, or a n
             "such as array / numpy.timedelta64(1, 's')"
         )
     listed = value.tolist()
-    if isinstance(listed, np.generic):  # its type does not exist in Python
+    if isinstance(listed, np.generic):  # Python has no type for this value.
         return _leaf(listed, place)
     return listed
 
@@ -226,7 +230,7 @@ def _has_set(value: Any) -> bool:  # noqa: ANN401 - any part of an object
 
 def _leaf(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payload without parts
     if isinstance(value, datetime | time):
-        if value != value:  # pandas's NaT
+        if value != value:  # Only NaT, pandas' missing time, differs from itself.
             raise InvalidPayload(
                 f"{_PREFIX}{shown(place)} is NaT, which JSON does not have; send None or a text for it"
             )
@@ -262,9 +266,9 @@ def _as_json(value: object) -> object:
     """Return the JSON value of an object whose type is common in simulations."""
     if isinstance(value, PathLike):
         return fspath(value)
-    if isinstance(value, date | time):  # also pandas's subclasses, which msgspec rejects
+    if isinstance(value, date | time):  # This includes pandas' subclasses, which msgspec rejects.
         return value.isoformat()
-    if is_object(value):  # one of pydantic, because msgspec encodes the others itself
+    if is_object(value):  # This is an object of pydantic, because msgspec encodes all other objects itself.
         return msgspec.Raw(encode_whole(value))
     return _same(value)
 
@@ -279,7 +283,7 @@ def _same(value: object) -> object:
         return value.to_dict()
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, int) and not isinstance(value, bool):  # a bool is passed here only as a key
+    if isinstance(value, int) and not isinstance(value, bool):  # A bool gets here only as a key, and is refused.
         return int(value)
     if isinstance(value, float):
         return float(value)
@@ -289,7 +293,8 @@ def _same(value: object) -> object:
 def encode_whole(payload: Any) -> bytes:  # noqa: ANN401 - of any type that has a JSON form
     """Encode an object as JSON; raise InvalidPayload, or an encoder's ValueError, if JSON cannot represent it."""
     line = encode_object(payload, encode_dict)
-    if b"NaN" in line or b"Infinity" in line:  # pydantic writes them where a model says ser_json_inf_nan="constants"
+    # pydantic writes these if a model has ser_json_inf_nan="constants", although JSON does not have them.
+    if b"NaN" in line or b"Infinity" in line:
         json_form(payload)
     return line
 

@@ -53,7 +53,7 @@ class JsonTypes:
     def __init__(self, schema: Node, *, formats: bool = False) -> None:
         self._formats = FORMATS if formats else {}
         self._defs: Node = schema.get("$defs", {})
-        self._open: list[str] = []  # the references that were followed to the current node
+        self._open: list[str] = []  # The references that led to the current node: one that comes again would never end.
         self._schema, self.top = schema, self.resolved(schema)
 
     def decoder(self, *, lists: bool = False) -> msgspec.json.Decoder[Any]:

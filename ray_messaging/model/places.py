@@ -1,4 +1,4 @@
-"""Places within a value, which errors name, and checks that all codecs share."""
+"""Names for the parts of a value, such as `payload["t"][0]`, which errors show; and checks that all encoders share."""
 
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidPayload
@@ -22,7 +22,7 @@ def checked_text(text: str, place: Place) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidPayload(
-            f"{shown(place)} is {text[max(0, error.start - 10) : error.end + 10]!a}, which is no Unicode text: it "
+            f"{shown(place)} is {text[max(0, error.start - 10) : error.end + 10]!a}, which is not valid Unicode: it "
             "holds half of a character (a lone surrogate), such as when a text is cut within a character. "
             "text.encode(errors='replace').decode() replaces it"
         ) from None

@@ -1,4 +1,4 @@
-"""The values that a run collects in a step, as bytes: a row per agent, or aggregates, whatever the order of groups.
+"""The values that a run collects in a step, as bytes: a row per agent, or aggregates of all agents.
 
 The bytes begin with the shape, a line of JSON: whether there are rows or aggregates, and the kind of each column. All
 steps and groups of an experiment have the same shape, which the server checks.
@@ -67,7 +67,7 @@ def _shape(what: str, kinds: Mapping[str, str]) -> bytes:
 
 
 def shape_in_words(data: bytes) -> str:
-    """Return, as a text for an error, the shape with which an encoded series begins."""
+    """Return the shape of an encoded series in words, for the text of an error."""
     what, kinds = msgspec.json.decode(data.partition(b"\n")[0])
     listed = ", ".join(f"{name} ({kind})" for name, kind in kinds)
     return f"{listed}, {'a row per agent' if what == ROWS else 'one row per step'}"

@@ -18,7 +18,8 @@ _KINDS: dict[type, str] = {bool: "bool", int: "number", float: "number", str: "t
 _NUMPY_KINDS = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "text"}
 _LARGEST = np.dtype(np.float64).itemsize
 
-_EXTREMES = 0.0, struct.unpack("d", b"\xff" * _LARGEST)[0]  # floats that differ in all bytes
+# Two floats that differ in every byte: they show where a float stands in the encoded form.
+_EXTREMES = 0.0, struct.unpack("d", b"\xff" * _LARGEST)[0]
 
 _encode = msgspec.msgpack.encode
 
@@ -46,7 +47,7 @@ def column_of(name: str, values: Values) -> tuple[str, NDArray[Any] | list[str]]
                 if not text.isascii() and not is_text(text):
                     raise _unfit(name, text, place)
             return kind, plain
-        # numpy would round a whole number beside floats in silence.
+        # numpy would round, without a warning, a whole number that has floats beside it.
         whole = plain if kinds == {int} else [value for value in plain if type(value) is int] if int in kinds else []
         if not whole or (min(whole) >= -MOST_EXACT and max(whole) <= MOST_EXACT):
             return kind, np.array(plain, np.bool_ if kind == "bool" else np.float64 if float in kinds else np.int64)

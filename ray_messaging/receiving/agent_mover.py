@@ -318,7 +318,8 @@ class UnreadMessages:
         try:
             batch = decode(frame)
             batch = batch if batch.fold is None else await self._unfolder.unfold(batch)
-        except (FrameError, UnknownName):  # such a frame was not delivered
+        # A frame that cannot be read was not delivered to an agent, so it is left out.
+        except (FrameError, UnknownName):
             return []
         batch.origin = Origin(self._name, entry)
         rows = np.flatnonzero(agents.find(batch.to_ids))

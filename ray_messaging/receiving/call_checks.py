@@ -29,6 +29,7 @@ def check_timeout(timeout: object, *, optional: bool = True, positive: bool = Fa
     if timeout is None and optional:
         return
     seconds = float(timeout) if isinstance(timeout, Real) and not isinstance(timeout, bool) else math.nan
-    if not 0 <= seconds < math.inf or (positive and seconds == 0):  # comparisons with NaN are false
+    # Every comparison with NaN is false, so the condition also refuses NaN.
+    if not 0 <= seconds < math.inf or (positive and seconds == 0):
         least, none = "above 0" if positive else "0 or more", ", or None for no limit" if optional else ""
         raise ConfigError(f"timeout={timeout!r} must be a number of seconds, {least}{none}")

@@ -64,9 +64,10 @@ class InFlight:
         self.cursor = cursor
         self.front = self.taken = 0
         self.nbytes = 0  # the bytes of whole frames before the cursor
-        self.changes = 0  # counts the changes that a commit must write
+        self.changes = 0  # counts the changes that a commit has to write
         self.ahead = deque(acked)
-        self._known = [AckRange(Cursor("0-0", 0), cursor, 0), *self.ahead]  # ranges that this reader never hands out
+        # Ranges of rows that this reader never hands out.
+        self._known = [AckRange(Cursor("0-0", 0), cursor, 0), *self.ahead]
         self._parts: list[EntryRows] = []
         self._head = 0  # the index of the first unfinished part
         self._nbytes = 0  # the bytes of whole frames that were taken
@@ -199,7 +200,7 @@ class InFlight:
                 left.append(part)
                 continue
             low, high = self.numbers(part.batch.origin.entry, part.low, part.high)
-            offset = part.high - high  # rows before the cursor are at the beginning
+            offset = part.high - high  # Rows before the cursor are at the beginning of the frame.
             k = bisect_right(self._ends, low)
             while low < high:
                 start = self._starts[k] if k < len(self._starts) else high
@@ -227,7 +228,7 @@ class InFlight:
         """Move the cursor after all rows that are acknowledged without a gap."""
         self.changes += 1
         parts = self._parts
-        if self.front == self.taken:  # nothing is in flight
+        if self.front == self.taken:  # No row is fetched and unacknowledged.
             if parts:
                 last = parts[-1]
                 # This is `Part.end`, inlined, because each acknowledgement runs this.
@@ -298,7 +299,7 @@ class Commits:
         self._mailbox = mailbox
         self._epoch = epoch
         self.handed_out: list[tuple[int, int]] = []  # numbers of the rows that the next fetch commits
-        self._written = 0  # `in_flight.changes` at the last write
+        self._written = 0  # the value of `in_flight.changes` at the last write
         self._ranges_stored = bool(acked)  # the server may have ranges after the cursor
         self.writing = asyncio.Lock()  # held during a write, and by others to prevent writes
         self.progress = asyncio.Event()  # set after each write

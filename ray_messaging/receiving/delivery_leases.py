@@ -59,7 +59,7 @@ class Token(NamedTuple):
     process: str
     number: int
     spans: tuple[AckRange, ...]
-    lent_at: float  # unix s
+    lent_at: float  # in unix seconds
 
 
 Place = tuple[int, int, int]  # the place of a row in the mailbox: its entry's id (two numbers), its number in the entry
@@ -263,7 +263,7 @@ class DeliveryLeases:
         if options.number <= newest:  # the fetch was abandoned, and comes late
             return None, self._fetcher.messages([])
         if holder in self._calls:
-            self._fetcher.inbox.wake()  # ends the holder's earlier fetch
+            self._fetcher.inbox.wake()  # Waking the inbox ends an earlier fetch of the same holder.
         self._calls[holder] = options
         try:
             _, late = await self.give_back([] if token is None else [(token, None)])

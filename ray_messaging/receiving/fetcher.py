@@ -222,10 +222,12 @@ class Fetcher:
             raise self.unavailable()
         if limit is not None or commit != "next":
             check_fetch(limit, commit, complete=complete)
-        if not (type(timeout) is float and 0.0 <= timeout < math.inf):  # this saves a call in most cases
+        # This fast check saves a call for most timeouts.
+        if not (type(timeout) is float and 0.0 <= timeout < math.inf):
             check_timeout(timeout)
         if self._commits is None and timeout == 0:
-            await asyncio.sleep(0)  # AgentSociety's loops may poll before they subscribe
+            # AgentSociety's loops may poll before they subscribe: let other tasks run meanwhile.
+            await asyncio.sleep(0)
             return Messages(self._exp_id, [])
         async with self._fetching:
             commits = self.commits
@@ -290,7 +292,7 @@ class Fetcher:
                 break
             if timeout == 0:
                 polled = True
-                await asyncio.sleep(0)  # a polling caller must let the reader run
+                await asyncio.sleep(0)  # A caller that polls must let the reader run.
                 continue
             deadline = deadline or (asyncio.get_running_loop().time() + timeout if timeout else None)
             if not await self._arrival(deadline, complete=complete):

@@ -35,7 +35,7 @@ class Inbox:
         self.behind = False  # the mailbox may have unread frames
         self.error: MessagingError | None = None  # the error that stopped the reader; None: it runs
         self.trouble: MessagingError | None = None  # why the reader gets nothing at the moment, and tries again
-        self.read_to = START.entry  # everything up to this entry was put in
+        self.read_to = START.entry  # all frames up to this entry were put into the inbox
         self.foreign_bytes = 0  # the bytes of messages that foreign clients published
         self._pieces: deque[Piece] = deque()
         self._kept: list[Piece] | None = None  # pieces taken since `keep`
@@ -48,7 +48,7 @@ class Inbox:
         self.on_news: Callable[[], None] | None = None
         self.awaited = False  # a fetch was waiting when the last frame came
         self._withheld: AgentSet | None = None  # agents that leave: the first message to them, and all later, stay
-        self.paused = False  # nothing may be taken
+        self.paused = False  # True: no message may be taken
         self._guarded = False  # some agents' messages are withheld, or the inbox is paused
         self.flowing = asyncio.Event()  # set unless the inbox is paused
         self.undisturbed = asyncio.Event()  # set unless messages of some agents are withheld
@@ -91,7 +91,7 @@ class Inbox:
             self._grown.set()
 
     def note_dry(self) -> None:
-        """Record that a read has found nothing, so that the mailbox was read to its end."""
+        """Record that the mailbox was read to its end: the last read has found nothing."""
         self._dry = True
         self._grown.set()
 
@@ -184,7 +184,7 @@ class Inbox:
         if not leaving.any():
             return high
         if leaving[0]:
-            self._arrived.clear()  # until they have left
+            self._arrived.clear()  # Waiting fetches pause until the agents have left.
             return -1
         return piece.low + int(leaving.argmax())
 

@@ -29,7 +29,7 @@ _BLOCK_S = 5.0
 _FRAMES = 32  # the most frames of a read
 # A read is limited to about so many bytes too, because the server does nothing else while it copies the frames.
 _READ_BYTES = 2 * 2**20
-_FRAME_BYTES = 64 * 2**10  # assumed size of the first frame
+_FRAME_BYTES = 64 * 2**10  # the assumed size of the first frame in bytes
 # Decoding must not block the event loop for longer than this, in seconds.
 _TURN_S = 0.001
 # The next read takes a system call. Before it, the waiting fetch, then the messages' handler, then the handler's sends

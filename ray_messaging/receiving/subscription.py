@@ -45,7 +45,7 @@ def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, n
     """Build the batch of a message that a foreign client published, the `number`th of a mailbox."""
     try:
         agent_id, topic = parse_channel(directory.exp_id, ingress.channel)
-    except InvalidAddress:  # a pattern may match channels outside our scheme
+    except InvalidAddress:  # A pattern may match channels that are not built like ours.
         agent_id, topic = None, ":" + ingress.channel
     return Batch(
         sender=FOREIGN_SENDER + mailbox,
@@ -177,7 +177,7 @@ class Subscription:
         settings = self._settings
         limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, settings.lease_s, not self._named)
         over = ""
-        change(self._spec)  # raises for invalid channels or agents
+        change(self._spec)  # The call raises an error for invalid channels or agents.
         clock = asyncio.get_running_loop().time
         backoff = Backoff(STALE_DIRECTORY_RETRY, deadline=clock() + settings.send_timeout_s)
         while True:

@@ -19,7 +19,7 @@ class SubscriptionSpec:
     """
 
     exp_id: str
-    agents: dict[str, AgentSet] = field(default_factory=dict)  # by subtopic
+    agents: dict[str, AgentSet] = field(default_factory=dict)  # subtopic -> agents
     plain: tuple[str, ...] = ()
     globs: tuple[str, ...] = ()
     exclusive: bool = False
@@ -36,7 +36,7 @@ class SubscriptionSpec:
         added: dict[str, set[AgentId]] = {}
         for channel in channels:
             if isinstance(channel, str) and is_glob(channel):
-                compile_glob(channel)  # raises for a malformed pattern
+                compile_glob(channel)  # The call raises an error for a malformed pattern.
                 globs.append(channel)
                 continue
             agent_id, topic = parse_channel(self.exp_id, channel)

@@ -12,7 +12,7 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules.black_list import Pair
 from ray_messaging.replay.trace import Traffic
 
-WITHIN = 0.6  # share of messages within the sender's group
+WITHIN = 0.6  # the share of messages that stay within the sender's group
 # Pareto distribution of activity and popularity: the busiest write 600 times as much as the quietest.
 TAIL, LEAST, MOST = 1.5, 0.05, 30.0
 BLOCKED_PAIRS = 20

@@ -30,15 +30,15 @@ FIELDS = {
 Requested = Mapping[str, str | None]  # the user's name of each field; None: a default name in FIELDS
 
 _SHORT = 15  # a float can hold every number of at most this many characters
-_FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # as pandas and numpy write whole numbers
+_FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # Pandas and numpy may write whole numbers like this.
 _OF_LOG = (
     " (in our own log a sender that is null is the user, a receiver a broadcast: `ray-messaging log query LOG "
     "--subtopic agent-chat --expand --json` has a row for each hearer)"
 )
 _encode = msgspec.json.Encoder().encode
-_PART = re.compile(r"\{\{|\}\}|[^{}]+|\{(?P<field>[^{}.\[\]!:]+)\}")  # of a template
+_PART = re.compile(r"\{\{|\}\}|[^{}]+|\{(?P<field>[^{}.\[\]!:]+)\}")  # the parts of a template
 _FIRST_DATE, _LAST_DATE = 1900_01_01_00_00_00, 2100_01_01_00_00_00  # limits of dates that are written as numbers
-_FINER = re.compile(r"\.\d{6}\d*[1-9]")  # a time that is finer than a microsecond
+_FINER = re.compile(r"\.\d{6}\d*[1-9]")  # a time with digits beyond microseconds
 
 
 class RowError(Exception):
@@ -225,7 +225,7 @@ def is_exact(spelled: str, value: float) -> bool:
 
 def read_text(raw: object) -> str:
     """Return a text unchanged, and an object as its JSON; raise RowError for anything else."""
-    if type(raw) is dict:  # a payload
+    if type(raw) is dict:  # A dict is a payload already.
         return _encode(raw).decode()
     if type(raw) is not str:
         raise RowError(f"the text is of type {type(raw).__name__}: it must be a str, empty for no text")

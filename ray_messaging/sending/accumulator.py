@@ -54,7 +54,7 @@ class CapacityLimiter:
         self.nbytes = 0
         self.max_rows = max_rows
         self.max_bytes = max_bytes
-        self.waited_for = False  # callers wait, and come before new callers
+        self.waited_for = False  # True: callers wait, and get their turn before new callers
         self._turns: deque[asyncio.Future[None]] = deque()
         self._admitted: asyncio.Future[None] | None = None
 
@@ -99,7 +99,7 @@ class CapacityLimiter:
     def _admit(self) -> None:
         while self._turns and self._admitted is None and not self.full:
             turn = self._turns.popleft()
-            if not turn.done():  # otherwise its caller was cancelled
+            if not turn.done():  # A turn that is done belongs to a caller that was cancelled.
                 self._admitted = turn
                 turn.set_result(None)
         self.waited_for = self._admitted is not None or bool(self._turns)
@@ -128,7 +128,8 @@ class Accumulator:
         self._addresses = checks.addresses
         self._log = log
         self._observer = frames.observer
-        self._small = min(LARGE_LINE, settings.payload_bytes)  # a shorter payload needs no further check
+        # A payload that is shorter than this needs no further check.
+        self._small = min(LARGE_LINE, settings.payload_bytes)
         self._close_within_s = settings.send_timeout_s + settings.interceptor_timeout_s
         self._step: int | None = None
         self._pending: deque[PendingBatch] = deque()
@@ -318,7 +319,7 @@ class Accumulator:
 
     def put(self, pending: PendingBatch, nbytes: int) -> None:
         """Accept a whole batch, with `nbytes` bytes of payload. Call `enter` before."""
-        self._close_batch()  # so that later messages come after this batch
+        self._close_batch()  # Closing the batch makes later messages come after it.
         self._pending.append(pending)
         self.capacity.rows += len(pending)
         self.capacity.nbytes += nbytes
@@ -468,7 +469,7 @@ class Accumulator:
                     await self.flush()
         except TimeoutError:
             self.send_loop.deferred.give_up(send_errors.undecided(self._close_within_s))
-            self.send_loop.wake()  # a transaction may wait for these messages
+            self.send_loop.wake()  # A transaction may wait until these messages are sent.
             await self.flush()
         finally:
             await self.stop(Closed("this messager is closed: open another one"))

@@ -238,7 +238,8 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
         table = table_of(payloads)
         table.check_rows(limit_bytes)
         row_bytes = table.nbytes // max(1, table.count) + _IDS_BYTES
-        batch_rows = min(COLUMN_ROWS, max(BATCH_ROWS, CALL_BYTES // row_bytes))  # mostly this makes one frame
+        # With so many rows, a batch mostly becomes one frame.
+        batch_rows = min(COLUMN_ROWS, max(BATCH_ROWS, CALL_BYTES // row_bytes))
         return _Given(table.count, batch_rows, lambda rows: table.part(rows.start, rows.stop))
     if one or is_object(payloads):
         _check_arrays(payloads)

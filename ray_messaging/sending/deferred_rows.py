@@ -69,7 +69,7 @@ class DeferredRows:
 
     def __init__(self, loop: "SendLoop") -> None:
         self.pairs: dict[Pair, list[DeferredRow]] = {}
-        self.moved: set[Pair] = set()  # pairs whose first row may have its verdict
+        self.moved: set[Pair] = set()  # pairs whose first waiting row may have got its verdict
         self._loop = loop
         self._places: dict[tuple[InFlightBatch, int], DeferredRow] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -16,7 +16,8 @@ from ray_messaging.sending.mailbox_queues import MailboxQueues
 from ray_messaging.sending.schema_checks import fitting
 from ray_messaging.transports.transport_values import LOG, SendStatus
 
-OF_VERDICTS = (SendStatus.STALE_VERDICTS, SendStatus.OTHER_RULES)  # after these refusals new verdicts are needed
+# After these refusals, the sender has to ask for new verdicts.
+OF_VERDICTS = (SendStatus.STALE_VERDICTS, SendStatus.OTHER_RULES)
 
 
 class Destination:

@@ -28,8 +28,8 @@ _ROW_BYTES = 24
 
 
 _UNOWNED_BYTES = CALL_BYTES  # the most bytes of a frame for channels without a mailbox
-_SHORT = 2**16  # fewer routes than this fit into 16 bits
-_SETS = 1_000  # digests of sets that are remembered
+_SHORT = 2**16  # Fewer routes than this fit into 16 bits.
+_SETS = 1_000  # The digests of at most so many sets are remembered.
 UNOWNED = ""  # the queue of messages on channels without a mailbox
 
 
@@ -43,7 +43,7 @@ class OutboundFrame(FrameWrite, eq=False, kw_only=True):
     taken: Rows | None
     nbytes: int
     verdict_epoch: int = 0
-    deadline: float = 0.0  # loop time
+    deadline: float = 0.0  # a time of the event loop's clock
 
     def batch_rows(self) -> Rows:
         """Return the rows as indices into the batch in flight."""

@@ -104,7 +104,7 @@ class FrameSender(Destination):
         self._fence_at: float | None = None  # loop time; None: no call of ours can still arrive late
         self._directory_stale = False  # the server has a later version of the directory
         self._refusals = 0  # the number of calls in a row that the server refused as a whole
-        self._refused_until = 0.0  # loop time
+        self._refused_until = 0.0  # a time of the event loop's clock: until then, refused frames wait
         self._backoff = Backoff(REFUSED_CALL_RETRY)
 
     @property
@@ -306,7 +306,7 @@ class FrameSender(Destination):
         self._some_refused = any(queue.refused for queue in self.queues.values())
         for queue in self.queues.refused(asyncio.get_running_loop().time()):
             head = queue.frames[0]
-            if len(head.frame) < _LARGE:  # this includes frames that only publish or log
+            if len(head.frame) < _LARGE:  # Frames that are only published or logged count as small, too.
                 continue
             why = await self._transport.still_full(head.mailbox, head.rows, len(head.frame))
             if why is not None:
@@ -426,7 +426,8 @@ class FrameSender(Destination):
         else:
             for frame, fate in refused:
                 queue = self.queues[frame.mailbox]
-                if queue.frames and queue.frames[0] is frame:  # otherwise it waits for an earlier frame
+                # A frame that is not the first waits for an earlier frame.
+                if queue.frames and queue.frames[0] is frame:
                     self._process_refused(queue, status, fate)
 
     def _process_refused(self, queue: MailboxQueue, status: SendStatus, fate: FrameFate) -> None:

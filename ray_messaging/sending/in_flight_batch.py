@@ -210,7 +210,8 @@ class InFlightBatch:
     def _tell(self, rows: Rows | None) -> None:
         """Set the receipts or errors in the futures of rows that were just closed (None: all)."""
         pending = self.pending
-        if self._told or (self.left and not pending.singles and len(pending.bulks) == 1):  # a bulk waits for all rows
+        # A bulk send gets its receipts all at once, so it waits until no row is left.
+        if self._told or (self.left and not pending.singles and len(pending.bulks) == 1):
             return
         self.outcome.done_at = time.time()
         all_rows = rows is None or (not self.left and len(rows) == self.batch.rows and not self.errors)

@@ -22,7 +22,7 @@ class MailboxQueue:
         self.written = written
         self.attempted = 0
         self.refused = False
-        self.retry_at = 0.0  # loop time
+        self.retry_at = 0.0  # a time of the event loop's clock
         self._backoff = Backoff(FULL_MAILBOX_RETRY)
 
     def reset(self) -> None:
@@ -57,7 +57,7 @@ class MailboxQueues(dict[str, MailboxQueue]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.written: dict[str, int] = {}  # last sequence numbers of mailboxes without a queue
+        self.written: dict[str, int] = {}  # mailbox without a queue -> the last sequence number written to it
 
     def queue_of(self, mailbox: str) -> MailboxQueue:
         """Return a mailbox's queue; create it if there is none."""

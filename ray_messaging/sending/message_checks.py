@@ -59,10 +59,10 @@ class MessageChecks:
             return known[channel]
         except KeyError:
             agent_id, topic = parse_channel(self._exp_id, channel)
-        except TypeError:  # unhashable
+        except TypeError:  # The channel has no hash, so it cannot be looked up, and is parsed.
             return parse_channel(self._exp_id, channel)
         if len(known) >= _ADDRESSES_KEPT:
-            known.clear()  # from now on channels are parsed again
+            known.clear()  # The table is full: from now on channels are parsed again.
         known[channel] = agent_id, topic  # a plain tuple, which is the fastest to unpack
         return agent_id, topic
 

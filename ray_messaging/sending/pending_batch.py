@@ -201,7 +201,7 @@ class RowBatch(PendingBatch, eq=False):
     counted: int = 0
     nbytes: int = 0
     large: int = 0
-    shared: bool = False  # some rows have the same payload object
+    shared: bool = False  # True: some rows have the same payload object
     conversation: ConversationRows | None = None  # None: plain messages
     causes: dict[int, str] = msgspec.field(default_factory=dict)
 

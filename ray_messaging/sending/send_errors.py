@@ -132,7 +132,7 @@ def unknown(cause: Exception) -> OutcomeUnknown:
             replicas=cause.replicas,
             wanted=cause.wanted,
         )
-    if isinstance(cause, OutcomeUnknown):  # this error says more
+    if isinstance(cause, OutcomeUnknown):  # The cause itself says more than a new error would.
         return cause
     error = OutcomeUnknown(
         f"the server did not answer, so these messages may or may not have been sent ({cause}); they may still arrive "

@@ -80,7 +80,7 @@ class TransactionSender:
         self._done = True
         parts = []
         if self._in_flight is not None:
-            self._in_flight.stop(self._in_flight.open_rows)  # blocked rows that need not be logged
+            self._in_flight.stop(self._in_flight.open_rows)  # These rows are blocked, and need not be logged.
             parts = [(self._in_flight.outcome, 0, len(self._in_flight.batch))]
         if not self._transaction.future.done():
             self._transaction.future.set_result(Receipts(parts))

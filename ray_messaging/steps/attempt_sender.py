@@ -252,7 +252,7 @@ class AttemptSender:
             in_flight.apply(verdict, rows)
             destination.load(in_flight, rows, verdict.epoch, 0.0)
             await destination.write()
-            if in_flight.errors:  # a schema was replaced meanwhile
+            if in_flight.errors:  # A schema was replaced in the meantime, so that a payload no longer fits.
                 raise next(iter(in_flight.errors.values()))
             if not destination.stale_verdicts:
                 return
@@ -292,7 +292,10 @@ class AttemptSender:
     # -- answers --------------------------------------------------------------------------------------------------
 
     async def _arrived(self, call: Awaitable[T], step: int) -> T:
-        """Return the result of a call before a step's commit; raise StepAborted if server or interceptor are away."""
+        """Return the result of a call before a step's commit.
+
+        Raises StepAborted if the server or the interceptor is away.
+        """
         try:
             return await call
         except (TransitError, Closed) as error:

@@ -56,7 +56,7 @@ class BlockedSends(Sequence[BlockedSend]):
         self._step = step
         ids: list[tuple[IdColumn, IdColumn]] = [(IdColumn.of([]), IdColumn.of([]))]
         ordinals, whys = [np.zeros(0, np.uint32)], [np.zeros(0, np.intp)]
-        self._why: list[tuple[str, str]] = []  # rule and reason
+        self._why: list[tuple[str, str]] = []  # the rule and its reason, for each blocked message
         for frame, noted in (each for part in parts for each in msgspec.msgpack.decode(part, type=_Parts)):
             batch = decode(frame)
             assert batch.ordinal is not None
@@ -86,7 +86,7 @@ class BlockedSends(Sequence[BlockedSend]):
         if isinstance(row, slice):
             return [self[each] for each in range(*row.indices(len(self)))]
         from_id, why = self._from_ids[row], self._why[self._whys[row]]
-        assert from_id is not None  # a group sends for its agents only
+        assert from_id is not None  # A group sends only for its agents, so that the sender is never the user.
         return BlockedSend(question_id(self._step, self._ordinals[row], from_id), from_id, self._to_ids[row], *why)
 
     def of(self, place: int) -> Sequence[BlockedSend]:

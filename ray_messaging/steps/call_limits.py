@@ -47,9 +47,9 @@ class CallLimits:
         self._settings = settings
         self._clock = clock
         self._pause_s = 0.0 if settings.rate_per_minute is None else 60 / settings.rate_per_minute
-        self._next = 0.0  # when the next call may begin
-        self._held: dict[str, HeldCalls] = {}  # by group
-        self._former = 0  # calls of gates that are no more
+        self._next = 0.0  # the time from which the next call may begin
+        self._held: dict[str, HeldCalls] = {}  # group -> how many calls it was granted, and has not used
+        self._former = 0  # the number of calls of gates that no longer exist
         self._turn = asyncio.Lock()  # gates get their grants in the order in which they have asked
         self._changed = asyncio.Event()
 
@@ -118,7 +118,7 @@ class CallGate:
         self._note = note
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Future[None]] = deque()
-        self._due = 0  # calls that were granted and have not begun
+        self._due = 0  # the number of calls that were granted, but have not begun
         self._asking: asyncio.Task[None] | None = None
 
     @property

@@ -130,7 +130,7 @@ class CallMemory:
             loop = new[0].kept.get_loop()  # all calls of a group are made in one loop
             loop.call_soon_threadsafe(_settle, new, error)
         self._writing = False
-        if self._new:  # another result came just before
+        if self._new:  # Another result came just before the line above: write it, too.
             self._writing = True
             self._begin()
 

@@ -18,8 +18,8 @@ from ray_messaging.model.message_ids import MessageIdColumn
 Keys = NDArray[np.int64]
 Order = NDArray[np.intp]
 _INT64_BITS = 63
-_BLOCK = 2**14  # rows
-_LONG_RUN = 16  # rows that ascend
+_BLOCK = 2**14  # the number of rows that are handled at a time
+_LONG_RUN = 16  # A run of ascending rows counts as long from this length on.
 
 
 def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[IdColumn], ordinals: Keys) -> Order:

@@ -28,7 +28,7 @@ from ray_messaging.model.columns import IdColumn
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.steps.canonical_order import id_ranks
 
-SIZE = 32  # bytes of a digest
+SIZE = 32  # the size of a digest in bytes
 _MODULUS: int = 1 << 8 * SIZE
 _number = Packer("<q").pack
 _length = Packer("<I").pack

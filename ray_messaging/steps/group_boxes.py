@@ -1,4 +1,7 @@
-"""The boxes that a group reads in a step: its own box, and the boxes of mailboxes whose agents have moved to it."""
+"""The boxes that a group reads in a step: its own box, and the boxes of mailboxes whose agents have moved to it.
+
+A box has the messages that one mailbox reads in one step.
+"""
 
 from collections.abc import Callable, Sequence
 from copy import copy

@@ -62,7 +62,7 @@ class Step:
         self.arrivals = arrivals
         self.blocked = blocked
         self.before = agents.agents if before is None else before
-        self.series = b""  # what a run collects in this step
+        self.series = b""  # the values that a run collects in this step, encoded
         self.calls = b""  # the calls that its agents remember
         self._state = state
         self._state_bytes = state_bytes
@@ -232,7 +232,7 @@ class Step:
         questions = self._inbox.questions_of(messages, self.number)
         if questions:
             rows = np.concatenate([np.arange(part.low, part.high) for part in questions])
-            asked = Slice(questions[0].batch.take(rows), 0, len(rows))  # all are of the step's one batch
+            asked = Slice(questions[0].batch.take(rows), 0, len(rows))  # All questions of a step are rows of one batch.
             with naming(questions):
                 self.sends.add_replies(asked, payloads, self.messages.exp_id, deliver_at)
             note_replied(questions)

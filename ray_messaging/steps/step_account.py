@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _NAMED = 5  # the most addresses of undeliverable messages that are named
 Blocked = list[tuple[Batch, Mapping[int, tuple[str, str]]]]  # batches with blocked rows: rule and reason of each
-# The fields of a StepAccount.
+# The values of a StepAccount's fields, in order.
 Kept = tuple[dict[str, int], int, int, Blocked, list[HashedLater], dict[str, int], dict[str, int]]
 
 
@@ -217,7 +217,7 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
 def check_step_number(step: object) -> int:
     """Return the number of a step; raise ConfigError unless it is an int of at least 0."""
     if (number := whole_number(step)) is None:
-        raise ConfigError(f"step {step!r} is no step: steps are numbered from 0")
+        raise ConfigError(f"step {step!r} is not a step: steps are numbered from 0")
     return number
 
 

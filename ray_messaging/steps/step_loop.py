@@ -210,8 +210,8 @@ class StepLoop:
                 await end(renewing)
             finally:  # even if the driver is cancelled a second time
                 await box.end()
-            if not self._engine.closed:  # otherwise a call would connect again
-                with suppress(MessagingError):  # without this call the lease ends by itself
+            if not self._engine.closed:  # A closed engine would connect again for this call.
+                with suppress(MessagingError):  # If this call fails, the lease ends by itself.
                     await self._store.let_go(self._group, taken.attempt)
 
     async def _begin(self, *, leave: bool) -> tuple[DrivenGroup, AttemptSender]:

@@ -71,7 +71,8 @@ class RowRoutes(NamedTuple):
     def part(self, low: int, high: int) -> "RowRoutes":
         """Return the routes of some of the messages."""
         topics, topic = self.topics, None if self.topic is None else self.topic[low:high]
-        if topic is not None and len(topics) > len(topic):  # each frame contains its topics
+        # Each frame contains all topics, so topics that no message uses are dropped.
+        if topic is not None and len(topics) > len(topic):
             used, places = np.unique(topic, return_inverse=True)
             topics, topic = tuple(topics[place] for place in used.tolist()), topic_column(places, len(used))
         return RowRoutes(self.lane, topics, topic, None if self.asks is None else self.asks[low:high])

@@ -58,7 +58,8 @@ class StepSends:
         self.horizon = horizon
         self._payload_bytes = payload_bytes
         self.audiences = audiences
-        self._sent = np.zeros(len(agents), np.int64)  # by the agents' places
+        # How many messages each agent has sent in the step, by the agent's place.
+        self._sent = np.zeros(len(agents), np.int64)
         self._batches: list[Batch] = []
         # Each payload once, with its number. A payload that contains null is in a tuple: NaN is encoded as null, and
         # `send`, which looks up the bare bytes, must not accept NaN.

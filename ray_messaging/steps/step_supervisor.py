@@ -102,7 +102,7 @@ class StepSupervisor:
     async def _drive(self) -> None:
         """Close one step after the other, under one attempt."""
         taken = await self._store.take(SUPERVISOR, Driver("interceptor", self._start), STEP_LEASE_S)
-        assert isinstance(taken, DrivenGroup)  # all interceptors are one driver
+        assert isinstance(taken, DrivenGroup)  # All interceptors of an experiment together are one driver.
         mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
         self._state, self._total = taken.state, Counter()
         if mine is not None:  # how much the rules have changed the groups' counts of fates so far
@@ -200,7 +200,7 @@ class JudgedBroadcasts:
         self._audiences = audiences
         self._current_routes = current_routes
         self._records: Mapping[str, MailboxRecord] = {}
-        self._unfolders: dict[str, Unfolder] = {}  # by mailbox
+        self._unfolders: dict[str, Unfolder] = {}  # for each mailbox, what turns its folded broadcasts into messages
 
     async def unfold(self, mailbox: str, broadcasts: Batch) -> Batch:
         """Return the messages of a mailbox's folded frame; raise the same errors as `Unfolder.unfold`."""

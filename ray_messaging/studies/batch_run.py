@@ -25,11 +25,13 @@ from ray_messaging.studies.run_workers import packed
 from ray_messaging.studies.study import Study
 from ray_messaging.studies.study_folder import DIED, StudyFolder
 
-_DEATHS = 3  # of a run's workers, after which the run is the cause
-_FLUSH_S, _FLUSH_RUNS, _FLUSH_BYTES = 1.0, 500, 2**25  # ended runs are written after so long, or so many of them
-_LOOK_S = 0.5  # the longest time between two looks at the progress
+_DEATHS = 3  # A run that has killed so many workers counts as the cause of their deaths, and is not tried again.
+# Ended runs are written into the folder after so many seconds, or once there are so many runs or bytes.
+_FLUSH_S, _FLUSH_RUNS, _FLUSH_BYTES = 1.0, 500, 2**25
+_LOOK_S = 0.5  # The progress is looked at after at most so many seconds.
 
-Outcomes = Any  # a function of the result, an aggregate, a dict of functions by name, or a list of them
+# A function of the result, an aggregate, a dict of functions by name, or a list of such functions and aggregates.
+Outcomes = Any
 
 
 def batch_run(
@@ -142,7 +144,10 @@ def batch_run(
 
 
 def _outcomes(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], list[Aggregate]]:  # noqa: ANN401 - as the user has written it
-    """Return the functions among outcomes, by name or under "", and the aggregates."""
+    """Return the functions among `outcomes` and the aggregates among them.
+
+    The functions are returned by name; a function that returns a dict has the name "".
+    """
     functions: list[tuple[str, Callable[..., Any]]] = []
     aggregates: list[Aggregate] = []
     for each in outcomes if isinstance(outcomes, list | tuple) else [] if outcomes is None else [outcomes]:
@@ -202,11 +207,14 @@ def _check(template: RunTemplate, design: Sequence[PlannedRun]) -> None:
 def _record(
     template: RunTemplate, design: Sequence[PlannedRun], seed: int, functions: Sequence[tuple[str, Any]]
 ) -> dict[str, Any]:
-    """Return what is studied, by which a later call sees whether the folder has the same study."""
+    """Return a record of what is studied.
+
+    A later call compares it with its own, to see whether the folder has the same study.
+    """
     sources = {what: source_of(function) for what, (function, _) in template.functions().items()}
     given = {name: value for name, value in template.given.items() if name not in sources}
     rules = given.pop("rules", None)
-    # "" tells what was not given from what has no digest.
+    # An argument that was not given has "". An argument that was given, but has no digest, differs from that.
     inputs = {name: "" if value is None else content_digest(value) for name, value in given.items()}
     if rules is not None:
         inputs["rules"] = content_digest([(name_of(rule), vars(rule)) for rule in rules])
@@ -278,7 +286,7 @@ def _carry_out(
         ended = _EndedRuns(files)
         try:
             _drive(ended, left, template, workers, StudyProgress(len(design), len(left), shown=progress))
-        finally:  # after Ctrl-C, too
+        finally:  # Ended runs are written after Ctrl-C, too.
             ended.flush()
         there = files.runs(record)
     files.finish([there[run.key] for run in design])

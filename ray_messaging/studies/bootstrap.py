@@ -1,4 +1,4 @@
-"""Effects: how much an outcome differs from that of a base, by how much it may be chance, and how large that is."""
+"""Comparison of an outcome with that of a base: the difference, its interval, and its size in standard deviations."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 10_000
-_CHUNK = 2**20  # drawn numbers at a time
+_CHUNK = 2**20  # the most random numbers that are drawn at a time, so that memory stays small
 _NORMAL = NormalDist()
 
 
@@ -22,7 +22,9 @@ class Interval(NamedTuple):
 
 
 def mean_interval(values: Sequence[float], *, level: float, resamples: int = RESAMPLES) -> Interval:
-    """Return the mean of values with its bootstrap interval of a level, as 0.95; the same for the same values.
+    """Return the mean of values with its bootstrap interval of a level, such as 0.95.
+
+    Equal values give equal intervals.
 
     The interval has the percentiles of the means of resamples. For few values, percentiles alone are too narrow: they
     are taken further out, by as much as Student's distribution is wider than the normal one (Hesterberg 2015, "What
@@ -82,7 +84,10 @@ def _student_density(t: float, freedom: int) -> float:
 
 
 def _student_cdf(t: float, freedom: int) -> float:
-    """Return the distribution at t, by its finite sums (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    """Return the probability that a value of Student's distribution is at most t.
+
+    The sums are finite (Abramowitz and Stegun 26.7.3 and 26.7.4).
+    """
     angle = math.atan(t / math.sqrt(freedom))
     cosine, term, total = math.cos(angle) ** 2, 1.0, 0.0
     if freedom % 2:

@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 from ray_messaging.errors import ConfigError
 from ray_messaging.studies.design import REPLICATE, ROW, SEED, PlannedRun
 
-GIVEN = (ROW, REPLICATE, SEED)  # what a function may take besides the parameters
+GIVEN = (ROW, REPLICATE, SEED)  # A function may take these names besides the parameters.
 _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 class Wanted(NamedTuple):
-    """The names that a function takes. `needed` are those without a default; `any_name` says that it takes all."""
+    """The names of a function's arguments. `needed` are those without a default.
+
+    `any_name` is True if it takes **kwargs.
+    """
 
     names: frozenset[str]
     needed: frozenset[str]
@@ -21,10 +24,10 @@ class Wanted(NamedTuple):
 
 
 def wanted_by(function: Callable[..., Any], positional: int) -> Wanted:
-    """Return the names that a function takes behind its first `positional` arguments."""
+    """Return the names of a function's arguments that come after the first `positional` ones."""
     try:
         parameters = [*inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):  # some builtins have none
+    except (TypeError, ValueError):  # Python does not know the arguments of some builtins.
         return Wanted(frozenset(), frozenset(), any_name=False)
     any_name = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     by_place = [each for each in parameters if each.kind in (_NAMED[0], inspect.Parameter.POSITIONAL_ONLY)]
@@ -35,12 +38,12 @@ def wanted_by(function: Callable[..., Any], positional: int) -> Wanted:
 
 
 def values_of(run: PlannedRun) -> dict[str, Any]:
-    """Return all that functions may take by name in a run."""
+    """Return all values that functions may take by name in a run."""
     return {**run.row, ROW: dict(run.row), REPLICATE: run.replicate, SEED: run.seed}
 
 
 def bound(function: Any, positional: int, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - functions of any kind
-    """Return a function that takes only its `positional` arguments, because it has those that it takes by name.
+    """Return a function that takes only `positional` arguments. The arguments that it takes by name are filled in.
 
     Args: `function` may be a dict of functions by kind of agents, and so is then what is returned.
     """
@@ -52,7 +55,7 @@ def bound(function: Any, positional: int, values: Mapping[str, Any]) -> Any:  # 
 
 
 def check_names(functions: Mapping[str, tuple[Callable[..., Any], int]], parameters: Iterable[str]) -> None:
-    """Raise ConfigError if no function takes some parameter, or a function takes what is no parameter."""
+    """Raise ConfigError if no function takes some parameter, or if a function takes a name that is not a parameter."""
     names = [*parameters]
     wanted = {what: wanted_by(function, positional) for what, (function, positional) in functions.items()}
     for what, each in wanted.items():

@@ -16,7 +16,7 @@ from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 KEY, REPLICATE, SEED, DIGEST, SECONDS, ERROR, RUN, ROW, MADE, SAVED = TAKEN = (
     *("key", "replicate", "seed", "digest", "seconds", "error", "run", "row", "calls made", "calls saved"),
 )
-_SEED_BITS = 32  # more than that are refused by numpy's RandomState, which networkx and others build of a seed
+_SEED_BITS = 32  # numpy's RandomState, which networkx and others use, refuses seeds of more bits.
 
 Row = dict[str, Any]
 
@@ -45,7 +45,7 @@ def design_of(parameters: object, replicates: object, seed: int) -> list[Planned
 
 
 def plain_value(value: Any) -> Any:  # noqa: ANN401 - any value
-    """Return a number, bool or text of numpy as one of Python's, and any other value itself."""
+    """Return a number, bool or text of numpy as Python's own type. Return any other value unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -67,7 +67,7 @@ def _rows_of(parameters: Any) -> list[Row]:  # noqa: ANN401 - as the user has wr
 
 
 def _levels(name: object, values: Any) -> list[Any]:  # noqa: ANN401 - as the user has written it
-    """Return the values of a parameter; a value alone is the only one."""
+    """Return the values of a parameter. A value that is not in a list is the only one."""
     if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
         return [values]
     found = [*values]
@@ -103,7 +103,7 @@ def _value(value: Any, where: str) -> Any:  # noqa: ANN401 - any value
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{where}nan, which stands for no value: give each row a value")
     try:
-        json.dumps(value, ensure_ascii=False).encode()  # which refuses what is no valid text
+        json.dumps(value, ensure_ascii=False).encode()  # The encoding refuses text that is not valid Unicode.
     except (TypeError, ValueError):
         raise ConfigError(
             f"{where}{short_repr(value)}, and a table holds numbers, bools, texts, None and lists of them: give it a "
@@ -125,7 +125,7 @@ def _key(row: Row, replicate: int) -> str:
 
 
 def _seeds(seed: int) -> Iterator[int]:
-    """Yield a seed for each replicate, each another one. The first ones are the same however many are drawn."""
+    """Yield a seed for each replicate. No two are equal, and the first ones do not depend on how many are drawn."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise ConfigError(f"seed={seed!r} must be a whole number")
     drawn = set[int]()

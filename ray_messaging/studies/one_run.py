@@ -1,4 +1,4 @@
-"""One run of a study, in whatever process: from its parameters to a row of the table."""
+"""One run of a study, in any process: it takes a row of parameters, and returns a row of the table."""
 
 import inspect
 import json
@@ -22,12 +22,16 @@ from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 from ray_messaging.studies.by_name import bound, values_of
 from ray_messaging.studies.design import KEY, REPLICATE, TAKEN, PlannedRun, plain_value
 
-OF_THE_ROW = "agents", "until", "graph", "shared", "rules", "groups"  # arguments that may be functions of the row
+# These arguments may be functions of a row of parameters.
+OF_THE_ROW = "agents", "until", "graph", "shared", "rules", "groups"
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class EndedRun(NamedTuple):
-    """What came of a run: its outcomes, or an error with its place. `series` is a table as bytes of Arrow's format."""
+    """The result of a run: its outcomes, or its error with the place in the code.
+
+    `series` is a table in Arrow's format.
+    """
 
     outcomes: dict[str, Any]
     digest: str | None
@@ -61,7 +65,7 @@ class RunTemplate:
 
 
 def carry_out(template: RunTemplate, planned: PlannedRun) -> EndedRun:
-    """Run a model once, and return what came of it. An error of the model or another function is a part of that."""
+    """Run a model once, and return the result. An error of the model, or of another function, is part of the result."""
     begun = time.perf_counter()
     try:
         result, values = _result(template, planned)
@@ -82,7 +86,7 @@ def _result(template: RunTemplate, planned: PlannedRun) -> tuple[Result, dict[st
         for name, value in template.given.items()
     }
     start = None if template.start is None else bound(template.start, 1, values)
-    call: Any = run  # its overloads tell apart what is not known here
+    call: Any = run  # The types of the arguments are not known here, so the overloads of `run` cannot be told apart.
     found: Result = call(
         bound(template.model, 2, values), start=start, seed=planned.seed, progress=False, **given, **template.options
     )
@@ -111,7 +115,8 @@ def _add_outcomes(found: dict[str, Any], template: RunTemplate, result: Result, 
                 raise ConfigError(
                     f"the outcome {key!r} is {each!r:.100}: it must be a number, a bool, a valid text or None"
                 )
-            if type(plain) not in _PLAIN:  # as of an enum, whose class other processes may not have
+            # The type may be an enum's, for example, whose class other processes may not have.
+            if type(plain) not in _PLAIN:
                 plain = json.loads(json.dumps(plain))
             if key in found:
                 raise ConfigError(f"two outcomes have the name {key!r}: rename one")
@@ -145,7 +150,7 @@ def _ipc(table: pa.Table) -> bytes:
 
 
 def _told(error: Exception) -> str:
-    """Return an error's text with the place in the user's code, which the errors of steps have already."""
+    """Return an error's text with the place in the user's code. Errors of steps name that place already."""
     try:
         text = str(error)
     except Exception as other:  # noqa: BLE001 - of the user's own class, of any kind

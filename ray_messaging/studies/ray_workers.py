@@ -20,24 +20,25 @@ class RayWorkers:
     def __init__(self, template: bytes, count: int | None) -> None:
         self._packed = template
         self._wanted = count
-        self._busy: dict[Any, PlannedRun] = {}  # by ObjectRef
+        self._busy: dict[Any, PlannedRun] = {}  # the run of each task, by the ObjectRef of its result
 
     def __enter__(self) -> Self:
         self._session = hold_ray()
         self._template = ray_calls.put(self._packed)
-        # Without retries of Ray's own: a run that kills its worker must be told from one whose machine has died.
+        # Ray must not repeat a task: the study has to know whether a run has killed its worker, or the machine has
+        # died.
         self._task = ray.remote(num_cpus=1, max_retries=0)(run_packed)
         return self
 
     def __exit__(self, *_error: object) -> None:
         for ref in self._busy:
-            with suppress(Exception):  # of any kind: the cluster may have ended
+            with suppress(Exception):  # Any error is ignored, because the cluster may have ended.
                 ray_calls.cancel(ref)
         release_ray(self._session)
 
     @property
     def free(self) -> bool:
-        """Return whether a run can be started; the cores are counted anew, because machines come and go."""
+        """Return whether a run can be started. The cores are counted anew each time, because machines come and go."""
         count = self._wanted or max(1, int(ray.cluster_resources().get("CPU", 1)))
         return len(self._busy) < count
 
@@ -56,7 +57,7 @@ def _answer(ref: Any) -> EndedRun | None:  # noqa: ANN401 - an ObjectRef
         ended: EndedRun = ray_calls.get(ref)
     except ray.exceptions.RayTaskError as error:
         raise MessagingError(f"a task of the study cannot begin: {error.cause}") from error
-    except ray.exceptions.RayError:  # of its worker, its machine, or the memory there
+    except ray.exceptions.RayError:  # The task's worker or machine has died, or memory ran out there.
         return None
     return ended
 

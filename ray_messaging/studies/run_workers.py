@@ -27,7 +27,7 @@ from ray_messaging.studies.design import PlannedRun
 from ray_messaging.studies.one_run import EndedRun, RunTemplate, carry_out
 
 _CHILD = "import sys; from ray_messaging.studies.run_workers import serve_runs; serve_runs(int(sys.argv[1]))"
-_END_S = 5.0  # how long a process may take to end after it was told to
+_END_S = 5.0  # A process may take so many seconds to end after it was told to.
 # A process has one core, as in Ray's workers: libraries that would start a thread for each core hinder each other.
 _ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _INSTALLED = tuple(
@@ -37,18 +37,19 @@ _INSTALLED = tuple(
 
 
 class WorkerAnswer(NamedTuple):
-    """What became of a run that a worker was given; `ended` None: the worker died."""
+    """What became of a run that a worker got. `ended` is None if the worker died."""
 
     planned: PlannedRun
     ended: EndedRun | None
 
 
 def packed(template: RunTemplate) -> bytes:
-    """Return a template as bytes that hold the user's own modules, as they are now.
+    """Return a template as bytes. They include the source of the user's own modules, as it is now.
 
     Raises: ConfigError, which names the part, if something in it cannot be pickled.
     """
-    with suppress(Exception), _by_value(_own_modules()):  # of any kind: a global of a module may be a lock
+    # Any error may come, such as for a lock among a module's globals. Then modules are sent by name, without source.
+    with suppress(Exception), _by_value(_own_modules()):
         return bytes(cloudpickle.dumps(template))
     return bytes(sent("the study", template, cloudpickle.dumps))
 
@@ -113,8 +114,9 @@ class ProcessWorkers:
         while True:
             worker = self._idle.pop() if self._idle else _Worker(self._template)
             try:
-                worker.pipe.send_bytes(cloudpickle.dumps(planned))  # a parameter may be of a class of the program
-            except (BrokenPipeError, ConnectionResetError):  # it died while it had nothing to do
+                # A plain pickle may not be able to handle a parameter whose class is in the user's program.
+                worker.pipe.send_bytes(cloudpickle.dumps(planned))
+            except (BrokenPipeError, ConnectionResetError):  # The worker died while it had no run.
                 worker.end()
                 continue
             self._busy[worker.pipe] = worker, planned
@@ -142,7 +144,10 @@ class ProcessWorkers:
 
 
 class _Worker:
-    """A Python process that carries out runs. It ends when its standard input does, in the middle of a run, too."""
+    """A Python process that carries out runs.
+
+    It ends when its standard input is closed, even in the middle of a run.
+    """
 
     def __init__(self, template: bytes) -> None:
         self.pipe, theirs = Pipe()
@@ -151,10 +156,10 @@ class _Worker:
             stdin=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
             env={**_ONE_CORE, **os.environ},
-            start_new_session=True,  # Ctrl-C is for the program that has called
+            start_new_session=True,  # Ctrl-C is meant for the calling program, so it must not reach the worker.
         )
         theirs.close()
-        with suppress(BrokenPipeError, ConnectionResetError):  # `wait` finds out that it died
+        with suppress(BrokenPipeError, ConnectionResetError):  # The worker has died; `wait` finds that out.
             self.pipe.send((sys.path, template))
 
     def end(self) -> None:

@@ -36,7 +36,7 @@ class Study:
         if record is None:
             raise LogError(f"{str(folder)!r} has no study: pass the folder= of a batch_run", path=str(folder))
         self._record = record
-        self._owner: object = None  # a temporary folder, which ends with this object
+        self._owner: object = None  # This refers to a temporary folder, which is removed when this object is freed.
 
     @property
     def folder(self) -> str:
@@ -242,7 +242,7 @@ class Study:
                 raise ConfigError(f"base= has {name!r}, and the study has {_names(self.parameters)}")
             if value not in (levels := self._levels(name)):
                 raise ConfigError(f"no run has {name}={value!r}: the study has {', '.join(map(repr, levels[:20]))}")
-        # The study's own value, as True == 1 == 1.0.
+        # The study's own value is returned, because 1, 1.0 and True are equal but look different in a table.
         return {name: next(v for v in self._levels(name) if v == plain_value(value)) for name, value in base.items()}
 
     def _numbers(self) -> list[str]:

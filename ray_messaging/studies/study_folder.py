@@ -24,14 +24,18 @@ from ray_messaging.studies.study_tables import exact_table, exact_values, fitted
 
 RECORD = "_study.json"
 RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
-DIED = "WorkerDied: "  # how the error of a run begins whose worker died: the next call runs it again
+# The error of a run begins with this text if its worker died. The next call carries that run out again.
+DIED = "WorkerDied: "
 _PART = re.compile(r"(runs|series)-(\d{8,})\.parquet")
 _OF_SERIES = re.compile(r"series(-\d{8,})?\.parquet")
-_KEYS = b"ray_messaging.runs"  # in a file of series: the runs of its row groups
+_KEYS = b"ray_messaging.runs"  # This key, in a file of series, has the names of the runs, one for each row group.
 
 
 class StoredRun(NamedTuple):
-    """A run that has ended, as the folder has it. `series` is the file of its series, and the row group there."""
+    """A run that has ended, as the folder has it.
+
+    `series` names the file that has the run's series, and the row group in that file.
+    """
 
     key: str
     row: dict[str, Any]
@@ -56,11 +60,15 @@ class StudyFolder:
     def __init__(self, where: str | Path) -> None:
         self.folder = Folder(where)
         self.where = str(where)
-        self._kinds: dict[str, tuple[str, str]] | None = None  # of collected values by name, and a run that has it
+        # The kind of each collected value by name, and a run that has collected it.
+        self._kinds: dict[str, tuple[str, str]] | None = None
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other processes from writing into the folder; raise LogError if one does so already."""
+        """Keep other processes from writing into the folder.
+
+        Raises LogError if another process writes into it already.
+        """
         with self._writing():
             self.folder.filesystem.create_dir(self.folder.path, recursive=True)
         with self.folder.lock() as locked:
@@ -108,7 +116,8 @@ class StudyFolder:
             try:
                 return self._runs_in(there, record)
             except LogError as error:
-                # At its end another program puts all parts into one file.
+                # If a file has vanished, another program is putting all parts into one file, as at a study's end: list
+                # the files again.
                 if not isinstance(error.__cause__, FileNotFoundError) or self.files() == there:
                     raise
 
@@ -132,7 +141,9 @@ class StudyFolder:
         return max((int(part[2]) for name in self.files() if (part := _PART.fullmatch(name))), default=-1) + 1
 
     def write_part(self, number: int, ended: Sequence[tuple[PlannedRun, EndedRun]]) -> None:
-        """Write some runs that have ended. They are there when the file of their rows is, which is the last one.
+        """Write some runs that have ended.
+
+        The file of their rows is written last: only then do the runs count as stored.
 
         Raises: ConfigError if a run has collected a value of another kind than an earlier one.
         """
@@ -184,7 +195,7 @@ class StudyFolder:
                 self.folder.filesystem.delete_file(self._path(name))
 
     def series_of(self, run: StoredRun) -> pa.Table:
-        """Return the series of one run, also if the study has grown or ended since the run was read."""
+        """Return the series of one run. The study may have grown or ended since the run was read."""
         assert run.series is not None
         if (table := self._series(*run.series, run.key)) is None:
             for name in filter(_OF_SERIES.fullmatch, self.files()):
@@ -198,7 +209,10 @@ class StudyFolder:
         return table.drop_columns([KEY])
 
     def _series(self, name: str, group: int, key: str) -> pa.Table | None:
-        """Return the series in a row group of a file; None if it is not there, or that of another run."""
+        """Return the series in a row group of a file.
+
+        Return None if the row group is absent, or has another run's series.
+        """
         with self._reading(name):
             try:
                 stream = self.folder.filesystem.open_input_file(self._path(name))

@@ -6,9 +6,9 @@ from typing import Any
 from ray_messaging.eventlog.plot import new_figure
 from ray_messaging.studies.bootstrap import Interval
 
-_WIDTH, _HEIGHT = 8, 4.5  # inches
+_WIDTH, _HEIGHT = 8, 4.5  # in inches
 _SHADE = 0.2
-_APART = 0.08  # between the points of two lines over one text
+_APART = 0.08  # the distance between points of different lines over the same text
 
 
 def draw(lines: Mapping[Any, Mapping[Any, Interval]], x: str, y: str, by: str | None, note: str) -> Any:  # noqa: ANN401 - matplotlib's Figure

@@ -13,12 +13,12 @@ import pyarrow as pa
 from ray_messaging.common.tables import MOST_EXACT
 from ray_messaging.model.series_columns import AGENT, TAKEN
 
-_KIND, _JSON, _INTS = b"ray_messaging", b"json", b"ints"  # in the metadata of a column's field
+_KIND, _JSON, _INTS = b"ray_messaging", b"json", b"ints"  # These keys are in the metadata of a column.
 _INT64 = 2**63
 
 
 def exact_table(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
-    """Return a table of values, each of which is read again as it was."""
+    """Return a table of values. `exact_values` returns from it exactly the same values."""
     fields, arrays = [], []
     for name, values in columns.items():
         kind = _kind_of(values)
@@ -66,7 +66,7 @@ def _kind_of(values: Sequence[Any]) -> pa.DataType | None:
 
 
 def kind_of(column: pa.DataType) -> str | None:
-    """Return the kind of a collected column, of which all runs must have the same; None: it has no values."""
+    """Return the kind of a collected column, which all runs must share; None if the column has no values."""
     if pa.types.is_null(column):
         return None
     return "bool" if pa.types.is_boolean(column) else "text" if pa.types.is_string(column) else "number"
@@ -80,7 +80,7 @@ def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return series with the columns of a schema. What another run has counted, and this one has not, is 0."""
+    """Return series with the columns of a schema. A count that only other runs have is 0."""
     by_agent = AGENT in schema.names
     columns = []
     for field in schema:

@@ -60,7 +60,7 @@ class AnswerModel:
                 raise ValueError(f"it is a JSON {kind}, and an answer is an object")  # noqa: TRY301 - said as all others
             read_all, dump = _list_of(model)
             return cls(json.dumps(schema, sort_keys=True).encode(), read_all, reader_of(model), dump)
-        except (TypeError, ValueError, RuntimeError) as error:  # pydantic's own are RuntimeErrors
+        except (TypeError, ValueError, RuntimeError) as error:  # pydantic's own errors can be RuntimeErrors.
             raise ConfigError(
                 f"{model!r} cannot be the type of answers ({str(error).partition(chr(10))[0]}): pass a pydantic model, "
                 "a dataclass or a msgspec.Struct"
@@ -139,7 +139,7 @@ def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[byte
 
 
 def _has_format(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
-    if isinstance(value, str):  # a format says nothing about other values
+    if isinstance(value, str):  # A format says nothing about values that are not texts.
         msgspec.convert(value, kind)
     return True
 

@@ -31,11 +31,11 @@ class Tally:
         self.arrived: list[AgentId] = []  # the agents with an answer that fits, in the order of their answers
         self.invalid: dict[AgentId, InvalidAnswer] = {}
         self.blocked: dict[AgentId, BlockedQuestion] = {}
-        self.late = 0  # answers that do not count
+        self.late = 0  # the number of answers that came too late to count
         self.questions = 0  # the number of questions that were sent
         self.states = np.zeros(len(self.agents), np.uint8)
         self._model = model
-        self._owed = np.zeros(len(self.agents), np.int32)  # questions without an answer
+        self._owed = np.zeros(len(self.agents), np.int32)  # how many questions of each agent have no answer
         self._asked = np.zeros(len(self.agents), np.bool_)
 
     # -- filling --------------------------------------------------------------------------------------------------
@@ -87,14 +87,14 @@ class Tally:
         for at in np.flatnonzero(~fits).tolist():
             self.invalid[agents[at]] = values[at]
         for agent in agents if self.blocked else ():
-            self.blocked.pop(agent, None)  # an earlier question to it was blocked
+            self.blocked.pop(agent, None)  # A rule may have blocked an earlier question to this agent.
         if not fits.all():
             agents = [agent for agent, fit in zip(agents, fits, strict=True) if fit]
             values = [value for value, fit in zip(values, fits, strict=True) if fit]
         self.answers.update(zip(agents, values, strict=True))
         self.arrived += agents
         for agent in agents if self.invalid else ():
-            self.invalid.pop(agent, None)  # an earlier answer of it was invalid
+            self.invalid.pop(agent, None)  # An earlier answer of this agent may have been invalid.
         self._owed[places] -= 1
         self.states[places] = np.where(fits, ANSWERED, INVALID)
 

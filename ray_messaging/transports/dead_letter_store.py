@@ -33,7 +33,7 @@ class DeadFrame(NamedTuple):
     row: int
     reason: str
     frame: bytes
-    at: float  # unix s
+    at: float  # in unix seconds
     born: int | None
     exclusive: bool
     acked: str = ""
@@ -116,7 +116,7 @@ class RedisDeadLetters:
     async def facts(self) -> DeadFacts:
         """Return how many letters there are and their bytes, and how many letters were dropped and their bytes."""
         letters, (known, *counts) = await self._counts()
-        if known != letters:  # another client has changed the stream
+        if known != letters:  # Another client has changed the stream in the meantime.
             await self.drop([])
             letters, (_, *counts) = await self._counts()
         return DeadFacts(letters, *counts)

@@ -76,7 +76,7 @@ class Feed(TakenSocket):
         super().close(why)
         if not self._ended.done():
             self._ended.set_exception(self._lost or RedisConnectionError("closed"))
-            self._ended.exception()  # otherwise asyncio logs that it was never retrieved
+            self._ended.exception()  # Without this call, asyncio logs that the error was never retrieved.
 
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class RedisIngress:
         self._waiting: list[asyncio.Future[None]] = []
         self._ours = False
         self._first: dict[bytes, bytes] = {}
-        self._gone = False  # our mailbox was removed
+        self._gone = False  # True: our mailbox was removed
         self._refused: ServerRefused | None = None  # the answer to the last attempt
         self.cuts = 0
 
@@ -341,7 +341,7 @@ class RedisIngress:
     def _first_of(self, channel: bytes, pattern: bytes) -> bool:
         if len(self._globs) == 1:
             return True
-        if len(self._first) > 100_000:  # foreign clients choose the channels' names
+        if len(self._first) > 100_000:  # Foreign clients choose the names of channels, so their number needs a limit.
             self._first.clear()
         return self._first.setdefault(channel, pattern) == pattern
 

@@ -103,7 +103,7 @@ class Mailbox:
     leased: bool
     unlogged: int
     unlogged_bytes: int
-    hosts: bool  # no other mailbox listens for its agents
+    hosts: bool  # True: no other mailbox listens for its agents
     owner: str = ""
     acked: int = 0  # messages that were acknowledged although an earlier one was not
     in_steps: bool = False  # the mailbox belongs to a group with steps, which may rest because its run has ended
@@ -145,7 +145,7 @@ class ServerFacts:
     error: str = ""
     refused: bool = False
     info: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)  # empty if we may not read them
+    settings: dict[str, str] = field(default_factory=dict)  # empty if we may not read the server's settings
     round_trip_ms: float = 0.0
     skew_s: float = 0.0
     lacking: list[str] | None = field(default_factory=list)  # rights of our user, for ACL SETUSER; None: unknown

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ALL = 2**53  # a step after all others
+_ALL = 2**53  # a number above the numbers of all steps
 _SWEEP_S = 1.0  # the longest wait until old bodies are deleted
 _MARK = b"\x01body:"  # no frame begins with these bytes; script write_to_boxes reads the size after it
 

@@ -111,10 +111,10 @@ class Opened(NamedTuple):
 class Reason(StrEnum):
     """Reason why a step cannot be opened yet."""
 
-    GROUPS = "groups"  # some groups have not closed an earlier step
+    GROUPS = "groups"  # Some groups have not ended an earlier step.
     MISSING = "missing"  # step 0: fewer groups have joined than the settings say
-    WINDOW = "window"  # some groups are too far behind
-    HOLD = "hold"  # a hold is too far behind
+    WINDOW = "window"  # Some groups are too many steps behind.
+    HOLD = "hold"  # A hold, such as the event log's, is too many steps behind.
     PAUSED = "paused"
 
 

@@ -43,15 +43,15 @@ from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
 from ray_messaging.model.typed.column import NUMBERS, STRING, NumberColumn, TextColumn, TypedColumn
 from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
-try:  # this computes CRC-32 with the processor's own instructions, in a tenth of the time
+try:  # This package computes CRC-32 with the processor's own instructions, in a tenth of the time.
     from isal.isal_zlib import crc32
-except ImportError:  # not available for this machine
+except ImportError:  # The package does not exist for this machine: the standard library computes the same checksum.
     from zlib import crc32
 
 FOREIGN_SENDER = "foreign-"  # with a mailbox's name after it, the sender of foreign clients' messages
 MAGIC, VERSION = b"RM", 4
 _PREFIX = Packer("<2sBxII")
-_ALIGNMENT = 8  # of typed columns, from the start of the frame
+_ALIGNMENT = 8  # Typed columns begin at a multiple of so many bytes from the start of the frame.
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
 _I8, _I4, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<i4", "<f8", "<u4", "<u2", "u1"))
@@ -106,24 +106,25 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     first: _Number
     rows: _Number
     flags: _Number
-    lines: int  # -1: no payloads (a verdict request with ids only)
+    lines: int  # -1: the frame has no payloads, as in a request for a verdict on ids only
     topics: Annotated[tuple[_Topic, ...], msgspec.Meta(min_length=1)]
     from_strings: tuple[str, ...]
     to_strings: tuple[str, ...]
     step: _Step | None
     sent_at: float
-    labels: tuple[tuple[str, bytes], ...] = ()  # a label and its rows, uint32
-    noted: bytes = b""  # rows, uint32
+    labels: tuple[tuple[str, bytes], ...] = ()  # each label, with the rows that have it (uint32)
+    noted: bytes = b""  # the rows (uint32) that the event log reads from a note instead
     attempt: _Number = 0
     deliver: _Step | None = None
     reply_mailbox: str = ""
     reply_texts: tuple[str, ...] = ()
     audience: tuple[str, _Number] | None = None
     payload_columns: tuple[ColumnField, ...] = ()
-    asked_outside: tuple[tuple[_Number, str, str], ...] = ()  # a row, a mailbox and a message id each
+    asked_outside: tuple[tuple[_Number, str, str], ...] = ()  # each with a row, a mailbox and a message id
     fold: tuple[bytes, _Number, bytes] | None = None
     trace: bytes = b""  # the span that sent the batch; b"": it is not traced
-    behind: tuple[tuple[_Number, tuple[_InHand, ...]], ...] = ()  # a row, and the handlers that wait for its answer
+    # Each with a row, and the handlers that wait for the answer to that row.
+    behind: tuple[tuple[_Number, tuple[_InHand, ...]], ...] = ()
     failed: bool = False
     cause_texts: tuple[str, ...] = ()
 
@@ -146,7 +147,8 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
         None if lines is None else lines.index,
         np.array([*map(len, lines.list)], "<u4") if lines is not None and lines.raw else None,
     )
-    if not all(map(is_, optional, _ABSENT)):  # a single message, for which latency matters most, has none of them
+    # A single message has none of these columns, and its latency matters most.
+    if not all(map(is_, optional, _ABSENT)):
         for flag, column in zip(_FLAGS, optional, strict=True):
             if column is not None:
                 flags |= flag

@@ -79,7 +79,7 @@ def decode_log_note(data: bytes, rows: int) -> LogNote:
 
 
 class Ask(msgspec.Struct, array_like=True, frozen=True):
-    """A question whose answer a handler awaits: its id, who asks, who is asked, and the mailboxes of who is asked."""
+    """A question for whose answer a handler waits: its id, who asks, who is asked, and that agent's mailboxes."""
 
     question: str
     from_id: AgentId | None
@@ -114,7 +114,7 @@ def encode_service_note(note: ServiceNote) -> bytes:
 
 
 def decode_service_note(data: bytes) -> ServiceNote:
-    """Decode a note; return an empty note for bytes that cannot be decoded, which another program wrote."""
+    """Decode a note. Bytes that cannot be decoded come from another program; return an empty note for them."""
     try:
         return _decode_service_note(data) if data else ServiceNote()
     except (msgspec.MsgspecError, RecursionError):

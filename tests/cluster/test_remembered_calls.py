@@ -179,7 +179,7 @@ def test_a_budget_ends_the_run_cleanly_and_a_later_start_goes_on(by_value, tmp_p
 
 
 def test_calls_without_steps_and_of_another_type_are_refused(by_value):
-    for calls, text in ((Calls(budget=1), r"add steps=Steps\(\)"), ({"budget": 1}, "is no Calls")):
+    for calls, text in ((Calls(budget=1), r"add steps=Steps\(\)"), ({"budget": 1}, "is not a Calls object")):
         with pytest.raises(ConfigError, match=text):
             Messaging.start("refused", calls=calls)
 

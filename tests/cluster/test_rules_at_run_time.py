@@ -53,7 +53,7 @@ def test_a_rule_that_cannot_be_used_is_refused_in_short_words(town):
     messaging.rules.insert(rules.MaxLength(1_000))
     with pytest.raises(ConfigError, match=r"^the rule cannot be sent to other processes: its 'lock' cannot be pickled"):
         messaging.rules.insert(LocksUp(locked=True))
-    with pytest.raises(RuleError, match="is no rule"):
+    with pytest.raises(RuleError, match="is not a rule"):
         messaging.rules.insert("max_length")
     with pytest.raises(ConfigError, match="has no steps"):
         messaging.rules.insert(rules.MaxLength(10), at_step=3)

@@ -29,7 +29,7 @@ async def test_a_server_in_place_of_a_sentinel(lone, exp_id):
     error = await refused(
         RedisConfig(sentinels=[address], service=SERVICE, sentinel_password=password), exp_id, ConfigError
     )
-    assert f"{address} is no Sentinel" in str(error)
+    assert f"{address} is not a Sentinel" in str(error)
 
 
 async def test_a_sentinel_in_place_of_a_server(lone, exp_id):

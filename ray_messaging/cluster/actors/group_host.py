@@ -231,7 +231,7 @@ class GroupHost:
         self.lane = GroupLaneServer(self)
         self.questions = GroupQuestions(self.messager)
         self.messager.conversation.waits.others_handle = self._others_handle
-        # Handles commit by leases, and only messages in the group's own mailbox are leased.
+        # Late answers are committed at once: a handle cannot, as only messages in the group's mailbox have leases.
         self.messager.conversation.keeps_late = False
 
     @property
@@ -245,7 +245,7 @@ class GroupHost:
         subscription = self.messager.engine.subscription
         if subscription is None:
             return self._given
-        await subscription.adopt()  # other groups may have moved agents here
+        await subscription.adopt()  # Other groups may have moved agents to this one.
         return self._given if subscription.hosted == AgentSet.of(self._given) else subscription.hosted.column
 
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:
@@ -269,7 +269,7 @@ class GroupHost:
     async def let_go(self, leaving: IdColumn, target: str | None, timeout: float, *, again: bool) -> None:
         """Move agents to the group `target` (None: remove them). With `again`, ignore agents that have left already."""
         agents = AgentSet.of(leaving)
-        if again:  # agents that are not here have left already
+        if again:  # Agents that are not here have left already, in an earlier try.
             await self.messager.subscription.adopt()
             agents &= self.messager.subscription.hosted
         await self.messager.engine.release(agents, target, timeout)

@@ -32,7 +32,7 @@ from ray_messaging.transports.server_facts import kind_and_version
 from ray_messaging.transports.step_values import CollectedKind
 from ray_messaging.transports.transport_values import Limits
 
-PAGE = 4096  # rows in one answer
+PAGE = 4096  # An answer has at most so many rows.
 _CLEARED = "cleared"  # name of a mark on the server: its time, in ms, when the list of `rows` was cleared
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class LogHost:
         self._cleared_ms = -1  # when it was cleared, as the server's time in ms: a later process may renumber rows
         self._noting = asyncio.Lock()
         self._rule_changes: list[folder_records.RuleChange] = []  # the changes that this process wrote last
-        self._taken_over = 0  # rows in the folder when this process began
+        self._taken_over = 0  # the number of rows in the folder when this process began
         self._importing: asyncio.Task[Any] | None = None
 
     async def start(self) -> None:

@@ -248,7 +248,7 @@ class RuleEditor(RuleVersions):
             for change in due:
                 try:
                     change.make(self._interceptor().rules, self._store)
-                except RuleError as error:  # another change has come in between
+                except RuleError as error:  # A change in between made this one impossible.
                     logger.error("a change of the rules for step %d cannot be made: %s", step, error)  # noqa: TRY400
                     self._note(f"{change.change} failed: {error}", {"name": change.which}, step, exact=True)
 

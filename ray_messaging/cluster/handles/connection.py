@@ -38,7 +38,8 @@ def named_actors(prefix: str) -> dict[str, Any]:
     """Return our living actors whose names begin with a prefix, by name."""
     names = [each["name"] for each in all_names() if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
     found = {name: find_actor(name) for name in names}
-    return {name: actor for name, actor in found.items() if actor is not None}  # some may have ended just now
+    # Actors that have ended just now are left out.
+    return {name: actor for name, actor in found.items() if actor is not None}
 
 
 def result(ref: Any, *, actor_name: str) -> Any:  # noqa: ANN401 - an ObjectRef and its value

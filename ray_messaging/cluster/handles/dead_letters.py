@@ -77,7 +77,7 @@ class DeadLetter:
         return f"DeadLetter({self.id!r}, mailbox {self.mailbox!r}, {what}, {self.reason!r})"
 
 
-Letters = list[DeadLetter]  # `list` is a method's name below
+Letters = list[DeadLetter]  # This name exists because `list` is a method's name below.
 
 
 def _columns(letters: Iterable[DeadLetter]) -> dict[str, list[Any]]:

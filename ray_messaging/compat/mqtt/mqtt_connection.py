@@ -75,12 +75,13 @@ class Connection:
         self._config, self._lasting, self._identifier = config, lasting, identifier
         self._on_open, self._on_message, self._on_end = on_open, on_message, on_end
         self._loop = asyncio.get_running_loop()
-        self._acks: dict[int, asyncio.Future[Any]] = {}  # waiting publications and subscriptions, by paho's number
+        # Paho's number of a publication or subscription -> what its caller waits for.
+        self._acks: dict[int, asyncio.Future[Any]] = {}
         self._latest: deque[int] = deque(maxlen=5 * AT_ONCE)  # numbers of the last received messages (of 65,535)
         self._accepted: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._cut: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._opened: asyncio.Future[None] = self._loop.create_future()
-        self._moved = False  # something was acknowledged, or came, in this connection
+        self._moved = False  # True: something was acknowledged or received in this connection
         self._lasted = self._closing = False  # the last connection was steady; `close` was called
         self._task: asyncio.Task[None] | None = None
         self._client = client = Client(
@@ -162,7 +163,7 @@ class Connection:
         """
         try:
             info = self._client.publish(topic, payload, qos=2)
-        except ValueError:  # MQTT's own limit
+        except ValueError:  # paho refuses a payload above MQTT's own limit.
             limit = 268_435_455 - len(topic.encode()) - 2
             raise PayloadTooLarge(
                 f"this payload has {len(payload):,} bytes, and MQTT carries {limit:,}", size=len(payload), limit=limit
@@ -241,7 +242,7 @@ class Connection:
                 return
             if self._taken_over():
                 self.ended = self._fenced()
-                self._up.set()  # so that waiting callers get the error
+                self._up.set()  # Waiting callers wake up, and get the error.
                 self._on_end()
                 return
             if not self.room.is_set():  # the inbox is full; meanwhile messages wait at the broker
@@ -332,7 +333,8 @@ class Connection:
 
     def _read(self, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
         self._client.loop_read()
-        while getattr(sock, "pending", int)() and self._client.socket() is sock:  # TLS has decoded more than was read
+        # TLS may have decoded more than was read, which select does not see: read on.
+        while getattr(sock, "pending", int)() and self._client.socket() is sock:
             self._client.loop_read()
 
     def _come(self, _client: Client, _userdata: object, message: MQTTMessage) -> None:

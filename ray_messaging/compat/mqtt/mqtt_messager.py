@@ -148,7 +148,7 @@ class Messager(metaclass=_ActorClass):
                 await out.close()
                 raise
             self._out, self._in, self._was_connected = out, heard, True
-            self._outbox: asyncio.Queue[_Send] = asyncio.Queue()  # a send is done when its receipt is
+            self._outbox: asyncio.Queue[_Send] = asyncio.Queue()  # A send counts as done once its receipt is done.
             self._room = asyncio.Semaphore(self.settings.outbox_messages)
             self._slots = asyncio.Semaphore(AT_ONCE)
             self._publishing: set[asyncio.Task[None]] = set()
@@ -343,7 +343,7 @@ class Messager(metaclass=_ActorClass):
         """Note a send in the log list, and give its caller the receipt, unless nobody knows the fate."""
         outcome.codes[row], outcome.done_at = fate, time.time()
         receipt, known = outcome.receipt(row), fate != UNKNOWN
-        if known and not send.receipt.done():  # else its caller was cancelled
+        if known and not send.receipt.done():  # A caller that was cancelled has ended the receipt already.
             send.receipt.set_result(receipt)
         self._log.append(
             {
@@ -425,7 +425,7 @@ class Messager(metaclass=_ActorClass):
             )
             if timeout != 0:
                 raise NotListening(remedy)
-            if not self._warned:  # AgentSociety's loops begin to fetch before they listen
+            if not self._warned:  # The warning comes once: AgentSociety's loops begin to fetch before they listen.
                 self._warned = True
                 logger.warning(remedy)
             return []

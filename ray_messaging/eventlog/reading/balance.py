@@ -25,9 +25,9 @@ from ray_messaging.eventlog.reading.results import plain
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.model.fates import FATES
 
-PARTITION_ROWS = 1_000_000  # 40 MB of records, plus sorting
+PARTITION_ROWS = 1_000_000  # The records of so many rows take 40 MB, and sorting takes some more.
 OFFENDERS = 100
-_MOST_FILES = 200  # files of each of two kinds: a process may often open no more than 1,024 files
+_MOST_FILES = 200  # A process may often open no more than 1,024 files; two kinds of files are open at a time.
 _SUSPECTS = 10 * OFFENDERS
 
 _COLUMNS = ("message_id", "to_id", "to_name", "audience", "pairs", "mailbox", "fate", "noted", "entry", "row")
@@ -35,12 +35,16 @@ _NO_FATE = len(FATES)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _SEND = np.dtype([("message", "<u8"), ("mailbox", "<u8"), ("fate", "u1")])
 _PLACE = np.dtype([("place", "<u8"), ("message", "<u8")])
-_HASHED_PLACES = 256  # bytes of a text that have random numbers of their own; later bytes use them again
+# So many bytes at the beginning of a text have random numbers of their own; later bytes use the same numbers again.
+_HASHED_PLACES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Sends, rows, and sends by fate of a balanced log. A broadcast counts as one send to each of its hearers."""
+    """Numbers of sends, of rows, and of sends by fate, of a log without faults.
+
+    A broadcast counts as one send to each of its hearers.
+    """
 
     sends: int
     rows: int
@@ -85,7 +89,10 @@ def _scan(view: View, *, expand: bool) -> Iterator[pa.Table]:
 
 
 def _messages(part: pa.Table) -> NDArray[np.uint64]:
-    """Return a hash of each row's send. The hash of a broadcast includes its hearer, or the row's place without one."""
+    """Return a hash of each row's send.
+
+    The hash of a broadcast includes its hearer; without a hearer, the row's stream entry.
+    """
     messages = hashes(part["message_id"])
     rows = np.flatnonzero(part["audience"].is_valid().to_numpy())
     if len(rows):
@@ -98,7 +105,10 @@ def _messages(part: pa.Table) -> NDArray[np.uint64]:
 
 
 def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Return the sends and places of some rows, and by fate the number of further hearers that rows stand for."""
+    """Return the sends of some rows with their stream entries.
+
+    And, by fate, how many further hearers the rows include.
+    """
     part = part.combine_chunks()
     messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])
     known = {fate: code for code, fate in enumerate(FATES)}
@@ -111,7 +121,7 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
     places = np.empty(len(part), _PLACE)
     noted = part["noted"].to_numpy().astype(np.uint64)
     row = part["row"].to_numpy().astype(np.uint64)
-    # Odd factors: the parts of a place cannot cancel out.
+    # Both factors are odd, so that the parts of a stream entry cannot cancel each other out.
     mixed = mailboxes * np.uint64(0x9E3779B97F4A7C15) + entries * np.uint64(0xC2B2AE3D27D4EB4F)
     places["place"] = mixed + (row * np.uint64(2) + noted) * np.uint64(0x165667B19E3779F9)
     places["message"] = messages
@@ -120,7 +130,7 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
     folded = np.flatnonzero(pairs != 1)
     if len(folded):
         nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null()).to_numpy()[folded]
-        places["place"][folded[~nobody]] += messages[folded[~nobody]]  # the hearers of one row share its place
+        places["place"][folded[~nobody]] += messages[folded[~nobody]]  # All hearers of one row have its stream entry.
         np.add.at(more, sends["fate"][folded[nobody]], pairs[folded[nobody]] - 1)
     return sends, places, more
 
@@ -142,7 +152,7 @@ class _Partitions:
 
     def put(self, records: NDArray[Any]) -> None:
         partitions = len(self._files)
-        # The high bits: the low bits of a product are less mixed.
+        # The high bits are used, because the low bits of a product are less mixed.
         partition = (records[self._key] >> np.uint64(33)) % np.uint64(partitions)
         order = np.argsort(partition, kind="stable")
         ends = np.cumsum(np.bincount(partition.astype(np.intp), minlength=partitions))[:-1]
@@ -156,12 +166,15 @@ class _Partitions:
 
 
 def _first(messages: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """Return the distinct hashes of suspect messages, at most one more than are looked up."""
+    """Return the distinct hashes of suspect messages, but only one more than are looked up, which is enough to tell."""
     return np.unique(np.concatenate(messages))[: _SUSPECTS + 1]
 
 
 def _check_sends(records: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Return the messages with two fates, no fate, or two rows for one mailbox; and the number of sends by fate."""
+    """Return the messages with two fates, with no fate, or with two rows for one mailbox.
+
+    And the number of sends by fate.
+    """
     records = records[np.lexsort((records["mailbox"], records["message"]))]
     messages, fates = records["message"], records["fate"]
     again = messages[1:] == messages[:-1]
@@ -210,7 +223,10 @@ def _rows_of(part: pa.Table, wanted: NDArray[np.uint64]) -> list[dict[str, Any]]
 
 
 def _name(row: dict[str, Any]) -> str:
-    """Return the text by which people find a send: its message id, and for a broadcast the hearer or the place."""
+    """Return the text by which people find a send: its message id.
+
+    For a broadcast, add the hearer or the stream entry.
+    """
     if row["audience"] is None:
         return str(row["message_id"])
     hearer = _hearer(row)
@@ -246,7 +262,10 @@ def _violation(rows: list[dict[str, Any]], places: Counter[tuple[Any, ...]]) -> 
 
 @cache
 def _table() -> NDArray[np.uint64]:
-    """Return random numbers, uint64 (places * 256,). They are always the same, as processes compare hashes."""
+    """Return random numbers, uint64 (places * 256,).
+
+    They are the same in every process, so that hashes can be compared.
+    """
     return np.random.default_rng(20240607).integers(1, 2**64, _HASHED_PLACES * 256, np.uint64)
 
 
@@ -257,7 +276,8 @@ def hashes(column: pa.ChunkedArray | pa.Array) -> NDArray[np.uint64]:
         return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
     array = column
     if pa.types.is_dictionary(array.type):
-        known: NDArray[np.uint64] = np.append(hashes(array.dictionary), np.uint64(0))  # the last hash is for null
+        # The last hash is the one for null.
+        known: NDArray[np.uint64] = np.append(hashes(array.dictionary), np.uint64(0))
         codes: NDArray[np.intp] = array.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)
         return known[codes]
     found = _of_bytes(array.fill_null(""))
@@ -274,7 +294,7 @@ def _of_bytes(array: pa.Array) -> NDArray[np.uint64]:
         return found
     offsets = np.frombuffer(offsets_buffer, dtype)[array.offset : array.offset + len(array) + 1]
     lengths = np.diff(offsets)
-    used = lengths > 0  # reduceat would give an empty text the next text's first byte
+    used = lengths > 0  # Empty texts are left out: `reduceat` would give an empty text the first byte of the next text.
     starts = offsets[:-1][used]
     text = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
     places = np.arange(offsets[0], offsets[-1], dtype=dtype) - np.repeat(starts, lengths[used])

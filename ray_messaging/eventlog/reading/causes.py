@@ -2,7 +2,7 @@
 
 In steps, an agent that sends a message has in hand the messages that it read in that step. The log has these messages,
 so nothing more is stored. Outside of steps, the sender has in hand the question that the message answers, or the
-message that it was handling, whose id the new message carries.
+message that it was handling when it sent. The new message carries the id of that message.
 """
 
 import html
@@ -29,7 +29,7 @@ from ray_messaging.model.fates import STORED
 from ray_messaging.steps.box_frames import FIRST_ADDED, FIRST_OUTSIDE
 
 DEPTH = 3
-MOST = 5  # messages below each message: with a depth of 3 a tree has at most 155
+MOST = 5  # The most messages below each message. With a depth of 3, a tree has at most 155 messages.
 _FACTS = ("message_id", "step", "step_read", "from_id", "to_id", "subtopic")
 _RULES = ("labels", "fate", "rule", "reason")
 _KIND = "kind"
@@ -181,19 +181,22 @@ def outside_of_steps(row: LogRow, others: str) -> ConfigError:
 
 
 def _cause_of(row: LogRow) -> str | None:
-    """Return the id of the message that a message answers, or that its sender was handling; None: neither."""
+    """Return the id of the message that a message answers, or that its sender was handling.
+
+    None if there is neither.
+    """
     return row.in_reply_to or row.caused_by
 
 
 def hand_of(row: LogRow) -> _Hand | None:
-    """Return the sender of a message and the step in which it sent it; None if no agent sent it in a step."""
+    """Return the agent that sent a message, and the step in which it was sent; None if no agent sent it in a step."""
     if row.ordinal is None or row.ordinal >= FIRST_ADDED or row.from_id is None or row.step is None:
         return None
     return row.from_id, row.step
 
 
 class _Search:
-    """The messages that senders had in hand, as far as they were looked up: at most `most` for each message."""
+    """A search for the messages that senders had in hand. It keeps at most `most` of them for each message."""
 
     def __init__(self, view: View, most: int) -> None:
         self.calls: dict[_Hand, list[Called]] = {}
@@ -201,7 +204,8 @@ class _Search:
         self._most = most
         self._hands: dict[_Hand, list[LogRow]] = {}
         self._sizes: dict[_Hand, int] = {}
-        self._known: dict[str, LogRow] = {}  # the messages that others answer, or were caused by
+        # The messages that other messages answer, or that their senders were handling.
+        self._known: dict[str, LogRow] = {}
 
     def look_up(self, rows: Iterable[LogRow]) -> None:
         """Look up the causes of some messages, in one scan for all hands."""
@@ -209,7 +213,9 @@ class _Search:
         causes = {cause for row in rows if (cause := _cause_of(row)) is not None} - self._known.keys()
         if hands := {hand for row in rows if (hand := hand_of(row)) is not None} - self._hands.keys():
             self._read(hands, causes)
-        if unread := causes - self._known.keys():  # a cause may have been read in an earlier step, or outside of steps
+        # A cause may not be among the messages of the step: its agent may have read it in an earlier step, or outside
+        # of steps.
+        if unread := causes - self._known.keys():
             self._known |= _by_id(messages(self._view, unread, text=True))
 
     def _read(self, hands: Collection[_Hand], causes: Collection[str]) -> None:
@@ -227,7 +233,7 @@ class _Search:
             self._known |= {row.message_id: row for row in rows if row.message_id in causes}
 
     def causes(self, row: LogRow) -> list[LogRow]:
-        """Return the causes of a message that were looked up, first the cause that the message names."""
+        """Return the causes of a message that was looked up. The cause that the message itself names comes first."""
         named = self._known.get(_cause_of(row) or "")
         hand = [] if (of := hand_of(row)) is None else self._hands[of]
         if named is None:

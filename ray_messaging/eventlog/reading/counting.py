@@ -17,13 +17,13 @@ from ray_messaging.eventlog.reading.results import COLUMNS, as_id, plain, stored
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.model.fates import FATES, STORED
 
-UNITS = ("second", "minute", "hour", "day")  # of sent_at, UTC
+UNITS = ("second", "minute", "hour", "day")  # units of sent_at, in UTC
 COUNTABLE = (*(name for name in COLUMNS if name not in {"from_name", "to_name", "labels"}), *UNITS)
 _MERGE_ROWS = 1_000_000
-_SLICES = 8  # of a sample, as the newest rows alone may all be of one sender
+_SLICES = 8  # A sample is taken from so many slices of the log, because the newest rows alone may all be of one sender.
 BUSIEST = 10
-BINS = 120  # at most
-GROUPS = 16  # at most in the matrix; all others are counted together as OTHERS
+BINS = 120  # the most bins
+GROUPS = 16  # The matrix shows at most so many groups. All other groups are counted together as OTHERS.
 OTHERS = "(others)"
 _GROUPINGS = (("fate",), ("rule", "fate"), ("from_id",), ("to_id",), ("sender", "mailbox", "fate"), ("bin", "fate"))
 
@@ -46,7 +46,10 @@ class CountSample(NamedTuple):
 
 
 def sample(view: View, *, by: str | Collection[str], after: int, most: int) -> CountSample:
-    """Count the rows after a position, or about `most` of them, in evenly spread slices, if there are more."""
+    """Count the rows after a position.
+
+    If there are more than `most` rows, count about `most` of them, in evenly spread slices.
+    """
     if not isinstance(most, int) or most < _SLICES:
         raise invalid("most", most, f"must be a number of rows, at least {_SLICES}")
     keys, behind = check_columns(by, COUNTABLE), Filters(after=after).after
@@ -69,9 +72,10 @@ def _with_units(part: pa.Table) -> pa.Table:
 def counts(
     view: View, filters: Sequence[Filters], groupings: Sequence[Sequence[str]], derive: Derive
 ) -> list[pa.Table]:
-    """Count the rows that match the filters, those of all filters together, by each of several groupings.
+    """Count the rows that match the filters, by each of several groupings, in one pass.
 
-    Args: `derive` adds to a part of the log the columns that are not stored.
+    Args:
+        derive: Adds columns that are not stored to a part of the log.
     """
     keys = [stored(grouping) for grouping in groupings]
     columns = dict.fromkeys(name if name in SCHEMA.names else "sent_at" for grouping in keys for name in grouping)
@@ -209,6 +213,9 @@ def _matrix(counted: pa.Table) -> dict[str, Any]:
 
 
 def _kept(names: list[str]) -> list[str]:
-    """Return at most GROUPS names, sorted. `names` begins with the busiest; OTHERS replaces the rest."""
+    """Return at most GROUPS names, sorted. OTHERS replaces the names that do not fit.
+
+    Args: names begins with the busiest name.
+    """
     unique = list(dict.fromkeys(names))
     return sorted(unique) if len(unique) <= GROUPS else [*sorted(unique[: GROUPS - 1]), OTHERS]

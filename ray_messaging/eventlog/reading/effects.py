@@ -27,7 +27,8 @@ from ray_messaging.model.fates import STORED
 from ray_messaging.steps.box_frames import FIRST_ADDED
 
 _COLUMNS = [*stored(NEEDED), "step", "ordinal"]
-_KINDS = {"id": pa.int64(), "name": pa.string()}  # columns of agents: their ids are ints or strs
+# The columns for agents: `id` for ids that are ints, `name` for ids that are strs.
+_KINDS = {"id": pa.int64(), "name": pa.string()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Effects:
     """
 
     message: LogRow
-    first: int | None  # None: nobody has read it
+    first: int | None  # the step in which the message was read; None: nobody has read it
     end: int | None
     agents: pa.Table
 
@@ -103,13 +104,13 @@ class _Reach:
         self._since: dict[str, NDArray[np.int64]] = {form: np.zeros(0, np.int64) for form in _KINDS}
 
     def moved(self, rows: pa.Table) -> pa.Table:
-        """Return the rows whose senders could have been moved when they sent them, in a step."""
+        """Return those rows whose senders could have been moved by the time they sent them."""
         steps, moved = rows["step"].to_numpy(), np.zeros(len(rows), np.bool_)
         for form, agents in self._agents.items():
             places = pc.index_in(rows[f"from_{form}"], agents).fill_null(-1).to_numpy()
             known = np.flatnonzero(places >= 0)
             moved[known] |= self._since[form][places[known]] <= steps[known]
-        moved &= rows["ordinal"].to_numpy() < FIRST_ADDED  # no agent has sent the others in a step
+        moved &= rows["ordinal"].to_numpy() < FIRST_ADDED  # Other rows were not sent by an agent in a step.
         return rows.filter(pa.array(moved))
 
     def add(self, step: int, parts: Iterator[pa.Table]) -> None:

@@ -46,7 +46,7 @@ class RowHearers(NamedTuple):
 
 
 class Expansion:
-    """The hearers of the broadcasts in a folder's log. They are found by the folder's audiences, which are cached."""
+    """The hearers of the broadcasts in a folder's log, found by the audiences in the folder. Audiences are cached."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -78,7 +78,8 @@ class Expansion:
         if not len(said):
             return part
         found = self.hearers(part)
-        if recipients is not None:  # before rows are repeated for hearers that do not match
+        # Filter the hearers first, so that no row is repeated for a hearer that does not match.
+        if recipients is not None:
             found = [each.to(recipients) for each in found]
         others = np.setdiff1d(np.arange(len(part)), said)
         rows = np.concatenate([others, *(each.rows for each in found)])

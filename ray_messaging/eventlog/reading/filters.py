@@ -68,7 +68,7 @@ def invalid(name: str, value: object, reason: str) -> InvalidQuery:
 
 
 def refuse_name(name: str, value: object, known: Iterable[str], reason: str) -> NoReturn:
-    """Raise InvalidQuery for an unknown name; the text has the most similar known name, and all known names."""
+    """Raise InvalidQuery for an unknown name. The error's text lists all known names, the most similar one first."""
     near = get_close_matches(name, known, 1)
     meant = f", did you mean {near[0]!r}?" if near else ";"
     raise InvalidQuery(f"{reason} {name!r}{meant} There are: {', '.join(known)}", field=name, value=value)
@@ -182,9 +182,9 @@ class Filters:
         for name, value in fields.items():
             if name not in NAMES:
                 refuse_name(name, value, NAMES, "a question has no field")
-        self._loose = False  # whether a broadcast matches whatever recipient is wanted
+        self._loose = False  # True: a broadcast matches whichever recipient is wanted
         self._wanted: dict[str, list[Any]] = {}
-        self._spans: dict[str, tuple[int, int]] = {}  # the first step, and the step after the last
+        self._spans: dict[str, tuple[int, int]] = {}  # field -> the first step, and the step after the last
         for name in CHECKS:
             if name in fields:
                 self._take(name, fields[name])
@@ -239,13 +239,13 @@ class Filters:
         found += _within(stored_column("sent_at", schema), *moments)
         if self.after is not None:
             found.append(stored_column(POSITION.name, schema) > self.after)
-        if self.contains is not None and TEXT in schema.names:  # the last condition, as it takes longest
+        if self.contains is not None and TEXT in schema.names:  # This is the last condition, because it takes longest.
             has_text = pc.match_substring(pc.field(TEXT), self.contains)
             found.append(has_text | pc.field(TEXT).is_null() if typed_names(schema.names) else has_text)
         return reduce(and_, found) if found else None
 
     def texts(self, schema: pa.Schema) -> dict[str, list[str]]:
-        """Return, for each dictionary-encoded column in which only certain texts match, these texts."""
+        """Return the texts that match, for each dictionary-encoded column in which only certain texts match."""
         free = _OF_RECIPIENT if self._loose else ()
         return {
             name: wanted

@@ -24,7 +24,7 @@ from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED
 from ray_messaging.eventlog.reading.results import with_columns, with_texts
 
-_TAIL_PAGE = 4096  # rows per query
+_TAIL_PAGE = 4096  # rows in one query
 PAGE = 65_536
 OnProgress = Callable[[int], None]
 WritePage = Callable[[pa.Table], None]
@@ -35,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 class LogSource(Protocol):
     """A log that answers queries, local or remote: see `questions.answer`."""
 
-    live: bool  # whether rows may still come
+    live: bool  # True: more rows may come
 
     def follower(self) -> "LogSource":
         """Return a source for one reader that follows the log, with its own state."""
@@ -48,9 +48,10 @@ class LogSource(Protocol):
 
 
 class Tail(Iterator[LogRow]):
-    """Iterator over the rows of the log after a position. It waits for new rows. `position` was examined last.
+    """Iterator over the rows of the log after a position. It waits for new rows.
 
-    It ends after `timeout_s` without a row (None: it never times out), after `limit` rows, or if no more rows can come.
+    `position` is the last position that was examined. The iteration ends after `timeout_s` without a row (None: it
+    never times out), after `limit` rows, or if no more rows can come.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class Tail(Iterator[LogRow]):
     ) -> None:
         fields = dict(fields)
         self._left: int | None = fields.pop("limit", None)
-        Filters(**fields, limit=self._left, after=after)  # raises now, not at the first row
+        # An invalid field raises an error now, not when the first row is read.
+        Filters(**fields, limit=self._left, after=after)
         self._source = source
         self._fields = fields
         self._timeout_s = timeout_s
@@ -86,7 +88,7 @@ class Tail(Iterator[LogRow]):
             if len(page):
                 return next(self._rows)
             if self.position > before:
-                continue  # new rows have come, but none matched: further rows may be there already
+                continue  # New rows came, but none matched. There may be even newer rows already, so look again.
             left = LOG_NEWS_TIMEOUT_S if deadline is None else deadline - monotonic()
             if not self._source.live or left <= 0:
                 raise StopIteration
@@ -164,7 +166,7 @@ def pages(source: LogSource, fields: dict[str, Any], size: int = PAGE) -> Iterat
     while first or (position < end and limit != 0):
         page = source.ask("since", position=position, limit=size if limit is None else min(size, limit), **fields)
         position = int(page.schema.metadata[REACHED])
-        if limit is not None:  # an expanded broadcast may have more rows than are left
+        if limit is not None:  # One broadcast may be expanded to more rows than are still wanted.
             page = page.slice(0, limit)
             limit -= len(page)
         if len(page) or first:

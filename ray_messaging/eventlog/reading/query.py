@@ -23,7 +23,7 @@ from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.eventlog.reading.scan import has_names as names_are_in
 from ray_messaging.model.fates import STORED
 
-REACHED = b"reached"  # in a page's metadata: the last position examined
+REACHED = b"reached"  # This key, in the metadata of a result, has the last position that was examined.
 EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")
 _IN_TIME = [("sent_at", "ascending"), ("position", "ascending")]
 SIZE = "payload_bytes"
@@ -54,9 +54,13 @@ def since(
     expand: bool = False,
     **fields: Any,  # noqa: ANN401
 ) -> pa.Table:
-    """Return the next matching rows after a position. Its metadata has the position for the next call under REACHED.
+    """Return the next matching rows after a position.
 
-    Args: with `expand`, `limit` is a number of rows before broadcasts are expanded; as_text is as for `with_ids`.
+    The metadata of the result has, under the key REACHED, the position to pass to the next call.
+
+    Args:
+        expand: Return a row for each hearer of a broadcast. Then `limit` is a number of rows before that expansion.
+        as_text: See `with_ids`.
     """
     names = stored(COLUMNS)
     filters = Filters(**(fields | {"after": position, "limit": limit}))
@@ -189,7 +193,10 @@ def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  #
 
 
 def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None]]:
-    """Yield the live rows, then each segment from the last, each with the position before its first row that counts."""
+    """Yield the rows that are in no file yet, and then each segment, from the last to the first.
+
+    With each of them, yield the position before the first of its rows that counts.
+    """
     closed = view.closed - 1
     if view.live:
         yield View(view.folder, view.segments[-1:], view.live), max(closed, -1 if after is None else after)
@@ -229,7 +236,7 @@ def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
     found, seen = messages(view, [message_id], text=text), {message_id}
     while len(found) and (question := found["in_reply_to"][0].as_py()) not in {None, *seen}:
         before = messages(view, [question], text=text)
-        if not len(before):  # the log does not have the question
+        if not len(before):  # The log does not have the question, so the thread begins with this message.
             break
         seen.add(question)
         found = before
@@ -237,7 +244,10 @@ def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
 
 
 def messages(view: View, message_ids: Collection[str], *, text: bool) -> pa.Table:
-    """Return the rows of some messages. A number at the beginning of an id most often is a step, tried first."""
+    """Return the rows of some messages.
+
+    An id most often begins with the number of a step, so the search begins with that step's rows.
+    """
     steps = {step for each in message_ids if (step := each.partition("-")[0]).isdecimal() and len(step) <= _MOST_DIGITS}
     names = stored(COLUMNS)
     in_steps = Filters(message_id=[*message_ids], step=[*map(int, steps)])
@@ -250,4 +260,5 @@ def messages(view: View, message_ids: Collection[str], *, text: bool) -> pa.Tabl
 
 def _questions(generation: pa.Table) -> set[str]:
     """Return the ids of those messages that expect answers."""
-    return set(generation.filter(generation["expects_answer"])["message_id"].to_pylist())  # null counts as False
+    # A row with null expects no answer.
+    return set(generation.filter(generation["expects_answer"])["message_id"].to_pylist())

@@ -38,7 +38,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "calls": lambda view: read_calls(view.folder, view.collected),
     "run": lambda view: run_facts(view.folder),
     "has_names": has_names,
-    "typed": lambda view, **fields: typed_schema(schemas(view, Filters(**fields))),  # schema of typed columns
+    "typed": lambda view, **fields: typed_schema(schemas(view, Filters(**fields))),  # the schema of the typed columns
 }
 COLLECTED = frozenset(("series", "calls", "sql", "why"))  # questions that read what groups have collected
 

@@ -98,7 +98,7 @@ _NAMES_OF = {"from_id": "from_name", "to_id": "to_name"}
 
 
 def stored(columns: Iterable[str]) -> list[str]:
-    """Return the names of the stored columns from which the given columns of results are made."""
+    """Return the names of the stored columns that are needed to build the given columns of a result."""
     found: list[str] = []
     for name in columns:
         found += [name, _NAMES_OF[name]] if name in _NAMES_OF else [name]
@@ -187,19 +187,23 @@ def unified(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _merged(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Join columns, at most one of which has a value in each row, to one column with the type that `unified` states."""
+    """Join columns, at most one of which has a value in each row. The result has the type that `unified` chooses."""
     if len(columns) == 1:
         return columns[0]
     if all(_is_number(column.type) for column in columns):
         kinds = [pa.schema({"x": column.type}) for column in columns]
         common = pa.unify_schemas(kinds, promote_options="permissive").field("x").type
-        with suppress(pa.ArrowInvalid):  # raised for a number that the common type does not hold
+        # Arrow raises this error if the common type cannot hold a number; the next type is tried.
+        with suppress(pa.ArrowInvalid):
             return reduce(_filled, [column.cast(common) for column in columns])
     return reduce(_filled, map(_as_text, columns))
 
 
 def _filled(column: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column with the values of another one in place of nulls. Arrow 17's `coalesce` of casts may give 0."""
+    """Return a column in which the values of another column replace nulls.
+
+    Arrow 17's `coalesce` of casts may give 0.
+    """
     return pc.if_else(column.is_valid(), column, other)
 
 

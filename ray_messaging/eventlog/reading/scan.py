@@ -32,13 +32,13 @@ from ray_messaging.eventlog.reading.results import field_of, is_there, stored_co
 T = TypeVar("T")
 _THREADS = min(8, os.cpu_count() or 1)
 _AHEAD: dict[str, Any] = {"batch_size": ROW_GROUP_ROWS, "batch_readahead": 2, "fragment_readahead": 1}
-_FORMAT = ds.ParquetFileFormat(  # without buffers of whole files
+_FORMAT = ds.ParquetFileFormat(  # Without buffers, a reader does not keep whole files in memory.
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
 )
 
 
 class View(NamedTuple):
-    """The data that a query reads: closed segments, tables of later rows, and collected entries that are in no file."""
+    """The data that a query reads: closed segments, tables of later rows, and collected entries that have no file."""
 
     folder: Folder
     segments: Sequence[Segment]
@@ -59,12 +59,13 @@ class View(NamedTuple):
 def scan(
     view: View, filters: Filters, columns: Sequence[str], *, text: bool = False, raw: bool = False
 ) -> Iterator[pa.Table]:
-    """Yield the matching rows, part by part in log order: tables of `columns` and `position`, never empty.
+    """Yield the matching rows, part by part in log order, as tables of `columns` and `position`. No table is empty.
 
     If `columns` include the payload, the columns of typed payloads are included, too.
 
-    Args: `text` returns typed payloads as JSON text instead. With `raw` and without a limit, names stay
-    dictionary-encoded, and there is no `position`.
+    Args:
+        text: Return typed payloads as JSON text instead.
+        raw: Without a limit, return names as dictionary-encoded columns, and leave `position` out.
 
     Raises: LogError with the path of a damaged segment.
     """
@@ -103,7 +104,10 @@ def schemas(view: View, filters: Filters) -> Iterator[pa.Schema]:
 
 
 def datasets(view: View, filters: Filters) -> Iterator[ds.Dataset]:
-    """Yield the file of each segment that may match, then the live tables. One dataset for all would be read ahead."""
+    """Yield datasets: the file of each segment that may match, then the tables of rows that are in no file yet.
+
+    One dataset for all files would read them ahead, before they are needed.
+    """
     for segment in view.segments:
         if _may_hold(segment, filters):
             yield _file(view.folder, segment.path)
@@ -142,7 +146,7 @@ class _Reader:
     def __init__(self, folder: Folder, filters: Filters, columns: Sequence[str], *, text: bool, raw: bool) -> None:
         self._folder, self._filters, self._columns = folder, filters, columns
         self._text, self._raw = text, raw
-        self._sparse = filters.select or filters.limit is not None  # many row groups may have no hit
+        self._sparse = filters.select or filters.limit is not None  # True: many row groups may have no matching row
 
     def parts(self, dataset: ds.Dataset) -> Iterator[pa.Table]:
         """Yield the matching rows of a dataset."""
@@ -184,7 +188,8 @@ class _Reader:
         if not some.num_row_groups:
             return None
         scanner = some.scanner(dataset.schema, columns=[POSITION.name], filter=condition, **_AHEAD)
-        whole = self._filters.contains is None or not typed_names(dataset.schema.names)  # else `condition` is not all
+        # `condition` does not check the text of typed payloads, so that a row may match less than it says.
+        whole = self._filters.contains is None or not typed_names(dataset.schema.names)
         limit = self._filters.limit if whole else None
         hits = (scanner.to_table() if limit is None else scanner.head(limit))[POSITION.name].to_numpy()
         if not len(hits):
@@ -199,7 +204,10 @@ class _Reader:
         return ds.FileSystemDataset([fragment], dataset.schema, dataset.format, dataset.filesystem)
 
     def _needed(self, schema: pa.Schema) -> list[str]:
-        """Return the columns to read, with the payload columns that the result or a search in typed payloads needs."""
+        """Return the columns to read.
+
+        Payload columns are added if the result, or a search in typed payloads, needs them.
+        """
         typed, searched = typed_names(schema.names), self._filters.contains is not None
         of_payloads = typed if searched or TEXT in self._columns else []
         if typed and (searched or self._text):
@@ -223,7 +231,7 @@ class _Reader:
 
 
 def groups_with(file: ds.ParquetFileFragment, wanted: Mapping[str, Sequence[str]]) -> list[int]:
-    """Return the row groups that may have a wanted text in dictionary-encoded columns, which Arrow ignores here."""
+    """Return the row groups that may have a wanted text, by their dictionaries. Arrow does not look there itself."""
     footer, groups = file.metadata, []
     if not wanted:
         return [*range(footer.num_row_groups)]
@@ -237,7 +245,10 @@ def groups_with(file: ds.ParquetFileFragment, wanted: Mapping[str, Sequence[str]
 
 
 def _groups(file: ds.ParquetFileFragment) -> Iterator[tuple[int, int | None]]:
-    """Yield the number of each row group that has rows, and its first position (None: it is not in the statistics)."""
+    """Yield the number of each row group that has rows, with its first position.
+
+    The position is None if the statistics do not have it.
+    """
     footer = file.metadata
     for place in range(footer.num_row_groups):
         group = footer.row_group(place)

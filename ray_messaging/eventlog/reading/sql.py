@@ -22,10 +22,10 @@ from ray_messaging.eventlog.reading.results import COLUMNS, typed_schema
 from ray_messaging.eventlog.reading.scan import View, damaged_file, datasets, has_names
 
 _READS = ("SELECT", "EXPLAIN")
-_LONGEST = 300  # characters of DuckDB's errors
+_LONGEST = 300  # the most characters of an error of DuckDB that are shown
 _SETTINGS = {
     "enable_external_access": "false",
-    "python_enable_replacements": "false",  # else Python's variables could be used as tables
+    "python_enable_replacements": "false",  # Otherwise a query could use Python's variables as tables.
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "memory_limit": "2GB",
@@ -115,7 +115,7 @@ def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
     if has_names(view, Filters()):
         columns |= {f"{end}_id": f"coalesce({end}_name, {end}_id::varchar)" for end in ("from", "to")}
     heads = [head for part in parts for head in channel_head(part.schema).values()]
-    if heads:  # all heads are equal: they are of one experiment
+    if heads:  # All files have equal texts here, because they are of one experiment.
         head = heads[0].replace("'", "''")
         columns["channel"] = f"coalesce(channel, '{head}' || coalesce(to_name, to_id::varchar) || ':' || subtopic)"
     columns |= {plain: f"coalesce({', '.join(map(_quoted, several))})" for plain, several in names.items()}
@@ -139,7 +139,7 @@ def _comparable(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def _as(part: ds.Dataset, schema: pa.Schema) -> ds.Dataset:
-    """Return rows as a dataset of a schema. A column that the rows lack has only nulls."""
+    """Return rows as a dataset with the columns of a schema. A column that the rows lack has only nulls."""
     if isinstance(part, ds.FileSystemDataset):
         return ds.FileSystemDataset([*part.get_fragments()], schema, part.format, part.filesystem)
     table = part.to_table()

@@ -61,28 +61,30 @@ def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]
 
 
 def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
-    """Yield each message of the steps once, with its weight in the count: 1, or a broadcast's number of pairs."""
+    """Yield each message of the steps once, with the number that it counts for: 1, or a broadcast's number of pairs."""
     before, expansion, outside = "", Expansion(view.folder), list[pa.Table]()
     for part in scan(view, filters, stored(_COLUMNS), text=True):
-        ordinals = part["ordinal"].to_numpy()  # null becomes NaN, which is in no range
+        ordinals = part["ordinal"].to_numpy()  # A row without an ordinal has NaN here, which is in no range.
         for row in dicts_of(with_ids(part.filter(pa.array((ordinals >= 0) & (ordinals < FIRST_OUTSIDE))))):
             if row["audience"] is not None:
                 yield _digest_row(row, expansion), row["pairs"] or 1
             elif row["message_id"] != before:
                 before = row["message_id"]
                 yield _digest_row(row, expansion), 1
-        noted = part["noted"].to_numpy()  # the groups leave out messages that a rule rewrote, too
+        # The groups' digests leave out messages that a rule rewrote, so they are left out here, too.
+        noted = part["noted"].to_numpy()
         outside.append(part.filter(pa.array((ordinals >= FIRST_OUTSIDE) & ~noted)))
     if not outside:
         return
-    arrived = pa.concat_tables(outside).sort_by([("step", "ascending"), ("ordinal", "ascending")])  # as they arrived
+    # In the order in which they arrived.
+    arrived = pa.concat_tables(outside).sort_by([("step", "ascending"), ("ordinal", "ascending")])
     places = [*np.unique(arrived["step"].to_numpy(), return_index=True)[1].tolist(), len(arrived)]
     for low, high in pairwise(places):
         yield from _outside(arrived.slice(low, high - low), expansion)
 
 
 def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, int]]:
-    """Yield the messages from outside that were read in a step, and their weights, as groups count them.
+    """Yield the messages from outside that were read in a step. Each comes with its number in a group's digest.
 
     Args: part has these messages in the order of their arrival.
     """
@@ -96,7 +98,7 @@ def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, 
 
 
 def _digest_row(row: dict[str, Any], expansion: Expansion) -> DigestRow:
-    """Return the fields of a row that count for the digest, in the form in which groups compute it."""
+    """Return the fields of a row that the digest covers, in the form in which groups compute it."""
     audience = None
     if row["audience"] is not None:
         found = expansion.audience_digest(row["audience"], row["audience_version"])
@@ -123,9 +125,11 @@ _COMPARED = (
     "message_id", "step", "step_read", "ordinal", "subtopic", "from_id", "to_id", "audience", "in_reply_to",
     "expects_answer", "payload", "labels", "fate", "rule",
 )  # fmt: skip
-_MUCH = 2**20  # pairs of messages of an agent in a step; for more pairs, the two orders are compared place by place
+# With more pairs of messages (of one agent in one step), the two orders are only compared position by position.
+_MUCH = 2**20
 Rows = list[LogRow]
-Unequal = tuple[LogRow | None, LogRow | None]  # a message of one run, and its match in the other; None: there is none
+# A message of one run, and its match in the other run. None means that the other run has no match.
+Unequal = tuple[LogRow | None, LogRow | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +241,7 @@ def _sent(parts: Iterable[pa.Table], before: _Message) -> Iterator[LogRow]:
 
 
 def _by_step(ours: Iterator[LogRow], those: Iterator[LogRow]) -> Iterator[tuple[int, Rows, Rows]]:
-    """Yield each step for which at least one of the logs has messages, with the messages of both logs."""
+    """Yield each step in which at least one of the logs has messages, with the messages of both logs."""
     runs = [groupby(rows, key=lambda row: row.step) for rows in (ours, those)]
     heads = [next(run, None) for run in runs]
     while steps := [head[0] for head in heads if head is not None and head[0] is not None]:
@@ -284,7 +288,7 @@ def _paired(mine: Rows, theirs: Rows) -> Iterator[Unequal]:
 
 
 def _content(row: LogRow) -> tuple[Any, ...]:
-    """Return the values of a message that are compared between runs."""
+    """Return the values of a message that two runs must share."""
     rule = row.rule if row.fate == FATES[BLOCKED] else None
     question = None if row.in_reply_to is None else _asked(row.in_reply_to)
     said = row.subtopic, row.audience, row.fate, rule, tuple(sorted(row.labels)), row.text
@@ -292,13 +296,13 @@ def _content(row: LogRow) -> tuple[Any, ...]:
 
 
 def _asked(message_id: str) -> tuple[str, str]:
-    """Return the step and the asker of a question, without its place among the asker's messages."""
+    """Return the step of a question and its asker. The question's number among the asker's messages does not count."""
     step, _, rest = message_id.partition("-")
     return step, rest.partition("-")[2]
 
 
 def _place(row: LogRow) -> tuple[Any, ...]:
-    """Return the sort key of a row in canonical order."""
+    """Return a key by which rows are sorted into canonical order."""
     return row.step, _rank(row.to_id), _rank(row.from_id), row.ordinal
 
 

@@ -14,10 +14,10 @@ from ray_messaging.eventlog.log_schema import DICTIONARY_ENTRIES
 from ray_messaging.eventlog.writing.repeated_columns import NAME, Codes, coded, each_its_own, nulls, places, same
 from ray_messaging.model.columns import INT, NONE, STR, IdColumn
 
-_DIGITS = 4  # of a number, written at a time
-_TYPES = (np.dtype("u1"), np.dtype("u2"), np.dtype("S3"), np.dtype("u4"))  # of texts of 1, 2, 3 and 4 digits
+_DIGITS = 4  # the most digits that are written at a time
+_TYPES = (np.dtype("u1"), np.dtype("u2"), np.dtype("S3"), np.dtype("u4"))  # the types of texts of 1, 2, 3 and 4 digits
 _FEW = 64  # with fewer numbers, Arrow's formatting is as fast
-_MOST_BYTES = 2**31 - 1  # of the texts of an array
+_MOST_BYTES = 2**31 - 1  # the most bytes of all texts in one Arrow array
 
 
 def numbered_texts(head: str, numbers: NDArray[np.int64], tail: str = "") -> pa.StringArray:
@@ -43,7 +43,8 @@ def numbered_texts(head: str, numbers: NDArray[np.int64], tail: str = "") -> pa.
 def _of_width(width: int, head: bytes, numbers: NDArray[np.int64], tail: bytes) -> pa.StringArray:
     """Return the texts of numbers that all have `width` digits."""
     rows, line = len(numbers), len(head) + width + len(tail)
-    # Arrow keeps its memory for later texts. Memory of numpy would be mapped anew each time, half of the total time.
+    # Arrow reuses its memory for later texts. Memory of numpy would be mapped anew each time, which takes half of the
+    # total time.
     data, ends = pa.allocate_buffer(rows * line), pa.allocate_buffer((rows + 1) * 4)
     np.ndarray((rows,), f"V{line}", data)[:] = np.void(head + bytes(width) + tail)
     at = len(head) + width
@@ -64,23 +65,27 @@ def _digits(count: int) -> NDArray[Any]:
     return np.frombuffer(b"".join(b"%0*d" % (count, number) for number in range(10**count)), _TYPES[count - 1])
 
 
-# If the range of values is at most this many times their number, a table counts them: a hash takes ten times as long.
+# If the values lie close together, that is in a range of at most this many times their number, a table counts them:
+# hashing takes ten times as long.
 _NEAR = 4
 
 
 class Ends(NamedTuple):
-    """The senders, or the recipients, of all rows: `values`, `kinds` are as in `IdColumn`, with one table of names."""
+    """The senders, or the recipients, of all rows. `values` and `kinds` are as in `IdColumn`.
+
+    All rows share one table of names.
+    """
 
     values: NDArray[np.int64]
     kinds: NDArray[np.uint8] | None
     names: list[str]
 
     def numbers(self) -> pa.Array:
-        """Return the column of int ids; other ids are null in it."""
+        """Return a column of the ids that are ints. It has null where the id is a str or missing."""
         return pa.array(self.values, mask=None if self.kinds is None else self.kinds != INT)
 
     def texts(self) -> pa.Array:
-        """Return the column of str ids; other ids are null in it."""
+        """Return a column of the ids that are strs. It has null where the id is an int or missing."""
         if self.kinds is None or not self.names:
             return nulls(len(self.values), NAME)
         named = self.kinds == STR
@@ -142,7 +147,7 @@ def channels(exp_id: str, to: Ends, topics: Sequence[str], of: Codes | None) -> 
     of = np.zeros(len(codes), np.int32) if of is None else of
     plain = np.array([*map(_is_plain, topics)])
     keys = codes.astype(np.int64) * len(topics) + of
-    if plain.any():  # a plain channel has no id
+    if plain.any():  # A plain channel has no agent's id in its name.
         keys = np.where(plain[of], len(texts) * len(topics) + of, keys)
     found, codes = distinct(keys)
     texts = pa.concat_arrays([texts, pa.array([""])])
@@ -158,7 +163,7 @@ def _channels(exp_id: str, ids: NDArray[np.int64], topic: str) -> pa.StringArray
     return numbered_texts(f"exps:{exp_id}:agents:", ids, f":{topic}")
 
 
-# Successive chunks of rows of the bulk path often go to the same agents.
+# In a bulk send, successive chunks of rows often go to the same agents.
 @lru_cache(maxsize=8)
 def _channels_again(exp_id: str, ids: bytes, topic: str) -> pa.StringArray:
     return _channels(exp_id, np.frombuffer(ids, np.int64), topic)
@@ -189,7 +194,7 @@ def _are_many(values: NDArray[np.int64]) -> bool:
 
 
 def _marks(values: NDArray[np.int64], low: int, high: int) -> NDArray[np.bool_]:
-    """Return whether each number from `low` to `high` is among the values."""
+    """Return an array that says, for each number from `low` to `high`, whether it is among the values."""
     there = np.zeros(high - low + 1, np.bool_)
     there[values - low] = True
     return there

@@ -24,8 +24,10 @@ from ray_messaging.wire.notes import Before, LogNote, RuleNote, decode_log_note
 # A batch of rows costs 0.4 ms plus its rows: with 8,192 rows, that is a fifth of the time. Larger columns would not fit
 # the processor's cache.
 CHUNK_ROWS = 32_768
-PIECE_BYTES = 16 * 2**20  # payload bytes of a batch: a segment cannot be closed within a batch
-CELLS = 2**23  # rows times typed columns: a row has a place in each column, even without a value there
+# A batch has at most so many bytes of payloads, because a segment can only be closed between batches.
+PIECE_BYTES = 16 * 2**20
+# A batch has at most so many cells: rows times typed columns. Each row takes room in each column, even without a value.
+CELLS = 2**23
 
 T = TypeVar("T")
 
@@ -129,7 +131,7 @@ def pieces(part: LoggedPart, begin: int, limit: int) -> Iterator[tuple[LoggedPar
 
 
 def without(part: LoggedPart, gone: NDArray[np.bool_]) -> LoggedPart | None:
-    """Return a part without the rows that are marked in `gone`; None if no row is left."""
+    """Return a part without the rows for which `gone` is True; None if no row is left."""
     stay = np.flatnonzero(~gone)
     if len(stay) == len(gone):
         return part
@@ -172,7 +174,10 @@ def _before(part: LoggedPart) -> tuple[Before, ...]:
 
 
 def chunks_of(parts: Iterable[tuple[LoggedPart | None, T]]) -> Iterator[tuple[list[LoggedPart], list[T]]]:
-    """Yield parts in groups that fit the processor's cache, with their marks. A mark may have no part."""
+    """Group parts into chunks that fit the processor's cache; yield each chunk with the marks of its parts.
+
+    A mark may have no part.
+    """
     chunk: list[LoggedPart] = []
     marks: list[T] = []
     kinds = set[Kind]()

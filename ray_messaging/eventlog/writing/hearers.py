@@ -1,4 +1,7 @@
-"""The hearers that each row of a broadcast stands for, and the audiences and sets of agents that name these hearers."""
+"""The hearers of broadcasts, for the log. A row of a broadcast stands for all agents of one mailbox that hear it.
+
+The row has no list of these agents. It names the audience and the mailbox's set of agents, from which they follow.
+"""
 
 import asyncio
 from collections import OrderedDict
@@ -28,7 +31,7 @@ from ray_messaging.steps.box_frames import unamended_broadcasts
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.wire.frames import decode, is_folded
 
-_KEPT = 256  # most Edges to keep, each of an audience's version toward the agents of a mailbox
+_KEPT = 256  # At most so many Edges are kept. Each has the hearers that one version of an audience has in one mailbox.
 _Key = tuple[AudiencePairs, bytes]
 Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
@@ -121,7 +124,7 @@ class BroadcastHearers:
         self._folder = folder
         self._audiences = AudienceCache(None if audiences is None else LocalFolder(audiences))
         self._edges: OrderedDict[_Key, Edges] = OrderedDict()
-        self._lacking: dict[str, None] = {}  # texts, in their order
+        self._lacking: dict[str, None] = {}  # texts that say which broadcasts lack hearers, in order
 
     def lacking(self) -> list[str]:
         """Return which broadcasts were logged without hearers since the last call, and why."""
@@ -134,7 +137,7 @@ class BroadcastHearers:
         for frame in filter(is_folded, frames):
             try:
                 batch = decode(frame)
-            except FrameError:  # it is reported when the frame is logged
+            except FrameError:  # The fault is reported when the frame is logged.
                 continue
             key = _key_of(batch)
             if found.get(key) is None:
@@ -156,7 +159,8 @@ class BroadcastHearers:
 
     async def _edges_of(self, batch: Batch, audience: AudiencePairs, digest: bytes) -> Edges:
         edges = await self._audiences.toward(audience, await self._agents_of(digest), digest)
-        await asyncio.to_thread(edges.counts, batch.from_ids)  # the first time takes a pass over all pairs
+        # The first count takes a pass over all pairs, so a thread does it.
+        await asyncio.to_thread(edges.counts, batch.from_ids)
         return edges
 
     async def tidy(self) -> None:
@@ -166,7 +170,7 @@ class BroadcastHearers:
         """
         digests = await self._transport.log.agent_digests()
         for digest in digests:
-            with suppress(FrameError, UnknownName):  # another program has written it
+            with suppress(FrameError, UnknownName):  # Another program has already stored this set.
                 await self._agents_of(digest)
         await self._transport.log.forget_agents(digests)
 

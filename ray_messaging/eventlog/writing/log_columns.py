@@ -29,14 +29,17 @@ from ray_messaging.model.fates import FATES, IS_SENT, facts_of
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
 from ray_messaging.wire.notes import LogNote
 
-# Range of Python's datetime in microseconds: a sender's clock, or a foreign frame, may be outside.
+# The range of Python's datetime, in microseconds. The time in a message can be outside of this range, if a sender's
+# clock is wrong or a foreign client wrote the frame.
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _TIME = pa.timestamp("us", tz="UTC")
 _LABELS = pa.list_(pa.string())
 _REASONS = [said for fate in FATES if (said := facts_of(fate).reason)]
 _REASON_OF = np.array([_REASONS.index(said) if (said := facts_of(fate).reason) else -1 for fate in FATES])
 _PLAIN = Extension()
-_FEW_ROWS = 64  # average rows of one sender in a row; with fewer, one call for all senders is as fast
+# Senders are handled one by one if they have at least so many successive rows on average. With fewer rows, one call for
+# all senders is as fast.
+_FEW_ROWS = 64
 
 
 class LoggedPart(NamedTuple):
@@ -52,7 +55,10 @@ class LoggedPart(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Parts as one run of rows, with each part's first row and row count. `fates` is an int if all are equal."""
+    """Several parts, joined to one sequence of rows, with each part's first row and row count.
+
+    `fates` is an int if all rows have the same fate.
+    """
 
     parts: Sequence[LoggedPart]
     starts: list[int]
@@ -138,7 +144,10 @@ def _places(part: LoggedPart) -> Codes:
 
 
 def _spread(values: Iterable[Any], counts: Sequence[int], dtype: type[Any]) -> NDArray[Any]:
-    """Return one column of values, each an array or one value for its rows. It is a copy: a view would keep a frame."""
+    """Return one column of values. Each value is an array, or one value for all rows of its part.
+
+    The column is a copy, because a view would keep a frame in memory.
+    """
     column, start = np.empty(sum(counts), dtype), 0
     for value, count in zip(values, counts, strict=True):
         column[start : start + count] = value
@@ -157,7 +166,7 @@ def _micros(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return times in microseconds, clipped to the range of datetime."""
     with np.errstate(invalid="ignore", over="ignore"):
         micros = np.nan_to_num(np.rint(seconds * 1e6), nan=0.0, posinf=_LAST_US, neginf=_FIRST_US)
-    # A float cannot represent the last microsecond: clip to it as an int.
+    # A float cannot represent the last microsecond exactly, so the clip to that value is done with ints.
     whole: NDArray[np.int64] = np.clip(micros, -9e18, 9e18).astype(np.int64)
     return np.clip(whole, _FIRST_US, _LAST_US)
 
@@ -259,7 +268,10 @@ def extension_columns(batches: Sequence[Batch]) -> dict[str, pa.Array]:
 
 
 def number_column(found: Sequence[NDArray[Any] | int | None], counts: Sequence[int], dtype: type[Any]) -> pa.Array:
-    """Return one column of all batches. `found` has an array for each batch, one value for its rows, or None: nulls."""
+    """Return one column of all batches. A batch has null in it if `found` has None for the batch.
+
+    Args: found has an array for each batch, one value for its rows, or None.
+    """
     if all(value is None for value in found):
         return nulls(sum(counts), pa.from_numpy_dtype(dtype))
     column = _spread((0 if value is None else value for value in found), counts, dtype)

@@ -21,8 +21,8 @@ SEGMENT_BYTES = 40 * 2**20
 SEGMENT_AGE_S = 30.0
 
 
-# A batch costs about 10 KB plus its rows. So this many small batches are merged, at two levels, up to the rows of a
-# frame of the bulk path.
+# A batch costs about 10 KB of memory besides its rows. So many small batches are merged into one, and merged batches
+# once more, up to the rows of a bulk frame.
 _MERGED = 64
 _LEVELS = (64, 4_096)
 
@@ -31,12 +31,12 @@ class Sealed(NamedTuple):
     """The content of a segment at one moment, with the stream cursors of that moment."""
 
     number: int
-    table: pa.Table | None  # the rows, if there are some
-    meta: dict[str, Any]  # as for `Folder.stage`
+    table: pa.Table | None  # None: there are no rows
+    meta: dict[str, Any]  # the arguments of `Folder.stage`
     steps: StepPosition | None
     marks: dict[str, LogMark]
-    finished: tuple[str, ...]  # streams that ended and were read completely
-    stored: Segment | None  # the segment's file, if it has all these rows
+    finished: tuple[str, ...]  # streams that ended and were read to their end
+    stored: Segment | None  # the file that already has all these rows; None: there is none yet
 
 
 class OpenSegment:
@@ -47,9 +47,9 @@ class OpenSegment:
         self.first_row = first_row
         self.rows = 0
         self.nbytes = 0
-        self.stored: Segment | None = None  # the segment's file, if there is one
+        self.stored: Segment | None = None  # the file with this segment's first rows, if it was written already
         self._batches: list[pa.RecordBatch] = []
-        self._typed = set[str]()  # the typed columns
+        self._typed = set[str]()  # the names of the typed columns
         self._since: float | None = None
 
     def is_full(self, rows: int, nbytes: int) -> bool:
@@ -57,14 +57,14 @@ class OpenSegment:
         return self.rows >= rows or self.nbytes >= nbytes or self.rows * len(self._typed) >= CELLS
 
     def is_too_wide_for(self, batch: pa.RecordBatch | None) -> bool:
-        """Return whether the segment must be closed first: with these rows, all its rows would get too many columns."""
+        """Return whether the segment must be closed before these rows are added: it would get too many columns."""
         if batch is None or not self.rows:
             return False
         rows: int = self.rows + batch.num_rows
         return rows * len(self._typed.union(typed_names(batch.schema.names))) > 2 * CELLS
 
     def add(self, batch: pa.RecordBatch | None) -> None:
-        """Append rows. After a call without rows (None), too, cursors wait to be stored."""
+        """Append rows (None: there are none). Even without rows, the new cursors then wait to be stored."""
         self._since = self._since or time.monotonic()
         if batch is None:
             return

@@ -17,9 +17,9 @@ from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
 _TEXT = pa.large_string()
 _FIRST_NOT_ASCII, _LINE_END = 128, ord("\n")
-_MANY_BYTES = 2**16  # this many bytes stay in the processor's cache during four passes
+_MANY_BYTES = 2**16  # So many bytes still are in the processor's cache after four passes over them.
 
-Kind = tuple[tuple[str, ColumnType], ...]  # the names and types of typed columns; empty: JSON text
+Kind = tuple[tuple[str, ColumnType], ...]  # The names and types of typed columns. An empty kind means JSON text.
 
 
 def kind_of(payloads: Payloads | None) -> Kind:
@@ -105,7 +105,7 @@ def _text_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
 
 
 def _is_few(lines: PayloadColumn) -> bool:
-    """Return whether lines are so few that joining them with other lines costs less than an array of their own."""
+    """Return whether there are so few lines that it is cheaper to join them with other lines than to build an array."""
     return lines.index is None and not lines.raw and lines.nbytes < _MANY_BYTES
 
 
@@ -120,7 +120,8 @@ def _texts(blob: bytes, count: int) -> pa.LargeStringArray:
         return _readable(blob.split(b"\n")[:-1])
     ends = np.flatnonzero(np.frombuffer(blob, np.uint8) == _LINE_END)
     offsets = np.zeros(count + 1, np.int64)
-    np.subtract(ends, places(count), out=offsets[1:])  # without the newlines before each line
+    # Each length leaves out the newline at the end of the line before.
+    np.subtract(ends, places(count), out=offsets[1:])
     return pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(blob.replace(b"\n", b"")))
 
 
@@ -148,7 +149,7 @@ def readable(payload: bytes) -> bytes:
 
 
 def _is_utf8(blob: bytes) -> bool:
-    # numpy finds the largest byte in half the time of `isascii`.
+    # numpy finds the largest byte in half the time that `isascii` takes.
     if not blob or int(np.frombuffer(blob, np.uint8).max()) < _FIRST_NOT_ASCII:
         return True
     try:

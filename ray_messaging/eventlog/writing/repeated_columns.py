@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 
-# This is more than a chunk of the bulk path has. Columns with more rows are built each time.
+# So many rows are shared, more than a chunk of a bulk send has. Columns with more rows are built each time.
 _SHARED_ROWS = 65_536
 
 Codes = NDArray[np.int32]
@@ -48,7 +48,7 @@ def repeated(names: Sequence[str | None], counts: Sequence[int]) -> pa.Array:
 
 
 def same(rows: int) -> pa.Array:
-    """Return the codes of a dictionary column that has the first name in all rows."""
+    """Return the codes of a dictionary column in which all rows have the first name."""
     return _shared_zeros().slice(0, rows) if rows <= _SHARED_ROWS else pa.array(np.zeros(rows, np.int32))
 
 

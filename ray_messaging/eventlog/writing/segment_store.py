@@ -54,7 +54,7 @@ class SegmentStore:
         self.epoch = -1
         self.lost = False  # the server has lost the streams
         self.trouble: str | None = None
-        self.last_s: float | None = None  # duration of the last write
+        self.last_s: float | None = None  # how long the last write took, in seconds; None: there was none
         self.missing: dict[str, None] = {}  # descriptions that this writer has added to the account, in order
         self._log = log
         self._folder = folder
@@ -65,7 +65,7 @@ class SegmentStore:
         self._on_trouble = on_trouble
         self._stopping = asyncio.Event()
         self.started = False  # True: calls that the server refuses are repeated, as if the server were away
-        self._publishing = asyncio.Lock()  # so that this process publishes one file at a time
+        self._publishing = asyncio.Lock()  # This lock makes the process publish one file at a time.
 
     async def take_over(self, epoch: int) -> Segment | None:
         """Make this writer, which has an epoch, the folder's owner; return the newest segment (None: there is none).
@@ -83,7 +83,10 @@ class SegmentStore:
         return self._folder.segments()
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
-        """Report to the server what the segments have: an earlier writer may have died before that. Raises Fenced."""
+        """Tell the server what the segments have, because an earlier writer may have died before it did.
+
+        Raises Fenced.
+        """
         await self.retry(lambda: self._log.note_resumed(self.epoch, taken))
 
     async def store(self, sealed: Sealed) -> Segment:
@@ -144,8 +147,9 @@ class SegmentStore:
         return await self._under_lock(lambda: self._publish(staged), self.check_owner if self._folder.local else None)
 
     async def _under_lock(self, work: Callable[[], T], first: Callable[[], Awaitable[None]] | None = None) -> T:
-        # A successor first fences this writer, then lists the folder under the lock: either it sees this file, or this
-        # writer sees the fence. (In folders without a lock and renaming, only the check before was made.)
+        # A successor first fences this writer, then lists the folder under the lock. So either the successor sees this
+        # file, or this writer sees the fence. In folders without a lock and renaming, only the check before has been
+        # made.
         async with self._publishing:
             with self._folder.lock() as mine:
                 if not mine:
@@ -201,7 +205,7 @@ class SegmentStore:
 
     async def _pause(self, pause_s: float) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):  # wait_for could lose a cancellation
+            async with asyncio.timeout(pause_s):  # `wait_for` could lose a cancellation, so `timeout` is used.
                 await self._stopping.wait()
 
     def _report(self, error: Exception) -> None:

@@ -17,11 +17,11 @@ from ray_messaging.eventlog.writing.step_rows import StepFeed
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.transports.step_values import CHECKPOINT, Collected, CollectedKind, Progress
 
-FILE_BYTES = 8 * 2**20  # size of collected data from which on files are written
+FILE_BYTES = 8 * 2**20  # Collected data are written to files once they have so many bytes.
 
 
 class CollectedWriter:
-    """Writer of the series and remembered calls of the steps that `feed` has passed on, in the log's folder."""
+    """Writer of series and remembered calls into the log's folder, for the steps whose rows are in the log."""
 
     def __init__(self, reader: StreamReader, segments: SegmentStore, feed: StepFeed) -> None:
         self._feed = feed
@@ -32,7 +32,7 @@ class CollectedWriter:
         self._born = ""
 
     async def begin(self) -> None:
-        """Get from the server since when it counts the steps."""
+        """Ask the server since when it counts the steps: this time is part of the files' names."""
         self._born = await self._retry(partial(self._store.collected_born, f"{time.time_ns() // 10**6:013d}"))
 
     async def write(self, *, least: int = 1) -> None:
@@ -48,12 +48,12 @@ class CollectedWriter:
             await self._retry(partial(self._store.drop_collected, found.entries))
 
     async def unwritten(self) -> Unwritten:
-        """Return the collected data of the steps that the feed has passed on, as far as the server still has them."""
+        """Return the collected data of steps whose rows are in the log, as far as the server still has the data."""
         return Unwritten(self._born, await self._retry(partial(self._store.collected, self._feed.position.handled)))
 
     def _write(self, found: Unwritten) -> None:
         for kind, encode in _FILES.items():
-            _, new = found.beside_files(self._folder, kind)  # others are in files, but still on the server
+            _, new = found.beside_files(self._folder, kind)  # Other entries are on the server still, but also in files.
             if new:
                 steps = {entry.step for entry in new}
                 self._folder.write_collected(kind, self._born, min(steps), max(steps), encode(new))
@@ -86,7 +86,7 @@ class CheckpointWriter:
         """Choose the step after which the next checkpoint is taken; until then the server lets no later step begin."""
         progress = await self._retry(self._store.progress)
         self._written = max(await asyncio.to_thread(self._folder.checkpoints), default=-1)
-        # A writer that died may have left the groups in the step before a checkpoint, or at one without a file.
+        # A writer that died may have left the groups waiting before a checkpoint, or left a checkpoint without a file.
         done = progress.latest == progress.sealed <= self._written
         await self._hold(self._after(progress.latest if done else progress.latest - 1))
 
@@ -103,7 +103,8 @@ class CheckpointWriter:
             progress = await self._retry(self._store.progress)
             if progress.sealed >= self._next:
                 await self._take(progress)
-            elif progress.holds.get(CHECKPOINT) != self._next:  # the server has lost the hold, in a failover
+            # The server has lost, in a failover, the request to stop before that checkpoint: repeat it.
+            elif progress.holds.get(CHECKPOINT) != self._next:
                 await self._hold(self._next)
             else:
                 await self._retry(partial(self._store.wait, progress.news, STEP_NEWS_TIMEOUT_S))

@@ -1,4 +1,9 @@
-"""Reading of the rows of an experiment's sealed steps, from the boxes on its server, for the event log."""
+"""Reading of the rows of an experiment's sealed steps, from the boxes on its server, for the event log.
+
+A box has the messages that one mailbox reads in one step. A step is sealed once all groups have ended it. If a step was
+run again, because its group failed, a box also has frames of the failed attempt; the covers list the attempts that
+count.
+"""
 
 import asyncio
 import logging
@@ -49,17 +54,20 @@ logger = logging.getLogger(__name__)
 
 HOLD = "event log"
 _START = "0-0"
-_FRAMES = 16  # frames in one read of a box
-_STEPS = 8  # steps whose boxes are listed in one call
-_AHEAD = 3  # a group that joins may accept messages from outside for the step after the next
+_FRAMES = 16  # One read of a box returns at most so many frames.
+_STEPS = 8  # One call lists the boxes of at most so many steps.
+# So many steps ahead may have messages from outside: a group that joins may accept messages for the step after the
+# next.
+_AHEAD = 3
 _TEXT_BYTES = 2**30
 
 
 class StepFeed:
     """Feed of the messages of an experiment's steps into its event log, read from the boxes on its server.
 
-    A step's messages are read once the step is sealed: all covered frames that were sent in it, whenever they are
-    delivered. The log has a hold on the server, which keeps the boxes until their rows are in a file.
+    A step's messages are read once the step is sealed: all frames that were sent in it and that count, whenever they
+    are delivered. The log places a hold on the server. It makes the server keep the boxes until their rows are in a
+    file.
 
     `position` is the log's position in the steps.
 
@@ -82,8 +90,9 @@ class StepFeed:
         self._take = take
         self._passed = passed
         self._held = -1
-        self._sizes: dict[int, int] = {}  # step -> bytes of its frames, for the steps after the hold
-        self._after: dict[str, str] = {}  # box -> the entry up to which all frames are of steps in the log
+        self._sizes: dict[int, int] = {}  # step -> bytes of its frames, for the steps that are in no file yet
+        # Box -> the entry up to which all frames of the box belong to steps that are in the log.
+        self._after: dict[str, str] = {}
         self._asked = self._answered = 0
         self._question = asyncio.Event()
         self._news: asyncio.Task[News] | None = None
@@ -93,8 +102,8 @@ class StepFeed:
         progress = await self._store.progress()
         held = progress.holds.get(HOLD)
         handled, outside = position or self.position
-        # Without a hold, nothing has kept the boxes of sealed steps. With a hold, the steps up to it are in files. A
-        # server that begins anew numbers its steps anew.
+        # Where the log continues depends on the server. Without a hold, the server has not kept the boxes of sealed
+        # steps. With a hold, the steps up to it are in files. A server that begins anew numbers its steps anew.
         handled = progress.sealed if held is None else min(max(handled, held), progress.sealed)
         await self._store.hold(HOLD, handled)
         self._held = handled
@@ -142,7 +151,10 @@ class StepFeed:
                 await task_health.end(self._news)
 
     async def _wait(self, news: str) -> None:
-        """Wait for news of steps or a call of `ask`. After an `ask`, the next call goes on with the wait."""
+        """Wait until a step ends or `ask` is called.
+
+        After an `ask`, the next call continues to wait for the end of a step.
+        """
         if self._news is None:
             waiting = self._reader.retry(partial(self._store.wait, news, STEP_NEWS_TIMEOUT_S))
             self._news = asyncio.create_task(waiting, name="ray_messaging log news of steps")
@@ -188,7 +200,10 @@ class StepFeed:
             await self._take(rows, partial(self._move, StepPosition(handled, outside)), "")
 
     async def _parts(self, box: str, step: int, covers: list[Cover]) -> list[tuple[LoggedPart, bool]]:
-        """Return the parts of a box that are logged with a step, and whether each is of the supervisor's notes."""
+        """Return the parts of a box that are logged with a step.
+
+        Each comes with a bool, which says whether the part has the supervisor's notes, that is its changes by rules.
+        """
         if _step_of(box) == step:
             return [(part, False) for part in self._fresh(box, *await self._frames(box, covers, _START))]
         frames, hearers_of = await self._frames(box, covers, self._after.get(box, _START), step)
@@ -204,7 +219,7 @@ class StepFeed:
     async def _frames(
         self, box: str, covers: list[Cover], after: str, step: int | None = None
     ) -> tuple[list[BoxFrame], FrameHearers]:
-        """Return the frames that `covers` lists, without frames of attempts that do not count, and their hearers.
+        """Return the frames of a box that count, by its covers, and their hearers.
 
         Args: reading begins after the entry `after`; `step` is the step of the wanted frames (None: frames from
         outside).
@@ -226,7 +241,9 @@ class StepFeed:
             if len(page) < _FRAMES:
                 break
             after = page[-1].entry
-        if found is None and start != _START:  # entries may be lower after the server has come back with a slow clock
+        # New entries may have lower ids than older ones, if the server came back with a clock that is behind: read from
+        # the start.
+        if found is None and start != _START:
             return await self._frames(box, covers, _START, step)
         if found is None:
             raise self._lost(box)
@@ -265,7 +282,7 @@ class StepFeed:
         try:
             batch = batch_of(frame, int(at))
             if mailbox != NOTES and amends(frame, batch):
-                return None  # the amendment's rows are in a note
+                return None  # A note has the rows of these broadcasts.
             if batch.lines is None or batch.ordinal is None:
                 raise FrameError("this is no valid frame of a step")  # noqa: TRY301 - one way out
             if batch.fold is not None and amendments:
@@ -287,9 +304,9 @@ class StepFeed:
         return await self._reader.retry(partial(self._store.covered_boxes, first, last))
 
     async def _counts(self, step: int) -> Counter[str] | None:
-        """Return the number of messages by fate that the groups counted in a step.
+        """Return how many messages the groups counted in a step, by fate.
 
-        The result is None if a group did not count, or the server keeps the counts no longer.
+        The result is None if a group did not count, or if the server no longer keeps the counts.
         """
         closed = await self._reader.retry(partial(self._store.closed_step, step))
         if not closed or not all(each.counts for each in closed.values()):
@@ -315,7 +332,10 @@ def _amendments(frames: Sequence[BoxFrame], step: int) -> dict[int, list[Batch]]
 
 
 def _superseded(parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]) -> list[LoggedPart]:
-    """Return the parts without the messages that are also among the changed parts, followed by the changed parts."""
+    """Return the parts, followed by the changed parts.
+
+    Messages that are in a changed part are left out of the others.
+    """
     keys = message_keys([part.batch for part in (*changed, *parts)])
     found = np.split(keys, np.cumsum([len(part.batch) for part in (*changed, *parts)])[:-1])
     news, olds = found[: len(changed)], found[len(changed) :]
@@ -378,7 +398,8 @@ def _in_order(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch | None
     table = joined_rows(record_batch(exp_id, chunk) for chunk, _ in chunks_of((part, None) for part in cut))
     columns, schema = table.columns, table.schema
     del table
-    for at in range(len(columns)):  # so that the memory of each column is free before the next is sorted
+    # Column by column, so that the memory of each column is free before the next column is sorted.
+    for at in range(len(columns)):
         columns[at] = _sorted(columns[at], order)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -414,7 +435,7 @@ def _is_said(part: LoggedPart) -> bool:
 
 def _pairs_sent(part: LoggedPart) -> Counter[str]:
     if isinstance(part.fates, int):
-        # Rows whose hearers are not known count as no message.
+        # Rows whose hearers are not known count as 0 messages.
         to_ids, hearers = part.batch.to_ids, part.hearers
         named = len(to_ids) if to_ids.kinds is None else int((to_ids.kinds != NONE).sum())
         return Counter({FATES[part.fates]: named if hearers is None else int(hearers.pairs.sum())})
@@ -444,7 +465,10 @@ def _text(counts: Counter[str]) -> str:
 
 
 def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[Cover]]]:
-    """Group covers by the step of sending; covers of messages from outside by the step in which these are read."""
+    """Group covers by the step in which their messages were sent.
+
+    Messages from outside go by the step in which they are read.
+    """
     found: dict[int, dict[str, list[Cover]]] = {}
     for box, covers in boxes.items():
         for cover in () if box.startswith((PUBLICATIONS, PLACES)) else covers:

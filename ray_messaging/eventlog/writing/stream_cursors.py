@@ -10,19 +10,20 @@ from ray_messaging.errors import MessagingError
 from ray_messaging.transports.cursors import START
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 
-# Approximate bytes of one read: enough for a batch of rows, since large batches cost least, and little enough that
-# memory stays flat with any number of streams, and that queries do not wait while the read is parsed.
+# Approximate bytes of one read. They are enough for a batch of rows, since large batches cost least. They are few
+# enough that memory stays flat with any number of streams, and that queries do not wait while the read is parsed.
 READ_BYTES = 6 * 2**20
 _WIDENING = 4.0
-_DROPPED = 1_024  # dropped streams to remember: waiters may have asked for their ends just before
-_GUESS = 2**16  # assumed bytes of an entry before the first one was read
+# So many dropped streams are remembered, because a task may have asked for the end of a stream just before.
+_DROPPED = 1_024
+_GUESS = 2**16  # the assumed size of an entry before the first one was read
 
 
 class Read(NamedTuple):
     """Arguments of a read: the entry to read after in each stream, and whether to `wait` until an entry comes."""
 
     cursors: dict[str, str]
-    limit: int  # entries of each stream
+    limit: int  # the most entries to read of each stream
     wait: bool
 
 
@@ -39,16 +40,18 @@ class StreamCursors:
 
     def __init__(self) -> None:
         self.cursors: dict[str, str] = {}
-        self.begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and its logged rows
-        self.taken_before: dict[str, tuple[int, int]] = {}  # stream -> earlier writers' messages and bytes
+        # Stream -> the entry after its cursor, and how many rows of that entry are logged.
+        self.begun: dict[str, tuple[str, int]] = {}
+        # Stream -> the number of messages and bytes that earlier writers have read.
+        self.taken_before: dict[str, tuple[int, int]] = {}
         self._seen: dict[str, str] = {}  # stream -> the last entry read
-        self._ended: dict[str, str] = {}  # stream -> its last entry
+        self._ended: dict[str, str] = {}  # stream that has ended -> its last entry
         self._dropped: deque[str] = deque(maxlen=_DROPPED)
         self._marks: dict[str, LogMark] = {}
         self._changed: set[str] = set()
         self._entry_bytes = float(_GUESS)
         self._turn = 0
-        self._widening = 1.0  # factor of streams per read, after empty reads
+        self._widening = 1.0  # After empty reads, so many times more streams are read at once.
 
     def update(self, streams: LogStreams, ends: Mapping[str, str]) -> None:
         """Set the list of streams, and the last entry of each stream that ended."""
@@ -103,7 +106,7 @@ class StreamCursors:
         self._changed.add(item.stream)
 
     def take_marks(self) -> dict[str, LogMark]:
-        """Return the marks that changed since the last call, by stream."""
+        """Return the stored facts of each stream that changed since the last call."""
         changed, self._changed = self._changed, set()
         return {name: self._marks[name] for name in changed}
 
@@ -181,7 +184,7 @@ class Waiters:
             return
         self._asked.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):  # wait_for could lose a cancellation
+            async with asyncio.timeout(timeout_s):  # `wait_for` could lose a cancellation, so `timeout` is used.
                 await self._asked.wait()
 
     async def wait_change(self) -> None:

@@ -27,9 +27,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SMALL_BYTES = 2**16  # below this a thread would cost more than it saves
-# After a read of _MUCH bytes there are more entries. After a read below _LITTLE, the reader waits a moment for more,
-# as a batch of rows costs 0.4 ms. After other sizes it does not wait: a log that is behind may get little per stream.
+_SMALL_BYTES = 2**16  # With fewer bytes, a thread would cost more time than it saves.
+# A read of _MUCH bytes means that more entries wait, so the next read begins at once. After a read below _LITTLE, the
+# reader waits a moment for more, as a batch of rows costs 0.4 ms. After other sizes it does not wait: a log that is
+# behind may get little per stream.
 _MUCH, _LITTLE = READ_BYTES // 4, 2**16
 
 
@@ -49,11 +50,12 @@ class StreamReader:
         self.transport, self.exp_id, self.folder = transport, exp_id, folder
         self.unreadable = 0
         self.hearers = BroadcastHearers(transport, folder, audiences, persist)
-        self._age_s = 0.0  # the age of the oldest entry of the last read
+        self._age_s = 0.0  # how old the oldest entry was when the last read returned it
         self._read_at = 0.0
         self.away: str | None = None
         self.started = False  # True: calls that the server refuses are repeated, as if it were away
-        self.begun: dict[str, tuple[str, int]] = {}  # stream -> an entry, and its rows already in the log
+        # Stream -> an entry of which some rows are already in the log, and how many.
+        self.begun: dict[str, tuple[str, int]] = {}
         self._refused: list[tuple[LogItem, str]] = []
         self._log = transport.log
 
@@ -71,7 +73,10 @@ class StreamReader:
         return items
 
     def behind_s(self, *, blocked: bool) -> float:
-        """Return how old the oldest entry of the last read was then, in s; if `blocked`, add the time since."""
+        """Return how many seconds the log is behind: the age of the oldest entry when the last read returned it.
+
+        Args: if `blocked`, the time since that read is added.
+        """
         return self._age_s + (time.monotonic() - self._read_at if blocked else 0.0)
 
     async def chunks(self, items: list[LogItem]) -> AsyncIterator[Chunk]:
@@ -88,7 +93,10 @@ class StreamReader:
                 yield chunk
 
     async def _bury(self) -> None:
-        """Move unreadable entries of the log stream to the dead letters; a mailbox's reader moves that mailbox's."""
+        """Move unreadable entries of the log stream to the dead letters.
+
+        Entries of a mailbox are left to the mailbox's reader.
+        """
         refused, self._refused = self._refused, []
         for item, why in refused:
             await self.retry(partial(self.transport.bury, LOG, item.entry, item.frame, why[:NAME_LENGTH]))
@@ -121,7 +129,8 @@ class StreamReader:
                 result = await call()
             except (ConnectionFailed, MailboxFull) as error:
                 refused = isinstance(error, ServerRefused)
-                if refused and not self.started:  # the log was started with a wrong password, or too few rights
+                # The log was started with a wrong password or too few rights, so repeating the call would not help.
+                if refused and not self.started:
                     raise
                 if self.away is None:
                     logger.warning("the event log of %s cannot be read, and is retried: %s", self.exp_id, error)

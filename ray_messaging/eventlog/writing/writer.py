@@ -32,9 +32,10 @@ T = TypeVar("T")
 LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 
 _BLOCK_S = 5.0
-_GATHER_S = 0.02  # single messages are collected for this long: a batch of one costs 0.3 ms
-_SAVE_S = 30.0  # time to write rows of lost streams at the end
-_SAVED_ROWS = 2**16  # a smaller segment stays open for more rows if it was saved only to let steps go on
+_GATHER_S = 0.02  # Single messages are collected for this long, because a batch costs 0.3 ms, even a batch of one.
+_SAVE_S = 30.0  # At the end, the writer tries for this long to write rows of streams that the server lost.
+# A segment was saved early, only so that steps could go on. With fewer rows than this, it stays open for more rows.
+_SAVED_ROWS = 2**16
 _BUSY_S = 0.2  # how long a read blocks while a file is being written and the next file is due
 
 
@@ -90,12 +91,12 @@ class LogWriter:
         self._every = checkpoint
         self._checkpoints: CheckpointWriter | None = None  # None: no checkpoints are kept
         self._open = OpenSegment(1, 0)
-        self._full: OpenSegment | None = None  # the segment before, until it is durable
+        self._full: OpenSegment | None = None  # the previous segment, until its file is durable
         self._read_task: asyncio.Task[None] | None = None
         self._step_tasks: list[asyncio.Task[None]] = []
         self._write_task: asyncio.Task[None] | None = None
         self._closed = False
-        self._blocked = 0  # the number of readers that wait for a file to be written or read
+        self._blocked = 0  # how many readers wait for a file to be written or read
         self._rotating = asyncio.Lock()
 
     async def start(self) -> None:
@@ -144,11 +145,12 @@ class LogWriter:
             if stopped is None:
                 await self.caught_up()
         except LogError as error:
-            if not error.lost:  # a loss is reported below, by the state at the end
+            if not error.lost:  # A loss of data is reported below, from the state at the end.
                 raise
         finally:
             await self._finish(self._read_task)
-        reported = self.error is stopped and not self._segments.lost  # a loss is reported again by close()
+        # close() reports a loss of data again, even if it was reported before.
+        reported = self.error is stopped and not self._segments.lost
         if self.error is not None and not reported and not isinstance(self.error, Fenced):
             raise self.error
 
@@ -251,7 +253,8 @@ class LogWriter:
             await self._take(rows, partial(self._streams.move, done))
         if streams_changed:
             await self._reader.retry(self._segments.check_owner)
-            if not self._segments.lost:  # otherwise the streams on the server belong to a newer run
+            # If the server has lost the streams, those that it has now belong to a newer run.
+            if not self._segments.lost:
                 self._streams.update(*await self._reader.list_streams())
         if self._open.age() >= self._segment_age_s and not self._busy and not self._rotating.locked():
             self._begin_file(closed=False)
@@ -290,7 +293,7 @@ class LogWriter:
             await self._feed.run()
         except MessagingError:
             await self._reader.retry(self._segments.check_owner)
-            if not self._segments.lost:  # otherwise `_read` saves the rows that were read
+            if not self._segments.lost:  # If the server has lost the streams, `_read` saves the rows that were read.
                 raise
 
     # -- writing ----------------------------------------------------------------------------------------------------
@@ -337,7 +340,7 @@ class LogWriter:
         return sealed
 
     async def _store(self, sealed: Sealed, *, closed: bool) -> None:
-        # Entries without logged rows need no new file: reading them again gives no rows again.
+        # Entries without logged rows need no new file, because reading them again gives no rows again.
         segment = sealed.stored
         if segment is None and sealed.table is not None:
             segment = await self._segments.store(sealed)
@@ -353,7 +356,7 @@ class LogWriter:
             await self._collected.write(least=FILE_BYTES)
         if not self._segments.lost:
             await self._segments.retry(self._reader.hearers.tidy)
-        if not closed:  # the writer is idle: a busy writer would need the memory again at once
+        if not closed:  # The writer is idle. A busy writer would need this memory again at once.
             await asyncio.to_thread(pa.default_memory_pool().release_unused)
 
     async def unwritten(self) -> Unwritten:
@@ -370,7 +373,7 @@ class LogWriter:
     async def _finish(self, reading: asyncio.Task[None]) -> None:
         self._closed = True
         self._segments.stop_retrying()
-        if self._segments.lost:  # let the reader write the rows, which are nowhere else
+        if self._segments.lost:  # Let the reader write the rows, because there is no other copy of them.
             await asyncio.wait([reading], timeout=_BLOCK_S + _SAVE_S)
         self._cancel_tasks()
         await asyncio.gather(reading, *self._step_tasks, return_exceptions=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ray_messaging.interception.server.interceptor import Interceptor
 
 _TIMEOUT_S = 300.0  # the limit of AgentSociety's own blocks for one request to a model
-_FAILED = {"content": "Message sent failed"}  # AgentSociety's words
+_FAILED = {"content": "Message sent failed"}  # AgentSociety uses these words.
 _KINDS = {kind.value: kind for kind in MessageKind}
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -155,7 +155,7 @@ class ViolationCounts(UserDict[AgentId, int]):
     """The interceptor's violation counts; a missing sender has 0, as in a defaultdict."""
 
     def __init__(self, context: "Interceptor") -> None:
-        self.data: Any = context.violations  # no copy
+        self.data: Any = context.violations  # The object itself, not a copy.
 
     def __missing__(self, from_id: AgentId) -> int:
         return 0

@@ -31,7 +31,7 @@ class Ban(Rule):
     """
 
     state: Table[Any]
-    _of_pairs = False  # whether a key is a pair
+    _of_pairs = False  # whether a key is a pair of sender and recipient
 
     def __init__(self, check: Rule, after: int, name: str) -> None:
         if isinstance(check, SlowRule) or not isinstance(check, Rule):
@@ -92,7 +92,8 @@ class Ban(Rule):
                 continue
             try:
                 verdict = checked(self.inner.check(Message(exp_id, batch, row)))
-            except RAISED as error:  # user code: a failure blocks, and is logged
+            # The rule is a user's code: if it fails, the message is blocked and the error logged.
+            except RAISED as error:
                 verdict = self._check_failed(error)
             else:
                 if verdict.blocked:
@@ -152,7 +153,7 @@ class Ban(Rule):
             verdicts = {
                 int(rows[row]): checked(verdict) for row, verdict in self.inner.check_batch(rest, exp_id).items()
             }
-        except RAISED as error:  # user code: a failure blocks, and is logged
+        except RAISED as error:  # The rule is a user's code: if it fails, the message is blocked and the error logged.
             verdict = self._check_failed(error, len(rest))
             return found if verdict is ALLOW else dict.fromkeys(rows.tolist(), verdict) | found
         begins: dict[Any, int] = {}

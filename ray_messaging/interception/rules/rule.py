@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
 
 
 ALLOW = Verdict()
-UNLIMITED = 2**62  # more messages than any sender sends
+UNLIMITED = 2**62  # more messages than any sender can send
 
 
 def block(reason: str) -> Verdict:
@@ -104,7 +104,8 @@ class Rule:
         for row in range(len(batch)):
             try:
                 verdict = checked(self.check(Message(exp_id, batch, row)))
-            except RAISED as error:  # user code: a failure blocks, and is logged
+            # The rule is a user's code: if it fails, the message is blocked and the error logged.
+            except RAISED as error:
                 verdict = self.count_failure(error)
             if verdict is not ALLOW:
                 found[row] = verdict

@@ -18,7 +18,7 @@ def forwarded(from_id: AgentId | None, to_id: AgentId | None, message: object, *
     Raises: InvalidAddress, InvalidPayload or PayloadTooLarge if an id or the payload is not valid.
     """
     return Batch(
-        sender=":forward",  # no messager's name holds a colon
+        sender=":forward",  # No messager has a colon in its name, so this name is free.
         epoch=epoch,
         first=number,
         from_ids=IdColumn.of([None if from_id is None else check_id(from_id)]),

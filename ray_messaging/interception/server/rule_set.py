@@ -90,7 +90,7 @@ class RuleSet:
 
     def _put(self, rule: object, others: list[Rule], place: int) -> Rule:
         if not isinstance(rule, Rule):
-            why = f"{rule!r} is no rule: pass an instance of a class derived from ray_messaging.rules.Rule"
+            why = f"{rule!r} is not a rule: pass an instance of a class derived from ray_messaging.rules.Rule"
             raise RuleError(why, rule=repr(rule))
         name: object = rule.name
         if not (isinstance(name, str) and 0 < len(name) <= NAME_LENGTH and name.isprintable() and name[0] != ":"):
@@ -138,7 +138,7 @@ class RuleSet:
 def _place(index: object) -> int:
     if isinstance(index, int) and not isinstance(index, bool):
         return index
-    raise RuleError(f"{index!r} is no place among rules: write an int, or None for the end", rule="")
+    raise RuleError(f"{index!r} is not a position among the rules: write an int, or None for the end", rule="")
 
 
 @dataclass(slots=True)

@@ -323,7 +323,9 @@ def _kept(value: Any) -> Any:  # noqa: ANN401 - JSON
     try:
         return _decode(_encode(value))
     except Exception as error:
-        raise RuleError(f"a rule cannot keep {short_repr(value)}, as it is no JSON ({error})", rule="") from error
+        raise RuleError(
+            f"a rule cannot keep {short_repr(value)}, because JSON cannot represent it ({error})", rule=""
+        ) from error
 
 
 def _text(text: str) -> str:
@@ -331,7 +333,7 @@ def _text(text: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise RuleError(
-            f"a rule cannot keep the text {short_repr(text)}: it is no Unicode ({error})", rule=""
+            f"a rule cannot keep the text {short_repr(text)}: it is not valid Unicode ({error})", rule=""
         ) from error
     return str.__str__(text)  # a str of numpy becomes a plain str, too
 

@@ -52,7 +52,7 @@ class RunningRule:
     def __init__(self) -> None:
         self.rule: Rule | None = None
         self.calls = 0
-        self.spent: defaultdict[str, float] = defaultdict(float)  # seconds by rule
+        self.spent: defaultdict[str, float] = defaultdict(float)  # rule -> the seconds that it has run
         self.struck = False
         self._lock = threading.Lock()
 

@@ -17,9 +17,10 @@ NUMBERS = {
         *("float32", "float64", "bool"),
     )
 }
-NAMES = {dtype: name for name, dtype in NUMBERS.items()}  # `dtype.name` is slow
+NAMES = {dtype: name for name, dtype in NUMBERS.items()}  # This table is used because `dtype.name` is slow.
 Rows = NDArray[np.intp] | slice
-_CONTINUES, _CONTINUATION = 0xC0, 0x80  # mask and value by which UTF-8 marks a byte that does not begin a character
+# A byte in the middle of a UTF-8 character has these high bits: the mask, and the value under the mask.
+_CONTINUES, _CONTINUATION = 0xC0, 0x80
 
 
 class ColumnType(NamedTuple):
@@ -122,7 +123,7 @@ def _float_holds(kind: np.dtype[Any], number: float) -> bool:
     try:
         with np.errstate(over="ignore"):
             found = float(kind.type(number))
-    except OverflowError:  # an int beyond all floats
+    except OverflowError:  # The number is an int beyond all floats.
         return False
     return found == number if type(number) is int else np.isinf(found) == np.isinf(number)
 
@@ -206,7 +207,8 @@ class TextColumn(msgspec.Struct, eq=False):
 
     def to_numpy(self) -> NDArray[Any]:
         """Return the strings as an object array of str."""
-        return np.array([*self.tolist(), None], object)[:-1]  # the dtype is object, not "<U"
+        # The added None makes numpy choose the dtype object, not "<U".
+        return np.array([*self.tolist(), None], object)[:-1]
 
     def to_arrow(self) -> Any:  # noqa: ANN401 - pyarrow.Array
         """Return the strings as a pyarrow.Array, without a copy of the text."""
@@ -225,7 +227,10 @@ class TextColumn(msgspec.Struct, eq=False):
         return TextColumn.of(texts)
 
     def trouble(self) -> str | None:
-        """Return what is wrong with a decoded column, whose `offsets` and `data` may have any values, or None."""
+        """Return what is wrong with a decoded column, or None if it is valid.
+
+        Its `offsets` and `data` may have any values.
+        """
         offsets, data = self.offsets, self.data
         if int(offsets[0]) != 0 or int(offsets[-1]) != len(data) or bool((offsets[1:] < offsets[:-1]).any()):
             return "its strings have impossible bounds"

@@ -20,8 +20,9 @@ _FAMILIES: dict[type, tuple[type, ...]] = {
     str: (str,),
     list: (list, tuple, np.ndarray),
 }
-_MISSING = {"NAType", "NaTType"}  # pandas' types of missing values, by name: pandas is not imported here
-_LAST_EXACT = 2**53  # a float represents all whole numbers below this exactly
+# Pandas' types of missing values are compared by name, because pandas is not imported here.
+_MISSING = {"NAType", "NaTType"}
+_LAST_EXACT = 2**53  # A float represents every whole number below this one exactly.
 _DATES = (
     ". Send dates as texts (isoformat(), numpy.datetime_as_string(array)), or as numbers: array.astype('M8[us]')"
     ".astype('int64')"
@@ -46,7 +47,9 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
         if not isinstance(name, str) or not name:
             raise InvalidColumns(f"the name of a column must be a text, not {name!r}")
         if _broken([name]):
-            raise InvalidColumns(f"the name of a column is {name!r}, which is no text: it holds half of a character")
+            raise InvalidColumns(
+                f"the name of a column is {name!r}, which is not valid text: it holds half of a character"
+            )
         if name in made:
             raise InvalidColumns(f"two columns have the name {name!r}", column=name)
         try:
@@ -128,7 +131,8 @@ def _column(values: Any) -> TypedColumn:  # noqa: ANN401 - what a user passed
         raise InvalidColumns(f"this is a {type(values).__name__}: give an array or a list with a value for each row")
     given = values
     if not isinstance(values, np.ndarray | list):
-        values = values.to_numpy() if hasattr(values, "to_numpy") else [*values]  # a Series, a range, a tuple
+        # The value is a Series, a range or a tuple.
+        values = values.to_numpy() if hasattr(values, "to_numpy") else [*values]
     array = values if isinstance(values, np.ndarray) else array_of(values)
     _check_gaps(given, array)
     return TextColumn.of(_texts(array)) if array.dtype.kind in "OUT" else _of_numbers(array)
@@ -151,7 +155,8 @@ def array_of(values: list[Any]) -> NDArray[Any]:
         kinds = {kind for vector in values for kind in _kinds(vector)}
     families = {_family(kind) for kind in kinds}
     if len(families) <= 1 and families.isdisjoint({str, list}):
-        with suppress(ValueError, OverflowError):  # vectors of several lengths
+        # Vectors of different lengths make numpy raise an error; the list then becomes an array of objects.
+        with suppress(ValueError, OverflowError):
             found = np.array(values)
             # numpy turns whole numbers into floats if neither int64 nor uint64 fits.
             changed = found.dtype.kind == "f" and kinds and not any(issubclass(k, float | np.floating) for k in kinds)
@@ -207,7 +212,8 @@ def holds_all(kind: np.dtype[Any], array: NDArray[Any]) -> bool:
     """Return whether a type represents all numbers of an array exactly, which floats do not for large whole numbers."""
     if array.dtype.kind not in "iu" or kind.kind != "f":
         return True
-    with np.errstate(invalid="ignore"):  # 2**63 - 1 as a float is 2**63
+    # This hides numpy's warning: as a float, 2**63 - 1 becomes 2**63, which does not fit int64.
+    with np.errstate(invalid="ignore"):
         return np.array_equal(array.astype(kind).astype(array.dtype), array)
 
 
@@ -238,7 +244,8 @@ def _texts(array: NDArray[Any]) -> list[str]:
     if {*map(type, texts)} <= {str}:
         return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
     if all(isinstance(text, str) for text in texts):
-        texts = [*map(str.__str__, texts)]  # they are of subclasses, such as numpy's and those of Enum
+        # The texts are of subclasses of str, such as numpy's and those of Enum: make them plain.
+        texts = [*map(str.__str__, texts)]
         return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
     for row, found in enumerate(texts):
         if found is None or (isinstance(found, float) and found != found) or type(found).__name__ in _MISSING:
@@ -277,7 +284,7 @@ def _whole(row: int, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidColumns(f"row {row} has {text!r}, which is no text ({error.reason})", row=row) from error
+        raise InvalidColumns(f"row {row} has {text!r}, which is not valid text ({error.reason})", row=row) from error
     return text
 
 
@@ -329,4 +336,4 @@ def _width(values: Any) -> int:  # noqa: ANN401 - pyarrow.Array
 
 
 _NONE, _NO_TEXT = np.zeros(1, np.int64), np.zeros(0, np.uint8)
-_ARROW = {*NUMBERS, "float", "double"}  # Arrow's names of the types
+_ARROW = {*NUMBERS, "float", "double"}  # Arrow's names of the types that can be sent

@@ -24,7 +24,7 @@ class TypedColumns:
 
     __slots__ = ("_list", "_schema", "columns", "count")
 
-    index = None  # each row has its own values
+    index = None  # None means that each row has its own values.
     raw = False
     small = True
 

@@ -40,7 +40,7 @@ def check_tracing(tracing: object) -> None:
     if tracing is None:
         return
     if not isinstance(tracing, Tracing):
-        raise ConfigError(f"tracing={tracing!r} is no Tracing: write tracing=Tracing(sample=0.001)")
+        raise ConfigError(f"tracing={tracing!r} is not a Tracing object: write tracing=Tracing(sample=0.001)")
     try:
         import opentelemetry.sdk.trace  # noqa: F401, PLC0415 - an extra
     except ImportError as error:

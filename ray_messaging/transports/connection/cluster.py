@@ -19,7 +19,7 @@ from ray_messaging.transports.connection.discovery import (
 
 _QUESTIONS = (("CLUSTER", "NODES"), ("CLUSTER", "SLOTS"))
 _REMEMBERED = 6  # the most nodes that are asked in addition to the nodes in the config
-_UNNAMED = frozenset({"noaddr", "handshake"})  # flags of nodes whose address is not known
+_UNNAMED = frozenset({"noaddr", "handshake"})  # The addresses of nodes with these flags are not known.
 
 
 class _Node(NamedTuple):
@@ -28,7 +28,7 @@ class _Node(NamedTuple):
     name: str
     address: tuple[str, int]
     flags: frozenset[str]
-    shard: str  # name of the shard's primary
+    shard: str  # the name of the shard's primary
     epoch: int
     has_slot: bool
 

@@ -101,7 +101,7 @@ def tls_trouble(error: BaseException, config: RedisConfig) -> str | None:
 
 def _ssl_error(error: BaseException | None) -> ssl.SSLError | None:
     """Return the error of TLS in the chain of an error's causes, or None."""
-    for _ in range(8):  # a chain may be circular
+    for _ in range(8):  # The chain of causes may be circular, so it is not followed for ever.
         if error is None or isinstance(error, ssl.SSLError):
             return error
         error = error.__cause__ or error.__context__

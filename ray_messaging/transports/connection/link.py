@@ -140,7 +140,7 @@ class RedisLink:
         # This is called while the server cannot be reached, and returns the error if the experiment has ended.
         self.ended: Callable[[], Awaitable[Closed | None]] | None = None
         self.observer: Observer | None = None
-        self.who = ""  # who makes the calls, for error texts
+        self.who = ""  # who makes the calls, for the texts of errors
         self.outage: Outage | None = None  # set while steps make the calls, which are then repeated for longer
 
     @property
@@ -205,7 +205,7 @@ class RedisLink:
         elif info.get("cluster_enabled") == "1":
             try:
                 return number(read_info(await self._alone(wire, ("CLUSTER", "INFO"))), "cluster_size")
-            except ResponseError:  # managed servers may forbid it
+            except ResponseError:  # Managed servers may forbid this command.
                 return 1
         return 1
 
@@ -275,7 +275,7 @@ class RedisLink:
         if self.guard is not None and not isinstance(found[-1], BaseException):
             try:
                 self.guard.check(rest)
-            except TooFewReplicasError as error:  # it may no longer be the primary
+            except TooFewReplicasError as error:  # The server may no longer be the primary.
                 wire.close(error)
                 raise
         return found

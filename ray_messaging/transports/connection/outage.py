@@ -54,7 +54,7 @@ class Outage:
 def _refused(error: BaseException) -> bool:
     """Return whether the machine has answered that no server listens at the port."""
     found: BaseException | None = error
-    for _ in range(8):  # a chain may be circular
+    for _ in range(8):  # The chain of causes may be circular, so it is not followed for ever.
         if found is None or isinstance(found, ConnectionRefusedError):
             return found is not None
         found = found.__cause__ or found.__context__

@@ -88,7 +88,7 @@ _ERRORS: dict[str, type[Exception]] = {
     "OOM": OutOfMemoryError,
     "LOADING": BusyLoadingError,
     "READONLY": ReadOnlyError,
-    "UNBLOCKED": ReadOnlyError,  # it became a replica while a read waited
+    "UNBLOCKED": ReadOnlyError,  # The server became a replica while a read waited.
     "CLUSTERDOWN": ClusterLostError,
     "MOVED": MovedError,
     **dict.fromkeys(("ASK", "BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN", "NOTREADY"), ServerBusyError),
@@ -128,8 +128,8 @@ def _items(args: Sequence[Any]) -> bytes:
 
 class _Call(msgspec.Struct, eq=False):
     future: "asyncio.Future[Any]"
-    began: float  # loop time
-    due: float  # loop time
+    began: float  # a time of the event loop's clock
+    due: float  # a time of the event loop's clock
     stall_s: float
     end: int  # the number of bytes that were written up to the end of its command
 
@@ -176,9 +176,9 @@ class Wire(TakenSocket):
         super().__init__(connection)
         self._waiting: deque[_Call] = deque()
         self._written = self._left = 0  # bytes that were given to the socket, and bytes that have left the socket
-        self._left_at = self._heard_at = -math.inf  # loop time
+        self._left_at = self._heard_at = -math.inf  # times of the event loop's clock
         self._timer: asyncio.TimerHandle | None = None
-        self._look_at = math.inf  # loop time
+        self._look_at = math.inf  # a time of the event loop's clock
         self._reader.setmaxbuf(_KEPT_BYTES)
 
     @classmethod
@@ -247,7 +247,8 @@ class Wire(TakenSocket):
 
     def _look(self) -> None:
         self._timer = None
-        waiting = [call for call in self._waiting if not call.future.done()]  # without cancelled calls
+        # Without the calls whose callers were cancelled.
+        waiting = [call for call in self._waiting if not call.future.done()]
         if not waiting:
             return
         first, now = waiting[0], self._loop.time()
@@ -268,7 +269,7 @@ class Wire(TakenSocket):
         try:
             while (reply := self._reader.gets()) is not False:
                 future = self._waiting.popleft().future
-                if future.done():  # its caller was cancelled
+                if future.done():  # A future that is done belongs to a caller that was cancelled.
                     continue
                 if isinstance(reply, Exception):
                     future.set_exception(reply)

@@ -18,7 +18,7 @@ from ray_messaging.transports.connection.discovery import (
 )
 
 _Services = Mapping[str, Mapping[str, str]]
-_DOWN = frozenset({"s_down", "o_down", "disconnected"})  # flags of a primary that cannot be used
+_DOWN = frozenset({"s_down", "o_down", "disconnected"})  # A primary with one of these flags cannot be used.
 
 
 class Sentinels:
@@ -83,7 +83,7 @@ class Sentinels:
                 )
             if isinstance(found, ResponseError):
                 return WrongSettingsError(
-                    f"the server at {where} is no Sentinel ({found}): sentinels= takes the addresses of "
+                    f"the server at {where} is not a Sentinel ({found}): sentinels= takes the addresses of "
                     "Sentinels, mostly at port 26379; a server itself goes to server= and port="
                 )
         why = said_by(self._config.sentinels, answers)

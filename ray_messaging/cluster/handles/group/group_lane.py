@@ -71,7 +71,7 @@ class LaneRoute:
 
     def __init__(self) -> None:
         self.address: LaneAddress | None = None
-        self.by_ray_until = 0.0  # monotonic s
+        self.by_ray_until = 0.0  # until this time, in monotonic seconds, calls go by Ray instead
 
 
 class GroupLane:

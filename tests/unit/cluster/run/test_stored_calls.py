@@ -160,7 +160,7 @@ def test_a_store_that_cannot_be_used_is_told_before_a_step(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="is a file"):
         go(by(person, file="unused"), Calls(store=tmp_path / "file"))
-    with pytest.raises(ConfigError, match="is no Calls"):
+    with pytest.raises(ConfigError, match="is not a Calls object"):
         go(by(person, file="unused"), {"store": "x"})
 
 

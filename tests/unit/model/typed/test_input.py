@@ -92,7 +92,7 @@ REFUSED = [
     (5, "value for each row", None),
     ("text", "value for each row", None),
     ({"a": 1}, "value for each row", None),
-    (["ok", "\ud800"], "no text", 1),
+    (["ok", "\ud800"], "not valid text", 1),
     ([1, 10**5000], "row 1 has <int of about 5,001 digits>, and neither int64 nor uint64", 1),
     ([1, pd.NaT], "row 1 has no value", 1),
 ]

@@ -184,5 +184,5 @@ def test_an_impossible_sample_is_refused(sample):
 
 
 def test_something_else_in_its_place_is_refused(local):
-    with pytest.raises(ConfigError, match="is no Tracing: write tracing=Tracing"):
+    with pytest.raises(ConfigError, match="is not a Tracing object: write tracing=Tracing"):
         Messager(local, "e", tracing=0.5)
