@@ -1,8 +1,9 @@
 """Count the files and functions of this package that a driver's calls pass through in all processes of a cluster.
 
 `python -m benchmarks.message_path --on-ray` prints the counts. Each process of Ray begins with `record`, and notes each
-function of the package once for each path, beginning with the driver's call, until the path has ended: background
-tasks that happen to run meanwhile are counted, so that each path is walked several times, and its least count is kept.
+function of the package once for each path, beginning with the driver's call, until the path has ended. Each path is
+walked several times, and a function counts if each walk entered it: background tasks that happen to run during one
+walk, such as a lease's renewal, are left out. So is the process of the event log, which follows behind.
 """
 
 import mmap
@@ -24,6 +25,7 @@ from ray_messaging import Agent, Messages, Messaging, Steps, rules
 PACKAGE = str(Path(ray_messaging.__file__).parent) + "/"
 NO_FUNCTIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}
 FOLDER = "RAY_PATHS_FOLDER"
+LOG = "eventlog/writing/"  # only the process of the event log enters functions in this folder
 ROUNDS = 7
 Functions = set[tuple[str, str]]
 
@@ -68,20 +70,19 @@ class Paths:
         finally:
             self._say(0)
         for notes in self._folder.glob("*.notes"):
-            for line in notes.read_text().splitlines():
-                number, file, function = line.split("\t")
-                if int(number) == self._last:
-                    found.add((file, function))
+            entered = [line.split("\t") for line in notes.read_text().splitlines()]
+            if not any(file.startswith(LOG) for _, file, _ in entered):
+                found.update((file, function) for number, file, function in entered if int(number) == self._last)
 
-    def least(self, walk: Callable[[], object]) -> Functions:
-        """Return what the shortest of some walks entered, after one that does what happens once for a connection."""
+    def common(self, walk: Callable[[], object]) -> Functions:
+        """Return what each of some walks entered, after one that does what happens once for a connection."""
         walk()
         walks = []
         for _ in range(ROUNDS):
             with self.follow() as found:
                 walk()
             walks.append(found)
-        return min(walks, key=len)
+        return set[tuple[str, str]].intersection(*walks)
 
     def _say(self, number: int) -> None:
         with (self._folder / "path").open("r+b") as file:
@@ -94,7 +95,7 @@ def measure() -> dict[str, Functions]:
         os.environ[FOLDER] = name
         paths = Paths(Path(name))
         env = {"worker_process_setup_hook": "benchmarks.ray_paths.record", "env_vars": {FOLDER: name}}
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env=env)
+        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env=env)
         record()
         try:
             return _of_handles(paths, Path(name) / "log") | _of_steps(paths)
@@ -127,13 +128,13 @@ def _of_handles(paths: Paths, log: Path) -> dict[str, Functions]:
             messaging.rules.replace("max_length", rules.MaxLength(next(limits)))
 
         walks = {"handle to handle": send, "broadcast, handle to handle": broadcast, "rule change": change}
-        return {name: paths.least(walk) for name, walk in walks.items()}
+        return {name: paths.common(walk) for name, walk in walks.items()}
 
 
 def _of_steps(paths: Paths) -> dict[str, Functions]:
     with Messaging.start("steps", steps=Steps(seed=1)) as messaging:
         run = messaging.start_run(_pass_on, agents=4, groups=2)
-        return {"step of run": paths.least(run.advance)}
+        return {"step of run": paths.common(run.advance)}
 
 
 def _pass_on(me: Agent, inbox: Messages) -> None:

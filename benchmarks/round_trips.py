@@ -1,6 +1,6 @@
 """How many round trips of the network a message or a step takes: `python -m benchmarks.round_trips`.
 
-    python -m benchmarks.round_trips               # without Ray: a lone message, steps by hand; 20 seconds
+    python -m benchmarks.round_trips               # without Ray: a lone message, batches, steps by hand; 30 seconds
     python -m benchmarks.round_trips --ray         # also `run` and `advance(1)`; a minute
     python -m benchmarks.round_trips --rtt-ms 80   # on a machine that is busy
 
@@ -35,6 +35,7 @@ HOST = "127.0.0.1"
 AGENTS = 1_000
 PAUSE_S = 0.25
 MESSAGES, STEPS = 20, 20
+BATCH, BATCHES, ROUNDS = 1_000, 32, 10
 CALM_S = 1.3  # after this time, and a question, rules are delegated
 
 
@@ -145,6 +146,28 @@ async def lone_message(hosts: Hosts) -> list[float]:
     return taken[4:]
 
 
+async def bulk(hosts: Hosts) -> list[float]:
+    """Return the times for each batch of sends of many batches, from the send to all receipts, in seconds."""
+    await hosts.begin(steps=False)
+    sender, receiver = await hosts.messager("b", range(1)), await hosts.messager("c", range(1, 2))
+    payloads, taken = [{"n": n} for n in range(BATCH)], list[float]()
+
+    async def receive() -> None:
+        left = BATCH * BATCHES * (ROUNDS + 2)
+        while left:
+            left -= len(await receiver.fetch_messages(timeout=10.0))
+
+    receiving = asyncio.create_task(receive())
+    for number in range(ROUNDS + 2):
+        if number == 1:
+            await asyncio.sleep(CALM_S)
+        begun = time.perf_counter()
+        await asyncio.gather(*(sender.send_columns(0, [1] * BATCH, payloads) for _ in range(BATCHES)))
+        taken.append((time.perf_counter() - begun) / BATCHES)
+    await receiving
+    return taken[2:]
+
+
 async def steps_by_hand(hosts: Hosts) -> list[float]:
     """Return the times of steps of two groups, in which each agent writes to one of the other group, in seconds."""
     await hosts.begin(steps=True)
@@ -227,7 +250,11 @@ def main() -> None:
     plan = parser.parse_args()
     cases: list[tuple[str, Callable[[RedisConfig, float], list[float]]]] = [
         (name, lambda server, one_way_s, case=case: asyncio.run(_measured(case, server, one_way_s)))
-        for name, case in {"a lone message after a pause": lone_message, "a step by hand": steps_by_hand}.items()
+        for name, case in {
+            "a lone message after a pause": lone_message,
+            "a batch of many": bulk,
+            "a step by hand": steps_by_hand,
+        }.items()
     ]
     if plan.ray:
         cases += [("a step of run", run), ("advance(1)", advance)]

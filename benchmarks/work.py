@@ -142,14 +142,14 @@ class Half:
             await asyncio.sleep(0)
         return sent
 
-    async def ping(self, count: int) -> int:
-        """Send lone messages, one every 2 ms."""
+    async def ping(self, count: int, gap_s: float = PING_GAP_S) -> int:
+        """Send lone messages, one after each pause."""
         send, other, agent = self.plain_send(), self.addresses()[0], self.agents[0]
         for _ in range(count):
             content = payload(0)
             content["at"] = time.perf_counter()
             await send(other, content, agent)
-            await asyncio.sleep(PING_GAP_S)
+            await asyncio.sleep(gap_s)
         return count
 
     async def drained(self, count: int) -> float:

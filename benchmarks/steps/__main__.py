@@ -7,6 +7,7 @@
     python -m benchmarks.steps --part checkpoint     # checkpoints of 1,000,000 agents
     python -m benchmarks.steps --part calls    # calls that agents remember
     python -m benchmarks.steps --part mesa    # a rumour in Mesa 3, in an environment of its own (see --envs)
+    python -m benchmarks.steps --part local   # the same by `ray_messaging.run`, beside Mesa, without Ray
     python -m benchmarks.steps --part large   # 300,000 and 5,000,000 messages to one group in a step
     python -m benchmarks.steps --steps 10 --rounds 2
 
@@ -18,6 +19,7 @@ loop, beside the same of plain Ray.
 import argparse
 import statistics
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -29,7 +31,8 @@ from benchmarks.setup.environments import FOLDER
 from benchmarks.steps import remembered
 from benchmarks.steps.idle import IdleByHandles, IdleInOwnActors
 from benchmarks.steps.large import measure
-from benchmarks.steps.mesa import SIZES, compare
+from benchmarks.steps.mesa import LOCAL, SIZES, compare
+from benchmarks.steps.mesa import local as compare_local
 from benchmarks.steps.million import Million
 from benchmarks.steps.model import MESSAGES, alone_ms
 from benchmarks.steps.runs import LoggedCrowd, StandingRun, ten_numbers
@@ -148,6 +151,18 @@ def mesa(_steps: int, rounds: int, envs: Path = FOLDER) -> list[Line]:
     return lines
 
 
+def local(_steps: int, rounds: int, envs: Path = FOLDER) -> list[Line]:
+    """Measure the rumour by `ray_messaging.run` beside Mesa, by turns in fresh processes."""
+    lines = []
+    for agents, (steps, most) in LOCAL.items():
+        found = [compare_local(envs, agents, steps) for _ in range(rounds)]
+        part = f"rumour, {agents:,} agents, one process"
+        lines += [Line(part, side, "ms", [each[side] for each in found]) for side in found[0]]
+        mesa_ms, ours_ms = ([each[side] for each in found] for side in found[0])
+        lines.append(Line(part, "ray_messaging.run / Mesa", "x", ratios(ours_ms, mesa_ms), most))
+    return lines
+
+
 def calls(_steps: int, rounds: int) -> list[Line]:
     """Measure 10,000 remembered calls of 100 agents, in this process."""
     made, known = zip(*(remembered.measure() for _ in range(rounds + 1)), strict=True)
@@ -165,6 +180,7 @@ PARTS: dict[str, Callable[[int, int], list[Line]]] = {
     "calls": calls,
     "large": large,
     "mesa": mesa,
+    "local": local,
 }
 
 
@@ -177,10 +193,11 @@ def main() -> None:
     parser.add_argument("--envs", type=Path, default=FOLDER, help="folder with the environment of Mesa")
     parser.add_argument("--json", action="store_true")
     plan = parser.parse_args()
-    measures = PARTS | {"mesa": partial(mesa, envs=plan.envs.expanduser())}
-    lines = []
-    with cluster():
-        for name in plan.part or measures:
+    envs = plan.envs.expanduser()
+    measures = PARTS | {"mesa": partial(mesa, envs=envs), "local": partial(local, envs=envs)}
+    wanted, lines = plan.part or [*measures], []
+    with nullcontext() if wanted == ["local"] else cluster():
+        for name in wanted:
             lines += measures[name](plan.steps, plan.rounds)
     if plan.json:
         print(as_json(lines))

@@ -1,8 +1,13 @@
-"""The rumour beside Mesa 3: `messaging.run` by agent and by group, at three sizes, with the same result."""
+"""The rumour beside Mesa 3: `messaging.run` by agent and by group, at three sizes, with the same result.
+
+`local` compares `ray_messaging.run` by agent, which needs no cluster. Each side is a fresh process.
+"""
 
 import json
 import subprocess
+import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +18,7 @@ from ray_messaging import Messaging, Steps
 
 ENVIRONMENT = "mesa"
 SIZES = {1_000: 30, 100_000: 10, 1_000_000: 6}  # agents: steps
+LOCAL = {1_000: (60, 2.0), 100_000: (16, 1.2)}  # agents: steps, and the most times as long as Mesa's step
 GROUPS = 2
 
 
@@ -23,6 +29,25 @@ def mesa(envs: Path, agents: int, steps: int) -> dict:
     command = [python, "-m", "benchmarks.steps.mesa_side", str(agents), str(steps)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
     return json.loads(done.stdout)
+
+
+def local(envs: Path, agents: int, steps: int) -> dict[str, float]:
+    """Run the rumour in Mesa and by `ray_messaging.run`; return the mean ms of a step of each.
+
+    Mesa is in its own environment, or in this one. Raises RuntimeError where the results differ.
+    """
+    if not (here := find_spec("mesa")):
+        environments.build(envs, [ENVIRONMENT], say=lambda _: None)
+    pythons = {"mesa_side": sys.executable if here else environments.python(envs, ENVIRONMENT)}
+    pythons["local_side"] = sys.executable
+    found = {}
+    for side, python in pythons.items():
+        command = [python, "-m", f"benchmarks.steps.{side}", str(agents), str(steps)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
+        found[side] = json.loads(done.stdout)
+    if len({values["known"] for values in found.values()}) > 1:
+        raise RuntimeError(f"the sides differ in how many know the rumour: {found}")
+    return {"Mesa": found["mesa_side"]["mean_ms"], "ray_messaging.run": found["local_side"]["mean_ms"]}
 
 
 def person(me, inbox):

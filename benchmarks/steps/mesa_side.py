@@ -48,7 +48,7 @@ class Rumour(mesa.Model):
 
 
 def main():
-    """Run the steps; print Mesa's version, the milliseconds of one step, and how many know it."""
+    """Run the steps; print Mesa's version, the milliseconds of one step (median, and mean), and how many know it."""
     count, steps = map(int, sys.argv[1:])
     model = Rumour(count)
     times = []
@@ -57,7 +57,8 @@ def main():
         model.step()
         times.append(1e3 * (time.perf_counter() - begun))
     known = sum(student.knows for student in model.agents)
-    print(json.dumps({"version": mesa.__version__, "ms": statistics.median(times), "known": known}))
+    found = {"ms": statistics.median(times), "mean_ms": statistics.mean(times[1:]), "known": known}
+    print(json.dumps({"version": mesa.__version__} | found))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ Embedded servers may keep their data in folders for a later start.
 import asyncio
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import ray
 
@@ -112,7 +112,9 @@ def lost_server(spec: InterceptorSpec) -> str | None:
             find_named(name, NAMESPACE)
         except ValueError:
             which = "its embedded server" if len(spec.nodes) == 1 else f"the embedded server of shard {shard}"
-            return _lost(spec.exp_id, which, spec.nodes[shard])
+            node = spec.nodes[shard]
+            facts = {each["NodeID"]: each for each in ray.nodes()}.get(node, {})
+            return _lost(spec.exp_id, which, node, facts)
     return None
 
 
@@ -129,15 +131,16 @@ def lost_machine(exp_id: str, config: ServerConfig, error: BaseException | None 
         silent = isinstance(error, ConnectionFailed) and (error.host, error.port) == (server.server, server.port)
         facts = known.get(node, {})
         if silent or not facts.get("Alive"):
-            where = f"{node} ({facts.get('NodeManagerHostname', 'a host of another name')}, {server.server})"
-            return Closed(_lost(exp_id, f"the embedded server of shard {shard}", where))
+            return Closed(_lost(exp_id, f"the embedded server of shard {shard}", node, facts))
     return None
 
 
-def _lost(exp_id: str, which: str, node: str) -> str:
+def _lost(exp_id: str, which: str, node: str, facts: Mapping[str, Any]) -> str:
+    """Return the text of the error; `facts` are Ray's of the node, or empty if Ray has forgotten the node."""
+    where = f" ({facts['NodeManagerHostname']}, {facts['NodeManagerAddress']})" if facts else ""
     return (
-        f"experiment {exp_id!r} has lost {which} with Ray node {node}: what waited there is gone. Shut it down, and "
-        "start it anew; a server of yours with Sentinels, or a cluster, survives that: redis="
+        f"experiment {exp_id!r} has lost {which} with Ray node {node}{where}: what waited there is gone. Shut it down, "
+        "and start it anew; a server of yours with Sentinels, or a cluster, survives that: redis="
     )
 
 

@@ -580,7 +580,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     @overload
     def run(
         self,
-        model: "AgentModel",
+        model: "AgentModel | Mapping[str, AgentModel]",
         *,
         until: int,
         by: Literal["agent"] = "agent",
@@ -592,7 +592,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     @overload
     def run(
         self,
-        model: "GroupModel",
+        model: "GroupModel | Mapping[str, GroupModel]",
         *,
         until: int,
         by: Literal["group"],
@@ -603,12 +603,12 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Result": ...
     def run(
         self,
-        model: "Callable[..., object]",
+        model: "Callable[..., object] | Mapping[str, Callable[..., object]]",
         *,
         agents: object,
         groups: object = None,
         until: int,
-        start: "Callable[..., dict[str, Any]] | None" = None,
+        start: "Callable[..., dict[str, Any]] | Mapping[str, Callable[..., dict[str, Any]]] | None" = None,
         graph: object = None,
         shared: object = None,
         by: str = "agent",
@@ -627,14 +627,17 @@ class Messaging(AbstractContextManager["Messaging"]):
         call `run` again with a higher `until`, or after `start(..., on_existing="resume")`.
 
         Args:
-            model: `def person(me, inbox)`, or async; with by="group" `def crowd(group, step)`.
+            model: `def person(me, inbox)`, or async; with by="group" `def crowd(group, step)`. For several kinds of
+                agents a dict of such functions by kind, as {"trader": trader, "book": book}.
             agents: The number of agents (ids 0 to n - 1), their ids, or a DataFrame whose index has the ids and whose
-                rows become `me.data`.
+                rows become `me.data`. For several kinds {"trader": range(1000), "book": ["book"]}, or a DataFrame with
+                a column `kind`.
             groups: The number of groups, or {name: ids}, or None: one per two CPUs. With n groups, the agents, sorted
                 (ints before strs), are dealt out in turn: the first to "group0", the second to "group1", and so on.
+                With by="group" and several kinds, each group has one kind, and each kind has at least one group.
             until: The first step that is not run.
             start: A function that returns an agent's first state, a dict; with by="group" the first state of the group,
-                a dict of arrays.
+                a dict of arrays. For several kinds it may be a dict of such functions; kinds without one begin with {}.
             graph: Edges (m, 2) of sender and hearer, for `me.neighbours`: an array, pairs, a DataFrame with two
                 columns, a networkx graph, or an audience or its name.
             shared: Any object, for `me.shared`; it is stored once.
@@ -677,7 +680,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     @overload
     def start_run(
         self,
-        model: "AgentModel",
+        model: "AgentModel | Mapping[str, AgentModel]",
         *,
         by: Literal["agent"] = "agent",
         placement: "GroupPlacement" = "spread",
@@ -687,7 +690,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     @overload
     def start_run(
         self,
-        model: "GroupModel",
+        model: "GroupModel | Mapping[str, GroupModel]",
         *,
         by: Literal["group"],
         placement: "GroupPlacement" = "spread",
@@ -696,11 +699,11 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Run": ...
     def start_run(
         self,
-        model: "Callable[..., object]",
+        model: "Callable[..., object] | Mapping[str, Callable[..., object]]",
         *,
         agents: object,
         groups: object = None,
-        start: "Callable[..., dict[str, Any]] | None" = None,
+        start: "Callable[..., dict[str, Any]] | Mapping[str, Callable[..., dict[str, Any]]] | None" = None,
         graph: object = None,
         shared: object = None,
         by: str = "agent",

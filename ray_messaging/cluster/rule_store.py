@@ -1,9 +1,12 @@
-"""Durable store of the interceptor's rules: their state on the server, the rules themselves in Ray.
+"""Durable store of the interceptor's rules: code in Ray, all else on the server.
 
-A rule is code, and code is never read from the server. Rules that change at run time are stored in Ray's cluster state,
-as Ray Serve stores its deployments. The server has the rules' state and a list: first the name of the rules' entry in
-Ray, then the names of the rules. So rules change together with their state, and only an interceptor that is allowed to
-write to the server can change the rules.
+The server says what is in force. It has the name of an entry in Ray, the names of the rules, the rules' state, and the
+record of all changes. One write changes all of these together, so only an interceptor that is allowed to write to the
+server can change the rules. The event log has a copy of the record, for readers.
+
+An entry in Ray has code alone: the pickles of the rules, and the changes that wait for their step. Code is never read
+from the server, because whoever may write to the server must not run code in our processes (SECURITY.md). A signature
+would not be enough: a rule may hold a password, which users of the server would read.
 """
 
 import asyncio
@@ -18,7 +21,6 @@ from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.ray_internals import kv_delete, kv_get, kv_names, kv_put
 from ray_messaging.cluster.spec import PickledRule
 from ray_messaging.cluster.unpicklable import unpicklable
-from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import OWN_TABLES
@@ -28,14 +30,11 @@ from ray_messaging.transports.experiment_store import Fields, RedisExperimentSto
 
 logger = logging.getLogger(__name__)
 
-_CALLS = 1_000  # the most changes for which a repeated call is recognized
-
 
 class RuleStore:
     """Durable store of the rules of one run of an experiment, and of their state."""
 
     def __init__(self, server: RedisExperimentStore, exp_id: str, run: str) -> None:
-        self.calls = OnceByCall[str, dict[str, Any]](most=_CALLS)  # the results of changes
         self.scheduled: list[Any] = []  # `RuleRequest`s that wait for their step, ascending
         self._server = server
         self._exp_id = exp_id
@@ -115,7 +114,7 @@ class RuleStore:
         # A rule without a known pickle was made in this process: it is a black list.
         self._known = {id(rule): (rule, self.pickle_of(rule)) for rule in kept}
         pickles = [data for _, data in self._known.values()]
-        code = ray.cloudpickle.dumps((pickles, [*self.calls.items()], self.scheduled))
+        code = ray.cloudpickle.dumps((pickles, self.scheduled))
         name = self._code + secrets.token_hex(8)
         await asyncio.to_thread(kv_put, name, code, namespace=NAMESPACE)
         self._names = [name, *(rule.name for rule in kept)]
@@ -136,8 +135,7 @@ class RuleStore:
                 f"Ray's cluster state has lost the rules of {self._runs!r}: start the experiment again", rule="all"
             )
         self._kept = name.decode()
-        kept, calls, self.scheduled = ray.cloudpickle.loads(code)
-        self.calls.load((call, result, 0) for call, result in calls)
+        kept, self.scheduled = ray.cloudpickle.loads(code)
         self._in_force = [self._kept, *(rule.name for rule in kept)]
         return tuple(self.admit(rule) for rule in kept)
 

@@ -5,6 +5,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 K = TypeVar("K")
@@ -109,7 +110,7 @@ class OnceByCall(Generic[K, V]):
         """Begin a call unless its key is known. The call goes on even if nobody waits for it."""
         if key not in self:
             task = self._running[key] = asyncio.create_task(make(), name="ray_messaging call")
-            task.add_done_callback(lambda task: self._end(key, task))
+            task.add_done_callback(partial(self._end, key))
 
     def _end(self, key: K, task: asyncio.Task[V]) -> None:
         if self._running.get(key) is not task:

@@ -11,7 +11,7 @@ from functools import cached_property
 from ray_messaging.common.backoff import SNAPSHOT_RETRY
 from ray_messaging.errors import FrameError
 from ray_messaging.interception.broadcasts import Intersections, PairRows, pair_rows
-from ray_messaging.interception.lane import LaneClient
+from ray_messaging.interception.lane import SNAPSHOT, LaneClient
 from ray_messaging.interception.rule_snapshot import (
     RuleSnapshot,
     SnapshotRequest,
@@ -177,7 +177,7 @@ class DelegatedRules:
         try:
             held = 0 if self._passing is None else self._passing.epoch
             async with asyncio.timeout(_PATIENCE_S):
-                snapshot = decode_snapshot(await lane.snapshot(self._request(held)))
+                snapshot = decode_snapshot(await lane.ask(self._request(held), SNAPSHOT))
             if self._lane is not lane:
                 return
             self._stretch = snapshot.stretch
@@ -216,7 +216,7 @@ class DelegatedRules:
                 if self._asking is not None:
                     await asyncio.wait((self._asking,))
                 if self._unreported and lane is not None and lane.alive:
-                    await lane.snapshot(self._request(held))
+                    await lane.ask(self._request(held), SNAPSHOT)
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)

@@ -169,18 +169,11 @@ class LaneClient(FrameProtocol):
         """Return whether the connection is up, as far as is known."""
         return self.transport is not None and not self.transport.is_closing()
 
-    async def ask(self, request: bytes, *, patient: bool = False) -> bytes:
-        """Send a request for verdicts and return its answer; raise OSError if the connection is lost.
+    async def ask(self, request: bytes, kind: int = JUDGE) -> bytes:
+        """Send a request of a kind and return its answer; raise OSError if the connection is lost.
 
-        A patient request is about deferred rows: its answer comes once there are verdicts, or after PATIENCE_S.
+        The answer about deferred rows (`WAIT`) comes once there are verdicts, or after PATIENCE_S.
         """
-        return await self._exchange(WAIT if patient else JUDGE, request)
-
-    async def snapshot(self, request: bytes) -> bytes:
-        """Send a request for a rule snapshot and return its answer; raise OSError if the connection is lost."""
-        return await self._exchange(SNAPSHOT, request)
-
-    async def _exchange(self, kind: int, request: bytes) -> bytes:
         if not self.alive:
             raise ConnectionResetError("the verdict lane is closed")
         number = self._numbers

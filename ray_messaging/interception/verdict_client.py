@@ -18,7 +18,7 @@ import numpy as np
 from ray_messaging.common.backoff import INTERCEPTOR_RETRY, LANE_RETRY, Backoff
 from ray_messaging.errors import Closed, ConfigError, Fenced, InterceptorUnavailable, TransitError, ended
 from ray_messaging.interception.delegated_rules import DelegatedRules
-from ray_messaging.interception.lane import LaneAddress, LaneClient
+from ray_messaging.interception.lane import JUDGE, WAIT, LaneAddress, LaneClient
 from ray_messaging.interception.verdicts import (
     FOREIGN,
     INTERCEPTOR,
@@ -251,7 +251,7 @@ class RemoteVerdictClient(VerdictClient):
     async def _verdicts(self, batch: Batch, *, with_payload: bool, patient: bool = False) -> VerdictReply:
         for payloads in dict.fromkeys((with_payload, True)):
             request = encode(batch, with_payload=payloads)
-            verdicts = decode_verdicts(await self._unless_over(self._ask(request, patient=patient)))
+            verdicts = decode_verdicts(await self._ask(request, patient=patient))
             if verdicts.judged:
                 return verdicts
         raise InterceptorUnavailable(  # a message without a verdict must not pass
@@ -270,28 +270,25 @@ class RemoteVerdictClient(VerdictClient):
             return ended(self._exp_id) if self._exp_id and type(error).__name__ in _GONE else None
         return None if lost is None else Closed(lost)
 
-    async def _unless_over(self, answer: Awaitable[T]) -> T:
-        """Return an answer of the interceptor; raise Closed if the experiment has ended."""
-        try:
-            return await answer
-        except InterceptorUnavailable as error:
-            if self._exp_id and type(error.__cause__).__name__ in _GONE:
-                raise ended(self._exp_id, unsent=True) from error.__cause__
-            raise
-
     async def _ask(self, request: bytes, *, patient: bool) -> bytes:
+        """Return the interceptor's answer to a request; raise Closed if the experiment has ended."""
         lane = self._lane
         limit_s = self._timeout_s + (PATIENCE_S if patient else 0.0)
         if lane is not None:
             try:
                 async with asyncio.timeout(limit_s):
-                    return await lane.ask(request, patient=patient)
+                    return await lane.ask(request, WAIT if patient else JUDGE)
             except TimeoutError as error:
                 self._drop(lane)
                 raise _unavailable(error, limit_s) from error
             except OSError:  # the connection is lost; if the interceptor died, its successor serves another lane
                 self._drop(lane)
-        return await _retry(lambda: self._ask_anew(request, patient=patient), limit_s)
+        try:
+            return await _retry(lambda: self._ask_anew(request, patient=patient), limit_s)
+        except InterceptorUnavailable as error:
+            if self._exp_id and type(error.__cause__).__name__ in _GONE:
+                raise ended(self._exp_id, unsent=True) from error.__cause__
+            raise
 
     async def _ask_anew(self, request: bytes, *, patient: bool) -> bytes:
         """Ask over the actor's current lane, or by Ray call if the lane cannot be opened."""
@@ -302,7 +299,7 @@ class RemoteVerdictClient(VerdictClient):
         if lane is None:
             return bytes(await self._handle.forward_batch.remote(request, patient, **self._options))
         try:
-            return await lane.ask(request, patient=patient)
+            return await lane.ask(request, WAIT if patient else JUDGE)
         except OSError:
             self._drop(lane)
             self._address = None  # a fenced interceptor may be there, which lets its lane be opened and answers nothing

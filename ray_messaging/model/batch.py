@@ -44,6 +44,14 @@ def topic_column(places: ArrayLike, topics: int) -> TopicColumn:
     return np.asarray(places, np.uint16) if topics <= _SHORT else np.asarray(places, np.uint32)
 
 
+class Attempt(NamedTuple):
+    """An attempt of a group at a step. A later attempt compares greater."""
+
+    group: str
+    step: int
+    number: int
+
+
 class Batch(msgspec.Struct, eq=False, kw_only=True):
     """N messages of one sender as columns.
 
@@ -115,6 +123,14 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     def ordinal(self) -> NDArray[np.uint32] | None:
         """Return each message's ordinal in its step, or None if these messages are not part of a step."""
         return None if self.extension is None or self.step is None else self.extension.ordinal
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """Return the attempt at a step to which the messages belong, or None if they belong to no step."""
+        if self.extension is None or self.extension.attempt == 0 or self.step is None:
+            return None
+        step = int(self.step[0]) if isinstance(self.step, np.ndarray) else self.step
+        return Attempt(self.sender, step, self.extension.attempt)
 
     def sent_time(self, row: int) -> float:
         """Return the time when a message was accepted, in unix seconds."""

@@ -34,7 +34,7 @@ from ray_messaging.receiving.inbox import Piece
 from ray_messaging.receiving.reader import persist
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.agent_moves import ARRIVAL, Attempted, MoveAttempt, MoveOutcome, UnreadFrames
-from ray_messaging.transports.cursors import following, order
+from ray_messaging.transports.cursors import following, keep_of, order
 from ray_messaging.transports.dead_letter_store import Returned
 from ray_messaging.transports.requeueing import frames_of
 from ray_messaging.wire.frames import decode, encode
@@ -306,7 +306,7 @@ class UnreadMessages:
     async def _in_hand(self, agents: AgentSet, flight: InFlight) -> list[Slice]:
         """Return the messages for agents in fetched entries after the cursor."""
         cursor, end, found = flight.cursor, flight.at.entry, list[Slice]()
-        first = cursor.entry if cursor.row else following(cursor.entry)
+        first = keep_of(cursor)
         while order(first) <= order(end):
             entries = await self._transport.moves.entries(self._name, first, end)
             for entry, frame in entries:

@@ -332,43 +332,39 @@ class Commits:
                 raise too_many(self._mailbox, sum(high - low for low, high in runs))
         return sum(flight.ack(low, high) for low, high in runs)
 
-    def _acks(self) -> SelectiveAcks | None:
-        """Return all that is acknowledged after the cursor; None if nothing is, neither here nor on the server."""
-        if not (self._ranges_stored or self.in_flight.apart or self.in_flight.ahead):
-            return None
-        self._ranges_stored = True  # until the server has confirmed that it stores no ranges
-        return self.in_flight.acks()
+    def conclusion(
+        self, state: bytes | None = None, *, fetched: bool = True, state_changed: bool = False
+    ) -> Conclusion:
+        """Return the changes of the mailbox that the server does not have yet.
 
-    def conclusion(self, state: bytes | None, *, fetched: bool, changed: bool) -> Conclusion:
-        """Return the changes of a transaction that has handled all messages that it fetched."""
+        Args: a transaction that has fetched nothing (`fetched` is False) leaves the cursor; one may change the state.
+        """
         flight = self.in_flight
-        cursor = flight.cursor if fetched else None
-        acks = self._acks() if fetched else None
-        return Conclusion(
-            self._mailbox, self._epoch, cursor, flight.front, flight.nbytes, state, state_changed=changed, acks=acks
+        done = Conclusion(
+            self._mailbox, self._epoch, None, flight.front, flight.nbytes, state, state_changed, changes=flight.changes
         )
+        if fetched:
+            done.cursor = flight.cursor
+            if self._ranges_stored or flight.apart or flight.ahead:  # else the server has no ranges, and gets none
+                done.acks = flight.acks()
+                self._ranges_stored = True  # until the server has confirmed that it stores no ranges
+        return done
 
-    def concluded(self, conclusion: Conclusion) -> None:
-        """Record that the server has the changes of a transaction."""
-        if conclusion.cursor is not None:
-            self._written, acks = self.in_flight.changes, conclusion.acks
-            self._ranges_stored = acks is not None and acks.ranges != b""
+    def concluded(self, done: Conclusion) -> None:
+        """Record that the server has these changes of the mailbox."""
+        if done.cursor is not None:
+            self._written, self._ranges_stored = done.changes, done.acks is not None and done.acks.ranges != b""
             self.progress.set()
 
     async def write(self) -> None:
         """Write the cursor, unless the server has it; raise Fenced if a newer reader has the mailbox."""
         async with self.writing:
-            flight = self.in_flight
-            changes = flight.changes
-            if changes != self._written:
+            if self.in_flight.changes != self._written:
                 # The write has totals, not changes. So a repeated write, or a write that already has later changes,
                 # counts nothing twice.
-                acks = self._acks()
-                await self._transport.commit(
-                    self._mailbox, self._epoch, flight.cursor, messages=flight.front, nbytes=flight.nbytes, acks=acks
-                )
-                self._written, self._ranges_stored = changes, acks is not None and acks.ranges != b""
-                self.progress.set()
+                done = self.conclusion()
+                await self._transport.commit(done)
+                self.concluded(done)
 
     def note_stored(self, acks: SelectiveAcks) -> None:
         """Record that another call has written these acknowledgements on the server; the next write replaces them."""

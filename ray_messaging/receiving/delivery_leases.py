@@ -270,30 +270,24 @@ class DeliveryLeases:
             if late is not None:
                 raise late
             self._note_lost(holder, options.received, options.number)
-            return await self._lend(holder, limit, timeout, options)
+            clock, lease = asyncio.get_running_loop().time, None
+            deadline = math.inf if timeout is None else clock() + timeout
+            while lease is None and self._calls.get(holder) is options:
+                lease = await self._take(holder, options, limit, min(_LOOK_S, max(0.0, deadline - clock())))
+                if clock() >= deadline:
+                    break
         finally:
             if self._calls.get(holder) is options:
                 del self._calls[holder]
-
-    async def _lend(
-        self, holder: str, limit: int | None, timeout: float | None, options: FetchOptions
-    ) -> tuple[Token | None, Messages]:
-        clock = asyncio.get_running_loop().time
-        deadline = None if timeout is None else clock() + timeout
-        while self._calls.get(holder) is options:
-            left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - clock()))
-            lease = await self._take(holder, options, limit, left)
-            if lease is not None:
-                ends = (place_of(part._replace(low=part.high)) for part in reversed(lease.slices) if part.batch.origin)
-                known = self._holder(holder)
-                known.reached = max(next(ends, _BEFORE_ALL), known.reached)
-                messages = self._fetcher.messages(lease.slices, more=bool(self._expired(holder, clock())))
-                if options.commit == "acked":
-                    self._drop_foreign(lease)
-                return lease.token, messages
-            if deadline is not None and clock() >= deadline:
-                break
-        return None, self._fetcher.messages([])
+        if lease is None:
+            return None, self._fetcher.messages([])
+        ends = (place_of(part._replace(low=part.high)) for part in reversed(lease.slices) if part.batch.origin)
+        known = self._holder(holder)
+        known.reached = max(next(ends, _BEFORE_ALL), known.reached)
+        messages = self._fetcher.messages(lease.slices, more=bool(self._expired(holder, clock())))
+        if options.commit == "acked":
+            self._drop_foreign(lease)
+        return lease.token, messages
 
     def _drop_foreign(self, lease: _Lease) -> None:
         """Drop foreign clients' messages from a lease, because they are delivered once and not acknowledged."""

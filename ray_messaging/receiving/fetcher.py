@@ -99,7 +99,7 @@ class FetchGate:
         flight.ack(self._before.taken, flight.taken)
         if not fetched and not changed and not sends:
             return None
-        return self._commits.conclusion(state, fetched=fetched, changed=changed)
+        return self._commits.conclusion(state, fetched=fetched, state_changed=changed)
 
     def roll_back(self) -> None:
         """End the transaction without a commit, so that its messages can be fetched again."""

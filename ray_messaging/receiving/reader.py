@@ -42,7 +42,7 @@ async def persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: st
 
     Each time this logs a warning that begins with `why`.
     """
-    backoff = Backoff(policy)
+    backoff: Backoff | None = None  # most calls succeed at once
     while True:
         try:
             return await call()
@@ -50,7 +50,8 @@ async def persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: st
             raise
         except (ConnectionFailed, MailboxFull) as error:
             logger.warning("%s, and is tried again: %s", why, error)
-            await backoff.sleep()
+        backoff = backoff or Backoff(policy)
+        await backoff.sleep()
 
 
 class Reader:

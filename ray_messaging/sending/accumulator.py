@@ -399,6 +399,12 @@ class Accumulator:
 
     # -- for the send loop ----------------------------------------------------------------------------------------
 
+    @property
+    def has_closed(self) -> bool:
+        """Return whether the next batch collects no more messages, so that nothing is gained by waiting with it."""
+        pending = self._pending
+        return bool(pending) and pending[0] is not self._open and not isinstance(pending[0], TransactionBatch)
+
     def take(self) -> PendingBatch | None:
         """Return the next batch, or None if no batch waits. Later messages come into another batch."""
         if not self._pending:
@@ -437,10 +443,11 @@ class Accumulator:
     def bulk_done(self, _future: object = None) -> None:
         """Record the end of a bulk send or of a transaction."""
         self._bulks -= 1
-        self._end_flushes()
+        if self._flushes:
+            self._end_flushes()
 
     def _end_flushes(self) -> None:
-        if self._flushes and self.rows == 0 and self._bulks == 0:
+        if self.rows == 0 and self._bulks == 0:
             for done in self._flushes:
                 if not done.done():
                     done.set_result(None)

@@ -233,13 +233,14 @@ class _Given(NamedTuple):
 
 def _given(payloads: object, limit_bytes: int) -> _Given:
     """Return the payloads that a user passed; raise the same errors as `payload_column`."""
-    if is_table(payloads):
+    one = isinstance(payloads, dict | Msg)
+    if not one and is_table(payloads):
         table = table_of(payloads)
         table.check_rows(limit_bytes)
         row_bytes = table.nbytes // max(1, table.count) + _IDS_BYTES
         batch_rows = min(COLUMN_ROWS, max(BATCH_ROWS, CALL_BYTES // row_bytes))  # mostly this makes one frame
         return _Given(table.count, batch_rows, lambda rows: table.part(rows.start, rows.stop))
-    if isinstance(payloads, dict | Msg) or is_object(payloads):
+    if one or is_object(payloads):
         _check_arrays(payloads)
         line = encode_payload(payloads, limit_bytes)
         shared = [line]

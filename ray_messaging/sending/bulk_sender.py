@@ -34,7 +34,7 @@ from ray_messaging.sending.schema_checks import check_current
 
 AddPart = Callable[[], "asyncio.Future[Receipts]"]
 _CAUSED = Extension(caused_by=MessageIdColumn.none(0)).kind
-_FEW = 64  # batches with at most so many rows are joined with others
+_FEW = 64  # plain batches with at most so many rows are joined with others, because each batch takes equally long
 
 
 class BulkSender:
@@ -52,20 +52,20 @@ class BulkSender:
 
         Raises: PayloadMismatch, before any message is sent, if a schema refuses a payload.
         """
-        await self._check(lambda: payloads_of(entries))
+        await check_current(self._frames, lambda: payloads_of(entries))
         rows = sum(len(entry.to_ids) for entry in entries)
         return await self._send((partial(self._accumulator.extend, chunk) for chunk in entry_chunks(entries)), rows)
 
     async def send_columns(self, chunks: Sequence[ColumnChunk], topic: str) -> Receipts:
         """Send messages given as columns; return their receipts. Raises the same errors as `send_entries`."""
-        await self._check(lambda: (chunk.batch((topic,), None, 0.0) for chunk in chunks))
+        await check_current(self._frames, lambda: (chunk.batch((topic,), None, 0.0) for chunk in chunks))
         rows = sum(len(chunk.from_ids) for chunk in chunks)
         cause = cause_here()
         return await self._send((partial(self._put_columns, chunk, topic, cause) for chunk in chunks), rows)
 
     async def send_batches(self, batches: Sequence[EncodedBatch]) -> Receipts:
         """Send batches; return their receipts. Raises the same errors as `send_entries`."""
-        await self._check(lambda: (pending.batch for pending in batches))
+        await check_current(self._frames, lambda: (pending.batch for pending in batches))
         for batch in batches:
             batch.checked = self._frames.directory.schemas.version
         parts = (partial(self._put_own, batch) for batch in batches)
@@ -78,7 +78,7 @@ class BulkSender:
         """
         if batches and is_unspread(batches[0]):
             return await self._broadcast(batches)
-        await self._check(lambda: batches)
+        await check_current(self._frames, lambda: batches)
         receipts = await self._send((partial(self._put_relayed, batch) for batch in batches), sum(map(len, batches)))
         return Receipts([(outcome.cut(low, high), 0, high - low) for outcome, low, high in receipts.parts])
 
@@ -101,12 +101,9 @@ class BulkSender:
             assert batch.extension is not None
             batch.extension.audience = found
         parts = [part for batch in broadcasts for part in within_pairs(batch, edges)]
-        await self._check(lambda: parts)
+        await check_current(self._frames, lambda: parts)
         pairs = sum(int(edges.counts(batch.from_ids).sum()) for batch in parts)
         return await self._send((partial(self._put_spread, batch, edges) for batch in parts), pairs)
-
-    async def _check(self, batches: Callable[[], Iterable[Batch]]) -> None:
-        await check_current(self._frames, batches)
 
     def _put_columns(self, chunk: ColumnChunk, topic: str, cause: str | None) -> "asyncio.Future[Receipts]":
         extension = caused_by_one(cause, len(chunk.from_ids))
@@ -118,10 +115,14 @@ class BulkSender:
         return self._put_own(pairs) if broadcasts.trace is None else self._put(pairs)
 
     def _put_relayed(self, batch: Batch) -> "asyncio.Future[Receipts]":
-        if not _joins(batch):
-            return self._put(self._encoded(batch))
-        first, self._rows = self._rows, self._rows + batch.rows
-        return self._accumulator.join(batch, first)
+        extension, lines = batch.extension, batch.lines
+        # The messages are neither of a step, nor questions, answers or broadcasts, and nothing traces them.
+        plain = extension is None or (extension.kind == _CAUSED and extension.ordinal is None)
+        plain = plain and batch.trace is None and not isinstance(batch.step, np.ndarray)
+        if plain and batch.rows <= _FEW and isinstance(lines, PayloadColumn) and lines.index is None and not lines.raw:
+            first, self._rows = self._rows, self._rows + batch.rows
+            return self._accumulator.join(batch, first)
+        return self._put(self._encoded(batch))
 
     def _encoded(self, batch: Batch) -> EncodedBatch:
         trace = self._accumulator.tracer.follow(batch.trace)
@@ -160,18 +161,6 @@ class BulkSender:
             for future in futures:
                 # A cancelled caller no longer reads the errors of the other parts.
                 future.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-def _joins(batch: Batch) -> bool:
-    """Return whether a relayed batch is joined with other messages: a small batch takes as long as a large one."""
-    plain = _is_plain(batch.extension) and batch.trace is None and not isinstance(batch.step, np.ndarray)
-    lines = batch.lines
-    return plain and batch.rows <= _FEW and isinstance(lines, PayloadColumn) and lines.index is None and not lines.raw
-
-
-def _is_plain(extension: Extension | None) -> bool:
-    """Return whether messages are neither of a step, nor questions, answers or broadcasts."""
-    return extension is None or (extension.kind == _CAUSED and extension.ordinal is None)
 
 
 async def join_receipts(

@@ -1,6 +1,7 @@
 """Destinations of a sender: the mailboxes, or the boxes of a step."""
 
 import asyncio
+from itertools import islice
 
 import numpy as np
 
@@ -69,13 +70,17 @@ class Destination:
             self.load(in_flight, np.unique(np.concatenate(rows)), verdict_epoch, deadline)
 
     def next_call(self) -> list[OutboundFrame]:
-        """Return the frames of the next call, numbered. All have the same verdict epoch."""
+        """Return the frames of the next call, numbered, behind the frames of calls under way.
+
+        All have the same verdict epoch.
+        """
         ready: list[OutboundFrame] = []
         volume, now = 0, asyncio.get_running_loop().time()
-        for queue in self.queues.values():
-            if not queue.frames or queue.retry_at > now:
+        for name, queue in self.queues.items():
+            under_way = queue.attempted
+            if under_way == len(queue.frames) or queue.retry_at > now or (under_way and name == UNOWNED):
                 continue
-            for seq, frame in enumerate(queue.frames, queue.written + 1):
+            for seq, frame in enumerate(islice(queue.frames, under_way, None), queue.written + under_way + 1):
                 volume += frame.nbytes
                 if ready and (frame.verdict_epoch != ready[0].verdict_epoch or volume > CALL_BYTES):
                     break
@@ -83,7 +88,8 @@ class Destination:
                 ready.append(frame)
                 queue.attempted += 1
                 if frame.mailbox == UNOWNED:
-                    break  # one call may publish once: the server keeps one list of subscriber counts for its repeat
+                    # The server keeps one list of subscriber counts for repeats: one publication may be under way.
+                    break
                 if queue.refused:
                     break  # the queue's head was refused: until the head is written, the rest would be refused too
         return ready

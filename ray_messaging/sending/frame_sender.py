@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ray_messaging.addressing.directory import Directory, Routes
 from ray_messaging.common.backoff import FENCE_RETRY, REFUSED_CALL_RETRY, Backoff
@@ -44,6 +46,22 @@ logger = logging.getLogger(__name__)
 _GONE, _MOST_FIELDS = 64, 1_000
 _OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)  # the server refuses the sender itself
 _LARGE = 16 * 2**10  # a frame below this size is sent again without asking first whether there is room
+# The most calls under way, and their most bytes but for the last call: enough for 100 MB/s and 80 ms.
+_WINDOW_CALLS, _WINDOW_BYTES = 16, 8 * 2**20
+# Later replies, in seconds, show that the network or the server is slow. Then more bytes under way would only make each
+# call take longer than its timeout.
+_SLOW_S = 0.5
+_WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
+
+
+class CallUnderWay(NamedTuple):
+    """A call of which the reply was not processed yet; `alone`: no other call was under way when it was made."""
+
+    frames: list[OutboundFrame]
+    nbytes: int
+    began: float  # loop time
+    alone: bool
+    reply: asyncio.Task[SendReply]
 
 
 class FrameSender(Destination):
@@ -52,6 +70,10 @@ class FrameSender(Destination):
     A retry repeats the same bytes under the same sequence number. If an outcome stays unknown, the sends raise
     OutcomeUnknown, and a higher epoch is claimed before anything else is sent, so that the server refuses the old
     frame.
+
+    Several calls may be under way. The server takes frames only in the order of their numbers, so a frame that is
+    refused holds up the later frames of its mailbox. After a refusal, nothing is changed and no call is made before all
+    calls under way have their replies; then the frames that were not written are sent again, first in one call.
     """
 
     def __init__(
@@ -71,6 +93,9 @@ class FrameSender(Destination):
         self.fenced: Fenced | None = None  # why nothing can be sent any more
         self.behind = False  # the server lost a transaction that it had confirmed
         self.attempted = False  # a call is in flight, or its reply is not processed yet
+        self.calls: deque[CallUnderWay] = deque()  # the calls that `send` has left under way, in order
+        self.replied: Callable[[], None] = lambda: None  # called when a call under way has its reply
+        self._window = 0  # if more bytes are under way, no further call is made; it grows with each reply
         self._some_refused = False  # a queue may have a head that was refused
         self._transport = transport
         self.directory = directory
@@ -86,6 +111,14 @@ class FrameSender(Destination):
     def routes(self) -> Routes:
         """Return the routes of the directory as it is now."""
         return self.directory.routing
+
+    def reroute(self, *, again: bool = False) -> None:
+        """Route all queued rows again, as `Destination.reroute` does, unless calls are under way.
+
+        The server refuses calls that are made by old routes. Then no call is under way any more.
+        """
+        if not self.calls:
+            super().reroute(again=again)
 
     async def reload(self) -> None:
         """Load the directory as `refresh` does, and drop the queues and numbers of mailboxes that are gone."""
@@ -164,15 +197,33 @@ class FrameSender(Destination):
 
     @property
     def retry_at(self) -> float | None:
-        """Return the loop time at which `send` is to be called again, or None if no frame waits."""
+        """Return the loop time at which `send` is to be called again, or None if no frame waits for a time."""
+        if self.calls:
+            return None
         queued = self.queues.retry_at
         if queued is not None:
             queued = max(queued, self._refused_until)
         return min((time for time in (queued, self._fence_at) if time is not None), default=None)
 
-    async def send(self) -> None:
-        """Write all frames that can be written now; raise Fenced if another sender has our name."""
+    @property
+    def has_room(self) -> bool:
+        """Return whether one more call may be under way."""
+        under_way = sum(call.nbytes for call in self.calls)
+        return not self.calls or (len(self.calls) < _WINDOW_CALLS and under_way <= self._window)
+
+    async def send(self, *, ahead: bool = False) -> None:
+        """Write all frames that can be written now; raise Fenced if another sender has our name.
+
+        Args: with `ahead`, make calls while there is room, and leave them under way. When `replied` is called, or
+        later, the next `send` processes the replies.
+        """
         try:
+            ahead = ahead and self._is_calm()
+            if self.calls:
+                await self._take_replies(all_of_them=not ahead)
+            if ahead and self._is_calm():
+                self._call_ahead()
+                return
             if self._fence_at is not None:
                 await self.take_epoch()
             if self._some_refused:
@@ -187,10 +238,68 @@ class FrameSender(Destination):
                 if not ready:
                     break
                 reply = await self.exchange(ready, ready[0].verdict_epoch)
-                await self._process(reply, ready)
+                await self._process([(ready, reply)])
                 self.attempted = False
         except (TransitError, ConfigError, Closed) as error:
             self.lose(error)
+
+    # -- calls under way ------------------------------------------------------------------------------------------
+
+    def _is_calm(self) -> bool:
+        """Return whether nothing was refused that is not written yet, and nothing else must be done before a call."""
+        refused = self._some_refused or self._refusals or self.stale_verdicts or self._directory_stale
+        return not refused and self._fence_at is None and not self.router.unkept
+
+    def _call_ahead(self) -> None:
+        self.reroute()
+        while self.has_room and (ready := self.next_call()):
+            began = asyncio.get_running_loop().time()
+            reply = asyncio.create_task(self._call(ready, ready[0].verdict_epoch), name="ray_messaging send")
+            reply.add_done_callback(self._has_replied)
+            nbytes = sum(frame.nbytes for frame in ready)
+            self.calls.append(CallUnderWay(ready, nbytes, began, not self.calls, reply))
+            self.attempted = True
+
+    def _has_replied(self, reply: "asyncio.Task[SendReply]") -> None:
+        if not reply.cancelled():
+            reply.exception()  # it is raised when the reply is processed, unless sending has stopped
+            self.replied()
+
+    async def _take_replies(self, *, all_of_them: bool) -> None:
+        """Process the replies to calls under way that have come, in order, or wait for all of them."""
+        while self.calls and (all_of_them or self.calls[0].reply.done()):
+            call = self.calls[0]
+            await asyncio.wait((call.reply,))
+            if call.reply.exception() is not None or not _all_written(call.reply.result()):
+                await self._take_refusal()
+                return
+            self.calls.popleft()
+            late = asyncio.get_running_loop().time() - call.began > _SLOW_S
+            self._window = 0 if late else min(self._window + call.nbytes, _WINDOW_BYTES)
+            self._take_written(call.frames, call.reply.result())
+            self.attempted = bool(self.calls)
+
+    async def _take_refusal(self) -> None:
+        """Wait for the replies to all calls under way, of which the first has failed; process these replies.
+
+        Raises: the error of a call that has failed; if there are several, of one with an unknown outcome.
+        """
+        await asyncio.wait([call.reply for call in self.calls])
+        calls, self._window = [*self.calls], 0
+        self.calls.clear()
+        errors = [error for call in calls if (error := call.reply.exception()) is not None]
+        replied = [(call.frames, call.reply.result()) for call in calls if call.reply.exception() is None]
+        if errors:
+            for frames, reply in replied:
+                self._take_written(frames, reply)
+            unknown = [error for error in errors if not _is_unsent(error)]
+            late = any(reply.repeated and not _all_written(reply) for _, reply in replied)
+            if late and not unknown:
+                await self.take_epoch()  # an attempt that was refused may still arrive
+            self.attempted = bool(unknown)
+            raise [*unknown, *errors][0]
+        await self._process(replied, alone=calls[0].alone)
+        self.attempted = False
 
     async def _look_for_room(self) -> None:
         """Ask whether there is room for large frames that were refused: to send and refuse them again takes long."""
@@ -219,32 +328,66 @@ class FrameSender(Destination):
         """
         await self.keep_agents()
         self.attempted = True
+        reply = await self._call(frames, verdict_epoch, conclusion)
+        self.attempted = reply.repeated
+        return reply
+
+    async def _call(
+        self, frames: list[OutboundFrame], verdict_epoch: int, conclusion: Conclusion | None = None
+    ) -> SendReply:
         began = time.perf_counter()
         reply = await self._transport.send(
             SendRequest(self.sender, self.epoch, self.router.routes.version, verdict_epoch, frames, conclusion)
         )
-        self.attempted = reply.repeated
         if self.observer is not None:
             self.observer.call_made(len(frames), time.perf_counter() - began)
         return reply
 
-    async def _process(self, reply: SendReply, sent: list[OutboundFrame]) -> None:
+    async def _process(self, calls: Sequence[tuple[list[OutboundFrame], SendReply]], *, alone: bool = True) -> None:
+        """Process the replies to calls that were under way at the same time, in order.
+
+        Only the first refusal is acted on, after which the other refused frames are sent again. But if the server
+        refuses the sender itself, that comes first.
+
+        Args: `alone` says that no earlier call was under way when the first of these calls was made.
+        """
+        for frames, reply in calls:
+            self._take_written(frames, reply)
+        failed = [(frames, reply) for frames, reply in calls if not _all_written(reply)]
+        if not failed:
+            return
+        sent, reply = next((each for each in failed if each[1].status in _OF_THE_SENDER), failed[0])
+        reply.repeated = any(other.repeated for _, other in failed)
+        if not alone or reply is not calls[0][1]:
+            # The frame before may only have come later. If the server has lost it, the next call, made alone, tells.
+            reply.fates = [FrameFate.HELD_BACK if fate is FrameFate.GAP else fate for fate in reply.fates]
+        await self.settle_refusal(reply, [frame for frames, _ in failed for frame in frames])
         if reply.status in _OF_THE_SENDER:
-            await self.settle_refusal(reply, sent)
             self._back_off(reply.status)
             return
-        refused: list[tuple[OutboundFrame, FrameFate]] = []
-        for frame, fate in zip(sent, reply.fates, strict=True):
-            if fate is FrameFate.WRITTEN or fate is FrameFate.DUPLICATE:
-                self.dequeue(frame)
-                self.written(frame, reply.takers)
-            else:
-                refused.append((frame, fate))
-        if self._refusals and len(refused) < len(sent):
+        for frames, _ in failed:
+            for frame in frames:
+                self.queues[frame.mailbox].attempted = 0
+        passing = {*_WRITTEN, FrameFate.HELD_BACK}
+        refused = [each for each in zip(sent, reply.fates, strict=True) if each[1] not in passing]
+        await self._prepare_next(reply.status, refused)
+
+    def _take_written(self, frames: list[OutboundFrame], reply: SendReply) -> None:
+        """Take the frames that the server has written from their queues, and set the fates of their rows.
+
+        If the server has a frame, it has all earlier frames of the mailbox, though their call may have no reply.
+        """
+        written = False
+        for frame, fate in zip(frames, reply.fates, strict=False):  # no fates: the server refuses the sender
+            if fate in _WRITTEN:
+                written, queue = True, self.queues[frame.mailbox]
+                while queue.written < frame.seq:
+                    head = queue.frames[0]
+                    self.dequeue(head)
+                    self.written(head, reply.takers)
+        if written and self._refusals:
             self._refusals, self._refused_until = 0, 0.0
             self._backoff.reset()
-        if refused or reply.status is not SendStatus.OK:
-            await self._process_refusals(reply, sent, refused)
 
     async def settle_refusal(self, reply: SendReply, sent: list[OutboundFrame]) -> None:
         """Make sure that no attempt at a call arrives late, after the server refused the call or some of its frames.
@@ -266,14 +409,6 @@ class FrameSender(Destination):
             # A higher epoch fences late attempts. Otherwise the server could accept one, because it has lost the
             # number that the attempt uses, or because the frame with this number has changed since.
             await self.take_epoch()
-
-    async def _process_refusals(
-        self, reply: SendReply, sent: list[OutboundFrame], refused: list[tuple[OutboundFrame, FrameFate]]
-    ) -> None:
-        await self.settle_refusal(reply, sent)
-        for frame, _ in refused:
-            self.queues[frame.mailbox].attempted = 0
-        await self._prepare_next(reply.status, refused)
 
     async def _prepare_next(self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
         """Remove the cause of a refusal, or wait until it is gone. Fail frames that can never be written."""
@@ -358,8 +493,7 @@ class FrameSender(Destination):
 
         Returns: the error of the frames in flight.
         """
-        unsent = isinstance(cause, MailboxFull) or (isinstance(cause, ConnectionFailed | Closed) and cause.unsent)
-        if self.attempted and not unsent:
+        if self.attempted and not _is_unsent(cause):
             self._fence_at = asyncio.get_running_loop().time()
             error: MessagingError = send_errors.unknown(cause)
         else:
@@ -371,7 +505,10 @@ class FrameSender(Destination):
         return error
 
     def abandon(self, error: MessagingError) -> None:
-        """Fail all frames. Frames of a call in flight have an unknown outcome."""
+        """Fail all frames. Frames of calls in flight have an unknown outcome."""
+        for call in self.calls:
+            call.reply.cancel()
+        self.calls.clear()
         if self.attempted:
             self.attempted, self._fence_at = False, asyncio.get_running_loop().time()
             for queue in self.queues.values():
@@ -382,3 +519,12 @@ class FrameSender(Destination):
             in_flight.fail(rows, error)
         for frame in self.queues.take_all():
             frame.in_flight.fail(frame.batch_rows(), error)
+
+
+def _all_written(reply: SendReply) -> bool:
+    return reply.status is SendStatus.OK and all(fate in _WRITTEN for fate in reply.fates)
+
+
+def _is_unsent(error: BaseException) -> bool:
+    """Return whether an error says that the server has written nothing."""
+    return isinstance(error, MailboxFull) or (isinstance(error, ConnectionFailed | Closed) and error.unsent)

@@ -31,10 +31,10 @@ _LAST_FENCE_S = 1.0
 
 
 class SendLoop:
-    """A task that gets the verdicts on each batch, and writes the batch. To keep the order, one batch is in flight.
+    """A task that gets the verdicts on one batch after the other, and writes the batches in this order.
 
-    It would gain nothing to ask about a batch while the previous batch is written: that needs a task for each batch,
-    and leaves less time for other processes on the same cores.
+    The open batch collects messages as long as a call is under way. Batches that are closed, such as those of large
+    sends, would gain nothing by waiting, and are written while earlier calls are under way.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class SendLoop:
         self._in_flight: InFlightBatch | None = None
         self._next_transaction: TransactionBatch | None = None
         self._transaction: TransactionSender | None = None
+        frames.replied = self.wake
         self._task = asyncio.create_task(self._run(), name="ray_messaging outbox")
 
     @property
@@ -107,10 +108,12 @@ class SendLoop:
 
     async def _step(self) -> None:
         """Send the next batch; wait for one if there is none."""
-        pending = self._source.take()
+        ahead = self._goes_ahead()
+        pending = self._take(ahead=ahead)
         if pending is None:
             await self._sleep()
-            pending = self._source.take()
+            ahead = self._goes_ahead()
+            pending = self._take(ahead=ahead)
         if isinstance(pending, TransactionBatch):
             await self._transact(pending)
         elif pending is not None:
@@ -121,15 +124,25 @@ class SendLoop:
             if self._in_flight is not None and self._in_flight.left:
                 await self._judge(self._in_flight, None)
             self._in_flight = None
-        await self._send()
+        await self._send(ahead=ahead)
 
-    async def _send(self) -> None:
-        """Write all frames that may be written."""
+    def _goes_ahead(self) -> bool:
+        """Return whether calls are to be left under way: the next batch is closed, or earlier calls are under way."""
+        return self._source.has_closed or bool(self._frames.calls)
+
+    def _take(self, *, ahead: bool) -> PendingBatch | None:
+        """Take the next batch, if it may be written now."""
+        if ahead and not (self._source.has_closed and self._frames.has_room):
+            return None
+        return self._source.take()
+
+    async def _send(self, *, ahead: bool = False) -> None:
+        """Write all frames that may be written; with `ahead` leave the calls under way."""
         if self.deferred.moved:
             deadline = self._loop.time() + self._settings.send_timeout_s
             for held, rows, epoch in self.deferred.take_ready():
                 self._frames.load(held, rows, epoch, deadline)
-        await self._frames.send()
+        await self._frames.send(ahead=ahead)
         if self._frames.stale_verdicts:
             await self._judge_again()
 

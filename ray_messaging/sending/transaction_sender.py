@@ -179,7 +179,7 @@ class TransactionSender:
 
     async def _prepare_next(self, reply: SendReply) -> None:
         """Remove the cause of a refusal, or wait until it is gone; raise an error if it cannot go away."""
-        if reply.status is SendStatus.READER_FENCED:
+        if reply.status in (SendStatus.READER_FENCED, SendStatus.READER_LOST):
             assert self._transaction.conclusion is not None
             raise send_errors.reader_fenced(self._transaction.conclusion)
         if reply.status in (SendStatus.BEHIND, SendStatus.RESTORED):

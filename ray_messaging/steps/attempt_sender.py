@@ -59,6 +59,7 @@ class AttemptSender:
         self._announced = False  # the interceptor knows of this attempt
         self._known = False  # the directory is at least as new as when the step was opened
         self._number = 0  # the number of the next message
+        self.sealed = -1  # the last sealed step, as far as the last commit's answer says
         self._boxes = AttemptBoxes(store, engine.name, attempt, step)
         self._destination = StepDestination(engine, self._boxes)
         self._broadcasts = StepBroadcasts(engine, self._destination)
@@ -106,7 +107,7 @@ class AttemptSender:
             if found is not None:
                 return found
             await self._arrived(self._send(batches), step.number)
-        counts = self._account.take()
+        counts = self._account.take(step.number)
         closing = self._closing(step, self._boxes.rows, counts, changed=changed)
         closed = await self._answer(self._close(step.number, closing, go_on=go_on), step.number)
         self._destination.queues.reset()
@@ -182,7 +183,7 @@ class AttemptSender:
             if frames:
                 await self._answer(destination.keep_agents(), step.number)
                 self._settle(frames)
-                counts = self._account.take()
+                counts = self._account.take(step.number)
                 rows = sum(frame.rows for frame in frames if in_box(frame))
                 closing = self._closing(step, rows, counts, changed=changed)
                 request = self._boxes.request(frames, frames[0].verdict_epoch)
@@ -320,6 +321,7 @@ class AttemptSender:
 
     def _following(self, closed: Committed | Refused, closing: Closing) -> Opened | Waiting | Done | None:
         if isinstance(closed, Committed):
+            self.sealed = closed.sealed
             return closed.following
         raise _not_closed(closed, self._group, closing)
 

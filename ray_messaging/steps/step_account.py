@@ -27,8 +27,9 @@ from ray_messaging.steps.digests import (
     numbered_outside,
     step_digest,
     sum_of,
-    sum_of_like,
 )
+from ray_messaging.steps.later_digests import HashedLater, LaterDigests
+from ray_messaging.steps.row_sums import asks_of, digest_rows, sum_of_batch
 from ray_messaging.steps.step_inbox import FoldedBatch
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 
 
 _NAMED = 5  # the most addresses of undeliverable messages that are named
-NO_AUDIENCES: Mapping[AudiencePairs, bytes] = {}
 Blocked = list[tuple[Batch, Mapping[int, tuple[str, str]]]]  # batches with blocked rows: rule and reason of each
-Kept = tuple[dict[str, int], int, int, Blocked, dict[str, int], dict[str, int]]  # a StepAccount's fields
+# The fields of a StepAccount.
+Kept = tuple[dict[str, int], int, int, Blocked, list[HashedLater], dict[str, int], dict[str, int]]
 
 
 class StepCounts(msgspec.Struct, array_like=True, frozen=True):
@@ -69,10 +70,14 @@ class StepAccount:
     """The fates of the messages of one attempt at a step. It takes the place of a sender's local log.
 
     `total` counts the messages of all steps so far, and `unheard` the undeliverable ones by address.
+
+    Args: with `later` the digests are computed there, and only if somebody asks for them.
     """
 
-    def __init__(self, *, digest: bool) -> None:
+    def __init__(self, *, digest: bool, later: LaterDigests | None = None) -> None:
         self._digest = digest
+        self._later = later
+        self._unhashed: list[HashedLater] = []  # with `later`: the rows of the step
         self._fates: Counter[str] = Counter()
         self._sum = self._outside = 0
         self._blocked: Blocked = []
@@ -82,11 +87,12 @@ class StepAccount:
 
     def copy(self) -> Kept:
         """Return a copy for `restore`: plain dicts, because to copy a Counter in each step takes 20 times as long."""
-        return {**self._fates}, self._sum, self._outside, [*self._blocked], {**self.total}, {**self.unheard}
+        lists = [*self._blocked], [*self._unhashed]
+        return {**self._fates}, self._sum, self._outside, *lists, {**self.total}, {**self.unheard}
 
     def restore(self, before: Kept) -> None:
         """Set the account back to an earlier copy."""
-        fates, self._sum, self._outside, self._blocked, total, unheard = before
+        fates, self._sum, self._outside, self._blocked, self._unhashed, total, unheard = before
         self._fates, self.total, self.unheard = Counter(fates), Counter(total), Counter(unheard)
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
@@ -101,8 +107,12 @@ class StepAccount:
             self._name_unheard(batch, np.flatnonzero(outcome.fates == UNDELIVERABLE))
         if outcome.blocks:
             self._blocked.append((batch, outcome.blocks))
-        if self._digest and UNKNOWN not in outcome.codes:
-            self._sum += _sum_of_batch(batch, outcome.codes, outcome.blocks, self.audiences)
+        if not self._digest or UNKNOWN in outcome.codes:
+            return
+        if self._later is not None and (batch.extension is None or batch.extension.audience is None):
+            self._unhashed.append(HashedLater(batch, bytes(outcome.codes), outcome.blocks))
+        else:  # the hash of an audience is only known now
+            self._sum += sum_of_batch(batch, outcome.codes, outcome.blocks, self.audiences)
 
     def _add_broadcasts(self, batch: Batch, pairs: PairFates) -> None:
         """Add broadcasts with the fates of their pairs. A broadcast is hashed once per fate, and counted per pair."""
@@ -126,9 +136,12 @@ class StepAccount:
             self._outside += weight
             self._sum += sum_of([row], [weight])
 
-    def take(self) -> StepCounts:
-        """Return the counts of the step, and begin the counts of the next step."""
-        digest = (self._sum % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._digest else b""
+    def take(self, step: int) -> StepCounts:
+        """Return the counts of a step, and begin the counts of the next step."""
+        if self._later is not None:
+            self._later.keep(step, self._unhashed, self._sum)
+            self._unhashed = []
+        digest = (self._sum % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._digest and self._later is None else b""
         self.total += self._fates
         fates, total = dict(sorted(self._fates.items())), dict(sorted(self.total.items()))
         counts = StepCounts(fates, digest, total, self._outside, dict(self.unheard))
@@ -156,7 +169,7 @@ def outside_rows(read: Sequence[FoldedBatch | Batch]) -> list[tuple[DigestRow, i
         used, numbers = np.unique(said, return_inverse=True)
         places.append(len(rows) + numbers)
         hearers.append(heard)
-        asks, to_ids = _asks(batch), batch.to_ids.tolist()
+        asks, to_ids = asks_of(batch), batch.to_ids.tolist()
         assert isinstance(batch.step, int)
         assert batch.lines is not None
         for row in used.tolist():
@@ -173,73 +186,6 @@ def _outside_pairs(read: FoldedBatch | Batch) -> Pairs:
     kinds = read.to_ids.kinds
     rows = np.arange(read.rows) if kinds is None else np.flatnonzero(kinds != NONE)
     return Pairs(rows, read.to_ids.take(rows))
-
-
-def _asks(batch: Batch) -> Sequence[bool]:
-    """Return for each message whether it is a question."""
-    asks = None if batch.extension is None else batch.extension.expects_answer
-    return [False] * batch.rows if asks is None else asks.tolist()
-
-
-def _sum_of_batch(
-    batch: Batch,
-    codes: Sequence[int],
-    blocks: Mapping[int, tuple[str, str]],
-    audiences: Mapping[AudiencePairs, bytes],
-) -> int:
-    """Return the sum of the digests of a batch's rows, faster if the rows differ only in ids, ordinal and payload."""
-    extension, lines = batch.extension, batch.lines
-    assert extension is not None
-    assert extension.ordinal is not None
-    assert lines is not None
-    differ = (batch.from_ids.kinds, batch.to_ids.kinds, batch.topic, extension.in_reply_to, extension.audience)
-    alike = codes.count(codes[0]) == len(codes) if batch.rows else False
-    if not alike or any(each is not None for each in differ) or blocks or batch.labels or any(_asks(batch)):
-        return sum_of(digest_rows(batch, codes, blocks, audiences))
-    (like,) = digest_rows(batch.take(np.arange(1)), codes[:1], {}, audiences)
-    return sum_of_like(like, batch.from_ids.values, extension.ordinal, batch.to_ids.values, lines.by_row)
-
-
-def digest_rows(
-    batch: Batch,
-    codes: Sequence[int],
-    blocks: Mapping[int, tuple[str, str]],
-    audiences: Mapping[AudiencePairs, bytes] = NO_AUDIENCES,
-) -> list[DigestRow]:
-    """Return the rows of a batch as rows for the digest: with their fates, and if blocked with rule and reason.
-
-    A broadcast has the hash of its audience instead of a hearer.
-    """
-    extension, lines = batch.extension, batch.lines
-    assert extension is not None
-    assert extension.ordinal is not None
-    assert isinstance(batch.step, int)
-    assert isinstance(extension.deliver, int)
-    assert lines is not None
-    from_ids, to_ids, ordinals = batch.from_ids.tolist(), batch.to_ids.tolist(), extension.ordinal.tolist()
-    replies = [None] * batch.rows if extension.in_reply_to is None else extension.in_reply_to.tolist()
-    asks, rows = _asks(batch), []
-    audience = None if extension.audience is None else HeardBy(extension.audience.name, audiences[extension.audience])
-    for row in range(batch.rows):
-        rule, topic = blocks[row][0] if row in blocks else None, batch.topic_of(row)
-        rows.append(
-            DigestRow(
-                batch.step,
-                extension.deliver,
-                from_ids[row],
-                ordinals[row],
-                to_ids[row],
-                "" if topic[0] == ":" else topic,  # "": an answer to the user
-                FATES[codes[row]],
-                rule,
-                batch.labels_of(row),
-                lines.row(row),
-                replies[row],
-                asks[row],
-                audience,
-            )
-        )
-    return rows
 
 
 async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]:

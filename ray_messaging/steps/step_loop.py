@@ -22,6 +22,7 @@ from ray_messaging.steps.attempt_sender import AttemptSender
 from ray_messaging.steps.blocked_sends import NOTHING_BLOCKED, BlockedSends
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.group_boxes import GroupBoxes
+from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.moved_agents import NOBODY_MOVED, Arrival, arrivals_at, moved_agents
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts, whole_number
@@ -57,11 +58,12 @@ def check_until(until: object) -> int:
     return number
 
 
-def step_loop(engine: Engine) -> "StepLoop":
+def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
     """Return the loop over the steps of an engine's agents.
 
     A later loop of the same engine ends an earlier loop. So does a successor of the engine, which has the same name.
 
+    Args: with `later` the digests of the steps are computed there, and only if somebody asks for them.
     Raises: ConfigError if the engine has no name or hosts no agents, or the experiment has no steps.
     """
     store, settings = engine.transport.steps, engine.steps
@@ -75,7 +77,7 @@ def step_loop(engine: Engine) -> "StepLoop":
     engine.step_loops += 1
     # A successor of this name has a higher epoch, so it follows this process as the driver.
     start = (engine.frame_sender.epoch << _LOOP_BITS) + engine.step_loops
-    return StepLoop(engine, store, settings, Driver(f"messager {engine.name}", start))
+    return StepLoop(engine, store, settings, Driver(f"messager {engine.name}", start), later)
 
 
 async def driven_loop(engine: Engine, task: str) -> "StepLoop":
@@ -98,10 +100,18 @@ async def driven_loop(engine: Engine, task: str) -> "StepLoop":
 class StepLoop:
     """The steps of one group, driven from this process.
 
-    Args: `engine` has the group's name; `driver` names this process, and how often it was started.
+    Args: `engine` has the group's name; `driver` names this process, and how often it was started; `later` is as in
+    `step_loop`.
     """
 
-    def __init__(self, engine: Engine, store: "RedisSteps", settings: StepSettings, driver: Driver) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        store: "RedisSteps",
+        settings: StepSettings,
+        driver: Driver,
+        later: LaterDigests | None = None,
+    ) -> None:
         self._engine = engine
         self._store = store
         self._settings = settings
@@ -114,11 +124,12 @@ class StepLoop:
         self._boxes = GroupBoxes(store, self._unfolder)
         self.until = 0  # the first step that does not run; it may be lowered while the steps run
         self.committed = -1  # the last step that was committed
+        self.sealed = -1  # the last step that all groups have committed, as far as this group knows from its commits
         self.state: bytes | None = None  # the state after that step
         self.fates: Counter[str] = Counter()  # fates of what the group sent in all steps up to `committed`
         self.unheard: dict[str, int] = {}  # for a few addresses, how many messages to them were undeliverable
         self.calls: CallMemory | None = None  # the remembered calls of the open step
-        self._account = StepAccount(digest=settings.digest)
+        self._account = StepAccount(digest=settings.digest, later=later)
 
     async def steps(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step, None]:
         """Yield the steps before `until`. Requesting the next step commits the current one.
@@ -189,6 +200,7 @@ class StepLoop:
                     self._engine.observer.step_committed(number, time.perf_counter() - began)
                 step.sends.end()
                 self.committed, self.state, self.before = number, step.state, step.places.agents
+                self.sealed = sender.sealed
                 self.fates, self.unheard = Counter(counts.total), counts.unheard
         finally:
             transport.end_steps()  # the calls that end the steps are not repeated for longer than other calls

@@ -33,7 +33,7 @@ Outcomes = Any  # a function of the result, an aggregate, a dict of functions by
 
 
 def batch_run(
-    model: Callable[..., object],
+    model: Callable[..., object] | Mapping[str, Callable[..., object]],
     parameters: Any = None,  # noqa: ANN401 - a dict of lists, a list of dicts or a DataFrame
     *,
     agents: Any,  # noqa: ANN401 - as in `run`, or a function
@@ -42,7 +42,7 @@ def batch_run(
     seed: int = 0,
     folder: str | Path | None = None,
     outcomes: Outcomes = None,
-    start: Callable[..., dict[str, Any]] | None = None,
+    start: Callable[..., dict[str, Any]] | Mapping[str, Callable[..., dict[str, Any]]] | None = None,
     graph: Any = None,  # noqa: ANN401 - likewise
     shared: Any = None,  # noqa: ANN401 - likewise
     rules: Any = (),  # noqa: ANN401 - likewise
@@ -251,7 +251,7 @@ def _check(template: RunTemplate, design: Sequence[PlannedRun]) -> None:
     for each in aggregates_of(options["collect"]):
         if each.name in functions and not isinstance(each, Count):
             raise ConfigError(f"two outcomes have the name {each.name!r}: rename one")
-    if not callable(template.model):
+    if not callable(template.model) and not isinstance(template.model, Mapping):
         check_run(template.model, RunOptions(None, "agent", 1, None))
     check_names(template.functions(), design[0].row)
     values = values_of(design[0])

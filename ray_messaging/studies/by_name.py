@@ -39,8 +39,13 @@ def values_of(run: PlannedRun) -> dict[str, Any]:
     return {**run.row, ROW: dict(run.row), REPLICATE: run.replicate, SEED: run.seed}
 
 
-def bound(function: Callable[..., Any], positional: int, values: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return a function that takes only its `positional` arguments, because it has those that it takes by name."""
+def bound(function: Any, positional: int, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - functions of any kind
+    """Return a function that takes only its `positional` arguments, because it has those that it takes by name.
+
+    Args: `function` may be a dict of functions by kind of agents, and so is then what is returned.
+    """
+    if isinstance(function, Mapping):
+        return {kind: bound(each, positional, values) for kind, each in function.items()}
     wanted = wanted_by(function, positional)
     names = [name for name in values if name in wanted.names or (wanted.any_name and name not in GIVEN)]
     return partial(function, **{name: values[name] for name in names}) if names else function

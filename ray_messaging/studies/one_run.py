@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ray_messaging.cluster.run.agent import users_trace
+from ray_messaging.cluster.run.kinds import functions_in
 from ray_messaging.cluster.run.local_run import run, run_part
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import RunOptions
@@ -67,17 +68,17 @@ class RunTemplate:
     has functions of a run's result: by name, or under "" those that return a dict.
     """
 
-    model: Callable[..., Any]
+    model: Callable[..., Any] | Mapping[str, Callable[..., Any]]
     given: Mapping[str, Any]
     outcomes: Sequence[tuple[str, Callable[..., Any]]] = ()
-    start: Callable[..., Any] | None = None
+    start: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def functions(self) -> dict[str, tuple[Callable[..., Any], int]]:
         """Return the functions that may take parameters by name, with the number of their other arguments."""
-        found = {"model": (self.model, 2)}
+        found = {name: (each, 2) for name, each in functions_in("model", self.model)}
         if self.start is not None:
-            found["start"] = self.start, 1
+            found |= {name: (each, 1) for name, each in functions_in("start", self.start)}
         found |= {name: (self.given[name], 0) for name in OF_THE_ROW if callable(self.given.get(name))}
         return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
 

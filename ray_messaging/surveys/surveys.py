@@ -23,7 +23,7 @@ from ray_messaging.surveys.answer_model import AnswerModel
 from ray_messaging.surveys.record import END, Asking, SurveyRecord, decode_asking, decode_record, encode
 from ray_messaging.surveys.tally import Rows, Tally
 from ray_messaging.transports.cursors import START, Cursor, order
-from ray_messaging.transports.transport_values import Limits, Listening
+from ray_messaging.transports.transport_values import Conclusion, Limits, Listening
 from ray_messaging.wire.frames import decode
 
 logger = logging.getLogger(__name__)
@@ -297,7 +297,7 @@ class Surveys:
         epoch = (await open_mailbox(self.engine, mailbox, 1)).epoch
         end = await transport.end_of(mailbox)
         if end.entry != START.entry:  # otherwise its answers would become dead letters
-            await transport.commit(mailbox, epoch, Cursor(end.entry, 0), messages=end.messages, nbytes=end.nbytes)
+            await transport.commit(Conclusion(mailbox, epoch, Cursor(end.entry, 0), end.messages, end.nbytes))
         await transport.remove(mailbox, epoch)
         await self.store.remove(survey_id)
         self.ends.pop(survey_id, None)

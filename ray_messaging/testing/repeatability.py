@@ -4,16 +4,14 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
 import ray.cloudpickle as cloudpickle
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
-from ray_messaging.cluster.run.agent import Agent
 from ray_messaging.cluster.run.arguments import AgentModel, Agents, Edges, GroupModel
-from ray_messaging.cluster.run.crowd import Crowd
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.cluster.run.run_plan import check_run
 from ray_messaging.cluster.unpicklable import sent
@@ -40,12 +38,12 @@ _ELSEWHERE = (
 
 
 def check_repeatable(
-    model: AgentModel | GroupModel,
+    model: AgentModel | GroupModel | Mapping[str, AgentModel] | Mapping[str, GroupModel],
     *,
     agents: Agents,
     until: int,
     graph: Edges | None = None,
-    start: Callable[[Agent], dict[str, Any]] | Callable[[Crowd], dict[str, Any]] | None = None,
+    start: Callable[..., dict[str, Any]] | Mapping[str, Callable[..., dict[str, Any]]] | None = None,
     shared: object = None,
     by: Literal["agent", "group"] = "agent",
     seed: int = 0,

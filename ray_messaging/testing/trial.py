@@ -87,7 +87,7 @@ async def run_trial(
 
     Raises: StepFailed if the model fails.
     """
-    plans = plan_groups(trial.agents, trial.groups, trial.graph, 1)
+    plans = plan_groups(trial.agents, trial.groups, trial.graph, 1, model=model()[0], by=trial.options.by)
     steps: list[list[Attempt]] = [[{} for _ in range(1 + twice)] for _ in range(trial.until)]
     async with AsyncExitStack() as stack:
         server = stack.enter_context(LocalServer(steps=Steps(seed=trial.seed, groups=len(plans))))

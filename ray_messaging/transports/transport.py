@@ -26,7 +26,7 @@ from ray_messaging.transports.connection.link import RedisLink, link_of
 from ray_messaging.transports.connection.outage import Outage
 from ray_messaging.transports.connection.scripts import script_text
 from ray_messaging.transports.connection.server_runs import ServerRuns
-from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks, keep_of
+from ray_messaging.transports.cursors import START, Cursor, keep_of
 from ray_messaging.transports.dead_letter_store import kept_of
 from ray_messaging.transports.experiment_store import FORMAT, RedisSurveys
 from ray_messaging.transports.ingress import WIDE, RedisIngress
@@ -55,6 +55,7 @@ from ray_messaging.transports.transport_values import (
 )
 
 _OTHERS = 16  # the number of other leases that are read, chosen at random
+_PLAIN_COMMIT = 7  # the arguments of a commit that moves only the cursor
 
 
 class RedisTransport:
@@ -281,13 +282,11 @@ class RedisTransport:
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish messages, all in one call."""
-        keys, args, large = self._asked(request)
+        script, keys, args, large = self._asked(request)
         first = None
         if large and self._large_frames.takes(request):
             first = partial(self._large_frames.write, request.writes, keys, args)
         cuts: list[None] = []
-        # Calls that free memory are allowed while the memory is full.
-        script = "send" if request.writes else "conclude_transaction"
         try:
             reply = await self.link.script(script, keys, args, lambda: cuts.append(None), large, first)
         except ServerRefused:
@@ -298,38 +297,42 @@ class RedisTransport:
             host, port = self.link.address
             why = f"{error} (nothing of these messages was sent)"
             raise ConnectionFailed(why, host=host, port=port, unsent=True) from error
-        status, repeated = SendStatus(reply[0]), bool(cuts)
+        repeated = bool(cuts)
+        if isinstance(reply, int):  # of `commit`
+            return SendReply(SendStatus(reply), repeated=repeated)
+        status = SendStatus(reply[0])
         if len(reply) == 1:
             return SendReply(status, repeated=repeated)
         end = len(request.writes) + 1
         return SendReply(status, [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :], repeated)
 
-    def _asked(self, request: SendRequest) -> tuple[list[str], list[Any], list[int]]:
-        """Return the script's keys and arguments, and the positions of large frames in the arguments."""
-        keys = [self.keys.meta, self.keys.sender(request.sender)]
+    def _asked(self, request: SendRequest) -> tuple[str, list[str], list[Any], list[int]]:
+        """Return the script, its keys and arguments, and the positions of large frames in the arguments."""
+        keys, done = [self.keys.meta, self.keys.sender(request.sender)], request.conclusion
+        if done is not None and not request.writes:  # such a call frees memory, and is allowed while the memory is full
+            keys[0] = self.keys.state(done.mailbox)
+            return "commit", keys, [*self._concluding(done), request.epoch, done.number], []
         args: list[Any] = [request.epoch, request.directory_version, request.interceptor_epoch, self.keys.own]
-        args.append(self.keys.prefix)
-        if request.conclusion is None:
-            args.append(0)
-        else:
-            keys.append(self.keys.state(request.conclusion.mailbox))
-            args += self._concluding(request.conclusion)
+        args += [self.keys.prefix, 0 if done is None else done.number]
+        if done is not None:
+            keys.append(self.keys.state(done.mailbox))
+            args += self._concluding(done)
         for write in request.writes:
             name = write.mailbox
             if name and name != LOG:
                 keys += [self.keys.state(name), self.keys.lease(name)]
-        return keys, args, add_writes(args, request.writes)
+        return "send", keys, args, add_writes(args, request.writes)
 
     def _concluding(self, done: Conclusion) -> list[Any]:
-        """Return the arguments of the send script that conclude a transaction."""
+        """Return the arguments of scripts for a conclusion."""
         entry, row, keep = "", 0, ""
         if done.cursor is not None:
             entry, row, keep = *done.cursor, keep_of(done.cursor)
         blob: tuple[str, bytes] = "=", b""
         if done.state_changed:
             blob = ("-", b"") if done.state is None else ("+", done.state)
-        head = [done.number, done.epoch, self.keys.stream(done.mailbox), entry, row, keep]
-        return [*head, done.messages, done.nbytes, *blob, *(done.acks or ("=", 0))]
+        head = [done.epoch, self.keys.stream(done.mailbox), entry, row, keep]
+        return [*head, done.messages, done.nbytes, *(done.acks or ("=", 0)), *blob]
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
         """Return why a refused frame still does not fit, FULL or LOG_FULL, or None if it is worth sending again."""
@@ -358,21 +361,15 @@ class RedisTransport:
         last, messages, nbytes = await self.link.command("HMGET", self.keys.state(mailbox), "last", "messages", "bytes")
         return MailboxEnd((last or START.entry.encode()).decode(), int(messages or 0), int(nbytes or 0))
 
-    async def commit(
-        self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int, acks: SelectiveAcks | None = None
-    ) -> None:
-        """Move the durable cursor and trim the entries before it.
-
-        Args: `messages` and `nbytes` are the totals before the cursor under this epoch, so that a call may be repeated.
-        `acks` has all messages that are acknowledged after the cursor; None leaves them as they are.
+    async def commit(self, done: Conclusion) -> None:
+        """Move the durable cursor and trim the entries before it, outside of transactions.
 
         Raises: Fenced if a newer reader has the mailbox, or it was removed.
         """
-        args: list[Any] = [epoch, cursor.entry, cursor.row, keep_of(cursor), messages, nbytes]
-        args += [self.keys.stream(mailbox), *(acks or ())]
-        moved = await self.link.script("commit", [self.keys.state(mailbox)], args)
-        if moved != 1:
-            raise (fenced if moved == 0 else lost)(mailbox, epoch)
+        # What stays as it is may be left out at the end. Each fetch commits, and each argument takes time.
+        args = self._concluding(done)[: _PLAIN_COMMIT if done.acks is None else None]
+        if status := await self.link.script("commit", [self.keys.state(done.mailbox)], args):
+            raise (fenced if status == SendStatus.READER_FENCED else lost)(done.mailbox, done.epoch)
 
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:
         """Renew a mailbox's lease, and keep the sender's state for `keep_s` seconds (0: for ever).

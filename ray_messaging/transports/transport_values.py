@@ -28,19 +28,20 @@ class FrameFate(IntEnum):
 
 
 class SendStatus(IntEnum):
-    """Outcome of a call of `send`. Unless it is OK, the call has written nothing."""
+    """Outcome of a call of `send` or `commit`. Unless it is OK, the call has written nothing."""
 
     OK = 0
     STALE_DIRECTORY = 1
     STALE_VERDICTS = 2  # another interceptor has taken over
     FENCED = 3
     UNJUDGED = 4  # the call has no verdicts, although the experiment has an interceptor
-    READER_FENCED = 5  # for a transaction: a newer reader has the mailbox, or it was removed
+    READER_FENCED = 5  # a newer reader has the mailbox that the call would commit
     BEHIND = 6  # for a transaction: the server has lost a transaction that it had confirmed
     LOST = 7  # the server has no data of the sender any more
     RESTORED = 8  # the server has the data from before the sender claimed its epoch
     STEP_OVER = 9  # for a step: the step is closed, or another attempt has the group
     OTHER_RULES = 10  # the interceptor is the same, but the rules that let the batch pass have changed
+    READER_LOST = 11  # the mailbox is gone, or the server has its data from before the reader claimed its epoch
 
 
 def fenced(name: str, epoch: int) -> Fenced:
@@ -99,10 +100,14 @@ class FrameWrite(msgspec.Struct):
 
 
 class Conclusion(msgspec.Struct):
-    """Changes that a transaction makes besides its messages: the mailbox's cursor (None: unchanged), and the state.
+    """Changes of a mailbox by its reader: the cursor (None: unchanged), and the state that a transaction leaves.
 
-    `messages`, `nbytes` and `acks` are as in `commit`. With `state_changed` the state becomes `state` (None: no state).
-    Transactions of one sender are numbered from 1, so that a repeated transaction has its effect once.
+    A fetch's commit is no more than this. A transaction also sends, all of it together or nothing.
+
+    `messages` and `nbytes` are the totals before the cursor under this epoch, so that a call may be repeated. `acks`
+    has all messages that are acknowledged after the cursor; None leaves them as they are. With `state_changed` the
+    state becomes `state` (None: no state). Transactions of one sender are numbered from 1, so that a repeated
+    transaction has its effect once; 0: no transaction.
     """
 
     mailbox: str
@@ -114,6 +119,7 @@ class Conclusion(msgspec.Struct):
     state_changed: bool = False
     number: int = 0
     acks: SelectiveAcks | None = None
+    changes: int = 0  # how many changes of the reader's account this includes
 
 
 class SendRequest(msgspec.Struct):

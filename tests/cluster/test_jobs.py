@@ -3,6 +3,7 @@
 The server of jobs is part of Ray's dashboard: these tests need `ray[default]`, which is in the group `jobs`.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -42,10 +43,11 @@ cluster.shutdown()
 
 
 @pytest.fixture
-def dashboard():
-    """Give the address of the dashboard of a cluster, which ends with the test."""
+def dashboard(home):
+    """Give the address of the dashboard of a cluster that ends with the test, and that no other `ray.init()` finds."""
     command = [sys.executable, "-c", CLUSTER, str(free_port()), str(free_port())]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
+    env = os.environ | {"RAY_TMPDIR": str(home)}
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
         address = cluster.stdout.readline().strip()
         assert address.startswith("http://")
         yield address

@@ -1,10 +1,12 @@
 """The hosts on which the other tests of this folder run: three of them, with a network that can be cut."""
 
 import os
+from pathlib import Path
 
 import pytest
 from support import hosts as hosts_module
 from support.hosts import NAMES, Hosts
+from support.patience import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +88,16 @@ def test_the_end_kills_no_process_that_has_the_number_of_a_dead_host(monkeypatch
         dead, kill, killed = hosts._inits["c"].child, os.kill, []
         monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid) or kill(pid, number))
     assert (dead in killed, len(killed)) == (False, 2)
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_stands_still_holds_up_no_end():
+    with Hosts() as hosts:
+        stopped = {host: hosts.start(host, "sleep", "600") for host in "bc"}
+        for host, process in stopped.items():
+            hosts.shell(host, "kill -STOP $(pgrep -x sleep)")
+            stat = Path(f"/proc/{process.pid}/stat")  # nsenter, outside of the host, stops with its child
+            wait_for(lambda stat=stat: ") T " in stat.read_text(), "the stop")
+        hosts.kill("b")
+    for process in stopped.values():
+        process.communicate(timeout=20)

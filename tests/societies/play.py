@@ -239,6 +239,21 @@ def live(made, agent, step, inbox, blocked, words, do):
     return words
 
 
+def of_kind(kind):
+    return lambda agent: (agent if isinstance(agent, int) else len(agent)) % 2 == (kind == "odd")
+
+
+def only(kind, model):
+    """Return the model of agents of one kind."""
+
+    def alike(me, inbox):
+        assert me.kind == kind
+        assert of_kind(kind)(me.id)
+        model(me, inbox)
+
+    return alike
+
+
 class Told(msgspec.Struct):
     """An answer to a survey."""
 
@@ -516,11 +531,15 @@ class Town(LoggedGroups):
             await self.audiences.create(name, *edges_of(made, name))
         model, start, collect = options_of(made)
         options = RunOptions(start, made["by"], 100, None, collect)
-        plans = plans_for(options, made["agents"], self.count, None, 1)
+        kinds = {kind: found for kind in ("even", "odd") if (found := [*filter(of_kind(kind), made["agents"])])}
+        several = made["by"] == "agent" and made["seed"] % 2  # kinds whose models do the same change nothing
+        agents, models = (kinds, dict.fromkeys(kinds)) if several else (made["agents"], None)
+        plans = plans_for(options, agents, self.count, None, 1, models)
         inputs = [known(each) for each in (options, made | {"groups": len(plans)})]
         plan_of = {plan.name: known(plan) for plan in plans}
         for plan in plans:
-            mortal = known(self.mortal(model, plan.name))
+            mortal = self.mortal(model, plan.name)
+            mortal = known({kind: only(kind, mortal) for kind in kinds} if several else mortal)
             self.driven[plan.name] = DrivenGroup(self, plan, RunInputs(mortal, *inputs, plan_of))
             await self.driven[plan.name].open()
         self.user = await self.messager(self.handle, settings=SETTINGS)

@@ -66,7 +66,7 @@ class Hosts:
 
     def __init__(self):
         self._folder = Path(tempfile.mkdtemp(prefix="hosts-", dir="/tmp"))
-        self._inits, self._switch = {}, None
+        self._inits, self._switch, self._started = {}, None, []
         self.ended = set()
 
     def __enter__(self):
@@ -92,6 +92,7 @@ class Hosts:
                 with suppress(ProcessLookupError):
                     # The kernel ends all others of the namespace. A host that does not start ends with its input.
                     os.kill(getattr(init, "child", init.pid), signal.SIGKILL)
+            self._go_on()
             init.communicate()
         if self._switch is not None:
             self._switch.communicate()
@@ -111,7 +112,9 @@ class Hosts:
         given = [f"{name}={value}" for name, value in inside.items()]
         there = ["nsenter", "-t", str(self._pid(self._inits[host])), "-m", "-u", "-p", "-i", "-n"]
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-        return subprocess.Popen([*there, "env", "-i", "-C", cwd, *given, *map(str, command)], text=True, **options)
+        process = subprocess.Popen([*there, "env", "-i", "-C", cwd, *given, *map(str, command)], text=True, **options)
+        self._started.append(process)
+        return process
 
     def run(self, host, *command, timeout=120, fails=False, **options):
         """Run a command on a host to its end, and return what it printed; of one that `fails`, also to stderr."""
@@ -153,6 +156,7 @@ class Hosts:
         """Cut a host off and end all of its processes at once, as the end of its power does."""
         self.cut(host)
         os.kill(self._pid(self._inits[host]), signal.SIGKILL)
+        self._go_on()
         self._inits[host].wait()
         self.ended.add(host)
 
@@ -256,6 +260,12 @@ class Hosts:
             self.shell(
                 name, f"ip addr add {self.ip(name)}/24 dev eth0 && ip link set eth0 up mtu 1500 txqueuelen 10000"
             )
+
+    def _go_on(self):
+        """Have no `nsenter` stand still: one does so with its child, and a host ends once all are collected."""
+        for process in self._started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
 
     def _pid(self, init):
         """Return the process that is the first one of a host: the child of `unshare`."""

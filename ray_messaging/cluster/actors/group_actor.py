@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.backoff import ACTOR_RECONNECT, ACTOR_START_RETRY
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.common.task_health import end
-from ray_messaging.errors import MessagingError, ServerRefused
+from ray_messaging.errors import MessagingError, NotListening, ServerRefused
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.findings import Report
 
@@ -43,16 +43,16 @@ class GroupActor:
         self._failure: MessagingError | None = None
         self._metrics: RayMetrics | None = None
         self._retrying: asyncio.Task[None] | None = None
-        make = partial(GroupHost, experiment, interceptor, name, owner)
-        self._newest = make()
+        self._make = partial(GroupHost, experiment, interceptor, name, owner)
+        self._newest = self._make()
         if restarted():
-            await self._resume(make)
+            await self._resume()
         if experiment.metrics:
             self._metrics = tell_metrics(lambda: self._newest.metrics(), experiment, name)  # noqa: PLW0108 - a retry makes another
             self._metrics.start()
         tune_process()
 
-    async def _resume(self, make: Callable[[], GroupHost]) -> None:
+    async def _resume(self) -> None:
         """Start the host again, after an earlier process of the actor died.
 
         While the server does not answer, try again. If the server refuses us, try again in the background; meanwhile
@@ -61,14 +61,14 @@ class GroupActor:
         while not await self._begin(self._newest.resume()):
             # The server does not answer, or its memory is full. Both troubles may pass.
             await asyncio.sleep(ACTOR_RECONNECT.first_s)
-            self._newest = make()
+            self._newest = self._make()
         if isinstance(self._failure, ServerRefused):
-            self._retrying = asyncio.create_task(self._retry(make), name="ray_messaging restart of a group")
+            self._retrying = asyncio.create_task(self._retry(), name="ray_messaging restart of a group")
 
-    async def _retry(self, make: Callable[[], GroupHost]) -> None:
+    async def _retry(self) -> None:
         while isinstance(self._failure, ServerRefused) or worth_a_retry(self._failure):
             await asyncio.sleep(ACTOR_START_RETRY.first_s)
-            host = make()
+            host = self._make()
             try:
                 await host.resume()
             except MessagingError as error:
@@ -95,6 +95,10 @@ class GroupActor:
 
     async def open(self, agents: IdColumn, subtopics: tuple[str, ...]) -> None:
         """Open the mailbox for agents; raise the error if that fails."""
+        if isinstance(self._failure, NotListening):  # Ray moved this actor from a lost node before this call
+            self._newest = self._make()
+        elif self._failure is not None:
+            raise self._failure
         await self._begin(self._newest.start(agents, subtopics))
         await self.ready()
 

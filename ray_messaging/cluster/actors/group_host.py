@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_messaging.cluster.handles.messagers import gone_for, named_messager
@@ -182,7 +183,8 @@ class CallerAdmission:
                     caller.turn.notify_all()
                 while (caller_id, caller.next) in self._calls:  # calls that began before this caller was forgotten
                     caller.next += 1
-                await caller.turn.wait_for(lambda: caller.next >= number)
+                while caller.next < number:
+                    await caller.turn.wait()
                 if caller.next == number:
                     self._calls.begin(key, run)
                     caller.next = number + 1
@@ -287,9 +289,8 @@ class GroupHost:
                     f"group {self._name!r} of experiment {self.messager.exp_id!r} went down before or during this "
                     "send, which may or may not have happened; it starts again, so send again"
                 )
-            return await self._admission.admit(
-                call.caller, call.number, call.oldest, lambda: self.messager.relay(frames)
-            )
+            run = partial(self.messager.relay, frames)
+            return await self._admission.admit(call.caller, call.number, call.oldest, run)
         if isinstance(call, FetchCall):
             if self.messager.conversation.waits.ended:
                 await self.messager.conversation.serve_by_hand()

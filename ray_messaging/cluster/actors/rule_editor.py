@@ -59,7 +59,7 @@ class RuleRequest(NamedTuple):
 class RuleEditor(RuleVersions):
     """Editor of the rules. A change applies at once, or from a step on. All changes are recorded, in the event log too.
 
-    Args: `store` keeps the changes that wait for their step, and the record of changes. `interceptor` returns the
+    Args: `store` keeps the rules, and the changes that wait for their step. `interceptor` returns the
     interceptor. `where` is the server's address in errors. `follow` is awaited when the rules in force, or the rules
     scheduled for later steps, have changed.
     """
@@ -141,7 +141,7 @@ class RuleEditor(RuleVersions):
             await self._steps.hold(RULE_CHANGE, STANDSTILL)
             try:
                 progress = await self._steps.progress()
-                if at_step <= progress.latest and request.call not in self._store.calls:
+                if at_step <= progress.latest and self._number_of(request.call) is None:
                     raise ConfigError(
                         f"at_step={at_step}: a change of the rules can apply to step {progress.latest + 1} at the "
                         "earliest, because the steps before have begun"
@@ -212,17 +212,16 @@ class RuleEditor(RuleVersions):
 
         Args: `step` is the latest step that has begun (-1: none has begun; None: the experiment has no steps).
         """
-        if (known := self._store.calls.get(request.call)) is not None:
-            return dict(known)
+        if (number := self._number_of(request.call)) is not None:
+            return dict(self._interceptor().changes[number][1]["rule"])
         described = description(request.make(self._interceptor().rules, self._store))
-        self._store.calls.put(request.call, described)
         self._note(request.change, described, step, call=request.call)
         return described
 
     def _add(self, request: RuleRequest) -> dict[str, Any]:
         """Schedule a change for its step; return the rule's description. Raise RuleError for an impossible change."""
-        if (known := self._store.calls.get(request.call)) is not None:
-            return dict(known)
+        if (number := self._number_of(request.call)) is not None:
+            return dict(self._interceptor().changes[number][1]["rule"])
         scheduled = sorted([*self._store.scheduled, request], key=lambda change: change.at_step)
         interceptor, described = self._interceptor(), dict[str, Any]()
         trial = RuleSet(interceptor.rules.now, interceptor)
@@ -235,7 +234,6 @@ class RuleEditor(RuleVersions):
                 described = description(rule)
         self._store.scheduled = scheduled
         interceptor.delegation.restart()  # no rule is delegated to senders until the step
-        self._store.calls.put(request.call, described)
         self._note(request.change, described, request.at_step, exact=True, call=request.call)
         return described
 
@@ -263,18 +261,23 @@ class RuleEditor(RuleVersions):
         for task in list(self._unfinished):
             await end(task)
 
+    def _number_of(self, call: str) -> int | None:
+        """Return the number of the change that a Ray call has made, or None if the call has made none."""
+        return next((number for number, (known, _) in self._interceptor().changes.items() if known == call), None)
+
     def _note(
         self, change: str, rule: dict[str, Any], step: int | None, *, exact: bool = False, call: str = ""
     ) -> None:
         """Record a change. With `exact` it applies from the beginning of `step` on, otherwise from its middle on.
 
-        Args: `call` is the id of the Ray call. A call that Ray repeats, because the interceptor died, is recorded once.
+        Args: `call` is the id of the Ray call. Ray repeats a call if the interceptor has died. The record then has the
+        call, with the description of its rule, and the change is not made again.
         """
         if step is not None and step < 0:
             step, exact = 0, True
         noted = msgspec.to_builtins(RuleChange(time.time(), change, rule, step, exact), enc_hook=str)
         changes = self._interceptor().changes
-        number = next((at for at, (known, _) in changes.items() if call and known == call), max(changes, default=0) + 1)
+        number = max(changes, default=0) + 1
         changes[number] = [call, noted]
         changes.pop(number - _CHANGES, None)
         if step is not None and not exact:

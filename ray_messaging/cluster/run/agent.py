@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name
 from ray_messaging.cluster.run.collector import Collector
+from ray_messaging.cluster.run.kinds import Kinds
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
 from ray_messaging.cluster.run.run_plan import Rows
 from ray_messaging.cluster.run.step_calls import NO_LIMITS, RememberedCalls, StepCalls
@@ -56,10 +57,11 @@ class Agent:
 
     `state` is the agent's own dict, which is committed with the step, and has equal values in the next step. `data` is
     the agent's row of the DataFrame of agents, `shared` is the object that was passed to `run`, and `neighbours` are
-    the agents to which this agent has an edge in the graph.
+    the agents to which this agent has an edge in the graph. `kind` is the agent's kind, if the run has a model for each
+    kind.
     """
 
-    __slots__ = ("_place", "_society", "data", "id", "neighbours", "shared", "state", "stopped")
+    __slots__ = ("_place", "_society", "data", "id", "kind", "neighbours", "shared", "state", "stopped")
 
     def __init__(self, society: "AgentLoop", agent_id: AgentId, place: int) -> None:
         self.id = agent_id
@@ -72,6 +74,7 @@ class Agent:
         self.data: Mapping[str, Any] = data
         self.neighbours: Sequence[AgentId] = neighbours
         self.shared: Any = society.shared
+        self.kind: str | None = None
         self.stopped = False
         self._society = society
         self._place = place
@@ -213,6 +216,7 @@ class AgentLoop:
         start: Callable[[Agent], dict[str, Any]] | None = None,
         shared: object = None,
         rows: Rows | None = None,
+        kinds: Kinds | None = None,
         concurrency: int = 100,
         timeout: float | None = None,
         thread: ModelThread | None = None,
@@ -234,6 +238,7 @@ class AgentLoop:
         self.seed = 0
         self.shared = shared
         self.rows = {} if rows is None else rows
+        self._kinds = {} if kinds is None else kinds
         self.moves: dict[AgentId, str] = {}  # the agents that move after this step, and to which group
         self.staying: set[int] = set()  # the places of the agents that asked to stay active
         self._only_active = only_active
@@ -358,6 +363,9 @@ class AgentLoop:
         that have come from other groups, with these groups' states.
         """
         self._agents = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
+        kind_of = {agent: kind for kind, agents_of in self._kinds.items() for agent in agents_of}
+        for each in self._agents if kind_of else ():
+            each.kind = kind_of[each.id]
         self._active, self._forms = [], []
         self._ids = b"".join(map(id_bytes, agents))
         own = Arrival(NO_AGENTS, self._group, state, AgentSet.of(agents) if before is None else before)

@@ -53,7 +53,7 @@ class NetworkxGraph(Protocol):
         """Return whether an edge leads in one direction only."""
 
 
-Agents = int | Ids | Iterator[AnyId] | DataFrameLike
+Agents = int | Ids | Iterator[AnyId] | DataFrameLike | Mapping[str, Ids | Iterator[AnyId]]  # the last one: by kind
 Edges = Iterable[Sequence[AnyId] | NDArray[Any]] | DataFrameLike | NetworkxGraph | Audience
 Collect = Callable[[S_contra], Mapping[str, Any]] | Aggregate | Sequence[Aggregate] | None
 
@@ -70,7 +70,7 @@ class RunArguments(TypedDict, total=False):
 class AgentArguments(RunArguments, total=False):
     """Further arguments where the model is called for each agent."""
 
-    start: Callable[[Agent], dict[str, Any]] | None
+    start: Callable[[Agent], dict[str, Any]] | Mapping[str, Callable[[Agent], dict[str, Any]]] | None
     graph: Edges | str | None
     concurrency: int
     timeout: float | None
@@ -81,5 +81,5 @@ class AgentArguments(RunArguments, total=False):
 class GroupArguments(RunArguments, total=False):
     """Further arguments where the model is called for each group."""
 
-    start: Callable[[Crowd], dict[str, Any]] | None
+    start: Callable[[Crowd], dict[str, Any]] | Mapping[str, Callable[[Crowd], dict[str, Any]]] | None
     collect: Collect[Crowd]

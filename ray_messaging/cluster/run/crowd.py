@@ -14,6 +14,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.audiences.hearer_pairs import places_in
 from ray_messaging.cluster.run.agent import NO_CHANGE, START, check_agents, kept_parts, step_failed
 from ray_messaging.cluster.run.collector import Collector
+from ray_messaging.cluster.run.kinds import Kinds, among
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.step_calls import unfit_answer
 from ray_messaging.common.awaitables import RAISED, raising
@@ -33,10 +34,14 @@ _encode = msgspec.msgpack.encode
 
 
 class Crowd:
-    """All agents of a group: `ids` (int64, or object if some are strs), and `state`, the group's own dict of arrays."""
+    """All agents of a group: `ids` (int64, or object if some are strs), and `state`, the group's own dict of arrays.
 
-    def __init__(self, name: str, ids: NDArray[Any], shared: object) -> None:
+    `kind` is the kind of all agents of the group, if the run has a model for each kind.
+    """
+
+    def __init__(self, name: str, ids: NDArray[Any], shared: object, kind: str | None = None) -> None:
         self.name = name
+        self.kind = kind
         self.ids = ids
         self.shared: Any = shared
         self.state: dict[str, NDArray[Any]] = {}
@@ -68,8 +73,11 @@ class CrowdSociety:
         shared: object = None,
         thread: ModelThread | None = None,
         collector: Collector | None = None,
+        kinds: Kinds | None = None,
     ) -> None:
         self._group = group
+        self._kinds = {} if kinds is None else kinds
+        self._kind = next(iter(self._kinds), None)
         self._model = model
         self._start = start
         self._shared = shared
@@ -163,7 +171,13 @@ class CrowdSociety:
         that have come from other groups, with these groups' states.
         """
         ids = agents.column.to_numpy()
-        self._crowd = Crowd(self._group, ids, self._shared)
+        others = among(agents.agents, {kind: found for kind, found in self._kinds.items() if kind != self._kind})
+        for kind, strangers in others.items():
+            raise ConfigError(
+                f"agent {next(iter(strangers))!r} of the kind {kind!r} has moved to group {self._group!r}, which has "
+                f"the kind {self._kind!r}: with by='group' move agents to groups of their own kind only"
+            )
+        self._crowd = Crowd(self._group, ids, self._shared, self._kind)
         own = Arrival(NO_AGENTS, self._group, state, agents.agents if before is None else before)
         self._crowd.state = self._kept(own, len(ids))
         if not arrivals and own.before == agents.agents:

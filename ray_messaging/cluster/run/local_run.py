@@ -2,10 +2,11 @@
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, overload
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
@@ -36,6 +37,8 @@ from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.messager import GroupMessager
 from ray_messaging.steps.call_limits import CallGate, CallLimits, HeldCalls
+from ray_messaging.steps.digests import step_digest
+from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.step_loop import check_until
 from ray_messaging.steps.step_supervisor import StepSupervisor
@@ -53,7 +56,7 @@ _LOOK_S = 1.0  # the time between two checks of the progress
 
 @overload
 def run(
-    model: "AgentModel",
+    model: "AgentModel | Mapping[str, AgentModel]",
     *,
     until: int,
     by: Literal["agent"] = "agent",
@@ -65,7 +68,7 @@ def run(
 ) -> Result: ...
 @overload
 def run(
-    model: "GroupModel",
+    model: "GroupModel | Mapping[str, GroupModel]",
     *,
     until: int,
     by: Literal["group"],
@@ -76,12 +79,12 @@ def run(
     **given: "Unpack[GroupArguments]",
 ) -> Result: ...
 def run(
-    model: Callable[..., object],
+    model: Callable[..., object] | Mapping[str, Callable[..., object]],
     *,
     agents: object,
     until: int,
     groups: object = None,
-    start: Callable[..., dict[str, Any]] | None = None,
+    start: Callable[..., dict[str, Any]] | Mapping[str, Callable[..., dict[str, Any]]] | None = None,
     graph: object = None,
     shared: object = None,
     by: str = "agent",
@@ -141,7 +144,7 @@ class Part(NamedTuple):
 
 
 def run_part(
-    model: Callable[..., object],
+    model: Callable[..., object] | Mapping[str, Callable[..., object]],
     agents: object,
     until: int,
     groups: object,
@@ -161,7 +164,7 @@ def run_part(
     Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
     """
     check_calls(calls)
-    plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1)
+    plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1, model)
     copies = [_copy("shared", shared) for _ in plans]
     relax_collector()
     RuleSet(rules)  # raises RuleError
@@ -233,9 +236,14 @@ async def _run(
         plan_of = {plan.name: _known(plan) for plan in plans}
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(plan.agents, SUBTOPICS)
-        calls, shown = [], set[str]()
-        for plan, messager, copied in zip(plans, messagers, shared, strict=True):
-            actor = RunActor(messager, shown, limit_calls)
+        shown = set[str]()
+        # Limits of calls may end the run before `until`, so that its last steps are not known yet.
+        first = max(0, until - settings.horizon) if limit_calls is None else 0
+        # The supervisor changes digests, so it needs them at once.
+        later = [] if reviewer is not None else [LaterDigests(first) for _ in plans]
+        calls = []
+        for plan, messager, copied, own in zip_longest(plans, messagers, shared, later):
+            actor = RunActor(messager, shown, limit_calls, own)
             stack.callback(actor.forget)
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
             calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, 1, with_states=True)))
@@ -245,16 +253,22 @@ async def _run(
             await _all_done(calls, supervising, lambda: _show(store, line, until))
         ended = min(call.result().until for call in calls)  # the budget of calls may have been spent
         await _all_done([asyncio.create_task(_sealed(store, ended - 1))], supervising)
-        counts = {
-            step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
-            for step in range(max(0, ended - settings.horizon), ended)
-            if former is None or step >= former.step
-        }
-        by_rules = counts[ended - 1].get(SUPERVISOR) if counts else None
-        digests = (
-            {} if former is None else {s: each for s, each in former.digests.items() if s >= ended - settings.horizon}
-        )
-        digests |= {step: digest_of(each).hex() for step, each in counts.items()}
+        last = range(max(0 if former is None else former.step, ended - settings.horizon), ended)
+        digests: dict[int, str] | Callable[[], dict[int, str]]
+        by_rules = None
+        if reviewer is None:
+            digests = partial(_digests, later, last)
+        else:
+            counts = {
+                step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
+                for step in last
+            }
+            by_rules = counts[ended - 1].get(SUPERVISOR) if counts else None
+            digests = {step: digest_of(each).hex() for step, each in counts.items()}
+        if former is not None or keep:
+            found = digests() if callable(digests) else digests
+            earlier = {} if former is None else former.digests
+            digests = {step: each for step, each in earlier.items() if step >= ended - settings.horizon} | found
         collected = None
         if options.collect is not None:
             from ray_messaging.eventlog.series_tables import series_table  # noqa: PLC0415 - brings pyarrow, 80 MB
@@ -265,7 +279,11 @@ async def _run(
         if not keep:
             return Part(result)
         names = [plan.name for plan in plans]
-        return Part(result, await beginning_of(transport, interceptor, told, names, digests, until))
+        return Part(result, await beginning_of(transport, interceptor, told, names, result.digests, until))
+
+
+def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, str]:
+    return {step: step_digest(group.sum_of(step) for group in later).hex() for step in steps}
 
 
 def _limit_calls(settings: Calls, limits: CallLimits, society: AgentLoop, group: str) -> None:

@@ -14,13 +14,18 @@ from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.run_plan import GroupPlan
 from ray_messaging.cluster.unpicklable import names_in
 
-_INPUTS: Final = {"agents": "the DataFrame agents=", "graph": "graph=", "shared": "shared="}
+_INPUTS: Final = {
+    "agents": "the DataFrame agents=", "kinds": "the kind of some agents in agents=", "graph": "graph=",
+    "shared": "shared=",
+}  # fmt: skip
 _PLAIN = bool, int, float, str, type(None)
 _encode = msgspec.msgpack.encode
 
 
 def name_of(function: object) -> str:
-    """Return the name of a function, or of an object's class, with its module."""
+    """Return the name of a function, or of an object's class, with its module; of several kinds, all names."""
+    if isinstance(function, Mapping):
+        return ", ".join(f"{kind}: {name_of(each)}" for kind, each in function.items())
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return f"{getattr(function, '__module__', '?')}.{name}"
 
@@ -29,8 +34,11 @@ def source_of(model: object) -> str | None:
     """Return a digest of a model's file, or of its own text in a notebook or program; None if there is no source.
 
     If the model is in the program that also calls the run, the digest has only the text of the model, and of all that
-    the model uses from the program. The rest of the program may change.
+    the model uses from the program. The rest of the program may change. Models of several kinds have one digest.
     """
+    if isinstance(model, Mapping):
+        sources = {kind: source_of(each) for kind, each in model.items()}
+        return None if None in sources.values() else blake2b(_encode(sources), digest_size=8).hexdigest()
     while isinstance(model, partial):
         model = model.func
     code = model if hasattr(model, "__qualname__") else type(model)
@@ -74,11 +82,13 @@ def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupP
     with suppress(TypeError):  # ids of several types
         frame = None if frame is None else frame.sort_index()
     ends = [[neighbours for _, neighbours in plan.rows.values()] for plan in plans]
-    return {
+    kinds = [{kind: [*found] for kind, found in sorted(plan.kinds.items())} for plan in plans]
+    found = {
         "agents": None if frame is None else content_digest(frame),
         "graph": None if graph is None else blake2b(_encode(ends), digest_size=16).hexdigest(),
         "shared": None if shared is None else content_digest(shared),
     }
+    return found | ({"kinds": blake2b(_encode(kinds), digest_size=16).hexdigest()} if any(kinds) else {})
 
 
 def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:

@@ -139,7 +139,7 @@ def _drawn() -> dict[str, object]:
 def _named(model: object) -> dict[str, object]:
     """Return, by name, what a model's functions refer to in globals and closures, but no modules and classes."""
     found: dict[str, object] = {}
-    left, seen = [model], set[int]()
+    left, seen = [*model.values()] if isinstance(model, Mapping) else [model], set[int]()
     while left and len(seen) < _FUNCTIONS:
         function = _function_of(left.pop(), found)
         if function is None or id(function) in seen or _is_installed(function):

@@ -1,7 +1,7 @@
 """The result of a run."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,6 +59,21 @@ class Result:
     calls: CallCounts = field(default_factory=CallCounts)
     collected: Any = field(default=None, repr=False)  # a pyarrow.Table; None: nothing was to be collected
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Compute the digests when they are first read, if `gathered` was told how."""
+            later = self.__dict__.get("_digests") if name == "digests" else None
+            if later is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            self.__dict__["digests"] = found = later()
+            del self.__dict__["_digests"]  # with the messages that it refers to
+            return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        digests = self.digests  # computes them, if need be
+        return vars(self) | {"digests": digests}
+
     @property
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of what `collect=` has collected, with a row for each step, or for each step and agent.
@@ -112,10 +127,14 @@ def gathered(
     parts: Sequence["GroupResult"],
     until: int,
     by_rules: Mapping[str, int],
-    digests: Mapping[int, str],
+    digests: Mapping[int, str] | Callable[[], dict[int, str]],
     collected: Any,  # noqa: ANN401 - a pyarrow.Table
 ) -> Result:
-    """Return the result of a run from the groups' results; `by_rules` says how step rules have changed `fates`."""
+    """Return the result of a run from the groups' results.
+
+    Args: `by_rules` says how step rules have changed `fates`. If `digests` is a function, it is called when the digests
+    are first read.
+    """
     ended = min(part.until for part in parts)
     fates = sum((part.fates for part in parts), Counter[str]())
     fates.update(by_rules)
@@ -125,17 +144,21 @@ def gathered(
     calls = CallCounts(
         **sum((Counter(part.calls) for part in parts), Counter[str]()), spent=any(part.spent for part in parts)
     )
-    return Result(
+    result = Result(
         states_of(parts),
         ended,
         fates,
-        dict(digests),
+        {} if callable(digests) else dict(digests),
         stopped=stopped,
         ids=ids,
         undeliverable=unheard,
         calls=calls,
         collected=collected,
     )
+    if callable(digests):
+        del result.__dict__["digests"]
+        result.__dict__["_digests"] = digests
+    return result
 
 
 def states_of(parts: Sequence["GroupResult"]) -> dict[AgentId, dict[str, Any]]:

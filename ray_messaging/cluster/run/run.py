@@ -186,7 +186,7 @@ class Run(AbstractContextManager["Run"]):
         check_run(model, options)
         if isinstance(graph, str):
             graph = messaging.audience(graph)
-        plans = plans_for(options, agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
+        plans = plans_for(options, agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)), model)
         places = Placement(*placed, [plan.name for plan in plans])
         kept.close_run()
         progress, moved = messaging.steps.progress(), messaging.steps.moved()
@@ -295,7 +295,10 @@ class Run(AbstractContextManager["Run"]):
             with end, RunProgress(steps, until, shown=progress, more=self._calls_text) as bar:
                 parts = _watch(refs, end, bar, self._lost)
                 self.step = min(part.until for part in parts)
-                steps.wait(self.step)  # after the groups, rules on whole steps judge the last step
+                # After the groups, rules on whole steps judge the last step. Without such rules the last group to
+                # commit the step knows that it is sealed, and asking for it would take one more round trip.
+                if max(part.sealed for part in parts) < self.step - 1:
+                    steps.wait(self.step)
         self._spent = any(part.spent for part in parts)
         self._ended_early = end.asked or self._spent
         if self._spent:

@@ -17,6 +17,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.agent import NO_CHANGE, AgentLoop, StateChange, step_failed
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety
+from ray_messaging.cluster.run.kinds import as_one
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.model_watch import ModelWatch
 from ray_messaging.cluster.run.run_plan import GroupPlan, Homes, changeable
@@ -35,6 +36,7 @@ from ray_messaging.errors import (
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.call_limits import CallGate
+from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import StepLoop, step_loop
 
@@ -54,7 +56,7 @@ class GroupResult(NamedTuple):
     `states` and `ids` are empty unless they were asked for. With by="group" `ids` has the agents in the order of the
     arrays. `unheard` counts, for a few addresses on which nobody listens, the messages to the address. `calls` counts
     remembered calls, by where the result came from, and retries of calls. `spent` says that the budget of calls was
-    spent before step `until`.
+    spent before step `until`. `sealed` is the last step that all groups have committed, as far as this group knows.
     """
 
     states: dict[Any, Any]
@@ -64,6 +66,7 @@ class GroupResult(NamedTuple):
     unheard: dict[str, int]
     calls: "Counter[str]"
     spent: bool
+    sealed: int
 
 
 class RunOptions(NamedTuple):
@@ -99,8 +102,8 @@ class RunActor:
 
     It gets its arguments by calls, not from the constructor, because Ray keeps no large arguments for a restart.
 
-    Args: `messager` already hosts the group's agents (None: `open` opens a messager). `told` is passed to `ModelWatch`.
-    `limit_calls` applies the settings of remembered calls, if the run belongs to no experiment.
+    Args: `messager` already hosts the group's agents (None: `open` opens a messager). `told` is passed to `ModelWatch`,
+    `later` to `step_loop`. `limit_calls` applies the settings of remembered calls, if the run belongs to no experiment.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class RunActor:
         messager: "GroupMessager | None" = None,
         told: set[str] | None = None,
         limit_calls: Callable[[AgentLoop, str], None] | None = None,
+        later: LaterDigests | None = None,
     ) -> None:
         self._since = time.time()  # no module of the user was imported before this time
         self._messager = messager
@@ -119,6 +123,7 @@ class RunActor:
         self._watch: ModelWatch | None = None
         self._told = told
         self._limit_calls_here = limit_calls
+        self._later = later
         self._thread = ModelThread()  # the same for all runs, because clients in a user's module are bound to its loop
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which this call ends early
@@ -179,7 +184,8 @@ class RunActor:
             await homes.prepare(loop.before)
             society.read(AgentPlaces(loop.before), loop.state)
         states, ids = (society.states, society.ids) if with_states else ({}, {})
-        return GroupResult(states, loop.fates, max(loop.committed + 1, 0), ids, loop.unheard, counts, spent)
+        ended = max(loop.committed + 1, 0)
+        return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed)
 
     async def _run_steps(
         self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, parent_calls: str | None, *, stands: bool
@@ -191,7 +197,7 @@ class RunActor:
         assert self._messager is not None
         end, again = until if self._last is None else min(until, self._last + 1), self._steps is not None
         if self._loop is None or self._steps is None:
-            self._loop = step_loop(self._messager.engine)
+            self._loop = step_loop(self._messager.engine, self._later)
             self._steps = self._loop.standing(end)
         loop, steps, self._stands = self._loop, self._steps, False
         loop.until = end
@@ -342,14 +348,18 @@ def society_of(
 ) -> "AgentLoop | CrowdSociety":
     """Return the agents of a group with the model's function, which runs in `thread` (None: a new one)."""
     collector = None if options.collect is None else Collector(options.collect, options.collect_every)
+    model, start = as_one(model), as_one(options.start)
     if options.by == "group":
-        return CrowdSociety(plan.name, model, start=options.start, shared=shared, thread=thread, collector=collector)
+        return CrowdSociety(
+            plan.name, model, start=start, shared=shared, thread=thread, collector=collector, kinds=plan.kinds
+        )
     return AgentLoop(
         plan.name,
         model,
-        start=options.start,
+        start=start,
         shared=shared,
         rows=plan.rows,
+        kinds=plan.kinds,
         concurrency=options.concurrency,
         timeout=options.timeout,
         thread=thread,

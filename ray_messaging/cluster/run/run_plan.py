@@ -4,16 +4,19 @@ import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import deepcopy
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_name
+from ray_messaging.cluster.run.kinds import KIND, Kinds, among, check_kinds, functions_in, kinds_of, plain_ids
 from ray_messaging.common.awaitables import call_problem, is_async
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
-from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.aggregates import aggregates_of, check_collect
 from ray_messaging.model.edge_pairs import edge_pairs
 from ray_messaging.receiving.call_checks import check_timeout
@@ -29,29 +32,42 @@ _FIXED = frozenset((type(None), bool, int, float, str, bytes))  # common types o
 
 
 class GroupPlan(NamedTuple):
-    """One group of a run: its agents in canonical order, and their data and neighbours."""
+    """One group of a run: its agents in canonical order, and their data and neighbours.
+
+    `kinds` maps each kind of agents to those of the group that are of the kind; empty if the run has one model for all.
+    """
 
     name: str
     agents: AgentSet
     rows: Rows
+    kinds: Kinds
 
 
-def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> list[GroupPlan]:
+def plan_groups(
+    agents: object, groups: object, graph: object, cpus: int, *, model: object = None, by: str = "agent"
+) -> list[GroupPlan]:
     """Return the groups of a run; arguments and errors are as for `Messaging.run`."""
+    kinds = kinds_of(agents, model) if isinstance(model, Mapping) else {}
+    if kinds and isinstance(agents, Mapping) and not isinstance(agents, Set):
+        agents = reduce(or_, kinds.values())
     if isinstance(agents, Mapping) and not isinstance(agents, Set):  # the nodes of a networkx graph are both
         raise ConfigError(
             f"agents are a {type(agents).__name__}, whose values would be lost: pass only its keys, as a list, or for "
-            "me.data a DataFrame with the ids as its index"
+            "me.data a DataFrame with the ids as its index. If its keys are kinds of agents, give each kind its model: "
+            "run({'trader': trader, 'book': book}, agents={'trader': range(1000), 'book': ['book']}, ...)"
         )
     frame: Any = agents if hasattr(agents, "itertuples") and hasattr(agents, "index") else None
     if frame is not None and not frame.columns.is_unique:
         raise ConfigError(f"two columns of agents have one name, of {[*frame.columns]}: rename one")
-    named = _named_groups(agents if frame is None else frame.index, groups, cpus)
-    data = {} if frame is None else dict(zip(map(check_id, _plain(frame.index)), _records(frame), strict=True))
+    if kinds and by == "group":
+        named = _groups_of_kinds(kinds, groups, cpus)
+    else:
+        named = _named_groups(agents if frame is None else frame.index, groups, cpus)
+    data = {} if frame is None else dict(zip(map(check_id, plain_ids(frame.index)), _records(frame), strict=True))
     neighbours = None if graph is None else _neighbours(graph)
     if neighbours is not None:
         _check_neighbours(neighbours, named.values())
-    plans = [GroupPlan(name, AgentSet.of(ids), {}) for name, ids in named.items()]
+    plans = [GroupPlan(name, hosted := AgentSet.of(ids), {}, among(hosted, kinds)) for name, ids in named.items()]
     for plan in plans if frame is not None or neighbours is not None else ():
         for agent in plan.agents:
             plan.rows[agent] = data.get(agent, {}), () if neighbours is None else neighbours.get(agent, ())
@@ -63,17 +79,14 @@ def check_run(model: object, options: "RunOptions") -> None:
     if options.by not in {"agent", "group"}:
         raise ConfigError(f"by={options.by!r} is unknown: write 'agent' or 'group'")
     written = "def person(me, inbox)" if options.by == "agent" else "def crowd(group, step)"
-    if not callable(model) or inspect.isclass(model):
-        raise ConfigError(f"model={model!r} must be a function: {written}")
-    if problem := call_problem(model, 2):
-        raise ConfigError(f"model={model!r} must take two arguments, {written}: {problem}")
+    check_kinds(model, options.start)
+    for name, each in functions_in("model", model):
+        _check_model(name, each, written)
+        if options.by == "group" and is_async(each):
+            raise ConfigError('with by="group" the model is a plain function, not an async one: def crowd(group, step)')
     check_collect(options.collect, options.collect_every)
-    if options.by == "group" and is_async(model):
-        raise ConfigError('with by="group" the model is a plain function, not an async one: def crowd(group, step)')
-    if options.start is not None and (not callable(options.start) or is_async(options.start)):
-        raise ConfigError(f"start={options.start!r} must be a plain function that returns a dict: lambda me: {{}}")
-    if options.start is not None and (problem := call_problem(options.start, 1)):
-        raise ConfigError(f"start={options.start!r} must take one argument, such as lambda me: {{}}: {problem}")
+    for name, each in [] if options.start is None else functions_in("start", options.start):
+        _check_start(name, each)
     if not isinstance(options.concurrency, int) or options.concurrency < 1:
         raise ConfigError(f"concurrency={options.concurrency!r} must be a number, at least 1")
     check_timeout(options.timeout, positive=True)
@@ -85,9 +98,32 @@ def check_run(model: object, options: "RunOptions") -> None:
             )
 
 
-def plans_for(options: "RunOptions", agents: object, groups: object, graph: object, cpus: int) -> list[GroupPlan]:
-    """Return the groups of a run; raise ConfigError for arguments that are invalid, or have no use with by="group"."""
-    plans = plan_groups(agents, groups, graph, cpus)
+def _check_model(name: str, model: Any, written: str) -> None:  # noqa: ANN401 - what a user passed
+    if not callable(model) or inspect.isclass(model):
+        raise ConfigError(f"{name}={model!r} must be a function: {written}")
+    if problem := call_problem(model, 2):
+        raise ConfigError(f"{name}={model!r} must take two arguments, {written}: {problem}")
+
+
+def _check_start(name: str, start: Any) -> None:  # noqa: ANN401 - likewise
+    if not callable(start) or is_async(start):
+        raise ConfigError(f"{name}={start!r} must be a plain function that returns a dict: lambda me: {{}}")
+    if problem := call_problem(start, 1):
+        raise ConfigError(f"{name}={start!r} must take one argument, such as lambda me: {{}}: {problem}")
+
+
+def plans_for(
+    options: "RunOptions", agents: object, groups: object, graph: object, cpus: int, model: object = None
+) -> list[GroupPlan]:
+    """Return the groups of a run; raise ConfigError for arguments that are invalid, or have no use with by="group".
+
+    Args: `model` is the run's model, which says what kinds of agents there are (None: one function for all).
+    """
+    plans = plan_groups(agents, groups, graph, cpus, model=model, by=options.by)
+    if options.by == "group" and isinstance(model, Mapping):
+        for plan in plans:
+            if all(data.keys() <= {KIND} for data, _ in plan.rows.values()):
+                plan.rows.clear()
     if options.by == "group" and (graph is not None or any(plan.rows for plan in plans)):
         raise ConfigError(
             'with by="group" the model gets no graph and no data of agents by itself: pass both in shared='
@@ -133,7 +169,7 @@ def senders_of(plans: Sequence[GroupPlan]) -> dict[str, set[str]]:
 def _named_groups(agents: object, groups: object, cpus: int) -> dict[str, Iterable[AgentId]]:
     if isinstance(agents, bool) or agents is None or isinstance(agents, str | bytes | float):
         raise ConfigError(f"agents={agents!r} must be a number of agents, their ids, or a DataFrame")
-    ids = range(agents) if isinstance(agents, int | np.integer) else _plain(agents)
+    ids = range(agents) if isinstance(agents, int | np.integer) else plain_ids(agents)
     ids = ids if hasattr(ids, "__len__") else [*ids]
     everybody = AgentSet.of(ids)
     if not len(everybody):
@@ -145,18 +181,45 @@ def _named_groups(agents: object, groups: object, cpus: int) -> dict[str, Iterab
         )
     if isinstance(groups, Mapping):
         return _given_groups(everybody, groups)
+    count = min(_group_count(groups, cpus), len(everybody))
+    return {f"group{number}": dealt for number, dealt in enumerate(_dealt_out(everybody, count))}
+
+
+def _groups_of_kinds(kinds: Kinds, groups: object, cpus: int) -> dict[str, Iterable[AgentId]]:
+    """Return groups each of which has agents of one kind only; each kind has at least one group."""
+    if isinstance(groups, Mapping):
+        named = _given_groups(reduce(or_, kinds.values()), groups)
+        for name, ids in named.items():
+            if len(found := among(AgentSet.of(ids), kinds)) > 1:
+                one, other = [*found][:2]
+                raise ConfigError(
+                    f"groups[{name!r}] has agents of two kinds, {one!r} and {other!r}, such as "
+                    f"{next(iter(found[one]))!r} and {next(iter(found[other]))!r}: with by='group' a group has one kind"
+                )
+        return named
+    counts = dict.fromkeys(kinds, 1)
+    for _ in range(min(_group_count(groups, cpus), len(reduce(or_, kinds.values()))) - len(kinds)):
+        counts[max(kinds, key=lambda kind: len(kinds[kind]) / counts[kind])] += 1
+    dealt = [ids for kind, agents in kinds.items() for ids in _dealt_out(agents, counts[kind])]
+    return {f"group{number}": ids for number, ids in enumerate(dealt)}
+
+
+def _group_count(groups: object, cpus: int) -> int:
+    """Return the number of groups of a run; raise ConfigError if it is no number."""
     count = groups if groups is not None else max(1, cpus // 2)
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
         raise ConfigError(f"groups={groups!r} must be a number of groups, or {{name: ids}}")
-    count = min(int(count), len(everybody))
-    if not everybody.strings:
-        return {f"group{number}": everybody.ints[number::count] for number in range(count)}
-    listed = list(everybody)
-    return {f"group{number}": listed[number::count] for number in range(count)}
+    return int(count)
+
+
+def _dealt_out(agents: AgentSet, count: int) -> list[Iterable[AgentId]]:
+    """Return agents, sorted, as they are dealt out in turn to so many groups."""
+    listed: Any = list(agents) if agents.strings else agents.ints
+    return [listed[number::count] for number in range(count)]
 
 
 def _given_groups(everybody: AgentSet, groups: Mapping[Any, Any]) -> dict[str, Iterable[AgentId]]:
-    found = {check_name("group", name): AgentSet.of(_plain(ids)) for name, ids in groups.items()}
+    found = {check_name("group", name): AgentSet.of(plain_ids(ids)) for name, ids in groups.items()}
     hosted, total = AgentSet.of([]), 0
     for ids in found.values():
         hosted, total = hosted | ids, total + len(ids)
@@ -166,12 +229,6 @@ def _given_groups(everybody: AgentSet, groups: Mapping[Any, Any]) -> dict[str, I
     if total > len(everybody):
         raise ConfigError("some agents are in two groups: put each agent into one group")
     return dict(found)
-
-
-def _plain(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
-    """Return ids, which may be in a pandas object, as a list or an integer array."""
-    values = getattr(ids, "to_numpy", lambda: ids)()
-    return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
 
 
 def _neighbours(graph: Any) -> dict[AgentId, tuple[AgentId, ...]]:  # noqa: ANN401 - edges of any kind
@@ -238,6 +295,9 @@ class Homes:
             return
         if not self._loaded and len(agents - self._plan.agents):
             for reference in self._others.values():
-                self._plan.rows.update((await reference).rows)
+                other: GroupPlan = await reference
+                self._plan.rows.update(other.rows)
+                for kind, agents_of in other.kinds.items():
+                    self._plan.kinds[kind] = self._plan.kinds.get(kind, NO_AGENTS) | agents_of
             self._loaded = True
         self._seen = agents

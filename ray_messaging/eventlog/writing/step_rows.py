@@ -48,7 +48,6 @@ from ray_messaging.wire.notes import LogNote, before_of, decode_log_note, why_of
 logger = logging.getLogger(__name__)
 
 HOLD = "event log"
-STEPS = ":steps"  # the feed's name among the streams that a task waits for
 _START = "0-0"
 _FRAMES = 16  # frames in one read of a box
 _STEPS = 8  # steps whose boxes are listed in one call
@@ -62,18 +61,17 @@ class StepFeed:
     A step's messages are read once the step is sealed: all covered frames that were sent in it, whenever they are
     delivered. The log has a hold on the server, which keeps the boxes until their rows are in a file.
 
-    `position` is the log's position in the steps. It has already moved when `take` is called.
+    `position` is the log's position in the steps.
 
-    Args: `reader` reads the experiment's streams. `take` adds a step's rows (None: it has no rows) to the log; its
-    second argument says how many messages the groups counted and the log has, if these differ (else it is "").
-    `passed` is called after each round of `ask`.
+    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`; what a step lacks is how many messages
+    the groups counted and the log has, if these differ. `passed` is called after each round of `ask`.
     """
 
     def __init__(
         self,
         reader: StreamReader,
         settings: StepSettings,
-        take: Callable[[pa.RecordBatch | None, str], Awaitable[None]],
+        take: Callable[[pa.RecordBatch | None, Callable[[], bool], str], Awaitable[None]],
         passed: Callable[[], None],
     ) -> None:
         self.position = StepPosition(-1, {})
@@ -102,10 +100,10 @@ class StepFeed:
         self._held = handled
         self.position = StepPosition(handled, outside)
 
-    @property
-    def behind(self) -> bool:
-        """Return whether the log's hold is so far behind that the groups may soon have to wait for the log."""
-        steps, kept = self.position.handled - self._held, sum(self._sizes.values())
+    def _move(self, position: StepPosition) -> bool:
+        """Move to a position; return whether the hold is so far behind that groups may soon have to wait for it."""
+        self.position = position
+        steps, kept = position.handled - self._held, sum(self._sizes.values())
         return steps >= max(1, self._settings.lag // 4) or 2 * kept > self._settings.lag_bytes
 
     async def written(self, position: StepPosition) -> None:
@@ -119,15 +117,12 @@ class StepFeed:
         """Remove the hold from the server."""
         await self._store.drop_hold(HOLD)
 
-    def ask(self) -> str:
-        """Ask for all messages that are sealed or came from outside by now; return the name of the round."""
+    def ask(self) -> Callable[[], bool]:
+        """Ask for all messages that are sealed or came from outside by now; return a goal: the log has them."""
         self._asked += 1
         self._question.set()
-        return f"{self._asked}-0"
-
-    def reached(self, entry: str) -> bool:
-        """Return whether the log has all messages that a round of `ask` asked for."""
-        return self._answered >= int(entry.partition("-")[0])
+        asked = self._asked
+        return lambda: self._answered >= asked
 
     async def run(self) -> None:
         """Pass on the messages of steps until cancelled. Raises LogError if the server has lost some of them."""
@@ -174,9 +169,9 @@ class StepFeed:
             changed = [part for some in found for part, by_rules in some if by_rules]
             rows, sent = await asyncio.to_thread(_rows_and_fates, self._reader.exp_id, parts, changed)
             outside = {box: taken for box, taken in self.position.outside.items() if _step_of(box) > step}
-            self.position = StepPosition(step, outside)
+            missing = "" if counts is None or counts == sent else _missing(step, counts, sent)
+            await self._take(rows, partial(self._move, StepPosition(step, outside)), missing)
             self._after = {box: entry for box, entry in self._after.items() if _step_of(box) > step + 1}
-            await self._take(rows, "" if counts is None or counts == sent else _missing(step, counts, sent))
 
     async def _pass_on_outside(self, progress: Progress) -> None:
         """Pass on the messages from outside that no group has read yet, if there are new messages."""
@@ -190,8 +185,7 @@ class StepFeed:
                 outside[box] = sum(cover.rows for cover in covers)
         if parts:
             rows = await asyncio.to_thread(_in_order, self._reader.exp_id, parts)
-            self.position = StepPosition(handled, outside)
-            await self._take(rows, "")
+            await self._take(rows, partial(self._move, StepPosition(handled, outside)), "")
 
     async def _parts(self, box: str, step: int, covers: list[Cover]) -> list[tuple[LoggedPart, bool]]:
         """Return the parts of a box that are logged with a step, and whether each is of the supervisor's notes."""

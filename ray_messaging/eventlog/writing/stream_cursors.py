@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -24,6 +24,14 @@ class Read(NamedTuple):
     cursors: dict[str, str]
     limit: int  # entries of each stream
     wait: bool
+
+
+class WrittenEntry(NamedTuple):
+    """An entry that was turned into rows: all of it (`rows` is None), or only its first `rows` rows."""
+
+    item: LogItem
+    messages: int
+    rows: int | None = None
 
 
 class StreamCursors:
@@ -75,7 +83,16 @@ class StreamCursors:
         else:
             self._widening *= _WIDENING
 
-    def advance(self, item: LogItem, messages: int) -> None:
+    def move(self, done: Iterable[WrittenEntry]) -> bool:
+        """Move the cursors past entries whose rows are in the log now; return False: the server waits for no file."""
+        for item, messages, rows in done:
+            if rows is None:
+                self._advance(item, messages)
+            elif item.stream in self.cursors:
+                self.begun[item.stream] = item.entry, rows
+        return False
+
+    def _advance(self, item: LogItem, messages: int) -> None:
         """Move the cursor of a stream past an entry, all of whose rows are in the log now."""
         if item.stream not in self.cursors:
             return  # the stream was dropped during the read
@@ -84,11 +101,6 @@ class StreamCursors:
         before = self._marks.get(item.stream, LogMark("", 0, 0))
         self._marks[item.stream] = LogMark(item.entry, before.messages + messages, before.nbytes + size(item))
         self._changed.add(item.stream)
-
-    def advance_within(self, item: LogItem, rows: int) -> None:
-        """Record that the first `rows` rows of an entry are in the log."""
-        if item.stream in self.cursors:
-            self.begun[item.stream] = item.entry, rows
 
     def take_marks(self) -> dict[str, LogMark]:
         """Return the marks that changed since the last call, by stream."""
@@ -139,21 +151,20 @@ def key(entry: str) -> tuple[int, int]:
     return int(milliseconds), int(number or 0)
 
 
-Reached = Callable[[str, str], bool]  # whether a stream was read up to an entry
+Goal = Callable[[], bool]  # whether the log has all that a task waits for in one stream, or in the steps
 
 
 class Waiters:
-    """Tasks that wait until streams are read up to an entry, or for any new rows."""
+    """Tasks that wait until the log has all rows up to some goals, or for any new rows."""
 
-    def __init__(self, reached: Reached) -> None:
-        self._reached = reached
-        self._open: dict[asyncio.Future[None], dict[str, str]] = {}
+    def __init__(self) -> None:
+        self._open: dict[asyncio.Future[None], list[Goal]] = {}
         self._event = asyncio.Event()
         self._asked = asyncio.Event()
 
-    async def reach(self, ends: Mapping[str, str]) -> None:
-        """Wait until each stream in `ends` was read up to its entry."""
-        missing = {name: entry for name, entry in ends.items() if not self._reached(name, entry)}
+    async def reach(self, goals: Iterable[Goal]) -> None:
+        """Wait until all goals are reached."""
+        missing = [goal for goal in goals if not goal()]
         if not missing:
             return
         future = asyncio.get_running_loop().create_future()
@@ -165,7 +176,7 @@ class Waiters:
             del self._open[future]
 
     async def pause(self, timeout_s: float) -> None:
-        """Wait for timeout_s; return earlier if a task waits for streams."""
+        """Wait for timeout_s; return earlier if a task waits for goals."""
         if self._open:
             return
         self._asked.clear()
@@ -178,17 +189,16 @@ class Waiters:
         await self._event.wait()
 
     def notify(self) -> None:
-        """Wake the tasks whose streams have been read far enough by now, and the tasks that wait for any change."""
+        """Wake the tasks whose goals are reached by now, and the tasks that wait for any change."""
         for future, missing in self._open.items():
-            for name in [name for name, entry in missing.items() if self._reached(name, entry)]:
-                del missing[name]
+            missing[:] = [goal for goal in missing if not goal()]
             if not missing and not future.done():
                 future.set_result(None)
         self._event.set()
         self._event = asyncio.Event()
 
     def fail(self, error: MessagingError) -> None:
-        """Raise an error in the tasks that wait for streams, and wake the tasks that wait for any change."""
+        """Raise an error in the tasks that wait for goals, and wake the tasks that wait for any change."""
         for future in self._open:
             if not future.done():
                 future.set_exception(error.with_traceback(None))

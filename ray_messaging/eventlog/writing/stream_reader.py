@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -18,7 +18,7 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.entries import NOTHING, PIECE_BYTES, chunks_of, decode_entry, pieces
 from ray_messaging.eventlog.writing.hearers import BroadcastHearers, HearersOf, Retry
 from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
-from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
+from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, WrittenEntry, key, size
 from ray_messaging.transports.log_store import LogItem, LogStreams, mailbox_of
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.transports.transport_values import LOG
@@ -31,14 +31,6 @@ _SMALL_BYTES = 2**16  # below this a thread would cost more than it saves
 # After a read of _MUCH bytes there are more entries. After a read below _LITTLE, the reader waits a moment for more,
 # as a batch of rows costs 0.4 ms. After other sizes it does not wait: a log that is behind may get little per stream.
 _MUCH, _LITTLE = READ_BYTES // 4, 2**16
-
-
-class WrittenEntry(NamedTuple):
-    """An entry that was turned into rows: all of it (`rows` is None), or only its first `rows` rows."""
-
-    item: LogItem
-    messages: int
-    rows: int | None = None
 
 
 Chunk = tuple[Sequence[WrittenEntry], pa.RecordBatch | None]  # some entries, and their rows in the log, if any

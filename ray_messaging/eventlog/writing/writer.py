@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,9 +17,9 @@ from ray_messaging.eventlog.folder import Folder, Segment, StepPosition
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS, OpenSegment, Sealed
 from ray_messaging.eventlog.writing.segment_store import SegmentStore
 from ray_messaging.eventlog.writing.step_files import FILE_BYTES, CheckpointWriter, CollectedWriter
-from ray_messaging.eventlog.writing.step_rows import STEPS, StepFeed
+from ray_messaging.eventlog.writing.step_rows import StepFeed
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors, Waiters
-from ray_messaging.eventlog.writing.stream_reader import ReadAhead, StreamReader, WrittenEntry
+from ray_messaging.eventlog.writing.stream_reader import ReadAhead, StreamReader
 from ray_messaging.transports.log_store import LogItem
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.transports.transport_values import Limits
@@ -83,7 +83,7 @@ class LogWriter:
         self._reader = StreamReader(transport, exp_id, folder, audiences, self._persist)
         self._streams = StreamCursors()
         self._read_ahead = ReadAhead(self._reader, self._streams)
-        self._waiters = Waiters(self._reached)
+        self._waiters = Waiters()
         self._transport = transport
         self._feed: StepFeed | None = None  # None: the experiment has no steps
         self._collected: CollectedWriter | None = None  # None: the experiment has no steps
@@ -118,7 +118,7 @@ class LogWriter:
         settings = await self._transport.steps.settings()
         if settings is None:
             return
-        feed = StepFeed(self._reader, settings, self._take_step, self._waiters.notify)
+        feed = StepFeed(self._reader, settings, self._take, self._waiters.notify)
         await feed.begin(position)
         self._collected = CollectedWriter(self._reader, self._segments, feed)
         await self._collected.begin()
@@ -192,14 +192,8 @@ class LogWriter:
         streams = await self._log.streams()
         ends = await self._log.ends([*streams.live, *streams.ended])
         self._check()
-        if self._feed is not None:
-            ends = {**ends, STEPS: self._feed.ask()}
-        await self._waiters.reach(ends)
-
-    def _reached(self, name: str, entry: str) -> bool:
-        if self._feed is not None and name == STEPS:
-            return self._feed.reached(entry)
-        return self._streams.reached(name, entry)
+        goals = [partial(self._streams.reached, name, entry) for name, entry in ends.items()]
+        await self._waiters.reach(goals if self._feed is None else [*goals, self._feed.ask()])
 
     async def wait_beyond(self, row: int, timeout_s: float) -> bool:
         """Wait for more than `row` rows; return whether there are. Raises the error that stopped the writer."""
@@ -254,12 +248,7 @@ class LogWriter:
         streams_changed = False
         async for done, rows in self._reader.chunks(items):
             streams_changed |= any(not one.item.frame for one in done)  # mailboxes were added or removed
-            await self._note_unheard()
-            if self._open.is_too_wide_for(rows):
-                await self._save(closed=True)
-            self._add(done, rows)
-            if self._open.is_full(*self._segment_limits):
-                await self._save(closed=True)
+            await self._take(rows, partial(self._streams.move, done))
         if streams_changed:
             await self._reader.retry(self._segments.check_owner)
             if not self._segments.lost:  # otherwise the streams on the server belong to a newer run
@@ -273,15 +262,25 @@ class LogWriter:
         due = self._segment_age_s - self._open.age()
         return max(0.0, min(_BLOCK_S, max(due, _BUSY_S) if self._busy else due))
 
-    def _add(self, done: Sequence[WrittenEntry], rows: pa.RecordBatch | None) -> None:
-        """Add rows, and move the cursors past their entries, without an await between the two."""
+    async def _take(self, rows: pa.RecordBatch | None, move: Callable[[], bool], missing: str = "") -> None:
+        """Add rows to the log: some rows of streams, or all rows of a step (None: there are none).
+
+        Args: `move` moves the position in the streams or steps past the rows, and returns whether the server waits for
+        a file with the rows. It is called as soon as the rows are added, without an await in between. `missing` says
+        what the rows lack (else it is "").
+        """
+        for text in (*self._reader.hearers.lacking(), *([missing] if missing else ())):
+            logger.error("the event log of %s is not complete: %s", self.exp_id, text)
+            await self._segments.note_missing(text)
+        if self._open.is_too_wide_for(rows):
+            await self._save(closed=True)
         self._open.add(rows)
-        for item, messages, end in done:
-            if end is None:
-                self._streams.advance(item, messages)
-            else:
-                self._streams.advance_within(item, end)
+        soon = move()
         self._waiters.notify()
+        if self._open.is_full(*self._segment_limits):
+            await self._save(closed=True)
+        elif soon:
+            await self._save(closed=self._open.rows >= _SAVED_ROWS)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -293,20 +292,6 @@ class LogWriter:
             await self._reader.retry(self._segments.check_owner)
             if not self._segments.lost:  # otherwise `_read` saves the rows that were read
                 raise
-
-    async def _take_step(self, rows: pa.RecordBatch | None, missing: str) -> None:
-        """Add a step's rows. The feed moves its position just before this call, without an await in between."""
-        self._open.add(rows)
-        self._waiters.notify()
-        await self._note_unheard()
-        if missing:
-            logger.error("the event log of %s is not complete: %s", self.exp_id, missing)
-            await self._segments.note_missing(missing)
-        assert self._feed is not None
-        if self._open.is_full(*self._segment_limits):
-            await self._save(closed=True)
-        elif self._feed.behind:  # write now, so that the steps need not wait for a file
-            await self._save(closed=self._open.rows >= _SAVED_ROWS)
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
@@ -339,12 +324,6 @@ class LogWriter:
             return await self._segments.retry(attempt)
         finally:
             self._blocked -= 1
-
-    async def _note_unheard(self) -> None:
-        """Add the broadcasts that were logged without their hearers to the account."""
-        for text in self._reader.hearers.lacking():
-            logger.error("the event log of %s is not complete: %s", self.exp_id, text)
-            await self._segments.note_missing(text)
 
     def _fail_waiters(self) -> None:
         if self._blocked:

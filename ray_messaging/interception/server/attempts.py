@@ -1,28 +1,10 @@
 """Attempts at steps, and the changes that each attempt has made in the tables of rules."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from ray_messaging.interception.server.rule_tables import Table
-from ray_messaging.model.batch import Batch
-
-
-class Attempt(NamedTuple):
-    """An attempt of a group at a step. A later attempt compares greater."""
-
-    group: str
-    step: int
-    number: int
-
-
-def attempt_at(batch: Batch) -> Attempt | None:
-    """Return the attempt at a step to which a batch belongs, or None if it belongs to no step."""
-    if batch.extension is None or batch.extension.attempt == 0 or batch.step is None:
-        return None
-    step = int(batch.step[0]) if isinstance(batch.step, np.ndarray) else batch.step
-    return Attempt(batch.sender, step, batch.extension.attempt)
+from ray_messaging.model.batch import Attempt
 
 
 def attempt_of(key: str) -> Attempt | None:

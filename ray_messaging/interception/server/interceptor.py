@@ -17,7 +17,7 @@ from ray_messaging.interception.broadcasts import Intersections, pair_rows
 from ray_messaging.interception.rule_snapshot import decode_snapshot_request
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule, failure
-from ray_messaging.interception.server.attempts import Attempt, StepAttempts, attempt_at
+from ray_messaging.interception.server.attempts import StepAttempts
 from ray_messaging.interception.server.forward_call import forwarded
 from ray_messaging.interception.server.rule_delegation import PublishSnapshot, RuleDelegation
 from ray_messaging.interception.server.rule_pipeline import RulePipeline, parts_of
@@ -36,7 +36,7 @@ from ray_messaging.interception.verdicts import (
     decode_verdicts,
     encode_verdicts,
 )
-from ray_messaging.model.batch import Batch
+from ray_messaging.model.batch import Attempt, Batch
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.wire.frames import decode
 
@@ -118,7 +118,7 @@ class Interceptor:
 
         Raises: Fenced if a newer interceptor has taken over.
         """
-        if self._writer.stores or attempt_at(batch) is not None:
+        if self._writer.stores or batch.attempt is not None:
             answer = self.answer(batch)
             return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
         self._check()
@@ -140,7 +140,7 @@ class Interceptor:
         """
         self._check()
         batch = request if isinstance(request, Batch) else decode(request)
-        attempt = attempt_at(batch)
+        attempt = batch.attempt
         if attempt is not None:
             return self._answer_in_step(batch, attempt, patient=patient)
         if patient:
@@ -224,8 +224,8 @@ class Interceptor:
         return made
 
     def _check(self) -> None:
-        if self.fenced is not None:
-            raise self.fenced.with_traceback(None)
+        if self._writer.error is not None:
+            raise self._writer.error.with_traceback(None)
 
     def _judge_once(self, batch: Batch) -> bytes | Awaitable[bytes]:
         key = key_of(batch)
@@ -234,10 +234,9 @@ class Interceptor:
             return known
         if self.rules.wants_payload and batch.lines is None:
             return self._payload_wanted()
-        attempt = attempt_at(batch)
-        return self._judge(batch, key) if attempt is None else self._judge_in_step(batch, key, attempt)
-
-    def _judge(self, batch: Batch, key: str) -> bytes | Awaitable[bytes]:
+        attempt = batch.attempt
+        if attempt is not None:
+            return self._judge_in_step(batch, key, attempt)
         version = self.state_version
         pipeline = self._run_rules(batch)
         answer = self.encode(pipeline.verdict, batch.rows)
@@ -289,7 +288,7 @@ class Interceptor:
     def _run_rules(self, batch: Batch) -> RulePipeline:
         pipeline = RulePipeline(batch, self.exp_id, self.watch, self._intersections)
         with self.tracer.judging(batch):
-            pipeline.run(self.rules.for_broadcasts if pipeline.of_pairs else self.rules.each)
+            pipeline.run(self.rules.each if pipeline.pairs is None else self.rules.for_broadcasts)
         self.count(batch, pipeline.verdict)
         for deferred in pipeline.deferred.values():
             self._slow_rules.begin(deferred)
@@ -326,8 +325,8 @@ class Interceptor:
     def encode(self, verdict: BatchVerdict, rows: int) -> bytes:
         """Encode the verdict on a batch. If it cannot be sent, all rows of the batch are blocked."""
         try:
-            snapshot = self.delegation.offer if self.delegation.enabled else 0
-            answer = verdict.encode(self.epoch, wants_payload=self.rules.wants_payload, snapshot=snapshot)
+            wants_payload, snapshot = self.rules.wants_payload, self.delegation.offer
+            answer = verdict.encode(self.epoch, wants_payload=wants_payload, snapshot=snapshot)
             if len(answer) <= FRAME_LIMIT:
                 return answer
             raise ValueError(f"the verdicts take {len(answer)} bytes, above {FRAME_LIMIT}: rewrite less in a batch")  # noqa: TRY301

@@ -205,20 +205,9 @@ class _LanePeer(FrameProtocol):
 
     def frame_received(self, frame: memoryview) -> None:
         """Check the token in the first frame; answer the requests in all others."""
-        if self._open:
-            self._request(frame)
-        elif hmac.compare_digest(frame, self._server.token.encode()):
-            assert self._timer is not None
-            self._timer.cancel()
-            self._timer = None
-            self._server.strangers.pop(self, None)
-            self._open = True
-            self.limit_bytes = FRAME_LIMIT
-            self.send(b"")
-        else:
-            self.refuse("wrong token")
-
-    def _request(self, frame: memoryview) -> None:
+        if not self._open:
+            self._check_token(frame)
+            return
         if len(frame) < REQUEST.size:
             self.refuse("a request without a number")
             return
@@ -245,6 +234,19 @@ class _LanePeer(FrameProtocol):
             task = asyncio.ensure_future(self._answer_later(number, answer))
             later.add(task)
             task.add_done_callback(later.discard)
+
+    def _check_token(self, token: memoryview) -> None:
+        """Accept requests from now on if the token is right; otherwise end the connection."""
+        if not hmac.compare_digest(token, self._server.token.encode()):
+            self.refuse("wrong token")
+            return
+        assert self._timer is not None
+        self._timer.cancel()
+        self._timer = None
+        self._server.strangers.pop(self, None)
+        self._open = True
+        self.limit_bytes = FRAME_LIMIT
+        self.send(b"")
 
     async def _answer_later(self, number: int, answer: Awaitable[bytes | Parts]) -> None:
         try:

@@ -44,7 +44,7 @@ class RulePipeline:
     """The rules applied to one batch: the first block wins, rewrites compose, later rules see the remaining rows.
 
     `verdict` is the result by row. `deferred` has the messages that wait for a slow rule, by row. `rest` are the
-    messages that no rule has blocked or deferred, with their present payloads.
+    messages that no rule has blocked or deferred, with their present payloads. `pairs` groups the rows by broadcast.
 
     If the batch has broadcasts, each row is a hearer, and rules that judge messages are asked once about each
     broadcast. With `intersections`, a rule's check of pairs is used instead of its `check_batch`.
@@ -67,14 +67,9 @@ class RulePipeline:
         self._watch = watch
         self.rest = batch
         self._whole = batch
-        self._pairs = pair_rows(batch)
+        self.pairs = pair_rows(batch)
         self._intersections = intersections
         self._rows: NDArray[np.intp] | None = None  # the remaining rows, numbered as in the batch; None: all rows
-
-    @property
-    def of_pairs(self) -> bool:
-        """Return whether the rows are hearers of broadcasts."""
-        return self._pairs is not None
 
     def judge(
         self, rules: Sequence[Rule], passed: tuple[str, ...] = ()
@@ -111,9 +106,9 @@ class RulePipeline:
             pass
 
     def _apply(self, rule: Rule) -> Mapping[int, Verdict]:
-        if self._pairs is None:
+        if self.pairs is None:
             return self._check(rule, self.rest)
-        barred = self._barred(rule, self._pairs)
+        barred = self._barred(rule, self.pairs)
         found: Mapping[int, Verdict] = {}
         if rule.judges_broadcasts == "message":
             rest = pair_rows(self.rest)
@@ -171,7 +166,7 @@ class RulePipeline:
         """Return the verdicts that a slow rule can give at once, and all other messages, each with its rows."""
         found: dict[int, Verdict] = {}
         slow: list[tuple[range, Batch]] = []
-        pairs = None if self._pairs is None else pair_rows(self.rest)
+        pairs = None if self.pairs is None else pair_rows(self.rest)
         batch = self.rest if pairs is None else once_each(self.rest, pairs)
         for row in range(len(batch)):
             rows = range(row, row + 1) if pairs is None else range(*pairs.bounds(row))

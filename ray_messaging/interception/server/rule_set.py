@@ -92,7 +92,8 @@ class RuleSet:
         if not isinstance(rule, Rule):
             why = f"{rule!r} is no rule: pass an instance of a class derived from ray_messaging.rules.Rule"
             raise RuleError(why, rule=repr(rule))
-        if not _can_name(rule.name):
+        name: object = rule.name
+        if not (isinstance(name, str) and 0 < len(name) <= NAME_LENGTH and name.isprintable() and name[0] != ":"):
             raise RuleError(
                 f"{rule!r} has an invalid name, {rule.name!r}: give it a name of at most {NAME_LENGTH} printable "
                 "characters that does not begin with a colon, because receipts and the log show the name",
@@ -114,7 +115,12 @@ class RuleSet:
     def _set(self, rules: list[Rule]) -> None:
         self.now = tuple(rules)
         self.each = tuple(rule for rule in rules if not isinstance(rule, StepRule))
-        self.for_broadcasts = tuple(sorted(self.each, key=lambda rule: not _looks_at_pairs(rule)))
+        self.for_broadcasts = tuple(
+            sorted(  # rules that look at pairs of sender and hearer come first
+                self.each,
+                key=lambda rule: rule.judges_broadcasts != "pair" and type(rule).pair_check is Rule.pair_check,
+            )
+        )
         self.whole = tuple(rule for rule in rules if isinstance(rule, StepRule))
         self.wants_payload = any(rule.needs_payload for rule in rules)
 
@@ -127,14 +133,6 @@ class RuleSet:
         made = BlackList()
         self.insert(made, 0)
         return made
-
-
-def _looks_at_pairs(rule: Rule) -> bool:
-    return rule.judges_broadcasts == "pair" or type(rule).pair_check is not Rule.pair_check
-
-
-def _can_name(name: object) -> bool:
-    return isinstance(name, str) and 0 < len(name) <= NAME_LENGTH and name.isprintable() and name[0] != ":"
 
 
 def _place(index: object) -> int:

@@ -9,7 +9,6 @@ import msgspec
 from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.errors import FrameError
-from ray_messaging.interception.server.attempts import attempt_at
 from ray_messaging.interception.server.rule_pipeline import Deferred
 from ray_messaging.interception.server.state_writer import StateWriter
 from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts, encode_verdicts
@@ -69,7 +68,7 @@ def key_of(batch: Batch) -> str:
 
     The key of a batch of a step names the attempt.
     """
-    attempt = attempt_at(batch)
+    attempt = batch.attempt
     place = batch.epoch if attempt is None else f"{attempt.number}@{attempt.step}"
     return f"{batch.sender} {place} {batch.first} {batch.rows}"
 

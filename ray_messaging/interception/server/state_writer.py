@@ -42,6 +42,7 @@ class StateWriter:
     def __init__(self, store: StateStore | None, tables: dict[str, Table[Any]], epoch: int) -> None:
         self.epoch = epoch
         self.error: Fenced | None = None
+        self.stores = store is not None
         self.all_answers: Callable[[], Mapping[str, bytes]] = dict[str, bytes]
         self.behind_count = 0  # how often the server had lost confirmed writes
         self._whole = False  # whether the next write must have all state
@@ -54,11 +55,6 @@ class StateWriter:
         self._waiting: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._closed = False
-
-    @property
-    def stores(self) -> bool:
-        """Return whether there is a store."""
-        return self._store is not None
 
     def keep(self, answers: Mapping[str, bytes]) -> "asyncio.Future[None]":
         """Write answers together with the tables as they are now. The future is done once both are on the server."""

@@ -13,7 +13,7 @@ _SECTION = re.compile(r"^-- (script|shared) (\w+) -+\n", re.MULTILINE)  # the he
 
 # The shared sections that a script needs before it, by the script's name.
 _MOVE = ("entry_order", "move_cursor")
-_SEND = ("mailbox_counts", *_MOVE, "step_box", "channel_here", "sequence_numbers")
+_SEND = ("mailbox_counts", *_MOVE, "conclude", "step_box", "channel_here", "sequence_numbers")
 _LEASE = ("id_ceiling", "renew_lease")
 _BOXES = ("verdict_status", "sequence_numbers", "step_box")
 _STEPS = ("id_ceiling", "step_is_open", "channel_here", "step_barrier")
@@ -21,11 +21,10 @@ _DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame
 _SHARED: dict[str, tuple[str, ...]] = {
     "send": ("mailbox_limit", "verdict_status", "plain_frame", "send_one_frame", *_SEND),
     "large_frames": ("mailbox_limit", "verdict_status", "plain_frame"),
-    "conclude_transaction": ("mailbox_limit", "verdict_status", *_SEND, "send"),
     "take_sender_epoch": ("raise_number",),
     "take_mailbox": ("raise_number", *_LEASE, "date_change"),
     "take_over_mailbox": ("raise_number", *_LEASE, "date_change", "take_mailbox"),
-    "commit": _MOVE,
+    "commit": (*_MOVE, "conclude"),
     "renew_leases": _LEASE,
     "raise_entry_ids": ("entry_order", "id_ceiling"),
     "note_written": ("entry_order",),

@@ -195,3 +195,28 @@ local function move(key, state, stream, entry, row, keep, handled, handled_bytes
              'messages', messages, 'bytes', bytes)
   redis.call('XTRIM', stream .. ':' .. state[2], 'MINID', state[3] and lower(keep, state[3]) or keep)
 end
+
+-- shared conclude -----------------------------------------------------------------------------------------------------
+-- What a turn does besides sending: it moves the cursor of its mailbox, and replaces what the mailbox keeps for the next
+-- one. A fetch's commit does nothing else; a transaction also sends, and has a number of its sender, so that it counts
+-- once. Needs move_cursor. The eleven arguments of a conclusion, from ARGV[at] on:
+--   the reader's epoch, key of its stream but for :<born>, entry ("" leaves the cursor), row, oldest entry to keep,
+--   messages and bytes handled under this epoch so far: totals, what is acknowledged behind the cursor ("": nothing any
+--   more; = or left out: it stays), and how many messages, what becomes of the blob: + it is the next one, - it goes, blob
+
+-- Return 0 for the owner of a name, else why it is refused: `newer` where there is a newer one, `lost` where the server
+-- lost it. `known` is the epoch that the server has, `given` the owner's.
+local function refuse(known, given, newer, lost)
+  if known == given then return 0 end
+  return known and tonumber(known) > tonumber(given) and newer or lost
+end
+
+local function conclude(key, state, at)
+  if ARGV[at + 2] ~= '' then
+    move(key, state, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5], ARGV[at + 6],
+         ARGV[at + 7] ~= '=' and ARGV[at + 7], ARGV[at + 8])
+  end
+  local blob = ARGV[at + 9]
+  if blob == '+' then redis.call('HSET', key, 'blob', ARGV[at + 10])
+  elseif blob == '-' then redis.call('HDEL', key, 'blob') end
+end

@@ -77,21 +77,31 @@ return {0, version, tonumber(epoch), state[2] or '0-0', tonumber(state[3] or 0),
 
 -- script commit -------------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Move a mailbox's cursor. Allowed when memory is full, because it frees some.
+-- A turn that sends nothing: a fetch's commit, or a transaction without messages. Allowed when memory is full, because it
+-- frees some.
 --
 -- KEYS[1] state   hash: epoch, born, entry, row, keep = oldest entry that the reader needs, messages, bytes, handled and
 --                 handled_bytes (under this epoch), logged = oldest entry that the event log needs (none: no log),
---                 acked, acked_messages = what is acknowledged behind the cursor (see move_cursor; none: nothing)
--- ARGV[1] the reader's epoch  [2] entry  [3] row  [4] oldest entry to keep  [5] messages and [6] bytes handled
---         under this epoch so far: totals
--- ARGV[7] key of the mailbox's stream, but for :<born>  [8] what is acknowledged behind the cursor ("": nothing any
---         more), and [9] how many messages; left out: it stays as it is
--- Returns 1; 0 where a newer reader holds the mailbox; -1 where it is gone, or was restored as it was before our epoch
+--                 acked, acked_messages = what is acknowledged behind the cursor (see move_cursor; none: nothing),
+--                 blob = what the last transaction left
+-- KEYS[2] sender  hash: see send; only of a transaction
+-- ARGV[1...11]    see conclude; without a transaction the last ones may be left out
+-- ARGV[12] the sender's epoch  [13] number of the transaction
+-- Returns 0, or why it is refused: see SendStatus
+if KEYS[2] then
+  local sender, number = redis.call('HMGET', KEYS[2], 'epoch', 'transactions'), tonumber(ARGV[13])
+  local status = refuse(sender[1], ARGV[12], 3, sender[1] and 8 or 7)
+  if status ~= 0 then return status end
+  local committed = tonumber(sender[2] or 0)
+  if number > committed + 1 then return 6 end
+  if number <= committed then return 0 end  -- by an earlier attempt
+end
 local state = reader(KEYS[1])
-local epoch = state[1]
-if epoch ~= ARGV[1] then return epoch and tonumber(epoch) > tonumber(ARGV[1]) and 0 or -1 end
-move(KEYS[1], state, ARGV[7], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[8], ARGV[9])
-return 1
+local status = refuse(state[1], ARGV[1], 5, 11)
+if status ~= 0 then return status end
+if KEYS[2] then redis.call('HSET', KEYS[2], 'transactions', ARGV[13]) end
+conclude(KEYS[1], state, 1)
+return 0
 
 -- script load_directory -----------------------------------------------------------------------------------------------
 #!lua flags=allow-oom

@@ -63,15 +63,14 @@ if #ARGV == 12 and KEYS[4] and ARGV[6] == '0' and ARGV[11] == '-1' and ARGV[12] 
 end
 
 -- script send ---------------------------------------------------------------------------------------------------------
--- Write a batch: frames into mailboxes, publications to bare channels, notes for the event log; and conclude a
--- transaction, which is written whole or not at all. Atomic: one experiment, one primary. send_one_frame comes before it.
+-- A turn that sends: frames into mailboxes, publications to bare channels, notes for the event log; and what concludes a
+-- transaction, which is written whole or not at all. One that sends nothing is a commit. Atomic: one experiment, one primary. send_one_frame comes before it.
 --
 -- KEYS[1] meta     hash: directory = version, start:interceptor = epoch of the one whose verdicts count, start:standing = number
 --                  under which its standing verdicts do, start:log = 1 while an event log is registered, wide: see take_mailbox
 -- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = takers of the last publications,
 --                  transactions = how many were committed
--- KEYS[3...]       in a transaction first: state of the reader's mailbox (hash: epoch, blob = what the last transaction
---                  left, and what commit names). Then per frame: mailbox state (hash: messages, bytes, max_messages,
+-- KEYS[3...]       in a transaction first: state of the reader's mailbox (see commit). Then per frame: mailbox state (hash: messages, bytes, max_messages,
 --                  max_bytes, leased, born, last = id of the last entry, stepped = 1 where frames go to boxes: see
 --                  step_box; while a log is registered: logged, unlogged, unlogged_bytes), lease
 -- ARGV[1] epoch  [2] directory version  [3] interceptor epoch, or number of standing verdicts, or -1 of a user's own, or
@@ -82,9 +81,7 @@ end
 --         o = place of the first row of their box's frame among all rows that this step got from outside),
 --         start:state::log a hash (unlogged, unlogged_bytes, max_messages, max_bytes, last)
 -- ARGV[6] number of the transaction, from 1; 0: this is none, and the next eleven are left out
--- ARGV[7] the reader's epoch  [8] key of its stream, but for :<born>  [9] entry ("" leaves the cursor)  [10] row  [11]
---         oldest entry to keep  [12] messages and [13] bytes handled: totals  [14] what becomes of the blob: = it stays,
---         + it is [15], - it goes  [16] what is acknowledged behind the cursor (= it stays), and [17] how many messages
+-- ARGV[7...17]     see conclude
 -- ARGV[...]        per write: mailbox ("" publishes only, ":log" only notes), seq, rows, frame, rows of its note or
 --                  -1, number of publications, then channel, data of each, then frame and note where there is a note
 -- Returns {status, fates of the writes..., -1, takers of the publications...}
@@ -93,8 +90,8 @@ local own, own_state, key, arg = nil, nil, 3, number > 0 and 18 or 7
 -- At once, as most calls have one write.
 local sender = redis.call('HMGET', KEYS[2], 'epoch', 's:' .. (ARGV[arg] or ''), 'transactions')
 local epoch = sender[1]
-if not epoch then return {7} end
-if epoch ~= ARGV[1] then return {tonumber(epoch) > tonumber(ARGV[1]) and 3 or 8} end
+local status = refuse(epoch, ARGV[1], 3, epoch and 8 or 7)
+if status ~= 0 then return {status} end
 
 local over = false  -- this transaction was committed by an earlier attempt
 if number > 0 then
@@ -103,7 +100,8 @@ if number > 0 then
   if number > committed + 1 then return {6} end
   over = number <= committed
   own_state = reader(own)
-  if not over and own_state[1] ~= ARGV[7] then return {5} end
+  status = over and 0 or refuse(own_state[1], ARGV[7], 5, 11)
+  if status ~= 0 then return {status} end
 end
 
 local writes, names = {}, {}
@@ -217,11 +215,7 @@ end
 
 if number > 0 and not over and not any_refused then
   redis.call('HSET', KEYS[2], 'transactions', number)
-  if ARGV[9] ~= '' then
-    move(own, own_state, ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[16] ~= '=' and ARGV[16], ARGV[17])
-  end
-  if ARGV[14] == '+' then redis.call('HSET', own, 'blob', ARGV[15]) end
-  if ARGV[14] == '-' then redis.call('HDEL', own, 'blob') end
+  conclude(own, own_state, 7)
 end
 
 local function note(s, ...)
@@ -293,11 +287,6 @@ end
 reply[#reply + 1] = -1
 for _, taken in ipairs(takers) do reply[#reply + 1] = taken end
 return reply
-
--- script conclude_transaction -----------------------------------------------------------------------------------------
-#!lua flags=allow-oom
--- Conclude a transaction that sends nothing: send comes before this. Allowed when memory is full, as commits are,
--- because it frees some.
 
 -- script large_frames -------------------------------------------------------------------------------------------------
 -- Write large frames, each for another mailbox (see plain_frame): all of them or none. Lua copies and hashes all that

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from support.log_writing import Crash, batch_of, write_batches
+from support.step_society import LoggedGroups
+from support.stepped import begin_steps
 from support.typed_tables import tables, values_of
 
 from ray_messaging.errors import MessagingError
@@ -271,6 +273,23 @@ async def test_many_columns_after_many_rows_begin_a_segment(traffic, writers, tm
     await writer.close()
     assert [segment.rows for segment in Folder(tmp_path / "log").segments()] == [40, 1]
     assert payloads_of(EventLog.open(tmp_path / "log").query(text=True)) == traffic.sent
+
+
+async def test_many_columns_of_a_step_after_many_rows_begin_a_segment(valkey_config, exp_id, tmp_path, monkeypatch):
+    for module in ("entries", "open_segment"):
+        monkeypatch.setattr(f"ray_messaging.eventlog.writing.{module}.CELLS", 100)
+    async with LoggedGroups(valkey_config, exp_id, tmp_path / "log") as society:
+        await begin_steps(society, groups=1)
+        writer = await society.writer()
+        [group] = await society.groups(1)
+        async with aclosing(group.steps(until=2)) as steps:
+            async for step in steps:
+                if step.number == 0:
+                    step.send_columns([0] * 40, [1] * 40, [{"n": n} for n in range(40)])
+                else:
+                    step.send_columns([0], [1], columns(**{f"x{n}": [n] for n in range(20)}))
+        await writer.close()
+    assert [segment.rows for segment in Folder(tmp_path / "log").segments()] == [40, 1]
 
 
 def test_a_large_vector_takes_no_room_in_the_rows_without_one(tmp_path):

@@ -19,7 +19,7 @@ from ray_messaging.eventlog.writing import segment_store as storing
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.transports.cursors import Cursor
 from ray_messaging.transports.log_store import RedisLog
-from ray_messaging.transports.transport_values import LOG, LOG_STREAM
+from ray_messaging.transports.transport_values import LOG, LOG_STREAM, Conclusion
 
 
 @pytest.fixture
@@ -151,13 +151,13 @@ async def test_the_streams_are_trimmed_once_the_file_is_durable_and_not_before(s
     await writers(segment_rows=4, crash=(crash := Crash("renamed")))
     await society.send("a", 4)
     end = (await society.transport.end_of("a")).entry
-    await society.transport.commit("a", society.epoch, Cursor(end, 0), messages=4, nbytes=0)
+    await society.transport.commit(Conclusion("a", society.epoch, Cursor(end, 0), 4, 0))
     await within(crash.died.wait())
     assert len(await store.entries("a")) == 1
     await writers(segment_rows=4)
     await society.send("a", 4)
     end = (await society.transport.end_of("a")).entry
-    await society.transport.commit("a", society.epoch, Cursor(end, 0), messages=8, nbytes=0)
+    await society.transport.commit(Conclusion("a", society.epoch, Cursor(end, 0), 8, 0))
 
     async def trimmed():
         return not await store.entries("a")

@@ -143,7 +143,7 @@ async def test_a_closed_server_drops_its_callers(lane):
 
 async def test_a_slow_answer_delays_no_other(lane):
     client = await LaneClient.open(lane.address)
-    *slow, cancelled = [asyncio.create_task(client.ask(b"slow %d" % n, patient=True)) for n in range(4)]
+    *slow, cancelled = [asyncio.create_task(client.ask(b"slow %d" % n, WAIT)) for n in range(4)]
     for n in range(50):
         assert await client.ask(b"%d" % n) == b"answer to %d" % n
     assert not any(task.done() for task in slow)
@@ -159,7 +159,7 @@ async def test_a_slow_answer_delays_no_other(lane):
 
 async def test_a_late_answer_that_fails_ends_the_connection(lane):
     client, other = await LaneClient.open(lane.address), await LaneClient.open(lane.address)
-    slow = asyncio.create_task(client.ask(b"slow", patient=True))
+    slow = asyncio.create_task(client.ask(b"slow", WAIT))
     assert await client.ask(b"1")
     lane.later[b"slow"].set_exception(Fenced("somebody newer", name="interceptor", epoch=1))
     with pytest.raises(ConnectionError):
@@ -170,7 +170,7 @@ async def test_a_late_answer_that_fails_ends_the_connection(lane):
 
 async def test_a_caller_that_leaves_cancels_its_questions(lane):
     client = await LaneClient.open(lane.address)
-    slow = asyncio.create_task(client.ask(b"slow", patient=True))
+    slow = asyncio.create_task(client.ask(b"slow", WAIT))
     assert await client.ask(b"1")
     client.close()
     with pytest.raises(ConnectionError):
@@ -182,10 +182,10 @@ async def test_a_caller_that_leaves_cancels_its_questions(lane):
 async def test_too_many_requests_that_wait(lane, monkeypatch):
     monkeypatch.setattr(lane_module, "WAITING", 2)
     client = await LaneClient.open(lane.address)
-    slow = [asyncio.create_task(client.ask(b"slow %d" % n, patient=True)) for n in range(2)]
+    slow = [asyncio.create_task(client.ask(b"slow %d" % n, WAIT)) for n in range(2)]
     assert await client.ask(b"1") == b"answer to 1"
     more = encode(batch([{}, {}, {}]), with_payload=False)
-    verdicts = decode_verdicts(await asyncio.wait_for(client.ask(more, patient=True), WAIT_S))
+    verdicts = decode_verdicts(await asyncio.wait_for(client.ask(more, WAIT), WAIT_S))
     assert verdicts.batch_verdict(3).deferred == {0, 1, 2}
     for n in range(5):
         assert await client.ask(b"%d" % n) == b"answer to %d" % n

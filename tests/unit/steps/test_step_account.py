@@ -1,12 +1,16 @@
 """The account of one step of a group."""
 
 import numpy as np
+import pytest
 from support.batches import batch_to
 
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.fates import UNDELIVERABLE
 from ray_messaging.receipt import Outcome
+from ray_messaging.steps import later_digests
+from ray_messaging.steps.digests import step_digest
+from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.step_account import StepAccount, StepCounts
 
 
@@ -26,6 +30,33 @@ def test_a_few_addresses_that_nobody_listens_to_are_named_over_all_steps():
         before = account.copy()
         account.add(batch, outcome)
         account.restore(before)  # an attempt that did not count
-        counts = StepCounts.decode(account.take().encode())
+        counts = StepCounts.decode(account.take(4).encode())
     assert counts.unheard == {"agent 7": 4, "agent 'ann'": 1, "channel 'town-square'": 1, "agent 0": 1, "agent 1": 1}
     assert counts.total == {"undeliverable": 25}
+
+
+def accounted(later=None):
+    account = StepAccount(digest=True, later=later)
+    for to_ids in ([3, 4, 4], [5, "ann"]):
+        outcome = Outcome(batch := sent_to(to_ids))
+        outcome.settle(None, UNDELIVERABLE)
+        account.add(batch, outcome)
+    return account.take(4)
+
+
+@pytest.mark.parametrize("kept", [0, 2**20], ids=["more than is kept", "all are kept"])
+def test_a_digest_that_is_computed_later_is_the_same(monkeypatch, kept):
+    monkeypatch.setattr(later_digests, "KEPT_BYTES", kept)
+    at_once, later = accounted(), LaterDigests(first=4)
+    for _ in range(2):  # an attempt that did not count, and another one
+        left = accounted(later)
+    assert left.digest == b""
+    assert left.fates == at_once.fates
+    assert step_digest([later.sum_of(4)]) == at_once.digest
+    assert step_digest([later.sum_of(4)]) == at_once.digest  # asked for once more
+
+
+def test_steps_that_nobody_can_ask_for_get_no_digest():
+    later = LaterDigests(first=5)
+    accounted(later)
+    assert later.sum_of(4) == 0

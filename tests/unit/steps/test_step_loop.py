@@ -49,6 +49,7 @@ async def test_a_loop_that_stands_keeps_its_driver_until_it_is_closed(messagers)
                 step.send(1, 2, {"n": step.number})
             progress = await store.progress()
             assert (progress.sealed, progress.resting) == (until - 1, True)
+            assert loop.sealed == progress.sealed  # known from the commit, without a question
             attempts.add((await store.closed_step(until - 1))["all"].attempt)
         assert (await store.progress()).groups["all"].driver is not None
     assert (await store.progress()).groups["all"].driver is None

@@ -338,3 +338,10 @@ def test_only_active_agents_are_called_with_the_result_of_calling_all(groups, ru
     assert active.digests == every.digests
     assert active.fates == every.fates
     assert every.states[5]["called"][:6] == [0, 1, 2, 3, 4, 5]  # it asked to stay active
+
+
+def test_the_digests_of_the_last_steps_do_not_depend_on_where_a_run_ends():
+    long = run(tell_next, agents=6, until=70, progress=False)
+    short = run(tell_next, agents=6, until=64, groups=2, progress=False)
+    assert [*long.digests] == [*range(6, 70)]
+    assert {step: long.digests[step] for step in range(6, 64)} == {step: short.digests[step] for step in range(6, 64)}

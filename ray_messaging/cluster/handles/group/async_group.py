@@ -18,7 +18,7 @@ import numpy as np
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
-from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name, check_subtopic, parse_channel
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id, check_name, check_subtopic, parse_channel
 from ray_messaging.audiences.cache import UNRESOLVED, name_of
 from ray_messaging.cluster.handles.connection import gone, insist, value_of, wait_restart
 from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneRoute
@@ -35,11 +35,11 @@ from ray_messaging.conversations.replies import blocked_among, note_replied, rep
 from ray_messaging.conversations.serving import Handler, MessageServer, OnError, Serving
 from ray_messaging.default_limits_and_leases import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.errors import CommitFailed, ConfigError, MessagingError, OutcomeUnknown
-from ray_messaging.message import Message
+from ray_messaging.message import Message, cause_here
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.model.agent_sets import AgentSet, column_of
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.columns import IdColumn, encode_payload
 from ray_messaging.model.extension import AudiencePairs
 from ray_messaging.observability.tracing.settings import tracer_of
 from ray_messaging.outgoing import Outgoing
@@ -54,7 +54,7 @@ from ray_messaging.sending.bulk_input import (
     entries_of,
     unspread_batches,
 )
-from ray_messaging.sending.pending_batch import Entry
+from ray_messaging.sending.pending_batch import Entry, RowBatch
 from ray_messaging.wire.frames import decode, encode
 
 if TYPE_CHECKING:
@@ -154,15 +154,22 @@ class AsyncGroup(StampedHandle):
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipt:
         """Send one message to an agent and return its receipt. Raises the same errors as `Messager.send_message`."""
-        return (await self.send_messages([Outgoing.to_agent(to_id, payload, from_id, subtopic)]))[0]
+        return (await self._relay([self._single(from_id, to_id, payload, subtopic)]))[0]
+
+    def _single(self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str) -> Batch:
+        """Check and encode one message."""
+        sender = None if from_id is None else check_id(from_id)
+        recipient, topic = check_id(to_id), check_subtopic(subtopic)
+        batch = RowBatch(self._stamp.step)
+        line = encode_payload(payload, self._payload_bytes)
+        batch.extend(Entry(sender, [recipient], topic, line, cause_here()), time.time())
+        return batch.seal("", 0, 0)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; one receipt for each message and recipient, in order."""
-        return await self._relay(batches_of_entries(self._entries(messages), self._stamp.step))
-
-    def _entries(self, messages: Sequence[Outgoing]) -> list[Entry]:
-        exp_id = self._experiment.exp_id
-        return entries_of(messages, lambda channel: parse_channel(exp_id, channel), self._payload_bytes, self._strict)
+        address = partial(parse_channel, self._experiment.exp_id)
+        entries = entries_of(messages, address, self._payload_bytes, self._strict)
+        return await self._relay(batches_of_entries(entries, self._stamp.step))
 
     async def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = AGENT_CHAT
@@ -242,9 +249,7 @@ class AsyncGroup(StampedHandle):
     ) -> Message:
         """Ask an agent, and return its answer. Raises the same errors as `Messager.ask`."""
         check_timeout(timeout)
-        entries = self._entries([Outgoing.to_agent(to_id, payload, from_id, subtopic)])
-        [batch] = batches_of_entries(entries, self._stamp.step)
-        call, frame = secrets.token_hex(8), encode(batch)
+        call, frame = secrets.token_hex(8), encode(self._single(from_id, to_id, payload, subtopic))
         asker = asker_here()
         found: Message = await self._insist(lambda: self.actor.ask.remote(call, frame, timeout, asker))
         return found

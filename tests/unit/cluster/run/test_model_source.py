@@ -128,3 +128,13 @@ def test_of_a_program_only_what_the_model_uses_is_in_the_digest(tmp_path):
     start = source_of(in_a_program(path)["start"])
     assert start == source_of(in_a_program(path, added=22)["start"])
     assert start != source_of(in_a_program(path, mood=33)["start"])
+
+
+def test_another_kind_of_an_agent_in_a_later_call_is_named():
+    def with_kinds(**agents):
+        return inputs_of(agents, None, None, plan_groups(agents, 2, None, 2, model={"a": len, "b": len}))
+
+    first, same, other = with_kinds(a=[1, 2], b=[3]), with_kinds(b=[3], a=[2, 1]), with_kinds(a=[1], b=[2, 3])
+    assert [*changes_of(same, first)] == []
+    (line,) = changes_of(other, first)
+    assert line.startswith("the kind of some agents in agents= of this call of run differs")

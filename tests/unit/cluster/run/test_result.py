@@ -1,13 +1,19 @@
 """The result of a run, as tables."""
 
+import pickle
 from collections import Counter
+from copy import copy
 
 import numpy as np
 import pandas as pd
+import pytest
 
-from ray_messaging.cluster.run.result import Result
+from ray_messaging.cluster.run.result import Result, gathered
+from ray_messaging.cluster.run.run_actor import GroupResult
 
 LARGE = 1143926187236421734  # no float holds it
+PARTS = [GroupResult({1: {}}, Counter(), 2, {}, {}, Counter(), spent=False, sealed=1)]
+DIGESTS = {0: "aa", 1: "bb"}
 
 
 def test_a_state_may_have_any_key():
@@ -68,3 +74,23 @@ def test_dates_that_a_group_lacks_stay_dates():
     states = {"west": {"born": np.array(["2020-01-01"], "M8[ns]")}, "east": {}}
     frame = Result(states, 1, ids={"west": np.array([0]), "east": np.array([1])}).to_pandas()
     assert frame["born"].tolist() == [pd.Timestamp("2020-01-01"), pd.NaT]
+
+
+def with_later_digests():
+    asked = []
+    return gathered(PARTS, 2, {}, lambda: asked.append(1) or DIGESTS, None), asked
+
+
+@pytest.mark.parametrize("read", [lambda result: result, lambda result: pickle.loads(pickle.dumps(result)), copy])
+def test_digests_that_are_computed_later(read):
+    result, asked = with_later_digests()
+    assert repr(result).startswith("Result(1 states after 2 steps")
+    assert not asked
+    assert read(result).digests == DIGESTS
+    assert result == with_later_digests()[0] == gathered(PARTS, 2, {}, DIGESTS, None)
+    assert asked == [1]
+
+
+def test_a_result_has_no_other_attributes():
+    with pytest.raises(AttributeError, match="no attribute 'digest'"):
+        with_later_digests()[0].digest  # noqa: B018

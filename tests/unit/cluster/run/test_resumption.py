@@ -14,7 +14,7 @@ BEFORE = {"east": AgentSet.of(range(5)), "west": AgentSet.of([10, "ann"])}
 
 
 def plans(**groups):
-    return [GroupPlan(name, AgentSet.of(ids), {}) for name, ids in groups.items()]
+    return [GroupPlan(name, AgentSet.of(ids), {}, {}) for name, ids in groups.items()]
 
 
 def test_the_same_groups_and_agents_go_on_and_more_groups_may_come_before_the_first_step():

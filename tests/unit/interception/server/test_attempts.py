@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.interception.server.attempts import Attempt, StepAttempts
+from ray_messaging.interception.server.attempts import StepAttempts
 from ray_messaging.interception.server.rule_tables import Table
+from ray_messaging.model.batch import Attempt
 
 
 class World:

@@ -13,6 +13,7 @@ from ray_messaging.transports.log_store import LogMark, mailbox_of
 from ray_messaging.transports.transport_values import (
     LOG,
     LOG_STREAM,
+    Conclusion,
     FrameFate,
     Limits,
     Published,
@@ -78,7 +79,7 @@ async def test_without_a_log_only_the_reader_trims_and_notes_are_dropped(transpo
     assert (await Post(transport).begin()).epoch > post.epoch
     assert (await transport.take_sender_epoch("sender", keep_s=60)).last == {"box": 1, LOG: 1, "": 1}
     [(entry, _)] = await transport.read("box", "0-0", 10, 1)
-    await transport.commit("box", epoch, Cursor(entry, 0), messages=1, nbytes=1)
+    await transport.commit(Conclusion("box", epoch, Cursor(entry, 0), 1, 1))
     assert await store.entries("box") == []
     await transport.log.register(WIDE)
     assert await transport.log.ends([LOG_STREAM, stream]) == {LOG_STREAM: "0-0", stream: "0-0"}  # nothing is to come
@@ -128,7 +129,7 @@ async def test_only_entries_that_reader_and_log_have_are_trimmed(transport, post
     for who in order:
         if who == "r":
             reader += 1
-            await transport.commit("box", epoch, Cursor(entries[reader - 1], 0), messages=reader, nbytes=reader)
+            await transport.commit(Conclusion("box", epoch, Cursor(entries[reader - 1], 0), reader, reader))
         else:
             log += 1
             await transport.log.note_written(writer, {stream: LogMark(entries[log - 1], log, log)}, [])
@@ -147,7 +148,7 @@ async def test_the_reason_of_a_refused_frame_can_be_requested(transport, post):
     assert [await why(), await why(), await why()] == [WRITTEN, WRITTEN, FULL]
     assert await why(1_000) is FrameFate.TOO_LARGE
     entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
-    await transport.commit("box", epoch, Cursor(entries[-1], 0), messages=2, nbytes=2)
+    await transport.commit(Conclusion("box", epoch, Cursor(entries[-1], 0), 2, 2))
     assert await why() is LOG_FULL
     await transport.log.note_written(writer, {stream: LogMark(entries[0], 1, 1)}, [])
     assert [await why(), await why()] == [WRITTEN, LOG_FULL]
@@ -163,10 +164,10 @@ async def test_a_partly_handled_frame_is_not_trimmed(transport, post, store):
     epoch, stream, writer = await logged(transport)
     await post.send("box", b"1", rows=3)
     [(entry, _)] = await transport.read("box", "0-0", 10, 1)
-    await transport.commit("box", epoch, Cursor(entry, 2), messages=2, nbytes=0)
+    await transport.commit(Conclusion("box", epoch, Cursor(entry, 2), 2, 0))
     await transport.log.note_written(writer, {stream: LogMark(entry, 3, 1)}, [])
     assert await store.entries("box") == [b"1"]
-    await transport.commit("box", epoch, Cursor(entry, 0), messages=3, nbytes=1)
+    await transport.commit(Conclusion("box", epoch, Cursor(entry, 0), 3, 1))
     assert await store.entries("box") == []
 
 
@@ -175,7 +176,7 @@ async def test_entries_are_ordered_by_number(transport, store):
     key = await store.stream("box")
     for entry in ("9-9", "9-10", "10-1"):
         await store.client.xadd(key, {"f": entry}, id=entry)
-    await transport.commit("box", epoch, Cursor("10-1", 0), messages=0, nbytes=0)
+    await transport.commit(Conclusion("box", epoch, Cursor("10-1", 0), 0, 0))
     await transport.log.note_written(writer, {stream: LogMark("9-9", 1, 1)}, [])
     assert await store.entries("box") == [b"9-10", b"10-1"]
     await transport.log.note_written(writer, {stream: LogMark("10-1", 3, 3)}, [])
@@ -187,7 +188,7 @@ async def test_a_successor_continues_at_the_readers_cursor_although_the_log_lags
     await post.send("box", b"1")
     await post.send("box", b"2")
     [(entry, _)] = await transport.read("box", "0-0", 1, 1)
-    await transport.commit("box", epoch, Cursor(entry, 0), messages=1, nbytes=1)
+    await transport.commit(Conclusion("box", epoch, Cursor(entry, 0), 1, 1))
     version = (await transport.load_directory(-1)).version
     successor = await transport.listen(MailboxRecord("box", [], ["box"], []), version, WIDE, owner="", epoch=None)
     assert successor.cursor == (entry, 0)
@@ -252,7 +253,7 @@ async def test_a_mailbox_unread_by_the_log_fills_up(transport, post, by_bytes):
     for n in range(1, 4):
         assert await post.send("box", b"x" * 10) is WRITTEN
         entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
-        await transport.commit("box", epoch, Cursor(entries[-1], 0), messages=n, nbytes=10 * n)
+        await transport.commit(Conclusion("box", epoch, Cursor(entries[-1], 0), n, 10 * n))
     assert await transport.waiting() == {"box": 0}
     refused = [post.part("box", b"x" * 10), post.part("box", b"behind")]
     assert await post.ask(*refused) == [LOG_FULL, FULL]
@@ -315,7 +316,7 @@ async def test_a_restarted_writer_continues_and_corrects_the_counts(transport, p
         items = await drain(transport, stream, after={stream: cursor})
         assert [item.frame for item in items] == [b"1", b"2", b"3"]
         taken += 3
-        await transport.commit("box", epoch, Cursor(items[-1].entry, 0), messages=taken, nbytes=taken)
+        await transport.commit(Conclusion("box", epoch, Cursor(items[-1].entry, 0), taken, taken))
         assert await post.send("box", b"x") is LOG_FULL
         # Its file is durable up to here; then it dies.
         cursor = items[-1].entry
@@ -338,7 +339,7 @@ async def test_rows_written_but_not_reported_by_a_dead_writer_are_not_counted_fo
         items = await drain(transport, stream, after={stream: cursor})
         for item in items:
             taken += 1
-            await transport.commit("box", epoch, Cursor(item.entry, 0), messages=taken, nbytes=taken)
+            await transport.commit(Conclusion("box", epoch, Cursor(item.entry, 0), taken, taken))
         if told:
             mark = LogMark(items[told - 1].entry, told, told)
             await transport.log.note_written(writer, {stream: mark}, [])
@@ -355,7 +356,7 @@ async def test_rows_written_but_not_reported_by_a_dead_writer_are_not_counted_fo
         assert await post.send("box", b"x") is WRITTEN
     taken += 2
     items = await drain(transport, stream, after={stream: cursor})
-    await transport.commit("box", epoch, Cursor(items[1].entry, 0), messages=taken, nbytes=taken)
+    await transport.commit(Conclusion("box", epoch, Cursor(items[1].entry, 0), taken, taken))
     assert await post.send("box", b"x") is LOG_FULL  # six that the log does not have
     await transport.log.note_written(writer, {stream: LogMark(items[0].entry, 1, 1)}, [])
     assert await post.send("box", b"x") is WRITTEN
@@ -373,7 +374,7 @@ async def test_a_log_continued_in_another_folder_reports_its_missing_rows(transp
     writer = await transport.log.register(WIDE)  # with an empty one
     await transport.log.note_resumed(writer, {stream: (0, 0)})
     [first, second] = await drain(transport, stream)
-    await transport.commit("box", epoch, Cursor(second.entry, 0), messages=2, nbytes=2)
+    await transport.commit(Conclusion("box", epoch, Cursor(second.entry, 0), 2, 2))
     assert await post.send("box", b"3") is WRITTEN
     assert await post.send("box", b"4") is LOG_FULL
     await transport.log.note_written(writer, {stream: LogMark(first.entry, 1, 1)}, [])
@@ -390,7 +391,7 @@ async def test_a_writer_that_lost_its_file_reads_the_untrimmed_entries_again(tra
     writer = await transport.log.register(WIDE)
     assert await frames(transport, stream) == [b"1", b"2"]  # as the reader has neither
     await transport.log.note_written(writer, {stream: LogMark(first.entry, 1, 1)}, [])
-    await transport.commit("box", epoch, Cursor(second.entry, 0), messages=2, nbytes=2)
+    await transport.commit(Conclusion("box", epoch, Cursor(second.entry, 0), 2, 2))
     assert await frames(transport, stream) == [b"2"]
 
 
@@ -403,7 +404,7 @@ async def test_a_stream_outlives_its_mailbox_until_the_log_has_it(transport, pos
     for frame in (b"1", b"2", b"3"):
         await post.send("box", frame)
     entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
-    await transport.commit("box", epoch, Cursor(entries[0], 0), messages=1, nbytes=1)
+    await transport.commit(Conclusion("box", epoch, Cursor(entries[0], 0), 1, 1))
     await transport.log.note_written(writer, {}, [stream, LOG_STREAM, "never:7"])  # none of them has ended
     if how == "removed":
         assert await transport.remove("box", epoch) == 2
@@ -439,7 +440,7 @@ async def test_a_reused_name_gets_a_new_stream(transport, post):
     assert await frames(transport, old, new) == [b"new"]
     # The log's cursor in the old stream frees no room in the new one.
     [item] = await drain(transport, new)
-    await transport.commit("box", epoch, Cursor(item.entry, 0), messages=1, nbytes=3)
+    await transport.commit(Conclusion("box", epoch, Cursor(item.entry, 0), 1, 3))
     assert await post.send("box", b"newer") is LOG_FULL
 
 
@@ -534,7 +535,7 @@ async def test_after_the_log_is_removed_only_readers_trim(transport, post, store
     await post.send("gone", b"g")
     await transport.remove("gone", None)
     entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
-    await transport.commit("box", epoch, Cursor(entries[1], 0), messages=2, nbytes=2)
+    await transport.commit(Conclusion("box", epoch, Cursor(entries[1], 0), 2, 2))
     assert await post.send("box", b"4") is LOG_FULL
     await transport.log.unregister(writer)
     assert await store.entries("box") == [b"3"]
@@ -542,7 +543,7 @@ async def test_after_the_log_is_removed_only_readers_trim(transport, post, store
     assert await transport.log.ends([gone]) == {gone: "0-0"}
     assert await transport.log.read({LOG_STREAM: "0-0", gone: "0-0"}, 10, 0.01) == []
     assert await post.send("box", b"4", note=b"dropped") is WRITTEN
-    await transport.commit("box", epoch, Cursor(entries[2], 0), messages=3, nbytes=3)
+    await transport.commit(Conclusion("box", epoch, Cursor(entries[2], 0), 3, 3))
     assert await store.entries("box") == [b"4"]
     with pytest.raises(Fenced):
         await transport.log.note_written(writer, {}, [])

@@ -5,7 +5,7 @@ import pytest
 from ray_messaging import Fenced
 from ray_messaging.addressing.directory import MailboxRecord
 from ray_messaging.transports.cursors import Cursor
-from ray_messaging.transports.transport_values import Limits
+from ray_messaging.transports.transport_values import Conclusion, Limits
 
 
 async def test_a_late_takeover_does_not_fence_the_next_owner(valkey_config, opener):
@@ -19,9 +19,9 @@ async def test_a_late_takeover_does_not_fence_the_next_owner(valkey_config, open
 
     first = await take(one)
     assert await take(one) == first  # like a repeated attempt without a waiting caller
-    await one.commit("box", first, Cursor("1-1", 0), messages=0, nbytes=0)
+    await one.commit(Conclusion("box", first, Cursor("1-1", 0), 0, 0))
     second = await take(two)
     assert second > first
     with pytest.raises(Fenced):
-        await one.commit("box", first, Cursor("1-2", 0), messages=0, nbytes=0)
+        await one.commit(Conclusion("box", first, Cursor("1-2", 0), 0, 0))
     assert await take(one) > second

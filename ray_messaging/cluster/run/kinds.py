@@ -1,0 +1,152 @@
+"""Several kinds of agents in one run: which agents are of a kind, and the functions of each kind."""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import reduce
+from operator import or_
+from typing import Any, Final
+
+import numpy as np
+
+from ray_messaging.addressing.channels import AgentId, check_id
+from ray_messaging.common.awaitables import is_async
+from ray_messaging.errors import ConfigError
+from ray_messaging.model.agent_sets import AgentSet
+
+KIND: Final = "kind"  # the column of a DataFrame of agents that has each agent's kind
+
+Kinds = dict[str, AgentSet]
+
+
+class ByKind:
+    """The functions of several kinds as one function, which calls that of its first argument's kind.
+
+    The kind of an agent, or of a group, is its `kind`. A kind without a function gets {}.
+    """
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        self.functions = functions
+
+    def __call__(self, owner: Any, *others: Any) -> Any:  # noqa: ANN401 - as the functions
+        """Call the function of the owner's kind."""
+        function = self.functions.get(owner.kind)
+        return {} if function is None else function(owner, *others)
+
+
+class AsyncByKind(ByKind):
+    """The functions of several kinds as one async function; some of the functions may be plain ones."""
+
+    async def __call__(self, owner: Any, *others: Any) -> Any:  # noqa: ANN401 - as the functions
+        """Call the function of the owner's kind, and await what it returns if this is awaitable."""
+        answer = super().__call__(owner, *others)
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+def as_one(given: Any) -> Any:  # noqa: ANN401 - a function, a dict of functions by kind, or None
+    """Return a dict of functions by kind as one function, and anything else unchanged."""
+    if not isinstance(given, Mapping):
+        return given
+    return (AsyncByKind if any(map(is_async, given.values())) else ByKind)(given)
+
+
+def functions_in(name: str, given: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - as a user has written it
+    """Yield the functions in an argument, which may be a dict of them by kind, each with its name for errors."""
+    if isinstance(given, Mapping):
+        yield from ((f"{name}[{kind!r}]", function) for kind, function in given.items())
+    else:
+        yield name, given
+
+
+def check_kinds(model: object, start: object) -> None:
+    """Raise ConfigError if the kinds of a run's functions have no valid names, or `start` has other kinds."""
+    if isinstance(model, Mapping):
+        if not model:
+            raise ConfigError("model={} has no kind of agents: write {'trader': trader, 'book': book}")
+        for kind in model:
+            if type(kind) is not str or not kind:
+                raise ConfigError(f"model= has the kind {kind!r}: name each kind by a text, as {{'trader': trader}}")
+    if isinstance(start, Mapping):
+        if not isinstance(model, Mapping):
+            raise ConfigError(
+                f"start= has kinds {_listed(start)}, and model= is one function: give each kind its model"
+            )
+        for kind in start:
+            if kind not in model:
+                raise ConfigError(
+                    f"start= has the kind {kind!r}, for which model= has no function: it has {_listed(model)}"
+                )
+
+
+def kinds_of(agents: Any, model: Mapping[str, Any]) -> Kinds:  # noqa: ANN401 - as a user has written it
+    """Return the agents of each kind, in the order of the model's kinds.
+
+    Args: `agents` maps each kind to its ids, or is a DataFrame with a column `kind`; `model` has a function by kind.
+    Raises: ConfigError for a kind without a model or without agents, and for an agent with no kind, or with two.
+    """
+    ids = _ids_by_kind(agents, model)
+    for kind, given in ids.items():
+        if kind not in model:
+            first = next(map(check_id, given), None)
+            agent = "" if first is None else f", such as {first!r},"
+            raise ConfigError(
+                f"agents= has the kind {kind!r}{agent} for which model= has no function: it has {_listed(model)}"
+            )
+    found = {kind: AgentSet.of(ids.get(kind, ())) for kind in model}
+    if len(reduce(or_, found.values())) < sum(map(len, ids.values())):
+        raise _comes_twice(ids)
+    for kind, agents_of in found.items():
+        if not len(agents_of):
+            raise ConfigError(f"model= has the kind {kind!r}, and agents= has no agent of it: leave the kind out")
+    return found
+
+
+def _ids_by_kind(agents: Any, model: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - as a user has written it
+    if isinstance(agents, Mapping) and not isinstance(agents, Set):  # the nodes of a networkx graph are both
+        return {kind: _ids_of(kind, given) for kind, given in agents.items()}
+    if not hasattr(agents, "itertuples") or KIND not in agents.columns or not agents.columns.is_unique:
+        raise ConfigError(
+            f"model= has the kinds {_listed(model)}, and agents= does not say of which kind each agent is: write "
+            f"agents={{{next(iter(model))!r}: ids, ...}}, or a DataFrame with a column {KIND!r}"
+        )
+    ids: dict[str, Any] = {}
+    for agent, kind in zip(plain_ids(agents.index), agents[KIND].tolist(), strict=True):
+        if type(kind) is not str or not kind:
+            raise ConfigError(f"agent {check_id(agent)!r} has no kind: the column {KIND!r} of agents= has {kind!r}")
+        ids.setdefault(kind, []).append(agent)
+    return ids
+
+
+def _comes_twice(ids: Mapping[str, Any]) -> ConfigError:
+    """Build the error for the first agent that comes twice."""
+    owners: dict[AgentId, str] = {}
+    for agent, kind in ((check_id(agent), kind) for kind, given in ids.items() for agent in given):
+        other = owners.setdefault(agent, kind)
+        if other != kind:
+            return ConfigError(f"agent {agent!r} is of two kinds, {other!r} and {kind!r}: give each agent one")
+    listed = (check_id(agent) for given in ids.values() for agent in given)
+    twice = next(agent for agent, count in Counter(listed).items() if count > 1)
+    return ConfigError(f"agent {twice!r} comes twice in agents: give each once (a DataFrame has the ids as its index)")
+
+
+def plain_ids(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
+    """Return ids, which may be in a pandas object, as a list or an integer array."""
+    values = getattr(ids, "to_numpy", lambda: ids)()
+    return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
+
+
+def among(agents: AgentSet, kinds: Kinds) -> Kinds:
+    """Return the kinds that some agents have, with those of the agents that are of the kind."""
+    found = {kind: agents_of & agents for kind, agents_of in kinds.items()}
+    return {kind: agents_of for kind, agents_of in found.items() if len(agents_of)}
+
+
+def _ids_of(kind: object, given: Any) -> Any:  # noqa: ANN401 - as a user has written it
+    if isinstance(given, int | np.integer) or given is None:
+        raise ConfigError(f"agents[{kind!r}]={given!r} must be the ids of the kind's agents, such as range({given})")
+    ids = plain_ids(given)
+    return ids if hasattr(ids, "__len__") else [*ids]
+
+
+def _listed(kinds: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, kinds))

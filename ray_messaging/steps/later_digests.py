@@ -1,0 +1,56 @@
+"""Digests of a group's steps that are computed only if somebody asks for them, because they take a third of a step."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from ray_messaging.model.batch import Batch
+from ray_messaging.steps.row_sums import sum_of_batch
+
+KEPT_BYTES: Final = 16 * 2**20  # about half a million small messages
+_ROW_BYTES = 24  # of a row besides its payload: two ids, an ordinal, the payload's number
+
+
+class HashedLater(NamedTuple):
+    """The rows of a batch with their fates, and if blocked with rule and reason."""
+
+    batch: Batch
+    codes: bytes
+    blocks: Mapping[int, tuple[str, str]]
+
+    @property
+    def nbytes(self) -> int:
+        """Return about how much memory the rows take."""
+        return _ROW_BYTES * self.batch.rows + (0 if self.batch.lines is None else self.batch.lines.nbytes)
+
+
+class LaterDigests:
+    """The rows of the steps of one group from step `first` on, in this process.
+
+    Earlier steps get no digest. As soon as the rows take more than `KEPT_BYTES`, their sums replace them.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._kept: dict[int, list[HashedLater]] = {}
+        self._sums: dict[int, int] = {}
+        self._nbytes = 0
+
+    def keep(self, step: int, rows: list[HashedLater], known: int) -> None:
+        """Keep the rows of a step, in place of those that an earlier attempt at the step has left.
+
+        Args: `known` is the sum of the step's rows whose digests are computed already.
+        """
+        if step < self._first:
+            return
+        self._nbytes += sum(each.nbytes for each in rows) - sum(each.nbytes for each in self._kept.get(step, ()))
+        self._kept[step], self._sums[step] = rows, known
+        if self._nbytes > KEPT_BYTES:
+            for number in [*self._kept]:
+                self.sum_of(number)
+
+    def sum_of(self, step: int) -> int:
+        """Return the sum of the digests of a step's rows, and forget the rows."""
+        for each in self._kept.pop(step, ()):
+            self._sums[step] += sum_of_batch(each.batch, each.codes, each.blocks, {})
+            self._nbytes -= each.nbytes
+        return self._sums.get(step, 0)

@@ -1,0 +1,113 @@
+"""Calls of one sender under way: held up, or with random faults."""
+
+import asyncio
+import random
+
+from ray_messaging import ConnectionFailed, MailboxFull
+from support.sending_faults import cut
+
+
+class Gate:
+    """A gate before a messager's calls that send; while it is shut, calls wait, and count as under way."""
+
+    def __init__(self, messager):
+        self.under_way = self.most = 0
+        self.open = asyncio.Event()
+        self.open.set()
+        self._real = messager.engine.transport.send
+        messager.engine.transport.send = self._send
+
+    async def _send(self, request):
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await self.open.wait()
+        self.under_way -= 1
+        return await self._real(request)
+
+
+def lose_one_of_three(messager, lost, *, taken):
+    """Have one of the next three calls end without an answer, `taken` by the server or not; return what undoes it.
+
+    All three are under way at the same time.
+    """
+    transport, real, calls, all_made = messager.engine.transport, messager.engine.transport.send, [], asyncio.Event()
+
+    async def send(request):
+        calls.append(request)
+        at = len(calls) - 1
+        reply = None if at == lost and not taken else await real(request)
+        if len(calls) == 3:
+            all_made.set()
+        await all_made.wait()
+        if at == lost:
+            raise cut()
+        return reply
+
+    transport.send = send
+
+    def restore():
+        transport.send = real
+
+    return restore
+
+
+async def kill(messager):
+    """Stop sending at once, as if the experiment had ended."""
+    await messager.engine.accumulator.stop(ConnectionFailed("killed by the test", host="", port=0))
+
+
+class Faults:
+    """Random faults of the calls by which a messager sends; some attempts arrive late, when others have come."""
+
+    def __init__(self, messager, seed):
+        self.random = random.Random(seed)
+        self.late = []
+        self.most = self._under_way = 0
+        self._real = messager.engine.transport.send
+        messager.engine.transport.send = self._send
+        self._kinds = self.random.choices(
+            ["slow", "twice", "late repeat", "lost", "reply lost", "lost, but late", "unsent", "full"], k=4
+        )
+
+    async def _send(self, request):
+        self._under_way += 1
+        self.most = max(self.most, self._under_way)
+        try:
+            return await self._faulty(request)
+        finally:
+            self._under_way -= 1
+
+    async def _faulty(self, request):
+        kind = self.random.choice([*self._kinds, *["plain"] * 16])
+        if kind in ("slow", "late repeat") or self.random.random() < 0.2:
+            await self._turns()
+        if kind == "unsent":
+            raise ConnectionFailed("unsent", host="", port=0, unsent=True)
+        if kind == "full":
+            raise MailboxFull("full", mailbox="")
+        if kind.startswith("lost"):
+            if kind != "lost":
+                self._arrive_late(request)
+            await self._turns()
+            raise cut()
+        reply = await self._real(request)
+        await self._turns()
+        if kind == "reply lost":
+            raise cut()
+        if kind == "twice":
+            reply = await self._real(request)
+        if kind == "late repeat":
+            self._arrive_late(request)
+        reply.repeated = kind in ("twice", "late repeat")
+        return reply
+
+    def _arrive_late(self, request):
+        async def arrive():
+            await self._turns(300)
+            await self._real(request)
+
+        self.late.append(asyncio.create_task(arrive()))
+
+    async def _turns(self, most=30):
+        for _ in range(self.random.randrange(most)):
+            await asyncio.sleep(0)
