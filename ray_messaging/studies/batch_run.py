@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.model_source import name_of, source_of
@@ -17,9 +17,9 @@ from ray_messaging.common.texts import short_repr
 from ray_messaging.config import Calls, check_calls
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.aggregates import Aggregate, Count, aggregates_of
-from ray_messaging.studies.by_name import bound, check_names, values_of
-from ray_messaging.studies.design import PlannedRun, Row, design_of
-from ray_messaging.studies.one_run import EndedRun, RunTemplate
+from ray_messaging.studies.by_name import bound, check_names, values_of, wanted_by
+from ray_messaging.studies.design import ROW, PlannedRun, Row, design_of, key_of, parameter_value
+from ray_messaging.studies.one_run import OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
 from ray_messaging.studies.ray_workers import workers_for
 from ray_messaging.studies.run_workers import packed
 from ray_messaging.studies.study import Study
@@ -56,6 +56,8 @@ def batch_run(
     collect_every: int = 1,
     only_active: bool = False,
     calls: Calls | None = None,
+    vary_from: int | None = None,
+    before: Mapping[str, Any] | None = None,
     workers: int | None = None,
     on_existing: str = "resume",
     progress: bool = True,
@@ -95,6 +97,9 @@ def batch_run(
         only_active: As for `run`.
         calls: As for `run`: the limits are those of each run. With a store, calls that are equal are made once for the
             study, and also once with other studies that have this store.
+        vary_from: The step from which on the parameters in `before` have the values of the rows. The steps before it
+            are run once for all rows that are otherwise equal, and each row goes on from there.
+        before: The values of these parameters in the steps before `vary_from`, as {"limit": "none"}.
         workers: The number of runs at the same time; None: one for each core.
         on_existing: "resume" goes on with the study in the folder; "reset" begins anew.
         progress: Show how many runs have ended, and the time left.
@@ -111,7 +116,7 @@ def batch_run(
         model=model,
         given={
             "agents": _listed(agents), "until": until, "graph": _listed(graph), "shared": shared,
-            "rules": rules if callable(rules) else [*rules], "groups": groups,
+            "rules": rules if callable(rules) else _rules(rules), "groups": groups,
         },
         outcomes=functions,
         start=start,
@@ -122,6 +127,7 @@ def batch_run(
     )  # fmt: skip
     design = design_of([{}] if parameters is None else parameters, replicates, seed)
     _check(template, design)
+    shared_steps = _shared_steps(template, design, vary_from, before)
     check_calls(calls)
     if calls is not None:
         store_of(calls)  # which tells what cannot be used before a worker begins
@@ -129,18 +135,72 @@ def batch_run(
     owner = tempfile.TemporaryDirectory(prefix="study-") if folder is None else None
     files = StudyFolder(owner.name if owner is not None else folder or "")
     record = _record(template, design, seed, functions)
+    if shared_steps is not None:
+        record["options"] |= {"vary_from": shared_steps.step, "before": shared_steps.row}
     with files.alone():
         if on_existing == "reset":
             files.erase()
         _check_same(files, record, design)
         files.note(record)
-        _carry_out(files, record, design, whole, workers, progress=progress)
+        _carry_out(files, record, design, whole, workers, shared_steps, progress=progress)
     study = Study(files.where)
     study._owner = owner
     if failed := sum(run.error is not None for run in study._runs):
         first = next(run for run in study._runs if run.error is not None)
         sys.stderr.write(f"{failed:,} of {len(design):,} runs failed; the first error: {first.error}\n")
     return study
+
+
+class _SharedSteps(NamedTuple):
+    """The steps before `step`, in which some parameters have the values of `row` in all runs."""
+
+    step: int
+    row: Row
+
+    def before(self, planned: PlannedRun) -> PlannedRun:
+        row = planned.row | self.row
+        return planned._replace(key=key_of(row, planned.replicate), row=row)
+
+
+def _rules(rules: Any) -> list[Any]:  # noqa: ANN401 - as the user has written it
+    try:
+        return [*rules]
+    except TypeError:
+        raise ConfigError(
+            f"rules={short_repr(rules)} must be a list of rules, or a function of parameters that returns one; for "
+            "none leave rules= out"
+        ) from None
+
+
+def _shared_steps(template: RunTemplate, design: Sequence[PlannedRun], step: Any, before: Any) -> _SharedSteps | None:  # noqa: ANN401 - as the user has written it
+    """Return the steps that runs share, if they share some; raise ConfigError for what cannot vary later."""
+    if step is None and before is None:
+        return None
+    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+        raise ConfigError(
+            f"vary_from={step!r} must be the step from which on the parameters in before= vary, at least 1"
+        )
+    if not isinstance(before, Mapping) or not before:
+        raise ConfigError(
+            f"before={short_repr(before)} must be a dict of parameters, with the values that they have before step "
+            f"{step}, as {{'limit': 'none'}}"
+        )
+    later = {name: each for name, each in template.functions().items() if name not in (*OF_THE_BEGINNING, "start")}
+    row = dict(before)
+    for name, value in before.items():
+        if name not in design[0].row:
+            raise ConfigError(f"before= has {name!r}, and parameters= has {', '.join(map(repr, design[0].row))}")
+        wanted = [wanted_by(function, positional) for function, positional in later.values()]
+        if not any(each.any_name or {name, ROW} & each.names for each in wanted):
+            raise ConfigError(
+                f"the parameter {name!r} in before= cannot vary from step {step} on: only start=, agents= or groups= "
+                "take it, which are of the first step"
+            )
+        row[name] = parameter_value(value, f"before= has {name}=")
+    until = template.given["until"]
+    if not callable(until) and isinstance(until, int) and until <= step:
+        raise ConfigError(f"until={until} must be above vary_from={step}, as the rows' own steps begin there")
+    return _SharedSteps(step, row)
 
 
 def _outcomes(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], list[Aggregate]]:  # noqa: ANN401 - as the user has written it
@@ -276,6 +336,7 @@ def _carry_out(
     design: Sequence[PlannedRun],
     template: bytes,
     workers: int | None,
+    shared_steps: _SharedSteps | None,
     *,
     progress: bool,
 ) -> None:
@@ -285,34 +346,81 @@ def _carry_out(
     if left:
         ended = _EndedRuns(files)
         try:
-            _drive(ended, left, template, workers, StudyProgress(len(design), len(left), shown=progress))
+            shown = StudyProgress(len(design), len(left), shown=progress)
+            _drive(ended, _Tasks(left, shared_steps), template, min(len(left), workers) if workers else None, shown)
         finally:  # Ended runs are written after Ctrl-C, too.
             ended.flush()
         there = files.runs(record)
     files.finish([there[run.key] for run in design])
 
 
-def _drive(
-    ended: "_EndedRuns", left: Sequence[PlannedRun], template: bytes, count: int | None, shown: "StudyProgress"
-) -> None:
-    waiting = list(reversed(left))
+class _Tasks:
+    """The tasks of a study that wait for a worker: runs, or the beginnings that runs share, and then their rests.
+
+    The rests of a beginning come before the next beginning, so that few beginnings are in memory.
+    """
+
+    def __init__(self, left: Sequence[PlannedRun], shared_steps: _SharedSteps | None) -> None:
+        self._shared = shared_steps
+        self._waiting: list[Task] = [*reversed(left)]
+        self._runs: dict[str, list[PlannedRun]] = {}  # by the key of their beginning
+        self._calls: dict[str, tuple[int, int]] = {}  # those of a beginning count with its first run
+        if shared_steps is not None:
+            self._waiting = []
+            for planned in left:
+                before = shared_steps.before(planned)
+                if before.key not in self._runs:
+                    self._waiting.insert(0, BeginningRun(before, shared_steps.step))
+                self._runs.setdefault(before.key, []).append(planned)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def pop(self) -> Task:
+        """Return the next task."""
+        return self._waiting.pop()
+
+    def again(self, task: Task) -> None:
+        """Let a task be carried out again."""
+        self._waiting.append(task)
+
+    def ended(self, task: Task, ended: EndedRun) -> Iterator[tuple[PlannedRun, EndedRun]]:
+        """Yield the runs that have ended with a task: after a beginning that failed, those that share it."""
+        if isinstance(task, PlannedRun):
+            yield task, ended
+        elif isinstance(task, ForkedRun):
+            first = self._calls.pop(task.before.key, (0, 0))
+            yield task.planned, ended._replace(calls=(ended.calls[0] + first[0], ended.calls[1] + first[1]))
+        else:
+            runs = self._runs.pop(task.planned.key)
+            if ended.end is None:
+                yield from ((planned, ended) for planned in runs)
+                return
+            self._calls[task.planned.key] = ended.calls
+            self._waiting += [ForkedRun(each, task.planned, task.step, ended.end) for each in reversed(runs)]
+
+
+def _drive(ended: "_EndedRuns", tasks: _Tasks, template: bytes, count: int | None, shown: "StudyProgress") -> None:
     deaths = Counter[str]()
     running = 0
-    with workers_for(template, min(len(left), count) if count else None) as workers, shown:
-        while waiting or running:
-            while waiting and workers.free:
-                workers.start(waiting.pop())
+    with workers_for(template, count) as workers, shown:
+        while tasks or running:
+            while tasks and workers.free:
+                workers.start(tasks.pop())
                 running += 1
-            for planned, answer in workers.wait(_LOOK_S):
+            for task, answer in workers.wait(_LOOK_S):
                 running -= 1
+                planned = task if isinstance(task, PlannedRun) else task.planned
                 if answer is None:
-                    deaths[planned.key] += 1
-                    if deaths[planned.key] < _DEATHS:
-                        waiting.append(planned)
+                    name = f"{type(task).__name__} {planned.key}"
+                    deaths[name] += 1
+                    if deaths[name] < _DEATHS:
+                        tasks.again(task)
                         continue
                 found = answer or EndedRun({}, None, 0.0, _died(planned.row))
-                ended.add(planned, found)
-                shown.count(failed=found.error is not None, saved=found.calls[1])
+                for run, each in tasks.ended(task, found):
+                    ended.add(run, each)
+                    shown.count(failed=each.error is not None, saved=each.calls[1])
             ended.flush_if_due()
             shown.show_if_due()
 

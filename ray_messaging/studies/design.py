@@ -40,7 +40,9 @@ def design_of(parameters: object, replicates: object, seed: int) -> list[Planned
     rows = _checked(_rows_of(parameters))
     found = [*islice(_seeds(seed), int(replicates))]
     return [
-        PlannedRun(_key(row, replicate), row, replicate, drawn) for row in rows for replicate, drawn in enumerate(found)
+        PlannedRun(key_of(row, replicate), row, replicate, drawn)
+        for row in rows
+        for replicate, drawn in enumerate(found)
     ]
 
 
@@ -92,14 +94,15 @@ def _checked(rows: list[Row]) -> list[Row]:
                 f"row {place} of parameters= has {_listed(row)}, and row 0 has {_listed(names)}: all rows have the same"
             )
         for name in names:
-            row[name] = _value(plain_value(row[name]), f"row {place} of parameters= has {name}=")
+            row[name] = parameter_value(row[name], f"row {place} of parameters= has {name}=")
         if (other := seen.setdefault(_text(row), place)) != place:
             raise ConfigError(f"rows {other} and {place} of parameters= are equal: for more runs use replicates=")
     return [{name: row[name] for name in names} for row in rows]
 
 
-def _value(value: Any, where: str) -> Any:  # noqa: ANN401 - any value
-    """Return the value of a parameter; raise ConfigError unless a table can have it."""
+def parameter_value(value: Any, where: str) -> Any:  # noqa: ANN401 - any value
+    """Return the plain value of a parameter; raise ConfigError unless a table can have it."""
+    value = plain_value(value)
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{where}nan, which stands for no value: give each row a value")
     try:
@@ -120,7 +123,8 @@ def _text(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _key(row: Row, replicate: int) -> str:
+def key_of(row: Row, replicate: int) -> str:
+    """Return the name of a run in the study's folder."""
     return blake2b(_text([row, replicate]).encode(), digest_size=12).hexdigest()
 
 

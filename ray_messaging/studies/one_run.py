@@ -12,16 +12,19 @@ import pyarrow as pa
 
 from ray_messaging.cluster.run.agent import users_trace
 from ray_messaging.cluster.run.kinds import functions_in
-from ray_messaging.cluster.run.local_run import run
+from ray_messaging.cluster.run.local_run import run, run_part
 from ray_messaging.cluster.run.result import Result
+from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.model.aggregates import aggregates_of
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.model.series_columns import STEP, is_text
 from ray_messaging.model.series_columns import TAKEN as OF_SERIES
+from ray_messaging.steps.step_loop import check_until
 from ray_messaging.studies.by_name import bound, values_of
 from ray_messaging.studies.design import KEY, REPLICATE, TAKEN, PlannedRun, plain_value
 
+OF_THE_BEGINNING = "agents", "groups"  # With `start`, a run has these from its first step to its last one.
 # These arguments may be functions of a row of parameters.
 OF_THE_ROW = "agents", "until", "graph", "shared", "rules", "groups"
 _PLAIN = (bool, int, float, str, type(None))
@@ -39,6 +42,26 @@ class EndedRun(NamedTuple):
     error: str | None = None
     series: bytes | None = None
     calls: tuple[int, int] = 0, 0  # remembered calls that the run has made, and that the store has saved
+    end: bytes | None = None  # of a BeginningRun: that with which other runs go on
+
+
+class BeginningRun(NamedTuple):
+    """The steps before `step` of runs that begin alike; `planned` has the parameters that these steps have."""
+
+    planned: PlannedRun
+    step: int
+
+
+class ForkedRun(NamedTuple):
+    """The rest of a run; `before` is the row of its beginning, which is in `beginning`."""
+
+    planned: PlannedRun
+    before: PlannedRun
+    step: int
+    beginning: bytes
+
+
+Task = PlannedRun | BeginningRun | ForkedRun  # what a worker is given
 
 
 @dataclass(frozen=True)
@@ -64,11 +87,15 @@ class RunTemplate:
         return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
 
 
-def carry_out(template: RunTemplate, planned: PlannedRun) -> EndedRun:
+def carry_out(template: RunTemplate, task: Task) -> EndedRun:
     """Run a model once, and return the result. An error of the model, or of another function, is part of the result."""
     begun = time.perf_counter()
+    planned = task if isinstance(task, PlannedRun) else task.planned
     try:
-        result, values = _result(template, planned)
+        result, end, values = _result(template, planned) if isinstance(task, PlannedRun) else _part(template, task)
+        if isinstance(task, BeginningRun):
+            calls = result.calls.model, result.calls.store
+            return EndedRun({}, None, time.perf_counter() - begun, calls=calls, end=end)
         outcomes = _last_aggregates(template, result)
         _add_outcomes(outcomes, template, result, values)
         _check_names(outcomes, result, planned)
@@ -79,7 +106,7 @@ def carry_out(template: RunTemplate, planned: PlannedRun) -> EndedRun:
     return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, calls)
 
 
-def _result(template: RunTemplate, planned: PlannedRun) -> tuple[Result, dict[str, Any]]:
+def _result(template: RunTemplate, planned: PlannedRun) -> tuple[Result, None, dict[str, Any]]:
     values = values_of(planned)
     given = {
         name: bound(value, 0, values)() if name in OF_THE_ROW and callable(value) else value
@@ -90,7 +117,44 @@ def _result(template: RunTemplate, planned: PlannedRun) -> tuple[Result, dict[st
     found: Result = call(
         bound(template.model, 2, values), start=start, seed=planned.seed, progress=False, **given, **template.options
     )
-    return found, values
+    return found, None, values
+
+
+def _part(template: RunTemplate, task: BeginningRun | ForkedRun) -> tuple[Result, bytes | None, dict[str, Any]]:
+    """Run the beginning of a run, or the rest of one."""
+    values = values_of(task.planned)
+    first = values if isinstance(task, BeginningRun) else values_of(task.before)
+    given = {
+        name: bound(value, 0, first if name in OF_THE_BEGINNING else values)()
+        if name in OF_THE_ROW and callable(value)
+        else value
+        for name, value in template.given.items()
+    }
+    start = None if template.start is None else bound(template.start, 1, first)
+    options = {name: value for name, value in template.options.items() if name != "calls"}
+    until = given.pop("until")
+    beginning = None
+    if isinstance(task, BeginningRun):
+        until = task.step
+    else:
+        beginning = task.beginning
+        if until <= task.step:
+            raise ConfigError(
+                f"until={until!r} must be above vary_from={task.step}, as the row's own steps begin there"
+            )
+    check_until(until)
+    found = run_part(
+        bound(template.model, 2, values),
+        until=until,
+        options=RunOptions(start, **options),
+        seed=task.planned.seed,
+        calls=template.options.get("calls"),
+        progress=False,
+        beginning=beginning,
+        keep=isinstance(task, BeginningRun),
+        **given,
+    )
+    return found.result, found.end, values
 
 
 def _check_names(outcomes: Mapping[str, Any], result: Result, planned: PlannedRun) -> None:

@@ -9,8 +9,7 @@ import ray
 from ray_messaging.cluster import ray_calls
 from ray_messaging.cluster.ray_clusters import hold_ray, release_ray
 from ray_messaging.errors import MessagingError
-from ray_messaging.studies.design import PlannedRun
-from ray_messaging.studies.one_run import EndedRun
+from ray_messaging.studies.one_run import EndedRun, Task
 from ray_messaging.studies.run_workers import ProcessWorkers, WorkerAnswer, run_packed
 
 
@@ -20,7 +19,7 @@ class RayWorkers:
     def __init__(self, template: bytes, count: int | None) -> None:
         self._packed = template
         self._wanted = count
-        self._busy: dict[Any, PlannedRun] = {}  # the run of each task, by the ObjectRef of its result
+        self._busy: dict[Any, Task] = {}  # the run of each task, by the ObjectRef of its result
 
     def __enter__(self) -> Self:
         self._session = hold_ray()
@@ -42,7 +41,7 @@ class RayWorkers:
         count = self._wanted or max(1, int(ray.cluster_resources().get("CPU", 1)))
         return len(self._busy) < count
 
-    def start(self, planned: PlannedRun) -> None:
+    def start(self, planned: Task) -> None:
         """Give a run to a task."""
         self._busy[self._task.remote(self._template, planned)] = planned
 

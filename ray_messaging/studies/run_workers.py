@@ -23,8 +23,7 @@ import ray.cloudpickle as cloudpickle
 import ray_messaging
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.errors import MessagingError
-from ray_messaging.studies.design import PlannedRun
-from ray_messaging.studies.one_run import EndedRun, RunTemplate, carry_out
+from ray_messaging.studies.one_run import EndedRun, RunTemplate, Task, carry_out
 
 _CHILD = "import sys; from ray_messaging.studies.run_workers import serve_runs; serve_runs(int(sys.argv[1]))"
 _END_S = 5.0  # A process may take so many seconds to end after it was told to.
@@ -39,7 +38,7 @@ _INSTALLED = tuple(
 class WorkerAnswer(NamedTuple):
     """What became of a run that a worker got. `ended` is None if the worker died."""
 
-    planned: PlannedRun
+    planned: Task
     ended: EndedRun | None
 
 
@@ -83,7 +82,7 @@ def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def run_packed(template: bytes, planned: PlannedRun) -> EndedRun:
+def run_packed(template: bytes, planned: Task) -> EndedRun:
     """Carry out a run with a fresh copy of the template, so that no run sees what an earlier one has changed."""
     return carry_out(pickle.loads(template), planned)  # noqa: S301 - made by `packed`
 
@@ -95,7 +94,7 @@ class ProcessWorkers:
         self._template = template
         self._count = count
         self._idle: list[_Worker] = []
-        self._busy: dict[Connection, tuple[_Worker, PlannedRun]] = {}
+        self._busy: dict[Connection, tuple[_Worker, Task]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +108,7 @@ class ProcessWorkers:
         """Return whether a run can be started."""
         return len(self._busy) < self._count
 
-    def start(self, planned: PlannedRun) -> None:
+    def start(self, planned: Task) -> None:
         """Give a run to a worker."""
         while True:
             worker = self._idle.pop() if self._idle else _Worker(self._template)

@@ -7,10 +7,17 @@ from contextlib import AsyncExitStack
 from copy import deepcopy
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, overload
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.run.agent import AgentLoop
+from ray_messaging.cluster.run.beginning import (
+    Beginning,
+    beginning_of,
+    decode_beginning,
+    go_on_from,
+    told_rules,
+)
 from ray_messaging.cluster.run.result import Result, cause_of, gathered
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
@@ -22,7 +29,7 @@ from ray_messaging.common.texts import steps_done
 from ray_messaging.config import Calls, Steps, check_calls
 from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.embedded.local_server import LocalServer
-from ray_messaging.errors import StepFailed
+from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.interception.rules.rule import Rule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.rule_set import RuleSet
@@ -126,14 +133,49 @@ def run(
     options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
     check_run(model, options)
     check_until(until)
+    return run_part(model, agents, until, groups, graph, shared, options, rules, seed, calls, progress=progress).result
+
+
+class Part(NamedTuple):
+    """The result of a part of a run, up to some step; `end` is the beginning of the runs that go on from there."""
+
+    result: Result
+    end: bytes | None = None
+
+
+def run_part(
+    model: Callable[..., object] | Mapping[str, Callable[..., object]],
+    agents: object,
+    until: int,
+    groups: object,
+    graph: object,
+    shared: object,
+    options: RunOptions,
+    rules: Sequence[Rule],
+    seed: int,
+    calls: Calls | None,
+    *,
+    progress: bool,
+    beginning: bytes | None = None,
+    keep: bool = False,
+) -> Part:
+    """Run a model as `run` does, and go on from a beginning, if there is one; with `keep` return the end.
+
+    Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
+    """
     check_calls(calls)
     plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1, model)
     copies = [_copy("shared", shared) for _ in plans]
     relax_collector()
     RuleSet(rules)  # raises RuleError
     made = [_copy("the rule", rule) for rule in rules]
+    former = None if beginning is None else decode_beginning(beginning)
+    if former is not None and (names := [plan.name for plan in plans]) != former.groups:
+        raise ConfigError(f"the groups are {names}, and those of the steps before {former.step} {former.groups}")
     try:
-        return run_in_own_loop(lambda: _run(plans, model, until, options, copies, made, seed, calls, progress=progress))
+        return run_in_own_loop(
+            lambda: _run(plans, model, until, options, copies, made, seed, calls, former, keep, progress=progress)
+        )
     except StepFailed as error:
         raise error.with_traceback(None) from cause_of(error)  # the traceback leaves out our own frames
 
@@ -160,9 +202,11 @@ async def _run(
     rules: Sequence[Rule],
     seed: int,
     limits: Calls | None,
+    former: Beginning | None,
+    keep: bool,  # noqa: FBT001 - as `run_part` has it
     *,
     progress: bool,
-) -> Result:
+) -> Part:
     if limits is not None:
         store_of(limits)  # which tells what cannot be used
     limit_calls = None if limits is None else partial(_limit_calls, limits, CallLimits(limits))
@@ -171,6 +215,9 @@ async def _run(
         server = stack.enter_context(LocalServer(steps=steps))
         interceptor = Interceptor(_EXPERIMENT, rules)
         stack.push_async_callback(interceptor.close)
+        told = told_rules(rules) if keep or former is not None else {}
+        if former is not None:
+            await go_on_from(former, server, _EXPERIMENT, interceptor, told)
         settings = StepSettings.of(steps)
         reviewer = RuleReviewer(interceptor, settings.horizon) if forces_all(rules) else None
         handle = interceptor if rules else None
@@ -189,14 +236,14 @@ async def _run(
         plan_of = {plan.name: _known(plan) for plan in plans}
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(plan.agents, SUBTOPICS)
-        told = set[str]()
+        shown = set[str]()
         # Limits of calls may end the run before `until`, so that its last steps are not known yet.
         first = max(0, until - settings.horizon) if limit_calls is None else 0
         # The supervisor changes digests, so it needs them at once.
         later = [] if reviewer is not None else [LaterDigests(first) for _ in plans]
         calls = []
         for plan, messager, copied, own in zip_longest(plans, messagers, shared, later):
-            actor = RunActor(messager, told, limit_calls, own)
+            actor = RunActor(messager, shown, limit_calls, own)
             stack.callback(actor.forget)
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
             calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, 1, with_states=True)))
@@ -206,7 +253,7 @@ async def _run(
             await _all_done(calls, supervising, lambda: _show(store, line, until))
         ended = min(call.result().until for call in calls)  # the budget of calls may have been spent
         await _all_done([asyncio.create_task(_sealed(store, ended - 1))], supervising)
-        last = range(max(0, ended - settings.horizon), ended)
+        last = range(max(0 if former is None else former.step, ended - settings.horizon), ended)
         digests: dict[int, str] | Callable[[], dict[int, str]]
         by_rules = None
         if reviewer is None:
@@ -218,13 +265,21 @@ async def _run(
             }
             by_rules = counts[ended - 1].get(SUPERVISOR) if counts else None
             digests = {step: digest_of(each).hex() for step, each in counts.items()}
+        if former is not None or keep:
+            found = digests() if callable(digests) else digests
+            earlier = {} if former is None else former.digests
+            digests = {step: each for step, each in earlier.items() if step >= ended - settings.horizon} | found
         collected = None
         if options.collect is not None:
             from ray_messaging.eventlog.series_tables import series_table  # noqa: PLC0415 - brings pyarrow, 80 MB
 
             collected = series_table(await store.collected(ended - 1))
         total = {} if by_rules is None else by_rules.total
-        return gathered([call.result() for call in calls], until, total, digests, collected)
+        result = gathered([call.result() for call in calls], until, total, digests, collected)
+        if not keep:
+            return Part(result)
+        names = [plan.name for plan in plans]
+        return Part(result, await beginning_of(transport, interceptor, told, names, result.digests, until))
 
 
 def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, str]:

@@ -1,0 +1,73 @@
+"""The beginning of a local run, from which other local runs go on: all that its next step begins with."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ray_messaging.cluster.run.content_digest import content_digest
+from ray_messaging.config import MessagingConfig
+from ray_messaging.embedded.local_server import LocalServer
+from ray_messaging.interception.rules.rule import Rule
+from ray_messaging.interception.server.interceptor import OWN_TABLES, Interceptor
+from ray_messaging.transports.transport import RedisTransport
+
+
+class Beginning(msgspec.Struct, array_like=True):
+    """A run before its step `step`: its data on the server, and what its rules remember, by name.
+
+    `digests` are those of its last steps, `collected` its series in the steps so far.
+    """
+
+    step: int
+    groups: list[str]
+    copied: list[tuple[str, str, list[tuple[bytes, bytes]]]]
+    memory: dict[str, tuple[str | None, dict[bytes, bytes]]]
+    digests: dict[int, str]
+
+
+decode_beginning = msgspec.msgpack.Decoder(Beginning).decode
+encode_beginning = msgspec.msgpack.Encoder().encode
+
+
+def told_rules(rules: Sequence[Rule]) -> dict[str, str | None]:
+    """Return a digest of each rule as it was given, by name."""
+    return {rule.name: content_digest([type(rule).__qualname__, vars(rule)]) for rule in rules}
+
+
+async def beginning_of(
+    transport: RedisTransport,
+    interceptor: Interceptor,
+    rules: Mapping[str, str | None],
+    groups: Sequence[str],
+    digests: Mapping[int, str],
+    step: int,
+) -> bytes:
+    """Return a run that has ended before `step`, so that others can go on from there."""
+    copied = [(each.key, each.kind, [*each.content]) for each in await transport.checkpoints.read(step - 1)]
+    memory = {name: (rules.get(name), {**table.dump()}) for name, table in interceptor._tables.items()}
+    return encode_beginning(Beginning(step, [*groups], copied, memory, dict(digests)))
+
+
+async def go_on_from(
+    beginning: Beginning, server: LocalServer, exp_id: str, interceptor: Interceptor, rules: Mapping[str, str | None]
+) -> None:
+    """Write a beginning to a server without messagers; rules that are equal to its rules remember what those did."""
+    transport = server.open_backend().transport(exp_id, MessagingConfig())
+    try:
+        await transport.connect()
+        await transport.checkpoints.write(_copied(beginning))
+    finally:
+        await transport.close()
+    tables = {
+        name: fields
+        for name, (digest, fields) in beginning.memory.items()
+        if name in OWN_TABLES or (name in rules and rules[name] == digest)
+    }
+    interceptor.load(tables, {}, merge=False)
+
+
+def _copied(beginning: Beginning) -> Any:  # noqa: ANN401 - CopiedKeys
+    from ray_messaging.transports.checkpoints import CopiedKey  # noqa: PLC0415 - for those who go on only
+
+    return [CopiedKey(*each) for each in beginning.copied]

@@ -1,0 +1,238 @@
+"""Runs that share their beginning: it is run once, and each row is equal to a whole run of its own."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.studies import work_here
+
+from ray_messaging import Calls, ConfigError, Mean, Study, batch_run, rules, run
+from ray_messaging.interception.rules import ALLOW, Rule, Table, block
+from ray_messaging.studies.run_workers import run_packed
+
+AGENTS, FROM, UNTIL = 8, 5, 10
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    work_here(monkeypatch)
+
+
+def ring(seed):
+    return np.random.default_rng(seed).integers(0, AGENTS, (24, 2))
+
+
+def first(me):
+    return {"heard": 0}
+
+
+def gossip(me, inbox, chance):
+    me.state["heard"] += len(inbox)
+    for friend in me.neighbours:
+        if me.rng.random() < chance:
+            me.send(friend, {"step": me.step}, deliver_at=me.step + 1 + int(me.rng.integers(3)))
+
+
+def person(me, inbox, *, chance):
+    gossip(me, inbox, chance)
+
+
+def changing(me, inbox, *, chance):
+    """What `person` is in a whole run whose chance changes."""
+    gossip(me, inbox, chance if me.step >= FROM else 0.5)
+
+
+class Late(Rule):
+    """Blocks some messages of the steps from `since` on."""
+
+    name = "late"
+    needs_payload = True
+
+    def __init__(self, since):
+        self.since = since
+
+    def check(self, message):
+        return block("") if message.payload["step"] >= self.since and message.to_id % 2 else ALLOW
+
+
+class Quota(Rule):
+    """Lets each agent send so many messages in all."""
+
+    name = "quota"
+
+    def __init__(self, most):
+        self.most, self.state = most, Table()
+
+    def check(self, message):
+        self.state[message.from_id] = sent = self.state.get(message.from_id, 0) + 1
+        return ALLOW if sent <= self.most else block("")
+
+
+def sweep(folder, model, parameters, **changed):
+    given = {"agents": AGENTS, "until": UNTIL, "graph": ring, "start": first, "replicates": 2, "progress": False}
+    given |= {"outcomes": Mean("heard")} | changed
+    return batch_run(model, parameters, folder=folder, **given)
+
+
+def table(study):
+    return study.to_pandas().drop(columns="seconds")
+
+
+def of(study, **row):
+    found = table(study)
+    for name, value in row.items():
+        found = found[found[name] == value]
+    return found.drop(columns=[*row]).reset_index(drop=True)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_each_row_is_equal_to_a_whole_run(tmp_path, groups):
+    chances = {"chance": [0.1, 0.5, 0.9]}
+    shared = sweep(tmp_path / "a", person, chances, vary_from=FROM, before={"chance": 0.5}, groups=groups)
+    whole = sweep(tmp_path / "b", changing, chances, groups=groups)
+    assert shared.to_pandas().error.isna().all()
+    assert table(shared).equals(table(whole))
+    assert shared.series.equals(whole.series)
+    assert shared.to_pandas().digest.nunique() == 6
+    one = shared.to_pandas().iloc[2]  # of the value before: nothing changes
+    alone = run(
+        lambda me, inbox: gossip(me, inbox, 0.5), agents=AGENTS, until=UNTIL, graph=ring(int(one.seed)), start=first,
+        seed=int(one.seed), progress=False,
+    )  # fmt: skip
+    assert np.mean([state["heard"] for state in alone.states.values()]) == one.heard
+
+
+def test_rules_that_vary_are_equal_to_whole_runs(tmp_path):
+    def late(limit):
+        return [Late(0)] if limit == "late" else []
+
+    def late_in_a_whole_run(limit):
+        return [Late(FROM)] if limit == "late" else []
+
+    limits, later = {"limit": ["none", "late"]}, {"vary_from": FROM, "before": {"limit": "none"}}
+    talks = lambda me, inbox: gossip(me, inbox, 0.5)  # noqa: E731
+    shared = sweep(tmp_path / "a", talks, limits, rules=late, **later)
+    whole = sweep(tmp_path / "b", talks, limits, rules=late_in_a_whole_run)
+    assert table(shared).equals(table(whole))
+    assert not of(shared, limit="none").heard.equals(of(shared, limit="late").heard)
+
+
+def test_an_equal_rule_remembers_and_another_one_begins_anew(tmp_path):
+    talks = lambda me, inbox: gossip(me, inbox, 0.9)  # noqa: E731
+    given = {"rules": lambda quota: [Quota(quota)], "outcomes": lambda result: {"sent": result.fates["delivered"]}}
+    shared = sweep(tmp_path / "a", talks, {"quota": [3, 4]}, vary_from=FROM, before={"quota": 3}, **given)
+    whole = sweep(tmp_path / "b", talks, {"quota": [3, 4]}, **given)
+    assert of(shared, quota=3).equals(of(whole, quota=3))
+    assert (of(shared, quota=4).sent > of(whole, quota=4).sent).all()
+
+
+def test_a_beginning_is_run_once_for_each_replicate_and_the_other_parameters(tmp_path):
+    file = tmp_path / "steps"
+
+    def counted(me, inbox, *, chance, mood):
+        if me.id == 0:
+            with file.open("a") as steps:
+                steps.write(f"{me.step}\n")
+        gossip(me, inbox, chance)
+
+    parameters = {"chance": [0.1, 0.2, 0.3, 0.4, 0.5], "mood": [1, 2]}
+    study = sweep(tmp_path / "a", counted, parameters, vary_from=FROM, before={"chance": 0.5})
+    counts = Counter(int(line) for line in file.read_text().splitlines())
+    assert counts == {step: 4 if step < FROM else 20 for step in range(UNTIL)}
+    assert len(study) == 20
+    again = sweep(tmp_path / "a", counted, parameters, vary_from=FROM, before={"chance": 0.5})
+    assert table(again).equals(table(study))
+    assert Counter(int(line) for line in file.read_text().splitlines()) == counts
+    grown = sweep(tmp_path / "a", counted, parameters | {"mood": [1, 2, 3]}, vary_from=FROM, before={"chance": 0.5})
+    assert len(grown) == 30
+
+
+def test_calls_of_the_beginning_are_paid_once(tmp_path):
+    file = tmp_path / "calls"
+
+    def ask(prompt, file):
+        with Path(file).open("a") as calls:
+            calls.write(f"{prompt}\n")
+        return prompt
+
+    async def asks(me, inbox, *, chance):
+        await me.remember(ask, f"{me.id} in {me.step}" + ("" if me.step < FROM else f" by {chance}"), str(file))
+
+    study = sweep(
+        tmp_path / "a", asks, {"chance": [0.1, 0.2, 0.3]}, vary_from=FROM, before={"chance": 0.1}, outcomes=None,
+        calls=Calls(store=tmp_path / "store"),
+    )  # fmt: skip
+    prompts = file.read_text().splitlines()
+    assert len(prompts) == len({*prompts}) == AGENTS * FROM + 3 * AGENTS * (UNTIL - FROM) == study.calls.model
+
+
+def test_a_beginning_that_fails_fails_its_rows_only(tmp_path):
+    def fails(me, inbox, *, chance, mood):
+        if me.step == 2 and mood == "bad":
+            raise ValueError("no mood")
+        if me.step == FROM and chance == 0.9:
+            raise ValueError("no chance")
+
+    parameters = {"chance": [0.1, 0.9], "mood": ["good", "bad"]}
+    study = sweep(tmp_path / "a", fails, parameters, vary_from=FROM, before={"chance": 0.1}, outcomes=None)
+    errors = study.to_pandas().set_index(["mood", "chance"]).error
+    assert errors["bad"].str.contains("no mood").all()
+    assert errors["good", 0.9].str.contains("no chance").all()
+    assert errors["good", 0.1].isna().all()
+
+
+def test_a_beginning_whose_worker_dies_is_run_again(tmp_path, monkeypatch):
+    deaths = []
+
+    def dies_once(template, task):
+        if len(deaths) < 2:
+            deaths.append(task)
+            return None
+        return run_packed(template, task)
+
+    work_here(monkeypatch, dies_once)
+    study = sweep(tmp_path / "a", person, {"chance": [0.1, 0.9]}, vary_from=FROM, before={"chance": 0.5})
+    work_here(monkeypatch)
+    whole = sweep(tmp_path / "b", changing, {"chance": [0.1, 0.9]})
+    assert table(study).equals(table(whole))
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"vary_from": 0, "before": {"chance": 0.5}}, r"vary_from=0 must be the step .*at least 1"),
+        ({"vary_from": True, "before": {"chance": 0.5}}, r"vary_from=True must"),
+        ({"before": {"chance": 0.5}}, r"vary_from=None must"),
+        ({"vary_from": FROM}, r"before=None must be a dict of parameters"),
+        ({"vary_from": FROM, "before": {}}, r"before=.* must be a dict of parameters"),
+        ({"vary_from": FROM, "before": {"luck": 0.5}}, r"before= has 'luck', and parameters= has 'chance'"),
+        ({"vary_from": FROM, "before": {"chance": object()}}, r"before= has chance=<object"),
+        ({"vary_from": UNTIL, "before": {"chance": 0.5}}, r"until=10 must be above vary_from=10"),
+        ({"rules": None}, r"rules=None must be a list of rules.*leave rules= out"),
+        ({"rules": rules.MaxLength(3)}, r"rules=.* must be a list of rules"),
+    ],
+)
+def test_bad_input_is_told_before_a_run(tmp_path, changed, text):
+    with pytest.raises(ConfigError, match=text):
+        sweep(tmp_path / "a", person, {"chance": [0.1, 0.9]}, **changed)
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_only_the_first_step_takes_cannot_vary_later(tmp_path):
+    given = {"agents": lambda count: count, "graph": None, "vary_from": FROM, "before": {"count": 3}, "outcomes": None}
+    with pytest.raises(ConfigError, match="'count' in before= cannot vary from step 5 on: only start=, agents="):
+        sweep(tmp_path / "a", lambda me, inbox: None, {"count": [3, 4]}, **given)
+
+
+def test_a_row_that_ends_too_early_and_another_folder_are_told(tmp_path):
+    later = {"vary_from": FROM, "before": {"chance": 0.5}}
+    study = sweep(
+        tmp_path / "a", person, {"chance": [0.1, 0.9]}, until=lambda chance: 4 if chance < 0.5 else 9, **later
+    )
+    errors = study.to_pandas().set_index("chance").error
+    assert errors[0.1].str.contains("until=4 must be above vary_from=5").all()
+    assert errors[0.9].isna().all()
+    with pytest.raises(ConfigError, match="its options is"):
+        sweep(tmp_path / "a", person, {"chance": [0.1, 0.9]}, until=lambda chance: 4 if chance < 0.5 else 9)
+    assert len(Study(tmp_path / "a")) == 4
