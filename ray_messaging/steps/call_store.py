@@ -11,6 +11,7 @@ import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -227,7 +228,9 @@ class CallStore:
 
     def _open(self) -> sqlite3.Connection:
         file = Path(self.folder, FILE)
-        return sqlite3.connect(file, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(file, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, _close, database, os.getpid())
+        return database
 
     def _prepare(self, database: sqlite3.Connection) -> None:
         ((application,), (version,)) = (
@@ -275,6 +278,11 @@ _ALONE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
 _opening = threading.Lock()
 _ours: Final = set[str]()  # the files that this process has locked, or the process of which this one is a fork
 _open_stores: dict[tuple[int, str], CallStore] = {}  # by process and folder
+
+
+def _close(database: sqlite3.Connection, process: int) -> None:
+    if os.getpid() == process:  # a fork of the process must not close what is open in that one
+        database.close()
 
 
 def _found(database: sqlite3.Connection, content: str) -> KeptCall | None:

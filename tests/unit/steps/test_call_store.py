@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -210,20 +211,17 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path):
 
 
 def test_a_database_of_something_else_is_refused_and_stays(tmp_path):
-    with sqlite3.connect(tmp_path / FILE) as database:
+    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
         database.execute("CREATE TABLE notes (text)")
-    database.close()
     with pytest.raises(ConfigError, match=r"a database of something else.*pass another folder"):
         CallStore(str(tmp_path))
-    database = sqlite3.connect(tmp_path / FILE)
-    assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("notes",)]
-    database.close()
+    with closing(sqlite3.connect(tmp_path / FILE)) as database:
+        assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("notes",)]
 
 
 def test_another_version_and_a_damaged_file_are_refused(store, tmp_path):
-    with sqlite3.connect(Path(store.folder, FILE)) as database:
+    with closing(sqlite3.connect(Path(store.folder, FILE))) as database, database:
         database.execute("PRAGMA user_version = 9")
-    database.close()
     with pytest.raises(ConfigError, match=r"version 9 of the format, and this version of ray_messaging has version 1"):
         CallStore(store.folder)
     (tmp_path / FILE).write_bytes(b"no database at all, but long enough to be looked at " * 100)
