@@ -176,7 +176,7 @@ def test_a_beginning_that_fails_fails_its_rows_only(tmp_path):
 
     parameters = {"chance": [0.1, 0.9], "mood": ["good", "bad"]}
     study = sweep(tmp_path / "a", fails, parameters, vary_from=FROM, before={"chance": 0.1}, outcomes=None)
-    errors = study.to_pandas().set_index(["mood", "chance"]).error
+    errors = study.to_pandas().set_index(["mood", "chance"]).error.sort_index()
     assert errors["bad"].str.contains("no mood").all()
     assert errors["good", 0.9].str.contains("no chance").all()
     assert errors["good", 0.1].isna().all()
