@@ -108,7 +108,7 @@ def test_a_task_controls_the_rules(town):
         ("replace_rule", ["speed", rules.MaxLength(5)], ["'speed'", "'first', 'second'"]),
         ("replace_rule", [0, rules.MaxLength(5, name="second")], ["'second'", "another name"]),
         ("insert_rule", [rules.MaxLength(5, name="first")], ["'first'", "another name"]),
-        ("insert_rule", [rules.MaxLength(5), "first"], ["'first'", "no place"]),
+        ("insert_rule", [rules.MaxLength(5), "first"], ["'first'", "not a position"]),
         ("insert_rule", ["max-length:5"], ["'max-length:5'", "no rule"]),
         ("insert_rule", [rules.MaxLength], ["MaxLength", "no rule"]),
         ("insert_rule", [LocksUp()], ["'locks_up'", "cannot be sent", "first used"]),

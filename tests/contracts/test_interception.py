@@ -122,7 +122,7 @@ async def test_forward_works_as_in_agentsociety():
 
 
 def test_invalid_rules_are_refused():
-    with pytest.raises(RuleError, match="no rule"):
+    with pytest.raises(RuleError, match="not a rule"):
         interceptor_with(object())
     with pytest.raises(RuleError, match="black_list"):
         interceptor_with(rules.BlackList(), rules.BlackList())

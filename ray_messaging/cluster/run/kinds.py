@@ -11,6 +11,7 @@ import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.common.awaitables import is_async
+from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
 
@@ -69,7 +70,8 @@ def check_kinds(model: object, start: object) -> None:
     if isinstance(start, Mapping):
         if not isinstance(model, Mapping):
             raise ConfigError(
-                f"start= has kinds {_listed(start)}, and model= is one function: give each kind its model"
+                f"start={short_repr(start)} has a start for each kind, and model= is one function: write a "
+                "function, or give each kind its model"
             )
         for kind in start:
             if kind not in model:
