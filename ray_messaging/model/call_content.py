@@ -4,14 +4,17 @@ Equal contents have equal digests in all processes of one Python version. Of a f
 comments and line numbers do not. What cannot be told raises ConfigError.
 """
 
+import dis
+import importlib
 import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from types import MethodType as Method
@@ -33,6 +36,7 @@ _INSTALLED: Final = (
     *(f"{Path(__file__).parents[1]}/", "<frozen "),
 )
 _WRAPPERS = staticmethod, classmethod
+_CODE = FunctionType, property, cached_property, *_WRAPPERS
 _NO_ATTRIBUTE = MemberDescriptorType, GetSetDescriptorType  # of slots, and of `__dict__`
 _DIGEST_BYTES = 16
 _encode = msgspec.msgpack.Encoder().encode
@@ -105,7 +109,10 @@ class _Teller:
 
     def __init__(self, *, lenient: bool) -> None:
         self._lenient = lenient
-        self._seen: dict[object, int] = {}  # functions and classes, by which they may refer to each other
+        # Functions, classes and modules may refer to each other: a digest of each that was told, or its depth among
+        # those that are being told.
+        self._seen: dict[tuple[bool, object], bytes | int] = {}
+        self._depth = 0
 
     def told(self, value: Any, place: str) -> Any:  # noqa: ANN401 - any value
         """Return the content of a value; raise ConfigError, which has `place`, if there is none."""
@@ -118,8 +125,10 @@ class _Teller:
             return [kind.__name__, [self.told(each, f"{place}[{at}]") for at, each in enumerate(value)]]
         if kind in (dict, set, frozenset):
             return [kind.__name__, sorted(self._members(value, place))]
-        if isinstance(value, FunctionType | type):
-            return self._once(value, place)
+        if kind is FunctionType:
+            return self._once(value, lambda: self._function(value))
+        if isinstance(value, type):
+            return self._once(value, lambda: self._class(value, place))
         return self._object(value, kind, place)
 
     def _members(self, value: Any, place: str) -> Iterator[bytes]:  # noqa: ANN401 - a dict or a set
@@ -129,29 +138,61 @@ class _Teller:
         else:
             yield from (_encode(self.told(each, place)) for each in value)
 
-    def _once(self, value: Any, place: str) -> Any:  # noqa: ANN401 - a function or a class
-        if value in self._seen:
-            return ["seen", self._seen[value]]
-        self._seen[value] = len(self._seen)
-        if isinstance(value, FunctionType):
-            return self._function(value)
-        return self._class(value, place)
+    def _once(self, value: Any, tell: Callable[[], list[Any]]) -> list[Any]:  # noqa: ANN401 - as above
+        """Return the content of a function, class or module, as a digest if it has parts."""
+        key = self._lenient, value
+        if (known := self._seen.get(key)) is not None:
+            return ["seen", known]
+        self._seen[key] = self._depth
+        self._depth += 1
+        told = tell()
+        self._depth -= 1
+        if told[0] == "library":
+            del self._seen[key]
+            return told
+        self._seen[key] = digest = blake2b(_encode(told), digest_size=_DIGEST_BYTES).digest()
+        return ["seen", digest]
 
-    def _function(self, function: FunctionType) -> Any:  # noqa: ANN401 - as above
+    def _function(self, function: FunctionType) -> list[Any]:
         code = function.__code__
-        if _is_installed(code.co_filename):
-            return ["library", function.__module__, function.__qualname__]
         name = function.__qualname__
-        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-        used: list[Any] = [[each, self._cell(cell, f"its {each!r}")] for each, cell in cells]
+        if _is_installed(code.co_filename):
+            if not function.__closure__ or ("<locals>" not in name and _is_of_library(function.__module__)):
+                return ["library", function.__module__, name]
+            return ["made by a library", function.__module__, name, *self._made_by_library(function)]
+        used = self._cells(function)
         names = {*_names_in(code)}
         outside = function.__globals__
         used += [[each, self._global(outside[each], names, each)] for each in sorted(names & outside.keys())]
+        used += [self._import(each, level, outside, names) for each, level in _imports_in(code)]
+        used += [
+            [each, self.told(part, f"its '{name}.{each}'")]
+            for each, part in sorted(vars(function).items())
+            if not each.startswith("__")
+        ]
         given = (
             self.told(function.__defaults__, f"a default of {name}"),
             self.told(function.__kwdefaults__, f"a default of {name}"),
         )
         return ["function", name, [*_parts_of(code)], given, used]
+
+    def _made_by_library(self, function: FunctionType) -> list[Any]:
+        """Return what a function that a library has made depends on, such as the function that it decorates.
+
+        A decorator's own objects are left out, such as the pauses between tries.
+        """
+        if (wrapped := getattr(function, "__wrapped__", None)) is None:
+            return self._cells(function)
+        told, lenient = self.told(wrapped, f"its {function.__qualname__!r}"), self._lenient
+        self._lenient = True
+        try:
+            return [told, *self._cells(function)]
+        finally:
+            self._lenient = lenient
+
+    def _cells(self, function: FunctionType) -> list[Any]:
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        return [[each, self._cell(cell, f"its {each!r}")] for each, cell in cells]
 
     def _cell(self, cell: Any, place: str) -> Any:  # noqa: ANN401 - a cell of a closure
         try:
@@ -163,37 +204,55 @@ class _Teller:
     def _global(self, value: Any, names: set[str], name: str) -> Any:  # noqa: ANN401 - any global
         if not isinstance(value, ModuleType):
             return self.told(value, f"its {name!r}")
-        found: list[Any] = ["module", value.__name__]
         if value.__name__ == "os" and (read := names & _ENVIRONMENT) and not self._lenient:
             raise _untold(f"its 'os.{min(read)}'", "reads the environment, which is no part of it")
-        file = getattr(value, "__file__", None)
-        own = isinstance(file, str) and not _is_installed(file) and not value.__name__.startswith("ray_messaging")
-        for each in sorted(names & vars(value).keys()):
-            part = vars(value)[each]
-            if type(part) in (*_PLAIN, int) or own:  # of a library's modules its plain settings count
+        return self._once((value, frozenset(names)), lambda: self._module(value, names, name))
+
+    def _module(self, module: ModuleType, names: set[str], name: str) -> list[Any]:
+        """Return those parts of a module that code with some names may use; of a library its plain settings count."""
+        found: list[Any] = ["module", module.__name__]
+        file = getattr(module, "__file__", None)
+        own = isinstance(file, str) and not _is_installed(file) and not module.__name__.startswith("ray_messaging")
+        for each in sorted(names & vars(module).keys()):
+            part = vars(module)[each]
+            if own and isinstance(part, ModuleType):
+                found.append([each, self._global(part, names, each)])
+            elif type(part) in (*_PLAIN, int) or own:
                 found.append([each, self.told(part, f"its '{name}.{each}'")])
         return found
 
-    def _class(self, kind: Any, place: str) -> Any:  # noqa: ANN401 - a class
-        module = sys.modules.get(kind.__module__)
-        if kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "ray_messaging") or _is_installed(
-            getattr(module, "__file__", None) or ""
-        ):
+    def _import(self, name: str, level: int, outside: Mapping[str, Any], names: set[str]) -> list[Any]:
+        """Return the content of a module that a function imports itself; of a library only the name."""
+        package = outside.get("__package__")
+        whole = resolve_name("." * level + name, package) if level and package else name
+        if whole == "os" or not _is_found_in_library(whole.partition(".")[0]):
+            try:
+                return [whole, self._global(importlib.import_module(whole), names, whole)]
+            except ImportError:
+                return [whole, "absent"]
+        return [whole]
+
+    def _class(self, kind: Any, place: str) -> list[Any]:  # noqa: ANN401 - a class
+        if _is_of_library(kind.__module__):
             return ["library", kind.__module__, kind.__qualname__]
+        parts = {**vars(kind)}
+        told: list[Any] = [self.told(base, place) for base in (type(kind), *kind.__bases__)]
         if issubclass(kind, Enum):
-            return ["enum", kind.__qualname__, [[each.name, self.told(each.value, place)] for each in kind]]
-        parts = vars(kind)
-        if callable(schema := getattr(kind, "model_json_schema", None)):  # pydantic's
-            told: Any = msgspec.json.encode(schema(), order="deterministic")
-            parts = {name: part for name, part in parts.items() if isinstance(part, FunctionType)}
+            told += [[each.name, self.told(each.value, place)] for each in kind]
+        elif callable(schema := getattr(kind, "model_json_schema", None)):  # pydantic's
+            told.append(msgspec.json.encode(schema(), order="deterministic"))
+            parts |= {name: part.wrapped for name, part in parts.items() if hasattr(part, "decorator_info")}
         else:
-            told = [self.told(base, place) for base in kind.__bases__]
-        members = [
+            return ["class", kind.__qualname__, told, self._members_of(kind, parts)]
+        parts = {name: part for name, part in parts.items() if isinstance(part, _CODE)}
+        return ["class", kind.__qualname__, told, self._members_of(kind, parts)]
+
+    def _members_of(self, kind: Any, parts: Mapping[str, Any]) -> list[Any]:  # noqa: ANN401 - a class
+        return [
             [name, self._attribute(part, f"its '{kind.__qualname__}.{name}'")]
             for name, part in sorted(parts.items())
             if _counts(name, part)
         ]
-        return ["class", kind.__qualname__, told, members]
 
     def _attribute(self, part: Any, place: str) -> Any:  # noqa: ANN401 - an attribute of a class
         if isinstance(part, _WRAPPERS):
@@ -219,8 +278,10 @@ class _Teller:
             return ["member", self.told(kind, place), value.name]
         if isinstance(value, re.Pattern):
             return ["pattern", value.pattern, value.flags]
-        if isinstance(getattr(value, "__wrapped__", None), FunctionType):  # as by functools.lru_cache
-            return ["wrapped", self.told(value.__wrapped__, place)]
+        if isinstance(getattr(value, "__wrapped__", None), FunctionType) and (  # as by functools.lru_cache
+            self._lenient or _is_of_library(kind.__module__)
+        ):
+            return ["wrapped", self.told(kind, place), self.told(value.__wrapped__, place)]
         if self._lenient:
             return ["left out"]
         try:
@@ -230,8 +291,9 @@ class _Teller:
 
     def _of_a_class(self, value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401 - an object with attributes
         told = self.told(kind, place)
-        if callable(dump := getattr(value, "model_dump", None)):
-            return ["model", told, self.told(dump(), place)]
+        if callable(getattr(value, "model_dump", None)):
+            hidden = [getattr(value, f"__pydantic_{name}__", None) for name in ("private", "extra")]
+            return ["model", told, self.told([vars(value), *hidden], place)]
         if told[0] == "library" and not is_dataclass(value):
             # The clients of OpenAI, Anthropic and httpx have this, and the rest of them are connections.
             if (url := getattr(value, "base_url", None)) is not None and kind.__module__.partition(".")[
@@ -239,19 +301,40 @@ class _Teller:
             ] != "builtins":
                 return ["client", told, str(url)]
             raise _untold(place, value)
-        if not hasattr(value, "__dict__"):
+        slots = [
+            (name, part.__get__(value))
+            for base in kind.__mro__
+            for name, part in vars(base).items()
+            if isinstance(part, MemberDescriptorType) and hasattr(value, name)
+        ]
+        if not hasattr(value, "__dict__") and not slots:
             raise _untold(place, value)
         inner = "its object" if place == "its object" else place or "its object"
-        return [
-            "object",
-            told,
-            [[name, self.told(part, f"{inner}.{name}")] for name, part in sorted(vars(value).items())],
-        ]
+        parts = sorted([*getattr(value, "__dict__", {}).items(), *slots], key=lambda part: part[0])
+        named = [[name, self.told(part, f"{inner}.{name}")] for name, part in parts]
+        return ["object", told, named, self._inherited(value, kind, place)]
+
+    def _inherited(self, value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401 - an object
+        """Return what an object has besides its attributes, if its class is one of a dict, of an exception or such."""
+        bases = [base for base in kind.__mro__ if base is not object and base.__module__ not in ("abc", "typing")]
+        if not any(_is_of_library(base.__module__) for base in bases):
+            return None
+        if isinstance(value, set | frozenset):
+            return self.told({*value}, place)
+        try:
+            parts = value.__reduce_ex__(2)
+            _, args, state, items, pairs = [*parts, None, None, None][:5]
+            # Unless a class says otherwise, the state is its attributes, which are told already.
+            own = all(getattr(kind, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
+            inherited = [*args], None if own else state, [*(items or ())], [*(pairs or ())]
+        except Exception:  # noqa: BLE001 - the class's own code may raise any error
+            raise _untold(place, value) from None
+        return self.told(inherited, place)
 
 
 def _counts(name: str, part: object) -> bool:
     """Return whether an attribute of a class is a part of its content: what Python itself adds is not."""
-    if isinstance(part, FunctionType | property | cached_property | staticmethod | classmethod):
+    if isinstance(part, _CODE):
         return True
     return (
         not (name.startswith("__") and name.endswith("__"))
@@ -262,6 +345,37 @@ def _counts(name: str, part: object) -> bool:
 
 def _is_installed(file: str) -> bool:
     return file.startswith(_INSTALLED) or "-packages" in file
+
+
+def _is_of_library(module: str | None) -> bool:
+    """Return whether a module is installed, and not the user's own."""
+    if module is None or module.partition(".")[0] in (*sys.stdlib_module_names, "ray_messaging"):
+        return True
+    return _is_installed(getattr(sys.modules.get(module), "__file__", None) or "")
+
+
+@lru_cache(maxsize=10_000)
+def _is_found_in_library(module: str) -> bool:
+    """Return whether a module, which may not be imported yet, is installed."""
+    if _is_of_library(module):
+        return True
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and _is_installed(spec.origin or "")
+
+
+@lru_cache(maxsize=10_000)
+def _imports_in(code: CodeType) -> tuple[tuple[str, int], ...]:
+    """Return the modules that code imports itself, each with the number of its leading dots."""
+    found, before = [], [None, None]
+    for each in dis.get_instructions(code):
+        if each.opname == "IMPORT_NAME":
+            found.append((str(each.argval), int(before[0] or 0)))
+        before = [before[1], each.argval]
+    nested = (each for constant in code.co_consts if isinstance(constant, CodeType) for each in _imports_in(constant))
+    return *found, *nested
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

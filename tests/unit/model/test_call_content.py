@@ -1,8 +1,11 @@
 """What a call depends on: equal contents have one digest, other contents another one, and the rest is refused."""
 
 import asyncio
+import contextlib
+import enum
 import functools
 import os
+import random
 import re
 import subprocess
 import sys
@@ -112,6 +115,143 @@ def test_closures_defaults_and_the_objects_of_methods_count():
     assert digest(closed("small"), "x") == digest(closed("small"), "x") != digest(closed("large"), "x")
     assert digest(Model("a").ask, "x") == digest(Model("a").ask, "x") != digest(Model("b").ask, "x")
     assert digest(Model("a").ask, "x") != digest(Model("a", cost=0.2).ask, "x")
+
+
+class Counted:
+    """A decorator that is an object."""
+
+    def __init__(self, function, temperature):
+        functools.update_wrapper(self, function)
+        self.temperature = temperature
+
+    def __call__(self, prompt):
+        return self.__wrapped__(prompt), self.temperature
+
+
+class Slotted:
+    __slots__ = ("name",)
+
+
+class Client(Slotted):
+    def __init__(self, name):
+        self.name = name
+
+    def ask(self, prompt):
+        return self.name
+
+
+class Names(dict):
+    def ask(self, prompt):
+        return self["name"]
+
+
+class Words(list):
+    def ask(self, prompt):
+        return self[0]
+
+
+class Failure(Exception):
+    def ask(self, prompt):
+        return self.args
+
+
+class Chance(random.Random):
+    def ask(self, prompt):
+        return self.random()
+
+
+class Settings(pydantic.BaseModel):
+    key: str = pydantic.Field("", exclude=True)
+    _name: str = pydantic.PrivateAttr("a")
+
+    def ask(self, prompt):
+        return self._name
+
+
+def one(prompt):
+    return 1
+
+
+def two(prompt):
+    return 2
+
+
+def by_tools(tools):
+    return lambda name: tools[name](name)
+
+
+def with_attribute(model):
+    ask = made("def ask(prompt):\n    return ask.model")
+    ask.model = model
+    return ask
+
+
+def of_settings(name):
+    settings = Settings()
+    settings._name = name
+    return settings.ask
+
+
+def of_model(text):
+    class Answer(pydantic.BaseModel):
+        mood: str = ""
+
+        @pydantic.field_validator("mood")
+        @classmethod
+        def cleaned(cls, mood):
+            return text
+
+    return by_tools(Answer)
+
+
+def of_enum(text):
+    class Mood(enum.Enum):
+        SAD = 1
+
+        def prompt(self):
+            return text
+
+    return by_tools(Mood)
+
+
+def decorated(decorator, answer):
+    return decorator(made(f"def ask(prompt):\n    return {answer}"))
+
+
+@pytest.mark.parametrize(
+    ("function", "other"),
+    [
+        (Counted(one, 0.1), Counted(one, 0.9)),
+        (Client("a").ask, Client("b").ask),
+        (Names(name="a").ask, Names(name="b").ask),
+        (Words(["a"]).ask, Words(["b"]).ask),
+        (Failure("a").ask, Failure("b").ask),
+        (Chance(1).ask, Chance(2).ask),
+        (of_settings("a"), of_settings("b")),
+        (Settings(key="a").ask, Settings(key="b").ask),
+        (of_model("a"), of_model("b")),
+        (of_enum("a"), of_enum("b")),
+        (with_attribute("a"), with_attribute("b")),
+        (by_tools({"a": one, "b": two, "c": one}), by_tools({"b": two, "a": one, "c": two})),
+        (decorated(contextlib.contextmanager, 1), decorated(contextlib.contextmanager, 2)),
+        (decorated(functools.singledispatch, 1), decorated(functools.singledispatch, 2)),
+    ],
+)
+def test_all_that_an_object_or_a_decorator_has_counts(function, other):
+    assert digest(function, "x") != digest(other, "x")
+
+
+@pytest.mark.parametrize("line", ["import settings", "from settings import MODEL", "import settings as other"])
+def test_a_module_that_the_function_imports_itself_counts(tmp_path, monkeypatch, line):
+    name = line.split()[-1] if "from" not in line else ""
+    ask = made(f"def ask(prompt):\n    {line}\n    return {name and name + '.'}MODEL")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for model in ("small", "larger"):
+        (tmp_path / "settings.py").write_text(f"MODEL = {model!r}\n")
+        monkeypatch.delitem(sys.modules, "settings", raising=False)
+        found.append(digest(ask, "x"))
+    assert found[0] != found[1]
 
 
 def test_a_constant_of_an_own_module_counts(tmp_path, monkeypatch):
