@@ -265,9 +265,7 @@ def test_a_folder_without_a_log(tmp_path):
 def test_an_unknown_name_gets_an_error(monkeypatch):
     monkeypatch.setattr("ray_messaging.cluster.ray_clusters.ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray_messaging.cluster.ray_clusters.ray.init", Mock(side_effect=ConnectionError("no Ray")))
-    monkeypatch.setattr(
-        "ray_messaging.cluster.ray_clusters.local_clusters", lambda **_: []
-    )
+    monkeypatch.setattr("ray_messaging.cluster.ray_clusters.local_clusters", lambda **_: [])
     found = CliRunner().invoke(app, ["log", "stats", "some-experiment"])
     assert found.exit_code == 2
     assert "there is no folder 'some-experiment' here, and no Ray cluster" in found.stderr
