@@ -21,6 +21,8 @@ ALLOWED = {
     ("interception/rules/openai_moderator.py", "importlib.import_module"),
     # The user names a module of their own in the shell.
     ("cli/fork_command.py", "importlib.import_module"),
+    # The user's function has an import statement for that module.
+    ("model/call_content.py", "importlib.import_module"),
     # Only its length is looked at.
     ("cluster/lifecycle.py", "cloudpickle"),
     ("compat/autogen.py", "cloudpickle"),  # a factory of the user's, to find whether another process can run it

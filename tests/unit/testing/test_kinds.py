@@ -146,7 +146,7 @@ def test_kinds_that_do_not_fit_are_named(agents, words):
         ({"model": BOTH | {"book": first}}, r"model\['book'\]=.*must take two arguments"),
         ({"start": {"clerk": first}}, "start= has the kind 'clerk', for which model= has no function"),
         ({"start": {"book": 7}}, r"start\['book'\]=7 must be a plain function"),
-        ({"model": trader, "agents": 9, "start": {"book": first}}, "start= has kinds 'book', and model="),
+        ({"model": trader, "agents": 9, "start": {"book": first}}, "start={'book': .* and model= is one function"),
         ({"model": trader}, "a dict, whose values would be lost.*give each kind its model"),
         ({"by": "group", "model": {"trader": slow_book, "book": book}}, "the model is a plain function"),
     ],
