@@ -170,7 +170,9 @@ class BroadcastHearers:
         """
         digests = await self._transport.log.agent_digests()
         for digest in digests:
-            with suppress(FrameError, UnknownName):  # Another program has already stored this set.
+            with suppress(
+                FrameError, UnknownName
+            ):  # Another program has written this, so that it is not a set that can be read.
                 await self._agents_of(digest)
         await self._transport.log.forget_agents(digests)
 
