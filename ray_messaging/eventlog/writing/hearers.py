@@ -170,9 +170,8 @@ class BroadcastHearers:
         """
         digests = await self._transport.log.agent_digests()
         for digest in digests:
-            with suppress(
-                FrameError, UnknownName
-            ):  # Another program has written this, so that it is not a set that can be read.
+            # What cannot be read here was written by another program, or is no longer there.
+            with suppress(FrameError, UnknownName):
                 await self._agents_of(digest)
         await self._transport.log.forget_agents(digests)
 
