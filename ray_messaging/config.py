@@ -35,7 +35,7 @@ from ray_messaging.default_limits_and_leases import (
 )
 from ray_messaging.errors import ConfigError
 
-_LONGEST_S = 1e9  # 30 years: a server accepts no infinite time
+_LONGEST_S = 1e9  # No time may be longer than 30 years, because a server accepts no infinite time.
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
 class _OurSettings(ModelMetaclass):
     """Metaclass that hides pydantic's own members, which are ten times as many as ours, in `dir` and `help`."""
 
-    if not TYPE_CHECKING:  # checkers know the fields
+    if not TYPE_CHECKING:  # Type checkers know the fields without this.
 
         def __call__(self, *given: object, **fields: object) -> Any:  # noqa: ANN401 - an object of the class
             """Make an object; raise ConfigError for values without names, without showing them: one may be secret."""

@@ -100,9 +100,9 @@ class Engine:
         self._interceptor = interceptor
         self._listened = False
         self.agents_changed: Callable[[], None] = lambda: None  # called after agents have come or left
-        self.hostings = 0  # how often agents came
+        self.hostings = 0  # the number of times that agents came
         self.steps: StepSettings | None = None  # of the experiment; None: it has no steps, or this hosts no agents
-        self.step_loops = 0  # number of step loops that were made
+        self.step_loops = 0  # the number of step loops that were made
         self._step: int | None = None
         self._clients: list[VerdictClient] = []  # the last one is in use; a batch may wait for an earlier one
         self._opening = asyncio.Lock()

@@ -104,7 +104,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
         Raises: PayloadMismatch if the payload does not fit the type, FrameError if a foreign client sent invalid
         JSON.
         """
-        typed = isinstance(self._batch.lines, TypedColumns)  # their NaN would be null in JSON
+        typed = isinstance(self._batch.lines, TypedColumns)  # NaN in a typed column would become null in JSON.
         try:
             return reader_of(kind)(self.payload if typed else self.data)
         except Misfit as misfit:

@@ -249,7 +249,8 @@ def decoded_messages(exp_id: str, batch: Batch, low: int, high: int) -> list[Mes
     if isinstance(batch.lines, PayloadColumn) and not batch.lines.raw:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             payloads = _decoder.decode_lines(b"\n".join(batch.lines.by_row[low:high]))
-            if len(payloads) == high - low:  # an empty line has no value
+            if len(payloads) == high - low:  # With an empty line, which has no value, there would be fewer payloads.
                 same = repeat(exp_id), repeat(batch), range(low, high), repeat(None)
                 return list(map(DecodedMessage, *same, payloads))
-    return list(Messages(exp_id, [Slice(batch, low, high)]))  # each decodes its own payload, or raises its error
+    # Each message decodes its own payload, or raises its error.
+    return list(Messages(exp_id, [Slice(batch, low, high)]))

@@ -45,7 +45,7 @@ class Outgoing:
         made = cls("", payload, from_id, to_id)
         made.channel = None
         if to_id is None:
-            check_id(to_id)  # it raises
+            check_id(to_id)  # The call raises the error for this id.
         made.subtopic = check_subtopic(subtopic)
         return made
 

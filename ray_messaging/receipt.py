@@ -208,8 +208,8 @@ def set_receipts(futures: "Sequence[asyncio.Future[Receipt]]", outcome: Outcome)
     setting = map(type(futures[0]).set_result, futures, receipts)
     while True:
         try:
-            deque(setting, maxlen=0)  # runs the map to its end in C
-        except InvalidStateError:  # the caller that waits for this future was cancelled
+            deque(setting, maxlen=0)  # This runs the map to its end, in C.
+        except InvalidStateError:  # The caller that waits for this future was cancelled.
             continue
         return
 

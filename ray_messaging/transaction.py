@@ -72,7 +72,7 @@ class Transaction:
         try:
             accumulator = self._engine.sending
             await accumulator.transact(batch)
-        except BaseException:  # it was not accepted
+        except BaseException:  # The transaction was not accepted.
             gate.roll_back()
             raise
         try:
@@ -84,7 +84,7 @@ class Transaction:
         except BaseException as error:
             gate.roll_back()
             if isinstance(error, Fenced) and self._engine.subscription is not None:
-                await self._engine.subscription.stop(error)  # the successor gets the messages
+                await self._engine.subscription.stop(error)  # The successor gets the messages.
             raise
         gate.commit(conclusion)
 

@@ -32,7 +32,7 @@ def call_problem(function: Callable[..., object], arguments: int) -> str | None:
     """Return why a function cannot be called with so many arguments, or None if no reason is known."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have none
+    except (TypeError, ValueError):  # Python does not know the arguments of some builtins.
         return None
     try:
         signature.bind(*range(arguments))

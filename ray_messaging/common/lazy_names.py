@@ -20,5 +20,5 @@ def resolve(
         value = getattr(import_module(homes[name]), name)
     else:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    setattr(sys.modules[package], name, value)  # the next look-up is an ordinary one
+    setattr(sys.modules[package], name, value)  # From now on, Python finds the name without a call of this function.
     return value

@@ -31,7 +31,7 @@ class OnceByCall(Generic[K, V]):
         keep_s: float = math.inf,
         held: Callable[[K, V, bool], bool] | None = None,
     ) -> None:
-        self.nbytes = 0  # of all outcomes
+        self.nbytes = 0  # the size of all outcomes in bytes
         self._most = most
         self._most_bytes = most_bytes
         self._keep_s = keep_s

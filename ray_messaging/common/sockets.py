@@ -28,7 +28,7 @@ def notice_cuts(found: Any) -> None:  # noqa: ANN401 - a socket, or what asyncio
     """Let a TCP connection end by itself when the other end is gone. Do nothing for other sockets, or without one."""
     if found is None:
         return
-    with suppress(OSError):  # a socket that has just been closed, or one without TCP
+    with suppress(OSError):  # The socket has just been closed, or does not use TCP.
         found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in keepalive_options().items():
             found.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 _NONE = type(None)
-MOST_EXACT = 2**53  # floats represent all whole numbers up to this exactly
-_FIRST, _LAST = -62_135_596_800.0, 253_402_300_800.0  # the years 1 and 10,000
+MOST_EXACT = 2**53  # A float represents every whole number up to this one exactly.
+_FIRST, _LAST = -62_135_596_800.0, 253_402_300_800.0  # the beginnings of the years 1 and 10,000, in unix seconds
 
 
 def data_frame(columns: dict[str, Any], ids: Collection[str] = ()) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
@@ -78,7 +78,7 @@ def utc_times(seconds: Any) -> Any:  # noqa: ANN401 - numbers; a pyarrow.Array
     import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
 
     given = np.asarray(seconds, np.float64)
-    there = (given >= _FIRST) & (given < _LAST)  # this excludes NaN too
+    there = (given >= _FIRST) & (given < _LAST)  # NaN is left out, too, because comparisons with NaN are false.
     return pa.array((np.where(there, given, 0) * 1e6).round().astype(np.int64), mask=~there).cast(
         pa.timestamp("us", "UTC")
     )

@@ -37,4 +37,4 @@ async def end(task: "asyncio.Task[Any]") -> None:
         task.cancel()
         await asyncio.wait([task], timeout=CANCEL_RETRY.first_s)
     if not task.cancelled():
-        task.exception()  # mark its exception as retrieved
+        task.exception()  # Without this call, asyncio logs that the exception was never retrieved.

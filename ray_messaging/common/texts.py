@@ -20,7 +20,7 @@ class _Short(Repr):
     def repr_int(self, x: int, level: int) -> str:
         try:
             return super().repr_int(x, level)
-        except ValueError:  # Python makes no text of an int of more than 4,300 digits
+        except ValueError:  # Python refuses to write an int of more than 4,300 digits.
             return f"<int of about {int(x.bit_length() * _DIGITS_PER_BIT) + 1:,} digits>"
 
 
@@ -32,7 +32,7 @@ def utc_time(seconds: float) -> str:
     """Return a time in UTC, to the millisecond; the number itself if no date can represent it."""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
-    except (ValueError, OverflowError, OSError):  # a sender's clock may have any value
+    except (ValueError, OverflowError, OSError):  # A sender's clock may have any value, even one that is no date.
         return f"{seconds:g}"
 
 

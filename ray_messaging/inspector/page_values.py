@@ -10,10 +10,10 @@ from typing import Any
 
 from ray_messaging.common.texts import steps_done
 
-TEXT_WIDTH = 2_000  # characters of a payload
+TEXT_WIDTH = 2_000  # the most characters of a payload that are shown
 NAME_WIDTH = 60
 _MOST_VALUES, _VALUE_WIDTH = 40, 200
-_PICTURES = 0x2400  # Unicode's pictures of control characters
+_PICTURES = 0x2400  # Unicode has pictures of the control characters from here on.
 _DELETE = 0x7F
 _CONTROLS = 0x20
 _ODD = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -35,7 +35,7 @@ class TrafficBins:
     fates: dict[str, list[int]]
     blocked: dict[str, list[int]]
     per_second: float | None
-    rows: int  # of the whole log
+    rows: int  # the number of rows in the whole log
     share: float = 1.0
 
     def total(self, fate: str) -> int:
@@ -126,7 +126,7 @@ class Row:
     step: int | None = None
     in_reply_to: str = ""
     asks: bool = False
-    caused: bool = False  # the log knows what its sender had in hand
+    caused: bool = False  # True: the log knows which messages its sender had in hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,7 @@ def clock(seconds: float) -> str:
     """Return a time of the log (unix s) as text for people, in UTC."""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%d %b %H:%M:%S.%f}"[:-3]
-    except (ValueError, OverflowError, OSError):  # any value of a sender's clock
+    except (ValueError, OverflowError, OSError):  # A sender's clock may have any value, even one that is no date.
         return f"{seconds:g}"
 
 

@@ -61,7 +61,7 @@ def _column(agents: Iterable[AgentId]) -> IdColumn:
         try:
             return IdColumn(np.fromiter(listed, np.int64, len(listed)))
         except OverflowError:
-            pass  # The ids are not all ints. The error is raised below, where the id is known.
+            pass  # An id does not fit int64. The call below raises the error, which names the id.
     return IdColumn.checked(listed)
 
 

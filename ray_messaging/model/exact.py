@@ -90,7 +90,7 @@ def _examined(values: list[Any]) -> tuple[bool, bool]:
             return True, alone
         if kinds != within:
             level = [part for part in level if type(part) in within]
-        # One more reference, because `level` refers to each of them, too.
+        # Besides `level`, which is a list, only one owner may refer to each part.
         alone = alone and max(map(getrefcount, level)) <= _LISTED + 1
         # The next level has the keys of dicts, too, which are never containers, because containers have no hash.
         # `get_referents` is faster than `_parts`. It leaves out keys of the type str, and in Python 3.13 all of an
@@ -137,7 +137,10 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a valu
     try:
         return Ext(form.code, _encode(_formed(kind, parts, place)))
     except UnicodeEncodeError as error:
-        raise InvalidPayload(f"{shown(place)} is {short_repr(value)}, which cannot be kept: {error}") from error
+        raise InvalidPayload(
+            f"{shown(place)} is {short_repr(value)}, which cannot be kept: {error}. "
+            "text.encode(errors='replace').decode() makes a text that can be kept"
+        ) from error
 
 
 def _formed(kind: type, parts: Any, place: Place) -> Any:  # noqa: ANN401 - as an extension has them
@@ -211,7 +214,7 @@ def _number(parts: list[Any]) -> Any:  # noqa: ANN401 - a number, or a text, of 
     dtype = np.dtype(name)
     if dtype.kind not in "US":
         return _array(parts)[()]
-    # These are the bytes of a single value. The constructor would drop the null characters at the end of an array's.
+    # The text is built from its bytes, because one that is taken from an array loses the null characters at its end.
     data = data[: dtype.itemsize]
     if dtype.kind == "S":
         return np.bytes_(data)

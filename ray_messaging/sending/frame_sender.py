@@ -104,7 +104,7 @@ class FrameSender(Destination):
         self._fence_at: float | None = None  # loop time; None: no call of ours can still arrive late
         self._directory_stale = False  # the server has a later version of the directory
         self._refusals = 0  # the number of calls in a row that the server refused as a whole
-        self._refused_until = 0.0  # a time of the event loop's clock: until then, refused frames wait
+        self._refused_until = 0.0  # a time of the event loop's clock: until then, nothing is sent
         self._backoff = Backoff(REFUSED_CALL_RETRY)
 
     @property

@@ -56,7 +56,8 @@ class BlockedSends(Sequence[BlockedSend]):
         self._step = step
         ids: list[tuple[IdColumn, IdColumn]] = [(IdColumn.of([]), IdColumn.of([]))]
         ordinals, whys = [np.zeros(0, np.uint32)], [np.zeros(0, np.intp)]
-        self._why: list[tuple[str, str]] = []  # the rule and its reason, for each blocked message
+        # Rules with their reasons. `_whys` has, for each message, the place in this list.
+        self._why: list[tuple[str, str]] = []
         for frame, noted in (each for part in parts for each in msgspec.msgpack.decode(part, type=_Parts)):
             batch = decode(frame)
             assert batch.ordinal is not None

@@ -48,8 +48,8 @@ class CallLimits:
         self._clock = clock
         self._pause_s = 0.0 if settings.rate_per_minute is None else 60 / settings.rate_per_minute
         self._next = 0.0  # the time from which the next call may begin
-        self._held: dict[str, HeldCalls] = {}  # group -> how many calls it was granted, and has not used
-        self._former = 0  # the number of calls of gates that no longer exist
+        self._held: dict[str, HeldCalls] = {}  # group -> the totals of its gate
+        self._former = 0  # the calls that were granted to gates that no longer exist, and were made
         self._turn = asyncio.Lock()  # gates get their grants in the order in which they have asked
         self._changed = asyncio.Event()
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _NAMED = 5  # the most addresses of undeliverable messages that are named
 Blocked = list[tuple[Batch, Mapping[int, tuple[str, str]]]]  # batches with blocked rows: rule and reason of each
-# The values of a StepAccount's fields, in order.
+# What `StepAccount.copy` returns, and `restore` takes.
 Kept = tuple[dict[str, int], int, int, Blocked, list[HashedLater], dict[str, int], dict[str, int]]
 
 

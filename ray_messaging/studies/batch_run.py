@@ -25,12 +25,12 @@ from ray_messaging.studies.run_workers import packed
 from ray_messaging.studies.study import Study
 from ray_messaging.studies.study_folder import DIED, StudyFolder
 
-_DEATHS = 3  # A run that has killed so many workers counts as the cause of their deaths, and is not tried again.
+_DEATHS = 3  # A run whose workers have died so many times counts as the cause, and this call does not try it again.
 # Ended runs are written into the folder after so many seconds, or once there are so many runs or bytes.
 _FLUSH_S, _FLUSH_RUNS, _FLUSH_BYTES = 1.0, 500, 2**25
 _LOOK_S = 0.5  # The progress is looked at after at most so many seconds.
 
-# A function of the result, an aggregate, a dict of functions by name, or a list of such functions and aggregates.
+# A function of the result, an aggregate, a dict of functions by name, or a list with any of these.
 Outcomes = Any
 
 

@@ -43,11 +43,11 @@ class WorkerAnswer(NamedTuple):
 
 
 def packed(template: RunTemplate) -> bytes:
-    """Return a template as bytes. They include the source of the user's own modules, as it is now.
+    """Return a template as bytes. They include the code of the user's own modules, as it is now.
 
     Raises: ConfigError, which names the part, if something in it cannot be pickled.
     """
-    # Any error may come, such as for a lock among a module's globals. Then modules are sent by name, without source.
+    # Any error may come, such as for a lock among a module's globals. Then modules are sent by name, without code.
     with suppress(Exception), _by_value(_own_modules()):
         return bytes(cloudpickle.dumps(template))
     return bytes(sent("the study", template, cloudpickle.dumps))

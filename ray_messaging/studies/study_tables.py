@@ -13,7 +13,9 @@ import pyarrow as pa
 from ray_messaging.common.tables import MOST_EXACT
 from ray_messaging.model.series_columns import AGENT, TAKEN
 
-_KIND, _JSON, _INTS = b"ray_messaging", b"json", b"ints"  # These keys are in the metadata of a column.
+# In the metadata of a column, the key _KIND has the value _JSON if the values are JSON texts, and the key _INTS says
+# which values of a column of floats are ints.
+_KIND, _JSON, _INTS = b"ray_messaging", b"json", b"ints"
 _INT64 = 2**63
 
 

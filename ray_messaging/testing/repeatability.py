@@ -67,7 +67,7 @@ def check_repeatable(
     graph = [*graph] if isinstance(graph, Iterator) else graph
     trial, answers = Trial(agents, 1, until, graph, options, seed), TrialCalls()
     whole = model, start, shared
-    packed = _packed(whole)  # before the model runs, which may change it
+    packed = _packed(whole)  # This comes before the model runs, because the model may change what is packed.
     twice = run_in_own_loop(lambda: run_trial(trial, lambda: whole, answers, twice=True))
     steps = [first for first, _ in twice]
     _compare(steps, [again for _, again in twice], *_AGAIN)
@@ -104,7 +104,7 @@ def _packed(objects: tuple[Any, ...]) -> bytes:
     if module is not None and module.__name__ != "__main__":
         cloudpickle.register_pickle_by_value(module)
         try:
-            with suppress(Exception):  # of any kind: a global may be a lock, or a client
+            with suppress(Exception):  # Any error may come, because a global may be a lock, or a client.
                 return bytes(cloudpickle.dumps(objects))
         finally:
             cloudpickle.unregister_pickle_by_value(module)

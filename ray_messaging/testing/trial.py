@@ -168,7 +168,7 @@ def run_for_parent() -> None:
     path, trial, packed, answers = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - of the process that started this one
     sys.path[:] = path
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the model may print
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # The model may print, which must not get into the answer.
     found: list[Attempt] | StepFailed
     try:
         steps = asyncio.run(run_trial(trial, lambda: pickle.loads(packed), answers, anew=True))  # noqa: S301 - as above

@@ -91,7 +91,7 @@ def _scan(view: View, *, expand: bool) -> Iterator[pa.Table]:
 def _messages(part: pa.Table) -> NDArray[np.uint64]:
     """Return a hash of each row's send.
 
-    The hash of a broadcast includes its hearer; without a hearer, the row's stream entry.
+    The hash of a broadcast includes its hearer; without a hearer, the row's place (mailbox, entry and row).
     """
     messages = hashes(part["message_id"])
     rows = np.flatnonzero(part["audience"].is_valid().to_numpy())
@@ -105,9 +105,9 @@ def _messages(part: pa.Table) -> NDArray[np.uint64]:
 
 
 def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Return the sends of some rows with their stream entries.
+    """Return the sends of some rows, and the rows' places: mailbox, entry, row, and whether the row is of a note.
 
-    And, by fate, how many further hearers the rows include.
+    Return also, by fate, how many more hearers the rows stand for than there are rows.
     """
     part = part.combine_chunks()
     messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])
@@ -121,7 +121,7 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
     places = np.empty(len(part), _PLACE)
     noted = part["noted"].to_numpy().astype(np.uint64)
     row = part["row"].to_numpy().astype(np.uint64)
-    # Both factors are odd, so that the parts of a stream entry cannot cancel each other out.
+    # Both factors are odd, so that the parts of a place cannot cancel each other out.
     mixed = mailboxes * np.uint64(0x9E3779B97F4A7C15) + entries * np.uint64(0xC2B2AE3D27D4EB4F)
     places["place"] = mixed + (row * np.uint64(2) + noted) * np.uint64(0x165667B19E3779F9)
     places["message"] = messages
@@ -130,7 +130,8 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
     folded = np.flatnonzero(pairs != 1)
     if len(folded):
         nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null()).to_numpy()[folded]
-        places["place"][folded[~nobody]] += messages[folded[~nobody]]  # All hearers of one row have its stream entry.
+        # The hearers of one row share its place, which is no fault: with the hash of the send added, the places differ.
+        places["place"][folded[~nobody]] += messages[folded[~nobody]]
         np.add.at(more, sends["fate"][folded[nobody]], pairs[folded[nobody]] - 1)
     return sends, places, more
 

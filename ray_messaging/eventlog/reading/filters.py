@@ -68,7 +68,7 @@ def invalid(name: str, value: object, reason: str) -> InvalidQuery:
 
 
 def refuse_name(name: str, value: object, known: Iterable[str], reason: str) -> NoReturn:
-    """Raise InvalidQuery for an unknown name. The error's text lists all known names, the most similar one first."""
+    """Raise InvalidQuery for an unknown name. The error names the most similar known name, and lists all names."""
     near = get_close_matches(name, known, 1)
     meant = f", did you mean {near[0]!r}?" if near else ";"
     raise InvalidQuery(f"{reason} {name!r}{meant} There are: {', '.join(known)}", field=name, value=value)

@@ -193,7 +193,7 @@ def _merged(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     if all(_is_number(column.type) for column in columns):
         kinds = [pa.schema({"x": column.type}) for column in columns]
         common = pa.unify_schemas(kinds, promote_options="permissive").field("x").type
-        # Arrow raises this error if the common type cannot hold a number; the next type is tried.
+        # Arrow raises this error if the common type cannot hold a number: then all values become texts.
         with suppress(pa.ArrowInvalid):
             return reduce(_filled, [column.cast(common) for column in columns])
     return reduce(_filled, map(_as_text, columns))

@@ -188,7 +188,7 @@ class _Reader:
         if not some.num_row_groups:
             return None
         scanner = some.scanner(dataset.schema, columns=[POSITION.name], filter=condition, **_AHEAD)
-        # `condition` does not check the text of typed payloads, so that a row may match less than it says.
+        # `condition` does not look into typed payloads, so a row that meets it may lack the text that is searched for.
         whole = self._filters.contains is None or not typed_names(dataset.schema.names)
         limit = self._filters.limit if whole else None
         hits = (scanner.to_table() if limit is None else scanner.head(limit))[POSITION.name].to_numpy()

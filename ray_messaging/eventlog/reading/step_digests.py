@@ -84,7 +84,7 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
 
 
 def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, int]]:
-    """Yield the messages from outside that were read in a step. Each comes with its number in a group's digest.
+    """Yield the messages from outside that were read in a step. Each comes with the number that it counts for.
 
     Args: part has these messages in the order of their arrival.
     """

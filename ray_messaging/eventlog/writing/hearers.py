@@ -170,7 +170,8 @@ class BroadcastHearers:
         """
         digests = await self._transport.log.agent_digests()
         for digest in digests:
-            with suppress(FrameError, UnknownName):  # Another program has already stored this set.
+            # What cannot be read here was written by another program, or is no longer there.
+            with suppress(FrameError, UnknownName):
                 await self._agents_of(digest)
         await self._transport.log.forget_agents(digests)
 

@@ -106,7 +106,7 @@ class StreamCursors:
         self._changed.add(item.stream)
 
     def take_marks(self) -> dict[str, LogMark]:
-        """Return the stored facts of each stream that changed since the last call."""
+        """Return, for each stream, its mark (how far the log has read it) if that has changed since the last call."""
         changed, self._changed = self._changed, set()
         return {name: self._marks[name] for name in changed}
 

@@ -34,7 +34,7 @@ LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 _BLOCK_S = 5.0
 _GATHER_S = 0.02  # Single messages are collected for this long, because a batch costs 0.3 ms, even a batch of one.
 _SAVE_S = 30.0  # At the end, the writer tries for this long to write rows of streams that the server lost.
-# A segment was saved early, only so that steps could go on. With fewer rows than this, it stays open for more rows.
+# A segment that was saved early, only so that steps can go on, stays open for more rows if it has fewer than this.
 _SAVED_ROWS = 2**16
 _BUSY_S = 0.2  # how long a read blocks while a file is being written and the next file is due
 

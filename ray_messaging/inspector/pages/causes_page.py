@@ -22,8 +22,8 @@ from ray_messaging.inspector.pages.layout import (
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 
 _DEPTHS = [1, 2, 3, 4]
-_STEPS = 10  # of which effects are shown
-_LEAF = 36  # pixels
+_STEPS = 10  # Effects are shown of at most so many steps.
+_LEAF = 36  # the height of a leaf of the tree, in pixels
 
 
 class CausesPage:
@@ -63,7 +63,7 @@ class CausesPage:
                 draw(chart("drawn", _LEAF * (1 + charts.leaves(found))), charts.tree(found))
             self._fork.set_text(_fork_without(source.log_dir, found.row))
             fill(self._table, list({row.position: row for row in reversed(found.rows())}.values()))
-            if found.row.step is not None:  # effects are counted by step
+            if found.row.step is not None:  # Effects are counted by step, so a message outside of steps has none.
                 draw(self._effects, charts.collected(await self._cache.ask(source.effects, message_id, _STEPS)))
 
 

@@ -84,7 +84,7 @@ body, .q-page { background: var(--page) !important; color: var(--ink) }
     f".fate-{fate} {{ color: {'var(--faint)' if fate in STORED else facts_of(fate).colour} }}\n" for fate in FATES
 )
 _LOOK_S = 1.0
-_TEXT = 400  # characters of a payload
+_TEXT = 400  # the most characters of a payload that are shown
 
 _COLUMNS = (
     ("at", "sent (UTC)"),

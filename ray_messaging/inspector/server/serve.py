@@ -40,7 +40,7 @@ def names_of(host: str) -> frozenset[str]:
     if host not in _ANY:
         return frozenset({host.lower()})
     own = {socket.gethostname(), socket.getfqdn()}
-    with suppress(OSError):  # a machine whose own name has no address
+    with suppress(OSError):  # The machine's own name may have no address.
         own |= {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
     return _LOOPBACK_NAMES | {name.lower() for name in own}
 

@@ -34,7 +34,7 @@ from ray_messaging.transports.step_values import CollectedKind
 T = TypeVar("T")
 
 _SERIES_FILES = 8  # of some MB each: longer series do not fit a page
-_MOST, _LONGEST = 15, 400  # lines of the record, and characters of each
+_MOST, _LONGEST = 15, 400  # the most lines of the record that are shown, and the most characters of each
 
 
 class FolderFacts(RunFacts):

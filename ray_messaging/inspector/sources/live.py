@@ -36,12 +36,12 @@ from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.observability.health.findings import Health
 
 PERIOD_S = 60
-_MOST_COUNTED = 50_000  # rows that one call counts; of more rows, a sample of this size is counted
-_FIRST_COUNTED = 500_000  # rows that the first call counts, which also counts earlier rows
+_MOST_COUNTED = 50_000  # One call counts at most so many rows; of more rows, it counts a sample of this size.
+_FIRST_COUNTED = 500_000  # The first call counts more, because it also counts earlier rows.
 _LETTERS = 50
-_TEXTS = 3  # texts that are shown of a dead letter
-_TEXT = 300  # characters of each
-_MOST_HOSTED = 20_000  # agents of a group, because the states of all its agents are read
+_TEXTS = 3  # At most so many texts of a dead letter are shown.
+_TEXT = 300  # At most so many characters of each text are shown.
+_MOST_HOSTED = 20_000  # The agents of a larger group are not shown, because the states of all its agents would be read.
 
 
 class LiveSource(RunFacts):

@@ -26,11 +26,11 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.fates import BLOCKED, FATES, SENT
 
 ASK_S = 20.0
-_LONGEST = 100_000  # characters of a text or of a rule that a page sends
+_LONGEST = 100_000  # the most characters of a text, or of a rule, that a page sends
 # Limits of a preview:
 PERIOD_S = 60.0
-MOST = 5_000  # messages
-WIDTH = 10_000  # characters of a message
+MOST = 5_000  # the most messages
+WIDTH = 10_000  # the most characters of a message
 _EXAMPLES = 8
 
 ReadRule = Callable[[str], Rule]

@@ -10,8 +10,8 @@ from ray_messaging.inspector.page_values import TrafficBins, name
 from ray_messaging.model.fates import BLOCKED, FATES
 
 OTHERS = "(others)"
-RULES = 8  # most rules in a chart
-BINS = 120  # most bins of steps
+RULES = 8  # A chart shows at most so many rules.
+BINS = 120  # the most bins into which steps are put
 _UNITS = (("second", 1.0, 900.0), ("minute", 60.0, 54_000.0), ("hour", 3600.0, 2_592_000.0), ("day", 86_400.0, 1e18))
 
 

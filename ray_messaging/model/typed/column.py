@@ -21,6 +21,7 @@ NAMES = {dtype: name for name, dtype in NUMBERS.items()}  # This table is used b
 Rows = NDArray[np.intp] | slice
 # A byte in the middle of a UTF-8 character has these high bits: the mask, and the value under the mask.
 _CONTINUES, _CONTINUATION = 0xC0, 0x80
+_FIT = "a new payload needs a value of the column's type and range"
 
 
 class ColumnType(NamedTuple):
@@ -103,7 +104,7 @@ class NumberColumn(msgspec.Struct, eq=False):
         numbers = value if self.values.ndim > 1 and isinstance(value, list) else [value]
         kind, name = self.values.dtype.kind, self.type.name
         if self.values.ndim > 1 and (not isinstance(value, list) or len(value) != self.values.shape[1]):
-            raise InvalidColumns(f"row {row} has {value!r}, and this column holds {self.type}", row=row)
+            raise InvalidColumns(f"row {row} has {value!r}, and this column holds {self.type}: {_FIT}", row=row)
         if kind == "f":
             fits = all(number is None or type(number) in (int, float) for number in numbers)
             numbers = [np.nan if number is None else number for number in numbers]
@@ -114,7 +115,7 @@ class NumberColumn(msgspec.Struct, eq=False):
             limits = np.iinfo(self.values.dtype)
             fits = all(type(number) is int and limits.min <= number <= limits.max for number in numbers)
         if not fits:
-            raise InvalidColumns(f"row {row} has {value!r}, and this column holds {name}", row=row)
+            raise InvalidColumns(f"row {row} has {value!r}, and this column holds {name}: {_FIT}", row=row)
         return numbers if self.values.ndim > 1 else numbers[0]
 
 
@@ -222,7 +223,7 @@ class TextColumn(msgspec.Struct, eq=False):
         texts = self.tolist()
         for row, text in changed.items():
             if not isinstance(text, str):
-                raise InvalidColumns(f"row {row} has {text!r}, and this column holds strings", row=row)
+                raise InvalidColumns(f"row {row} has {text!r}, and this column holds strings: {_FIT}", row=row)
             texts[row] = text
         return TextColumn.of(texts)
 

@@ -24,9 +24,9 @@ from ray_messaging.observability.health.node_checks import CUT_OFF
 from ray_messaging.observability.health.server_checks import check_clock
 
 MANY_RESTARTS = 5
-LOG_BEHIND_S = 60.0  # the log writes a file every half minute
-MANY_ENTRIES = 1_000_000  # 300 MB
-LITTLE_DISK, LOW_DISK = 2**30, 5 * 2**30  # bytes
+LOG_BEHIND_S = 60.0  # A log that is so far behind is in trouble, because it writes a file every half minute.
+MANY_ENTRIES = 1_000_000  # So many entries take 300 MB.
+LITTLE_DISK, LOW_DISK = 2**30, 5 * 2**30  # in bytes
 _WITHOUT = {
     "interceptor": "nothing is judged, so nothing is sent: senders wait, then get InterceptorUnavailable",
     SERVER_ACTOR: "if the server dies, it is not restarted",

@@ -15,7 +15,7 @@ from ray_messaging.observability.health.findings import (
 )
 from ray_messaging.transports.server_facts import Kept, Mailbox
 
-OLD_S = 300.0  # age of a message from which it is reported: steps of a simulation are shorter
+OLD_S = 300.0  # A message that has waited so long is reported, because steps of a simulation are shorter.
 MANY_NAMES = 500
 
 

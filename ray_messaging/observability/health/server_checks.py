@@ -144,7 +144,7 @@ def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Ite
         )
         return
     fsync = settings.get("appendfsync", "unknown, as CONFIG is forbidden")
-    if fsync == "no" and not embedded:  # embedded: the guard makes the disk write
+    if fsync == "no" and not embedded:  # The guard of an embedded server calls fsync itself.
         yield warning(
             "server persistence",
             "appendonly, appendfsync no",

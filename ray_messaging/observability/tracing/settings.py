@@ -29,7 +29,8 @@ class Tracing:
         if not isinstance(self.sample, int | float) or not 0 <= self.sample <= 1:
             raise ConfigError(f"Tracing(sample={self.sample!r}) must be a share from 0 to 1: write Tracing(0.001)")
         if self.file is not None:
-            object.__setattr__(self, "file", str(Path(self.file).absolute()))  # Ray's processes may run elsewhere
+            # Ray's processes may have another working directory.
+            object.__setattr__(self, "file", str(Path(self.file).absolute()))
 
 
 def check_tracing(tracing: object) -> None:

@@ -241,7 +241,8 @@ class Tracer:
 
     def _accept(self, parent: Context, since: float | None) -> AnySpans:
         accept = self.start("accept", parent, SpanKind.PRODUCER, since)
-        return SentBatch(self, accept) if accept.is_recording() else UNTRACED  # OpenTelemetry's sampler may say no
+        # OpenTelemetry's sampler may have decided not to record this span.
+        return SentBatch(self, accept) if accept.is_recording() else UNTRACED
 
     def _parent(self) -> Context | None:
         """Return the context in which a batch is traced, or None if it is not.
