@@ -221,6 +221,9 @@ class FrameSender(Destination):
             ahead = ahead and self._is_calm()
             if self.calls:
                 await self._take_replies(all_of_them=not ahead)
+            if ahead:
+                # New routes may name sets of agents that the event log may lack: then nothing is called ahead.
+                self.reroute()
             if ahead and self._is_calm():
                 self._call_ahead()
                 return
@@ -251,7 +254,6 @@ class FrameSender(Destination):
         return not refused and self._fence_at is None and not self.router.unkept
 
     def _call_ahead(self) -> None:
-        self.reroute()
         while self.has_room and (ready := self.next_call()):
             began = asyncio.get_running_loop().time()
             reply = asyncio.create_task(self._call(ready, ready[0].verdict_epoch), name="ray_messaging send")

@@ -161,6 +161,37 @@ async def test_what_is_under_way_when_a_messager_is_killed_has_an_unknown_outcom
     assert len(await receiver.fetch_messages()) == 0
 
 
+async def test_sets_of_agents_that_new_routes_name_are_kept_before_frames_name_them(messagers, pair):
+    sender, receiver = pair
+    frames, transport, done = sender.engine.frame_sender, sender.engine.transport, []
+    send, call, route = frames.send, transport.send, frames.router.route
+
+    async def keep_agents(sets):
+        done.append("kept")
+
+    async def noted(request):
+        done.append("called")
+        return await call(request)
+
+    def routed(*args, **options):
+        frames.router.unkept[b"new"] = None  # as for broadcasts to a mailbox whose agents have changed
+        return route(*args, **options)
+
+    async def send_by_new_routes(**options):
+        if frames.queues.empty:
+            return await send(**options)
+        await messagers(host=[900])
+        await frames.refresh()  # as any broadcast does
+        frames.router.route = routed
+        frames.send = send
+        return await send(**options)
+
+    transport.keep_agents, transport.send, frames.send = keep_agents, noted, send_by_new_routes
+    await asyncio.gather(*send_all(sender, [0]))
+    assert done == ["kept", "called"]
+    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [0]
+
+
 # -- random faults ----------------------------------------------------------------------------------------------------
 
 
