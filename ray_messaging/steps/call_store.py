@@ -22,7 +22,7 @@ from uuid import uuid4
 import msgspec
 
 from ray_messaging.common.backoff import STORED_CALL_RETRY, Backoff
-from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.errors import BudgetSpent, ConfigError, LogError
 from ray_messaging.model.calls import KeptCall, exact_of, json_of
 
 FILE, HOLDERS = "calls.sqlite", "holders"
@@ -85,8 +85,8 @@ class CallStore:
     async def answer(self, call: StoredCall, make: Callable[[], Awaitable[KeptCall]]) -> tuple[KeptCall, bool]:
         """Return the answer of a call, and whether it was made here. Who asks at the same time waits for this answer.
 
-        Raises: what `make` raises, also where another call of this process has made it; LogError if the answer cannot
-        be stored.
+        Raises: what `make` raises, also where another call of this process has made it, except BudgetSpent of that one;
+        LogError if the answer cannot be stored.
         """
         while True:
             with self._lock:
@@ -100,9 +100,9 @@ class CallStore:
             outcome = waited.result()
             if isinstance(outcome, KeptCall):
                 return outcome, False
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, Exception) and not isinstance(outcome, BudgetSpent):
                 raise outcome
-            # Whoever made the call was cancelled: another one makes it.
+            # Whoever made the call was cancelled, or has no calls left: another one makes it.
 
     async def _fly(
         self, call: StoredCall, make: Callable[[], Awaitable[KeptCall]], flight: "Future[KeptCall | BaseException]"

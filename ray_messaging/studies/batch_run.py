@@ -98,7 +98,8 @@ def batch_run(
         calls: As for `run`: the limits are those of each run. With a store, calls that are equal are made once for the
             study, and also once with other studies that have this store.
         vary_from: The step from which on the parameters in `before` have the values of the rows. The steps before it
-            are run once for all rows that are otherwise equal, and each row goes on from there.
+            are run once for all rows that are otherwise equal, and each row goes on from there. Not with a budget of
+            calls.
         before: The values of these parameters in the steps before `vary_from`, as {"limit": "none"}.
         workers: The number of runs at the same time; None: one for each core.
         on_existing: "resume" goes on with the study in the folder; "reset" begins anew.
@@ -197,6 +198,12 @@ def _shared_steps(template: RunTemplate, design: Sequence[PlannedRun], step: Any
                 "take it, which are of the first step"
             )
         row[name] = parameter_value(value, f"before= has {name}=")
+    calls = template.options["calls"]
+    if isinstance(calls, Calls) and calls.budget is not None:
+        raise ConfigError(
+            f"calls= has budget={calls.budget}, which ends each run for itself, and with vary_from={step} rows share "
+            "calls: leave one of them out"
+        )
     until = template.given["until"]
     if not callable(until) and isinstance(until, int) and until <= step:
         raise ConfigError(f"until={until} must be above vary_from={step}, as the rows' own steps begin there")

@@ -8,6 +8,7 @@ import msgspec
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.config import MessagingConfig
 from ray_messaging.embedded.local_server import LocalServer
+from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.interceptor import OWN_TABLES, Interceptor
 from ray_messaging.transports.transport import RedisTransport
@@ -52,7 +53,16 @@ async def beginning_of(
 async def go_on_from(
     beginning: Beginning, server: LocalServer, exp_id: str, interceptor: Interceptor, rules: Mapping[str, str | None]
 ) -> None:
-    """Write a beginning to a server without messagers; rules that are equal to its rules remember what those did."""
+    """Write a beginning to a server without messagers; rules that are equal to its rules remember what those did.
+
+    Raises: ConfigError for a rule that remembers something, and whose content cannot be told.
+    """
+    for name, (digest, fields) in beginning.memory.items():
+        if fields and name in rules and digest is None and name not in OWN_TABLES:
+            raise ConfigError(
+                f"the rule {name!r} remembers something, and its attributes cannot be compared with those that it had "
+                f"before step {beginning.step}: give it only numbers, texts and lists of them, besides its Table"
+            )
     transport = server.open_backend().transport(exp_id, MessagingConfig())
     try:
         await transport.connect()

@@ -19,7 +19,7 @@ from ray_messaging.cluster.run.beginning import (
     told_rules,
 )
 from ray_messaging.cluster.run.result import Result, cause_of, gathered
-from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions, store_of
+from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.common.process_tuning import relax_collector
@@ -42,7 +42,7 @@ from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.step_loop import check_until
 from ray_messaging.steps.step_supervisor import StepSupervisor
-from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
+from ray_messaging.transports.step_values import CTRL_C, STANDSTILL, SUPERVISOR, StepSettings
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _EXPERIMENT = "local"
+_TURN = 1  # the number of each group's only call of `RunActor.run`
 _LOOK_S = 1.0  # the time between two checks of the progress
 
 
@@ -241,12 +242,15 @@ async def _run(
         first = max(0, until - settings.horizon) if limit_calls is None else 0
         # The supervisor changes digests, so it needs them at once.
         later = [] if reviewer is not None else [LaterDigests(first) for _ in plans]
-        calls = []
+        calls: list[asyncio.Task[GroupResult]] = []
+        actors: list[RunActor] = []
         for plan, messager, copied, own in zip_longest(plans, messagers, shared, later):
             actor = RunActor(messager, shown, limit_calls, own)
             stack.callback(actor.forget)
+            actors.append(actor)
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
-            calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, 1, with_states=True)))
+            running = actor.run(None, plan.name, inputs, until, _TURN, with_states=True)
+            calls.append(asyncio.create_task(_with_others(running, actors, store)))
             stack.push_async_callback(end, calls[-1])
             stack.push_async_callback(actor.close)  # ends first, so that remembered calls in flight are kept
         with ProgressLine(until, shown=progress) as line:
@@ -297,6 +301,18 @@ def _limit_calls(settings: Calls, limits: CallLimits, society: AgentLoop, group:
             task.add_done_callback(notes.discard)
 
         society.call_gate = CallGate(group, limits.take, note)
+
+
+async def _with_others(running: Awaitable[GroupResult], actors: Sequence[RunActor], store: "RedisSteps") -> GroupResult:
+    """Return the result of a group; if the budget of calls has ended it, end the other groups, which wait for it."""
+    found = await running
+    if found.spent:
+        await store.hold(CTRL_C, STANDSTILL)
+        last = (await store.progress()).latest
+        for actor in actors:
+            await actor.end_after(last, _TURN)
+        await store.hold(CTRL_C, STANDSTILL)  # It also wakes the groups that wait for a step.
+    return found
 
 
 def _known(value: T) -> "asyncio.Future[T]":

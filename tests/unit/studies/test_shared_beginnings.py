@@ -127,6 +127,28 @@ def test_an_equal_rule_remembers_and_another_one_begins_anew(tmp_path):
     assert (of(shared, quota=4).sent > of(whole, quota=4).sent).all()
 
 
+class Limit:
+    def __init__(self, most):
+        self.most = most
+
+    def __getstate__(self):
+        return {"most": self.most}
+
+
+class Limited(Quota):
+    """A quota whose attributes have no digest."""
+
+    def __init__(self, limit):
+        super().__init__(limit.most)
+        self.limit = limit
+
+
+def test_a_rule_that_cannot_be_compared_is_told(tmp_path):
+    given = {"rules": lambda quota: [Limited(Limit(3))] if quota else [], "outcomes": None}
+    study = sweep(tmp_path / "a", person, {"quota": [3], "chance": [0.9]}, vary_from=FROM, before={"quota": 4}, **given)
+    assert study.to_pandas().error.str.contains("remembers something, and its attributes").all()
+
+
 def test_a_beginning_is_run_once_for_each_replicate_and_the_other_parameters(tmp_path):
     file = tmp_path / "steps"
 
@@ -209,6 +231,7 @@ def test_a_beginning_whose_worker_dies_is_run_again(tmp_path, monkeypatch):
         ({"vary_from": FROM, "before": {"luck": 0.5}}, r"before= has 'luck', and parameters= has 'chance'"),
         ({"vary_from": FROM, "before": {"chance": object()}}, r"before= has chance=<object"),
         ({"vary_from": UNTIL, "before": {"chance": 0.5}}, r"until=10 must be above vary_from=10"),
+        ({"vary_from": FROM, "before": {"chance": 0.5}, "calls": Calls(budget=9)}, r"budget=9, which ends each run"),
         ({"rules": None}, r"rules=None must be a list of rules.*leave rules= out"),
         ({"rules": rules.MaxLength(3)}, r"rules=.* must be a list of rules"),
     ],

@@ -189,3 +189,28 @@ def test_a_study_makes_the_different_calls_only(file, calls, tmp_path, monkeypat
     assert study.calls.model + study.calls.store == 9 * AGENTS * STEPS
     assert f"{9 * AGENTS * STEPS - 12:,} calls saved" in repr(study)
     assert Path(calls.store, FILE).exists()
+
+
+def repeated(question):
+    return question
+
+
+async def asks_alike(me, inbox):
+    await me.remember(repeated, f"{me.step} {me.id % (2 if me.step else 6)}")
+
+
+async def asks_in_one_group(me, inbox):
+    if me.id % 3 == 0:
+        await me.remember(repeated, f"{me.step}")
+
+
+@pytest.mark.parametrize("budget", [4, 7, 9])
+def test_a_spent_budget_ends_the_groups_that_share_answers(calls, budget):
+    limited = calls.model_copy(update={"budget": budget})
+    result = go(asks_alike, limited, groups=3, until=4)
+    assert (result.stopped, result.calls.spent, result.calls.model) == (True, True, budget)
+
+
+def test_a_spent_budget_ends_the_groups_that_made_no_calls():
+    result = go(asks_in_one_group, Calls(budget=6), groups=3, until=4)
+    assert (result.steps, result.stopped, result.calls.model) == (1, True, 6)
