@@ -17,7 +17,8 @@ from ray_messaging.transports.transport import RedisTransport
 class Beginning(msgspec.Struct, array_like=True):
     """A run before its step `step`: its data on the server, and what its rules remember, by name.
 
-    `digests` are those of its last steps, `collected` its series in the steps so far.
+    `digests` are those of its last steps. `supervised` says that each of its steps waits for the verdicts of rules on
+    whole steps, as do the steps of all who go on.
     """
 
     step: int
@@ -25,6 +26,7 @@ class Beginning(msgspec.Struct, array_like=True):
     copied: list[tuple[str, str, list[tuple[bytes, bytes]]]]
     memory: dict[str, tuple[str | None, dict[bytes, bytes]]]
     digests: dict[int, str]
+    supervised: bool
 
 
 decode_beginning = msgspec.msgpack.Decoder(Beginning).decode
@@ -43,11 +45,13 @@ async def beginning_of(
     groups: Sequence[str],
     digests: Mapping[int, str],
     step: int,
+    *,
+    supervised: bool,
 ) -> bytes:
     """Return a run that has ended before `step`, so that others can go on from there."""
     copied = [(each.key, each.kind, [*each.content]) for each in await transport.checkpoints.read(step - 1)]
     memory = {name: (rules.get(name), {**table.dump()}) for name, table in interceptor._tables.items()}
-    return encode_beginning(Beginning(step, [*groups], copied, memory, dict(digests)))
+    return encode_beginning(Beginning(step, [*groups], copied, memory, dict(digests), supervised))
 
 
 async def go_on_from(

@@ -220,7 +220,8 @@ async def _run(
         if former is not None:
             await go_on_from(former, server, _EXPERIMENT, interceptor, told)
         settings = StepSettings.of(steps)
-        reviewer = RuleReviewer(interceptor, settings.horizon) if forces_all(rules) else None
+        supervised = forces_all(rules) or (former is not None and former.supervised)
+        reviewer = RuleReviewer(interceptor, settings.horizon) if supervised else None
         handle = interceptor if rules else None
         messagers = [
             await stack.enter_async_context(GroupMessager(server, _EXPERIMENT, handle, name=plan.name))
@@ -283,7 +284,10 @@ async def _run(
         if not keep:
             return Part(result)
         names = [plan.name for plan in plans]
-        return Part(result, await beginning_of(transport, interceptor, told, names, result.digests, until))
+        end_of_part = await beginning_of(
+            transport, interceptor, told, names, result.digests, until, supervised=supervised
+        )
+        return Part(result, end_of_part)
 
 
 def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, str]:

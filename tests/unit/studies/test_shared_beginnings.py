@@ -8,7 +8,7 @@ import pytest
 from support.studies import work_here
 
 from ray_messaging import Calls, ConfigError, Mean, Study, batch_run, rules, run
-from ray_messaging.interception.rules import ALLOW, Rule, Table, block
+from ray_messaging.interception.rules import ALLOW, Rule, StepRule, StepVerdicts, Table, block
 from ray_messaging.studies.run_workers import run_packed
 
 AGENTS, FROM, UNTIL = 8, 5, 10
@@ -116,6 +116,34 @@ def test_rules_that_vary_are_equal_to_whole_runs(tmp_path):
     whole = sweep(tmp_path / "b", talks, limits, rules=late_in_a_whole_run)
     assert table(shared).equals(table(whole))
     assert not of(shared, limit="none").heard.equals(of(shared, limit="late").heard)
+
+
+class OnWholeSteps(StepRule):
+    """Blocks the messages to odd agents in the steps from `since` on, or before it."""
+
+    name = "whole"
+
+    def __init__(self, since, *, before=False):
+        self.since, self.before = since, before
+
+    async def check_step(self, number, batch, exp_id):
+        blocks = (number >= self.since) != self.before
+        return StepVerdicts({row: block("") for row, to in enumerate(batch.to_ids.tolist()) if blocks and to % 2})
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("first_rule", [True, False])
+def test_a_rule_on_whole_steps_may_come_or_go(tmp_path, first_rule, groups):
+    rules = lambda on: [OnWholeSteps(0)] if on else []  # noqa: E731
+    talks = lambda me, inbox: gossip(me, inbox, 0.5)  # noqa: E731
+    given = {"replicates": 1, "groups": groups}
+    shared = sweep(
+        tmp_path / "a", talks, {"on": [True, False]}, rules=rules, vary_from=FROM, before={"on": first_rule}, **given
+    )
+    changes = lambda on: rules(first_rule) if on == first_rule else [OnWholeSteps(FROM, before=first_rule)]  # noqa: E731
+    whole = sweep(tmp_path / "b", talks, {"on": [True, False]}, rules=changes, **given)
+    assert table(shared).equals(table(whole))
+    assert of(shared, on=True).heard[0] != of(shared, on=False).heard[0]
 
 
 def test_an_equal_rule_remembers_and_another_one_begins_anew(tmp_path):
