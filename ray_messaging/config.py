@@ -90,6 +90,7 @@ def settings_of(config: type[BaseModel]) -> Iterator[Setting]:
     for name, field in config.model_fields.items():
         choices = " | ".join(map(repr, get_args(field.annotation))) if get_origin(field.annotation) is Literal else ""
         kind = choices or (field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation))
+        kind = kind.replace("pathlib._local.", "").replace("pathlib.", "")  # Python 3.13 has Path in another module
         default = "required" if field.is_required() else _shown(name, field.default)
         yield Setting(name, kind, default, field.description or "")
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 from faults.proxy import Proxy
-from support.calls_under_way import Faults, Gate, kill, lose_one_of_three
+from support.calls_under_way import Faults, Gate, kill, lose_one_of_three, reroute_in_a_send
 from support.contracts import fetch_all, until
 from support.patience import WAIT_S
 from support.sending_faults import know_the_directory
@@ -163,30 +163,7 @@ async def test_what_is_under_way_when_a_messager_is_killed_has_an_unknown_outcom
 
 async def test_sets_of_agents_that_new_routes_name_are_kept_before_frames_name_them(messagers, pair):
     sender, receiver = pair
-    frames, transport, done = sender.engine.frame_sender, sender.engine.transport, []
-    send, call, route = frames.send, transport.send, frames.router.route
-
-    async def keep_agents(sets):
-        done.append("kept")
-
-    async def noted(request):
-        done.append("called")
-        return await call(request)
-
-    def routed(*args, **options):
-        frames.router.unkept[b"new"] = None  # as for broadcasts to a mailbox whose agents have changed
-        return route(*args, **options)
-
-    async def send_by_new_routes(**options):
-        if frames.queues.empty:
-            return await send(**options)
-        await messagers(host=[900])
-        await frames.refresh()  # as any broadcast does
-        frames.router.route = routed
-        frames.send = send
-        return await send(**options)
-
-    transport.keep_agents, transport.send, frames.send = keep_agents, noted, send_by_new_routes
+    done = reroute_in_a_send(sender, lambda: messagers(host=[900]))
     await asyncio.gather(*send_all(sender, [0]))
     assert done == ["kept", "called"]
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [0]

@@ -111,3 +111,35 @@ class Faults:
     async def _turns(self, most=30):
         for _ in range(self.random.randrange(most)):
             await asyncio.sleep(0)
+
+
+def reroute_in_a_send(sender, change):
+    """Have `change` alter the directory while a send is made, so that new routes name a set that the server lacks.
+
+    Return what the server is then asked, in order: to keep sets of agents, or to write frames.
+    """
+    frames, transport, done = sender.engine.frame_sender, sender.engine.transport, []
+    send, call, route = frames.send, transport.send, frames.router.route
+
+    async def keep_agents(sets):
+        done.append("kept")
+
+    async def noted(request):
+        done.append("called")
+        return await call(request)
+
+    def routed(*args, **options):
+        frames.router.unkept[b"new"] = None  # as for broadcasts to a mailbox whose agents have changed
+        return route(*args, **options)
+
+    async def send_by_new_routes(**options):
+        if frames.queues.empty:
+            return await send(**options)
+        await change()
+        await frames.refresh()  # as any broadcast does
+        frames.router.route = routed
+        frames.send = send
+        return await send(**options)
+
+    transport.keep_agents, transport.send, frames.send = keep_agents, noted, send_by_new_routes
+    return done
