@@ -55,7 +55,7 @@ class CallLimits:
 
     async def take(self, held: HeldCalls, wanted: int) -> Grant:
         """Grant up to `wanted` calls to a gate; return when at least one is granted, or the budget is spent."""
-        await self.note(held)
+        self.note(held)
         # A gate knows each grant whose answer has arrived, so the gate's own number of granted calls counts.
         self._held[held.group] = self._held[held.group]._replace(granted=held.granted)
         async with self._turn:
@@ -73,7 +73,7 @@ class CallLimits:
             self._held[held.group] = now._replace(granted=now.granted + len(delays))
             return Grant(delays)
 
-    async def note(self, held: HeldCalls) -> None:
+    def note(self, held: HeldCalls) -> None:
         """Record the totals of a gate. Totals that are older than the recorded totals are ignored."""
         known = self._held.get(held.group, held)
         if known.gate == held.gate:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ray_messaging.cluster.run.agent import users_trace
 from ray_messaging.cluster.run.kinds import functions_in
-from ray_messaging.cluster.run.local_run import run, run_part
+from ray_messaging.cluster.run.local_run import Part, run_part
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.errors import ConfigError, StepFailed
@@ -20,7 +20,6 @@ from ray_messaging.model.aggregates import aggregates_of
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.model.series_columns import STEP, is_text
 from ray_messaging.model.series_columns import TAKEN as OF_SERIES
-from ray_messaging.steps.step_loop import check_until
 from ray_messaging.studies.by_name import bound, values_of
 from ray_messaging.studies.design import KEY, REPLICATE, TAKEN, PlannedRun, plain_value
 
@@ -92,7 +91,7 @@ def carry_out(template: RunTemplate, task: Task) -> EndedRun:
     begun = time.perf_counter()
     planned = task if isinstance(task, PlannedRun) else task.planned
     try:
-        result, end, values = _result(template, planned) if isinstance(task, PlannedRun) else _part(template, task)
+        (result, end), values = _result(template, task)
         if isinstance(task, BeginningRun):
             calls = result.calls.model, result.calls.store
             return EndedRun({}, None, time.perf_counter() - begun, calls=calls, end=end)
@@ -106,55 +105,35 @@ def carry_out(template: RunTemplate, task: Task) -> EndedRun:
     return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, calls)
 
 
-def _result(template: RunTemplate, planned: PlannedRun) -> tuple[Result, None, dict[str, Any]]:
+def _result(template: RunTemplate, task: Task) -> tuple[Part, dict[str, Any]]:
+    """Return the result of a task, and all values that functions may take by name in its run."""
+    planned = task if isinstance(task, PlannedRun) else task.planned
     values = values_of(planned)
-    given = {
-        name: bound(value, 0, values)() if name in OF_THE_ROW and callable(value) else value
-        for name, value in template.given.items()
-    }
-    start = None if template.start is None else bound(template.start, 1, values)
-    call: Any = run  # The types of the arguments are not known here, so the overloads of `run` cannot be told apart.
-    found: Result = call(
-        bound(template.model, 2, values), start=start, seed=planned.seed, progress=False, **given, **template.options
-    )
-    return found, None, values
-
-
-def _part(template: RunTemplate, task: BeginningRun | ForkedRun) -> tuple[Result, bytes | None, dict[str, Any]]:
-    """Run the beginning of a run, or the rest of one."""
-    values = values_of(task.planned)
-    first = values if isinstance(task, BeginningRun) else values_of(task.before)
+    first = values_of(task.before) if isinstance(task, ForkedRun) else values
     given = {
         name: bound(value, 0, first if name in OF_THE_BEGINNING else values)()
         if name in OF_THE_ROW and callable(value)
         else value
         for name, value in template.given.items()
     }
-    start = None if template.start is None else bound(template.start, 1, first)
-    options = {name: value for name, value in template.options.items() if name != "calls"}
-    until = given.pop("until")
-    beginning = None
+    options = dict(template.options)
+    calls, until = options.pop("calls", None), given.pop("until")
     if isinstance(task, BeginningRun):
         until = task.step
-    else:
-        beginning = task.beginning
-        if until <= task.step:
-            raise ConfigError(
-                f"until={until!r} must be above vary_from={task.step}, as the row's own steps begin there"
-            )
-    check_until(until)
-    found = run_part(
+    elif isinstance(task, ForkedRun) and until <= task.step:
+        raise ConfigError(f"until={until!r} must be above vary_from={task.step}, as the row's own steps begin there")
+    part = run_part(
         bound(template.model, 2, values),
         until=until,
-        options=RunOptions(start, **options),
-        seed=task.planned.seed,
-        calls=template.options.get("calls"),
+        options=RunOptions(None if template.start is None else bound(template.start, 1, first), **options),
+        seed=planned.seed,
+        calls=calls,
         progress=False,
-        beginning=beginning,
+        beginning=task.beginning if isinstance(task, ForkedRun) else None,
         keep=isinstance(task, BeginningRun),
         **given,
     )
-    return found.result, found.end, values
+    return part, values
 
 
 def _check_names(outcomes: Mapping[str, Any], result: Result, planned: PlannedRun) -> None:

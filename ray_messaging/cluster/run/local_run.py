@@ -36,7 +36,7 @@ from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.messager import GroupMessager
-from ray_messaging.steps.call_limits import CallGate, CallLimits, HeldCalls
+from ray_messaging.steps.call_limits import CallGate, CallLimits
 from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.step_account import StepCounts, digest_of
@@ -132,8 +132,6 @@ def run(
     StepTooLarge if a group gets more messages in a step than it can read.
     """
     options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
-    check_run(model, options)
-    check_until(until)
     return run_part(model, agents, until, groups, graph, shared, options, rules, seed, calls, progress=progress).result
 
 
@@ -164,6 +162,8 @@ def run_part(
 
     Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
     """
+    check_run(model, options)
+    check_until(until)
     check_calls(calls)
     plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1, model)
     copies = [_copy("shared", shared) for _ in plans]
@@ -298,13 +298,7 @@ def _limit_calls(settings: Calls, limits: CallLimits, society: AgentLoop, group:
     """Apply settings to the remembered calls of a group."""
     society.call_settings, society.call_store = settings, store_of(settings)
     if settings.limited:
-        notes = set[asyncio.Task[None]]()
-
-        def note(held: HeldCalls) -> None:
-            notes.add(task := asyncio.get_running_loop().create_task(limits.note(held)))
-            task.add_done_callback(notes.discard)
-
-        society.call_gate = CallGate(group, limits.take, note)
+        society.call_gate = CallGate(group, limits.take, limits.note)
 
 
 async def _with_others(running: Awaitable[GroupResult], actors: Sequence[RunActor], store: "RedisSteps") -> GroupResult:

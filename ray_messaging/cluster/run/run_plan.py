@@ -105,7 +105,7 @@ def _check_model(name: str, model: Any, written: str) -> None:  # noqa: ANN401 -
         raise ConfigError(f"{name}={model!r} must take two arguments, {written}: {problem}")
 
 
-def _check_start(name: str, start: Any) -> None:  # noqa: ANN401 - likewise
+def _check_start(name: str, start: Any) -> None:  # noqa: ANN401 - what a user passed
     if not callable(start) or is_async(start):
         raise ConfigError(f"{name}={start!r} must be a plain function that returns a dict: lambda me: {{}}")
     if problem := call_problem(start, 1):

@@ -78,7 +78,7 @@ def gate_of(limits, group="east", delay_s=0.002):
 
     async def later(held):
         await asyncio.sleep(delay_s * (len(notes) % 3))
-        await limits.note(held)
+        limits.note(held)
 
     notes = set()
     return CallGate(group, take, note)
@@ -158,7 +158,7 @@ async def test_limits_that_were_lost_learn_from_the_gates_what_they_hold():
     async def take(held, wanted):
         return await limits[0].take(held, wanted)
 
-    gate = CallGate("east", take, lambda held: asyncio.ensure_future(limits[0].note(held)))
+    gate = CallGate("east", take, lambda held: limits[0].note(held))
     for _ in range(2):
         await gate.enter()
     limits[0] = CallLimits(Calls(concurrency=2, budget=5))
