@@ -16,10 +16,12 @@ from typing import Any
 
 import ray
 
+from benchmarks.own_group import OwnGroup
 from benchmarks.peers.ours import OurHalf
 from benchmarks.peers.ray_calls import CallHalf
 from benchmarks.round_trips import AGENTS, GROUPS, PAUSE_S, person
 from ray_messaging import Messaging, Steps, rules
+from ray_messaging.steps.step import Step
 
 WARM_S, WARM_STEPS = 0.3, 6
 HALF = AGENTS // 2
@@ -119,22 +121,10 @@ class PlainSteps:
         return median_ms(stamps)
 
 
-@ray.remote(num_cpus=0)
-class OwnGroup:
-    """A group in an actor of one's own."""
-
-    async def open(self, messaging: Messaging, name: str, agents: range) -> None:
-        """Host the agents."""
-        self._messager = await messaging.open_messager(name, agents)
-
-    async def run(self, until: int) -> list[float]:
-        """Drive the group; return when each step began."""
-        stamps = []
-        async for step in self._messager.steps(until=until):
-            stamps.append(time.perf_counter())
-            for agent, inbox in step.by_agent():
-                step.send(agent, (agent + HALF) % AGENTS, {"n": len(inbox)})
-        return stamps
+def send_across(step: Step) -> None:
+    """Have each agent tell one agent of the other group how many messages it has got."""
+    for agent, inbox in step.by_agent():
+        step.send(agent, (agent + HALF) % AGENTS, {"n": len(inbox)})
 
 
 class StepsByHand:
@@ -142,7 +132,7 @@ class StepsByHand:
 
     def __init__(self) -> None:
         self._messaging = Messaging.start("by-hand", steps=Steps(seed=7, groups=len(GROUPS)))
-        self._groups = [OwnGroup.options(**on(host)).remote() for host in GROUPS]
+        self._groups = [OwnGroup.options(**on(host)).remote(send_across) for host in GROUPS]
         named = zip(self._groups, GROUPS.items(), strict=True)
         ray.get([group.open.remote(self._messaging, *each) for group, each in named])
         self._until = 0

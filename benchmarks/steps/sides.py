@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from benchmarks.own_group import OwnGroup
 from benchmarks.steps.model import AGENTS, MEMBERS, TO, next_mood, per_step_ms
 from benchmarks.steps.plain import ReferencingDriver, RoutingDriver
 from ray_messaging import Group, Messaging, Steps
@@ -24,23 +25,6 @@ def run_step(step: Step) -> None:
     step.state = np.array(moods).tobytes()
 
 
-@ray.remote(num_cpus=0)
-class OwnGroup:
-    """A group in an actor of one's own."""
-
-    async def open(self, messaging: Messaging, name: str, agents: range) -> None:
-        """Host the agents."""
-        self._messager = await messaging.open_messager(name, agents)
-
-    async def run(self, until: int) -> list[float]:
-        """Drive the group; return when each step began."""
-        stamps = []
-        async for step in self._messager.steps(until=until):
-            stamps.append(time.perf_counter())
-            run_step(step)
-        return stamps
-
-
 class OwnActors:
     """`messager.steps` in an actor of one's own for each group."""
 
@@ -49,7 +33,7 @@ class OwnActors:
 
     def __init__(self) -> None:
         self._messaging = Messaging.start("own-steps", steps=Steps(seed=7, groups=len(MEMBERS)))
-        self._groups = [OwnGroup.remote() for _ in MEMBERS]
+        self._groups = [OwnGroup.remote(run_step) for _ in MEMBERS]
         named = enumerate(zip(self._groups, MEMBERS, strict=True))
         ray.get([group.open.remote(self._messaging, f"group{n}", agents) for n, (group, agents) in named])
         self._until = 0
