@@ -335,7 +335,7 @@ class Engine:
             if self.steps is None:
                 self.checks.refuse(leaving)
                 # Their accepted messages are sent first, because they may send from their new group at once.
-                accumulator, question = self.sending, TransactionBatch(None)
+                accumulator, question = self.sending, TransactionBatch()
                 await accumulator.transact(question)
                 await asyncio.shield(question.future)
             await self.receiving.let_go(leaving, target, timeout)

@@ -4,22 +4,19 @@ import asyncio
 import pickle
 
 import pytest
-from support.frames import frames_of_entries
+from support.frames import frames_of_sends
 from support.patience import WAIT_S
 
-from ray_messaging.addressing.channels import parse_channel
 from ray_messaging.errors import PayloadMismatch
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.json_types import described
 from ray_messaging.outgoing import Outgoing
-from ray_messaging.sending.bulk_input import entries_of
 from ray_messaging.wire.frames import decode
 
 
 def framed(messager, step, *messages):
-    entries = entries_of(messages, lambda channel: parse_channel(messager.exp_id, channel), 2**20)
-    return frames_of_entries(entries, step)
+    return frames_of_sends(messager.exp_id, messages, step)
 
 
 @pytest.fixture
