@@ -92,6 +92,7 @@ class Engine:
             transport, self.directory, self.name, keep_s, mirror=self.settings.mirror, observer=observer
         )
         self.accumulator: Accumulator | None = None
+        self._bulk_sender: BulkSender | None = None
         self.accepting: Accumulator | None = None  # the accumulator, while this is open
         self.subscription: Subscription | None = None
         self.audiences = AudienceCache(audiences)
@@ -161,6 +162,7 @@ class Engine:
         self.accumulator = Accumulator(
             self.frame_sender, verdict_client, self.settings, self.checks, self.log, self.tracer
         )
+        self._bulk_sender = BulkSender(self.accumulator, self.frame_sender, self.audiences)
         self._clients.append(verdict_client)
         self.accumulator.step = self._step
         self.accepting = self.accumulator
@@ -277,8 +279,10 @@ class Engine:
 
     @property
     def bulk_sender(self) -> BulkSender:
-        """Return a sender of many messages; raises the same errors as `sending`."""
-        return BulkSender(self.sending, self.frame_sender, self.audiences)
+        """Return the sender of many messages in one call; raises the same errors as `sending`."""
+        if self.accepting is None or self._bulk_sender is None:
+            raise self.not_open(Closed)
+        return self._bulk_sender
 
     # -- receiving ------------------------------------------------------------------------------------------------
 

@@ -172,7 +172,7 @@ class Messager(names.ChannelNames):
         Raises: the same errors as `send_message`.
         """
         bulk_sender = self.engine.bulk_sender
-        return await bulk_sender.send(self.engine.checks.batches(messages, self.engine.step))
+        return await bulk_sender.send_together(self.engine.checks.batches(messages, self.engine.step))
 
     async def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = names.AGENT_CHAT

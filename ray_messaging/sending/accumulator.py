@@ -21,7 +21,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
-from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.receipt import Receipt
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
@@ -276,7 +276,7 @@ class Accumulator:
         self.send_loop.wake()
         return batch.conversation, future
 
-    def join(self, batch: Batch, call_row: int) -> "asyncio.Future[Receipts]":
+    def join(self, batch: Batch, call_row: int) -> BulkWaiter:
         """Accept the messages of a small batch, as part of the open batch. Call `enter` before.
 
         Args: `call_row` is the number of the first message in the call that sends it.
@@ -288,12 +288,20 @@ class Accumulator:
         pending = self._batch_for(nbytes if nbytes > LARGE_LINE * batch.rows else 0, batch.step)
         low, future = len(pending), self._loop.create_future()
         pending.join(batch)
-        pending.bulks.append(BulkWaiter(low, low + batch.rows, future, call_row))
+        waiter = BulkWaiter(low, low + batch.rows, future, call_row)
+        pending.bulks.append(waiter)
         self.capacity.rows += batch.rows
         self.capacity.nbytes += nbytes
-        self._prepare_futures()
+        self._futures = iter(())  # So many messages may not fit any more.
         self.send_loop.wake()
-        return future
+        return waiter
+
+    def put_bulk(self, pending: PendingBatch, call_row: int) -> BulkWaiter:
+        """Accept a whole batch of a bulk send, as `put` does; arguments as those of `join`."""
+        waiter = BulkWaiter(0, len(pending), self._loop.create_future(), call_row)
+        pending.bulks.append(waiter)
+        self.put(pending)
+        return waiter
 
     def put(self, pending: PendingBatch) -> None:
         """Accept a whole batch. Call `enter` before."""

@@ -284,12 +284,17 @@ def unspread_batches(chunks: Sequence[ColumnChunk], audience: object, topic: str
 
     Args: `audience` is an audience's handle or name, or EVERYBODY.
     """
-    named = AudiencePairs(name_of(audience), UNRESOLVED)
-    batches = batches_of_columns([chunk._replace(to_ids=nobody(len(chunk.from_ids))) for chunk in chunks], topic, step)
-    for batch in batches:
-        batch.extension = batch.extension or Extension()
-        batch.extension.audience = named
-    return batches
+    return [to_audience(batch, audience) for batch in batches_of_columns(chunks, topic, step)]
+
+
+def to_audience(batch: Batch, audience: object) -> Batch:
+    """Make each message of a batch a broadcast to an audience, whose hearers are still to be found; return the batch.
+
+    Args: `audience` is an audience's handle or name, or EVERYBODY.
+    """
+    batch.to_ids, batch.extension = nobody(batch.rows), batch.extension or Extension()
+    batch.extension.audience = AudiencePairs(name_of(audience), UNRESOLVED)
+    return batch
 
 
 def is_unspread(batch: Batch) -> bool:

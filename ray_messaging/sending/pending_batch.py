@@ -248,7 +248,9 @@ class PendingBatch(msgspec.Struct, eq=False):
             topic=topic,
             step=self.step,
             sent_at=times[0] if rows == 1 else np.frombuffer(pack(f"={rows}d", *times), np.float64),
-            lines=_once(lines) if self.shared else PayloadColumn.of(lines, nbytes=-1 if self.parts else self.nbytes),
+            lines=_once(lines)
+            if self.shared
+            else PayloadColumn.of(lines, nbytes=-1 if self.parts else self.nbytes or -1),
             rows=rows,
         )
         if self.causes:

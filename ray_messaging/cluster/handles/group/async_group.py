@@ -45,7 +45,7 @@ from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import Acked, by_loan, slices_of, spans_of
 from ray_messaging.receiving.call_checks import CommitMode, check_fetch, check_timeout
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
-from ray_messaging.sending.bulk_input import batches_of, batches_of_columns, columns_of, unspread_batches
+from ray_messaging.sending.bulk_input import batches_of, batches_of_columns, columns_of, to_audience, unspread_batches
 from ray_messaging.sending.pending_batch import PendingBatch
 from ray_messaging.wire.frames import decode, encode
 
@@ -146,14 +146,13 @@ class AsyncGroup(StampedHandle):
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipt:
         """Send one message to an agent and return its receipt. Raises the same errors as `Messager.send_message`."""
-        return (await self._relay([self._single(from_id, to_id, payload, subtopic)]))[0]
+        return (await self._relay([self._single(from_id, check_id(to_id), payload, subtopic)]))[0]
 
-    def _single(self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str) -> Batch:
-        """Check and encode one message."""
+    def _single(self, from_id: AgentId | None, to_id: AgentId | None, payload: Payload, subtopic: str) -> Batch:
+        """Check and encode one message; a to_id of None is for a broadcast."""
         sender = None if from_id is None else check_id(from_id)
-        recipient, topic = check_id(to_id), check_subtopic(subtopic)
-        batch, line = PendingBatch(self._stamp.step), encode_payload(payload, self._payload_bytes)
-        batch.append(sender, [recipient], topic, line, cause_here())
+        topic, batch = check_subtopic(subtopic), PendingBatch(self._stamp.step)
+        batch.append(sender, [to_id], topic, encode_payload(payload, self._payload_bytes), cause_here())
         return batch.seal("", 0, 0)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
@@ -172,7 +171,7 @@ class AsyncGroup(StampedHandle):
         self, from_id: AgentId | None, audience: object, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
         """Send one message to all hearers of an agent in an audience; one receipt for each, as `Messager.broadcast`."""
-        return await self.broadcast_columns(from_id, audience, payload, subtopic=subtopic)
+        return await self._relay([to_audience(self._single(from_id, None, payload, subtopic), audience)])
 
     async def broadcast_columns(
         self, from_ids: object, audience: object, payloads: object, *, subtopic: str = AGENT_CHAT
@@ -236,7 +235,7 @@ class AsyncGroup(StampedHandle):
     ) -> Message:
         """Ask an agent, and return its answer. Raises the same errors as `Messager.ask`."""
         check_timeout(timeout)
-        call, frame = secrets.token_hex(8), encode(self._single(from_id, to_id, payload, subtopic))
+        call, frame = secrets.token_hex(8), encode(self._single(from_id, check_id(to_id), payload, subtopic))
         asker = asker_here()
         found: Message = await self._insist(lambda: self.actor.ask.remote(call, frame, timeout, asker))
         return found
