@@ -1,6 +1,7 @@
 """Transactions: fetched messages, sent messages and a state, which are committed together or not at all."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
@@ -129,7 +130,7 @@ class Transaction:
         batch = self._running()
         sender, recipient, topic, line = self._engine.checks.checked(channel, payload, from_id, to_id)
         batch.check_room(1, len(line) + 1)
-        batch.append(sender, [recipient], topic, line, cause_here())
+        batch.append(sender, (recipient,), topic, line, cause_here(), time.time())
 
     def send_messages(self, messages: Sequence[Outgoing]) -> None:
         """Queue many messages, all of them or none; raises the same errors as `send_message`."""

@@ -154,8 +154,8 @@ def batches_of(
     None: any sender.
     Raises: the error of the first invalid message.
     """
-    drafts: list[PendingBatch] = []
-    cause = cause_here()
+    drafts = [PendingBatch(step)]
+    cause, now = cause_here(), time.time()
     for message in messages:
         if not isinstance(message, Outgoing):
             raise InvalidPayload(
@@ -165,16 +165,16 @@ def batches_of(
         to_id, topic = (message.to_id, message.subtopic) if message.channel is None else address(message.channel)
         if message.channel is not None and message.to_id is not None:
             to_id = check_recipient(message.channel, to_id, message.to_id)
-        to_ids = [to_id] if message.to_ids is None else message.to_ids
+        to_ids = (to_id,) if message.to_ids is None else message.to_ids
         for start in range(0, len(to_ids), BATCH_ROWS):
-            part = to_ids[start : start + BATCH_ROWS]
-            draft = drafts[-1] if drafts else None
-            if draft is None or len(draft) + len(part) > BATCH_ROWS or draft.nbytes + len(line) > BATCH_BYTES:
+            part = to_ids if len(to_ids) <= BATCH_ROWS else to_ids[start : start + BATCH_ROWS]
+            draft = drafts[-1]
+            if len(draft) + len(part) > BATCH_ROWS or draft.nbytes + len(line) > BATCH_BYTES:
                 drafts.append(draft := PendingBatch(step))
-            draft.append(message.from_id, part, topic, line, cause)
+            draft.append(message.from_id, part, topic, line, cause, now)
     if group is not None and any(message.unnamed for message in messages):
         raise no_from_id(group)
-    return [draft.seal("", 0, 0) for draft in drafts]
+    return [draft.seal("", 0, 0) for draft in drafts if len(draft)]
 
 
 def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: int) -> list[ColumnChunk]:

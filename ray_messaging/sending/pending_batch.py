@@ -4,7 +4,6 @@ import asyncio
 from asyncio import Future
 from collections.abc import Callable, Collection, Sequence
 from struct import pack
-from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -204,20 +203,27 @@ class PendingBatch(msgspec.Struct, eq=False):
         return same and (self.large == 0 or self.large + large <= BATCH_BYTES)
 
     def append(
-        self, from_id: AgentId | None, to_ids: Sequence[AgentId | None], topic: str, line: bytes, cause: str | None
+        self,
+        from_id: AgentId | None,
+        to_ids: Sequence[AgentId | None],
+        topic: str,
+        line: bytes,
+        cause: str | None,
+        now: float,
     ) -> None:
         """Append one payload for one or more recipients, without a future for each message.
 
         Args: a recipient of None means that the channel is not an agent's; `cause` is the id of the message that the
         sender is handling.
         """
-        now = time()
-        self.shared |= len(to_ids) > 1
+        cells = self.cells
+        if len(to_ids) > 1:
+            self.shared = True
         if cause is not None:
-            row = len(self.cells) // ROW_CELLS
+            row = len(cells) // ROW_CELLS
             self.causes |= dict.fromkeys(range(row, row + len(to_ids)), cause)
         for to_id in to_ids:
-            self.cells += (from_id, to_id, topic, line, now, None)
+            cells += (from_id, to_id, topic, line, now, None)
         self.nbytes += len(line) + 1
 
     def join(self, batch: Batch) -> None:

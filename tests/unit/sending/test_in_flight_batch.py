@@ -27,7 +27,7 @@ class Made:
         self.many = loop.create_future()
         if bulk:
             many = PendingBatch()
-            many.append(1, list(range(bulk)), "chat", b"{}", None)
+            many.append(1, list(range(bulk)), "chat", b"{}", None, 1.0)
             pending.join(many.seal("", 0, 0))
             pending.bulks.append(BulkWaiter(singles, singles + bulk, self.many, 0))
         self.finished = []
@@ -144,8 +144,8 @@ def test_a_later_verdict_replaces_an_earlier_one_except_for_delivered_rows():
 
 def test_bytes_go_with_their_rows_and_those_that_are_shared_with_the_last_one():
     pending = PendingBatch()
-    pending.append(1, [1, 2, 3], "chat", b"x" * 9, None)
-    pending.append(1, [4], "chat", b"y" * 99, None)
+    pending.append(1, [1, 2, 3], "chat", b"x" * 9, None, 1.0)
+    pending.append(1, [4], "chat", b"y" * 99, None, 1.0)
     made = Made(1)
     in_flight, closed = InFlightBatch(pending, pending.seal("s", 1, 0), made), made.closed
     for row in (0, 3, 2, 1):

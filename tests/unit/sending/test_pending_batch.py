@@ -39,7 +39,7 @@ def expected_of(messages):
 def sealed(messages):
     draft = PendingBatch(4)
     for message in messages:
-        draft.append(*message)
+        draft.append(*message, 1.0)
     return draft.seal("", 0, 0)
 
 

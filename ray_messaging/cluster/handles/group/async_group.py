@@ -152,7 +152,7 @@ class AsyncGroup(StampedHandle):
         """Check and encode one message; a to_id of None is for a broadcast."""
         sender = None if from_id is None else check_id(from_id)
         topic, batch = check_subtopic(subtopic), PendingBatch(self._stamp.step)
-        batch.append(sender, [to_id], topic, encode_payload(payload, self._payload_bytes), cause_here())
+        batch.append(sender, (to_id,), topic, encode_payload(payload, self._payload_bytes), cause_here(), time.time())
         return batch.seal("", 0, 0)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
