@@ -239,7 +239,7 @@ class Accumulator:
                 raise self.broken.with_traceback(None)
         batch = self._batch_for(size if size > LARGE_LINE else 0, self._step)
         if cause is not None:
-            batch.causes[len(batch)] = cause
+            batch.causes[len(batch.cells) // ROW_CELLS] = cause
         future, cells = self._new_future(), batch.cells
         cells += (from_id, to_id, topic, line, time(), future)
         batch.counted = len(cells)
@@ -266,7 +266,7 @@ class Accumulator:
         batch = self._batch_for(size if size > LARGE_LINE else 0, self._step, kind)
         assert batch.conversation is not None
         if cause is not None:
-            batch.causes[len(batch)] = cause
+            batch.causes[len(batch.cells) // ROW_CELLS] = cause
         future = self._new_future()
         batch.cells += (from_id, to_id, topic, line, time(), future)
         batch.counted = len(batch.cells)

@@ -146,13 +146,15 @@ class AsyncGroup(StampedHandle):
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipt:
         """Send one message to an agent and return its receipt. Raises the same errors as `Messager.send_message`."""
-        return (await self._relay([self._single(from_id, check_id(to_id), payload, subtopic)]))[0]
+        return (await self._relay([self._single(from_id, to_id, payload, subtopic)]))[0]
 
-    def _single(self, from_id: AgentId | None, to_id: AgentId | None, payload: Payload, subtopic: str) -> Batch:
-        """Check and encode one message; a to_id of None is for a broadcast."""
+    def _single(self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str) -> Batch:
+        """Check and encode one message."""
         sender = None if from_id is None else check_id(from_id)
-        topic, batch = check_subtopic(subtopic), PendingBatch(self._stamp.step)
-        batch.append(sender, (to_id,), topic, encode_payload(payload, self._payload_bytes), cause_here(), time.time())
+        recipient, topic, batch = check_id(to_id), check_subtopic(subtopic), PendingBatch(self._stamp.step)
+        batch.append(
+            sender, (recipient,), topic, encode_payload(payload, self._payload_bytes), cause_here(), time.time()
+        )
         return batch.seal("", 0, 0)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
@@ -171,7 +173,8 @@ class AsyncGroup(StampedHandle):
         self, from_id: AgentId | None, audience: object, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
         """Send one message to all hearers of an agent in an audience; one receipt for each, as `Messager.broadcast`."""
-        return await self._relay([to_audience(self._single(from_id, None, payload, subtopic), audience)])
+        batch = self._single(from_id, 0, payload, subtopic)  # The recipient is replaced by the audience.
+        return await self._relay([to_audience(batch, audience)])
 
     async def broadcast_columns(
         self, from_ids: object, audience: object, payloads: object, *, subtopic: str = AGENT_CHAT
@@ -235,7 +238,7 @@ class AsyncGroup(StampedHandle):
     ) -> Message:
         """Ask an agent, and return its answer. Raises the same errors as `Messager.ask`."""
         check_timeout(timeout)
-        call, frame = secrets.token_hex(8), encode(self._single(from_id, check_id(to_id), payload, subtopic))
+        call, frame = secrets.token_hex(8), encode(self._single(from_id, to_id, payload, subtopic))
         asker = asker_here()
         found: Message = await self._insist(lambda: self.actor.ask.remote(call, frame, timeout, asker))
         return found
