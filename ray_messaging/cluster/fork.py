@@ -207,7 +207,7 @@ def start_fork(
     parent, target = Folder(str(absolute(parent_dir))), str(absolute(log_dir))
     record = record_of(parent)
     if record.steps is None:
-        raise ConfigError(f"{parent.where} is of a run without steps: only a run with steps=Steps() can be forked")
+        raise ConfigError(f"the run in {parent.where} had no steps: only a run with steps=Steps() can be forked")
     _check_rules(record, parent.where, rules)
     check_name("exp_id", exp_id)
     there = read_run(Folder(target)) if on_existing == "resume" else None
@@ -280,6 +280,6 @@ def _check_rules(record: "RunRecord", where: str, rules: Sequence[Rule] | None) 
     if rules is None and former:
         named = ", ".join(dict.fromkeys(former))
         raise ConfigError(
-            f"the run in {where} had rules ({named}), and rules are code, which no folder keeps: pass rules=[...], the "
-            "same for a twin, or rules=[] for none"
+            f"the run in {where} had rules ({named}), and rules are code, which no folder keeps: pass rules=[...], "
+            "with the same rules for a run that equals its parent, or rules=[] for none"
         )

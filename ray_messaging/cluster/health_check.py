@@ -139,7 +139,7 @@ def _progress_of(interceptor: Any, experiment: Experiment | None) -> Any:  # noq
 
 
 def _silent_groups(progress: Any) -> dict[str, float]:  # noqa: ANN401 - an ObjectRef
-    """Return the groups that hold up a step and whose drivers the server has not heard for long, in seconds."""
+    """Return, for each group that holds up a step and whose driver is cut off from the server, for how many seconds."""
     if progress is None or not wait([progress], timeout=0)[0]:
         return {}
     try:

@@ -30,7 +30,7 @@ Header = TypeVar("Header")
 
 
 class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """A send of a handle's frames; `oldest` is the lowest number for which the handle still waits."""
+    """A send of a handle's frames; `oldest` is the lowest number of a send whose answer the handle still awaits."""
 
     caller: str
     number: int

@@ -82,7 +82,7 @@ class StartedExperiment:
         if config is None and kept is None and spec.log_dir is None and spec.audiences is not None:
             self._temporary = spec.audiences.folder
         self._start_servers(spec, kept)
-        # All calls of this actor may be repeated, so Ray repeats them.
+        # All calls to this actor may be repeated, so Ray repeats them.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": spec.interceptor_name}
         # The interceptor runs on the node of this process, as the embedded primary and the log do, and ends with it.
         # Ray does not keep a soft affinity of an actor that asks for no resources.
@@ -256,7 +256,10 @@ def _checked_servers(
     if isinstance(config, RedisConfig) and shards is not None:
         config = config.model_copy(update={"shards": shards})
     if config is not None and data_dir is not None:
-        raise ConfigError(f"data_dir={str(data_dir)!r} is for the embedded server: leave out redis=, or data_dir=")
+        raise ConfigError(
+            f"data_dir={str(data_dir)!r} is for the embedded server, and redis= is a server of yours: leave out one "
+            "of them"
+        )
     return config, shards
 
 
@@ -268,7 +271,7 @@ def _check_kinds(settings: object, steps: object, calls: object, **folders: obje
         raise ConfigError(f"steps={steps!r} is not a Steps object: write steps=Steps(seed=7)")
     check_calls(calls)
     if calls is not None and steps is None:
-        raise ConfigError("calls= limits what agents call by me.remember, in runs with steps: add steps=Steps()")
+        raise ConfigError("calls= limits me.remember, which only runs with steps have: add steps=Steps()")
     for name, folder in folders.items():
         if not isinstance(folder, str | os.PathLike | None) or folder == "":
             raise ConfigError(f"{name}={folder!r} is no path: write {name}='a folder'")

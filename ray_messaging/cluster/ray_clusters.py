@@ -74,7 +74,7 @@ def release_ray(session: object) -> None:
 
 
 def _in_lasting_thread(call: Callable[[], None]) -> None:
-    """Make a call in the main thread if this is it, otherwise in a thread that lasts as long as Ray does.
+    """Make a call in this thread if it is the main thread, otherwise in a new thread that lasts as long as Ray does.
 
     The kernel kills the processes that Ray starts as soon as the thread that started them ends.
     """

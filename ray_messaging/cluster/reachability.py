@@ -21,7 +21,7 @@ Address = tuple[str, int]
 
 
 async def measure(addresses: Sequence[Address]) -> list[float | None]:
-    """Return the milliseconds that a connection to each address took, or None where there is none in time."""
+    """Return the milliseconds that a connection to each address took, or None if none came about in time."""
     return await asyncio.gather(*map(_connect, addresses))
 
 

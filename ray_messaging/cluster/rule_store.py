@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class RuleStore:
-    """Durable store of the rules of one run of an experiment, and of their state."""
+    """Durable store of the rules of one start of an experiment, and of their state."""
 
     def __init__(self, server: RedisExperimentStore, exp_id: str, run: str) -> None:
         self.scheduled: list[Any] = []  # `RuleRequest`s that wait for their step, ascending
@@ -130,9 +130,12 @@ class RuleStore:
         code = await asyncio.to_thread(kv_get, name, namespace=NAMESPACE)
         if code is None:
             name, code = await self._newest()
-        if code is None:  # an error: the rules that the start gave could pass messages that are forbidden by now
+        # This is an error, because the rules that were given at the start could let messages pass that are forbidden by
+        # now.
+        if code is None:
             raise RuleError(
-                f"Ray's cluster state has lost the rules of {self._runs!r}: start the experiment again", rule="all"
+                f"Ray's cluster state has lost the rules of experiment {self._exp_id!r}: start the experiment again",
+                rule="all",
             )
         self._kept = name.decode()
         kept, self.scheduled = ray.cloudpickle.loads(code)
@@ -155,14 +158,14 @@ class RuleStore:
         return names[0] if names else b"", code
 
     async def began(self) -> bool:
-        """Return whether this run has stored rules, which means that it has begun."""
+        """Return whether this start of the experiment has stored rules, which means that it has begun."""
         return bool(await self._saved())
 
     async def _saved(self) -> list[bytes]:
         return await asyncio.to_thread(kv_names, self._code, namespace=NAMESPACE)
 
     async def forget_rules(self) -> None:
-        """Delete the rules of this experiment from Ray, at its end, or after an earlier run that died."""
+        """Delete the rules of this experiment from Ray, at its end, or after an earlier start that died."""
         for name in await asyncio.to_thread(kv_names, self._runs, namespace=NAMESPACE):
             await asyncio.to_thread(kv_delete, name, namespace=NAMESPACE)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # not loaded with `Messaging`, because the settings import py
 
 logger = logging.getLogger(__name__)
 
-_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # a folder of Ray, which Ray will delete
+_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # a folder of Ray's, which Ray will delete
 
 SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
 

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = 16  # so many ended calls whose answers were read are kept, because Ray may repeat a call
-_MOST_UNREAD = 1024  # so many ended calls whose answers were not read are kept, because their handles may be gone
+_MOST_KEPT = 16  # this many finished calls whose answers were read are kept, because Ray may repeat a call
+_MOST_UNREAD = 1024  # this many finished calls whose answers were not read are kept
 
-# The answer of a call is kept for so many seconds, because Ray may repeat the call within this time.
+# The answer of a call is kept for this many seconds, because Ray may repeat the call within this time.
 _REPEATED_S = 60.0
 CALLERS = 10_000  # if there are more callers, the callers that were idle for longest are forgotten
 
@@ -92,8 +92,8 @@ class GroupQuestions:
         """
         if call not in self._calls(call):
             raise UnknownName(
-                "the group's actor does not know these questions any more: either the actor was started anew, and "
-                f"the answers come as ordinary messages; or {_MOST_UNREAD:,} later calls have ended before anybody "
+                "the group's actor no longer knows these questions. Either the actor was restarted, and answers now "
+                f"arrive as ordinary messages; or {_MOST_UNREAD:,} later calls of ask_columns finished before anybody "
                 "read these answers",
                 kind="questions",
                 value=call,
@@ -164,11 +164,11 @@ class CallerAdmission:
         self._calls = OnceByCall[tuple[str, int], Receipts](keep_s=_REPEATED_S)
 
     async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Sending]) -> Receipts:
-        """Run a call once the caller's earlier calls have begun, except calls with numbers below `oldest`.
+        """Run a call once the caller's earlier calls have begun.
 
-        The caller no longer waits for calls with numbers below `oldest`.
+        Calls with numbers below `oldest` are not waited for, because their caller has given them up.
 
-        Raises: OutcomeUnknown if this is a repeated call and the answer of its first run is no longer kept.
+        Raises: OutcomeUnknown if this is a repeated call, and the answer to the first one is no longer kept.
         """
         key = caller_id, number
         caller = self._callers.get(caller_id) or _Caller(oldest, oldest)
@@ -191,7 +191,7 @@ class CallerAdmission:
                     caller.turn.notify_all()
         if key not in self._calls:
             raise OutcomeUnknown("this call came twice, and the outcome of the first is no longer known")
-        # The run continues if this call is cancelled, because a repeated call may wait for the outcome.
+        # The work goes on if this coroutine is cancelled, because a repeated call may wait for the same outcome.
         return await self._calls.outcome(key)
 
 

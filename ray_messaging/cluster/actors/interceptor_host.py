@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A rule that cannot be interrupted ends the process after this many times rule_timeout_s, but not before the least time
-# below, because a shorter pause is not a hang.
+# A rule that cannot be interrupted ends the process after _EXIT_FACTOR times rule_timeout_s, and after _EXIT_LEAST_S
+# seconds at the earliest, because a shorter pause is not a hang.
 _EXIT_FACTOR, _EXIT_LEAST_S = 1.5, 5.0
 
 
@@ -166,7 +166,7 @@ class InterceptorHost:
         rules = given if kept is None else list(kept)
         black_list = BlackList()
         if all(rule.name != black_list.name for rule in rules):
-            rules.insert(0, black_list)  # an earlier run, or a rule, may have added pairs
+            rules.insert(0, black_list)  # an earlier start of the experiment, or a rule, may have added pairs
         tables, answers = await self._store.load(rules)
         if not tables[black_list.name]:
             rules = [rule for rule in rules if rule is not black_list]

@@ -32,8 +32,8 @@ from ray_messaging.transports.server_facts import kind_and_version
 from ray_messaging.transports.step_values import CollectedKind
 from ray_messaging.transports.transport_values import Limits
 
-PAGE = 4096  # An answer has at most so many rows.
-_CLEARED = "cleared"  # name of a mark on the server: its time, in ms, when the list of `rows` was cleared
+PAGE = 4096  # the most rows of one answer
+_CLEARED = "cleared"  # the mark on the server with the time, in ms, at which the list of `rows` was cleared
 
 T = TypeVar("T")
 
@@ -67,7 +67,8 @@ class LogHost:
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
         )
         self._cleared = -1  # the position up to which the list of `rows` was cleared
-        self._cleared_ms = -1  # when it was cleared, as the server's time in ms: a later process may renumber rows
+        # The server's time in ms at which it was cleared, as a later process may number rows anew.
+        self._cleared_ms = -1
         self._noting = asyncio.Lock()
         self._rule_changes: list[folder_records.RuleChange] = []  # the changes that this process wrote last
         self._taken_over = 0  # the number of rows in the folder when this process began
@@ -91,12 +92,15 @@ class LogHost:
         self._cleared_ms = int(await self._server.log_mark(_CLEARED) or -1)
 
     async def _known(self) -> bool:
-        """Return whether the server has this start's log: not after a FLUSHALL, or if a newer start has a log."""
+        """Return whether the server still has this start's log.
+
+        It has not after a FLUSHALL, or once a newer start has a log.
+        """
         return bool(await self._server.log_mark("run") == self._experiment.run.encode())
 
     async def _prepare_folder(self) -> None:
-        """Claim the folder, unless an earlier process of this run has claimed it."""
-        # Another start has the experiment, and its log may be in our folder.
+        """Claim the folder, unless an earlier process of this start has claimed it."""
+        # If another start has taken the experiment, that start's log may be in our folder.
         if await self._server.holder() not in {None, self._experiment.run.encode()}:
             raise other_run(self._experiment.exp_id, 0)
         before = (await self._server.log_mark("run") or b"").decode()
@@ -108,7 +112,7 @@ class LogHost:
         await self._server.set_log_mark("run", self._experiment.run)
 
     def _claim_folder(self, before: str) -> None:
-        """Claim the folder, so that writers of other runs add no more files. The caller holds the folder's lock.
+        """Claim the folder, so that log writers of other starts add no more files. The caller holds the folder's lock.
 
         Args: `before` is the start that had a log on the server before this start, or "".
         """
@@ -293,7 +297,10 @@ def _last_blocked(view: View, count: int) -> int:
 
 
 def _later(table: pa.Table, ms: int) -> pa.Table:
-    """Return the rows that the server received after the time `ms`, with which the ids in column `entry` begin."""
+    """Return the rows that the server received after the time `ms`.
+
+    Ids in the column `entry` begin with the time at which the server received the row.
+    """
     if ms < 0:
         return table
     later = [entry for entry in table["entry"].unique().to_pylist() if int(entry.partition("-")[0]) > ms]

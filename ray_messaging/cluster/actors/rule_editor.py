@@ -103,7 +103,7 @@ class RuleEditor(RuleVersions):
         task = asyncio.create_task(changing, name="ray_messaging change of the rules")
         self._unfinished.add(task)
         task.add_done_callback(self._unfinished.discard)
-        # Failed writes are logged. Without this, asyncio would report an error that nobody has retrieved.
+        # Failed writes are logged. Without this callback, asyncio would report an error that nobody has retrieved.
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return task
 

@@ -66,7 +66,7 @@ class ServerActor:
         return str(ray.get_runtime_context().get_node_id())
 
     def reached(self, addresses: Sequence[Address]) -> list[float | None]:
-        """Return the milliseconds that a connection to each address took, or None where there is none in time."""
+        """Return the milliseconds that a connection to each address took, or None if none came about in time."""
         return asyncio.run(measure(addresses))
 
     def stats(self) -> dict[str, Any]:

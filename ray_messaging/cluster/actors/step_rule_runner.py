@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FAILING_S = 1.0  # a supervisor that fails for longer is reported
-_SOONEST = 0.1  # the least time between two checks for stragglers, as a part of `stall_s`
+_FAILING_S = 1.0  # a supervisor that fails for more than this many seconds is reported
+_SOONEST = 0.1  # the least time between two checks for stragglers, as a fraction of `stall_s`
 
 
 class StepRuleRunner:

@@ -131,7 +131,7 @@ def translated(
         if isinstance(error, ActorUnschedulableError):
             return Closed(
                 f"{actor_name} is gone with the machine to which it belongs ({_reason(error)}): start the experiment "
-                "anew, by on_existing='resume' where its data are"
+                "again, with on_existing='resume' if its data are not gone as well"
             )
         return Closed(f"{actor_name} is gone: it was shut down, or it died and cannot come back ({_reason(error)})")
     return error
@@ -200,7 +200,7 @@ class ExperimentConnection:
         return self.experiment
 
     def ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-        """Return the result of a call of the interceptor. Raises the same errors as `result`."""
+        """Return the result of a call to the interceptor. Raises the same errors as `result`."""
         return result(ref, actor_name=self._actor_name)
 
     def log_actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle

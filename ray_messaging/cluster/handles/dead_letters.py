@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 _DROPPED_AT_ONCE = 500
-_NO_LIMIT = 2**62  # a reader that moves expired frames to the dead letters must not drop older letters for this
+_NO_LIMIT = 2**62  # reading may turn expired frames into dead letters, and must not drop older letters for this
 
 
 @dataclass(frozen=True)

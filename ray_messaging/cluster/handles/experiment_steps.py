@@ -265,7 +265,7 @@ class ExperimentSteps:
         return digest_of(self._sealed(step))
 
     def collected(self, through: int) -> list[Collected]:
-        """Return what groups have collected in the steps up to `through`, except what an event log has read."""
+        """Return the data that groups recorded with `collect` up to step `through`, except data in the event log."""
         found: list[Collected] = self._connection.ask(self._interceptor.step_collected.remote(through))
         return found
 

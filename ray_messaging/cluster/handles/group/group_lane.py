@@ -39,7 +39,7 @@ _OPENING_S = 2.0  # the longest wait to connect; a firewall may drop packets
 # For longer waits the calls are made by Ray, because a task that waits for Ray lends its processor to other tasks, such
 # as the task for which it waits.
 WAIT_S = 0.5
-# The longest wait for an answer; large requests get one more second for every so many bytes.
+# The longest wait for an answer. Large requests get one more second for every _BYTES_PER_S bytes.
 _PATIENCE_S, _BYTES_PER_S = 1.0, 50 * 2**20
 _ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}  # no lane then: only Ray calls are encrypted
 _TIME = Packer("@ll")  # struct timeval
@@ -47,7 +47,7 @@ _PREFIX = Packer("<I")
 # The most concurrent sends of a connection. The actor accepts twice as many calls, because calls that were cancelled
 # here still run there.
 _SENDS = WAITING // 2
-_SILENT = 5  # after so many checks in a row without an answer the connection is given up
+_SILENT = 5  # after this many checks in a row without an answer the connection is given up
 
 
 def patience_s(size: int) -> float:
