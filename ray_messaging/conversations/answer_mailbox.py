@@ -21,7 +21,7 @@ from ray_messaging.receiving.inbox import Piece
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = MOST_RANGES // 2  # most late answers without a commit; others are committed once they are in the inbox
+_MOST_KEPT = MOST_RANGES // 2  # the most late answers that wait for a commit; further ones are committed at once
 
 
 class AnswerMailbox:

@@ -181,7 +181,7 @@ class Waits:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
-        """Write the present note, unless the same note was written last. With `anew`, write it in any case."""
+        """Write the present note, unless the same note was written last; with `anew`, write it even then."""
         async with self._writing:
             note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:

@@ -139,7 +139,7 @@ def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[byte
 
 
 def _has_format(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
-    if isinstance(value, str):  # A format says nothing about values that are not texts.
+    if isinstance(value, str):  # A format says nothing about values that are not strs.
         msgspec.convert(value, kind)
     return True
 

@@ -10,7 +10,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.fates import BLOCKED, IS_STORED, UNKNOWN
 from ray_messaging.receipt import Receipts
 
-END = "end"  # the part of a record that ends the survey; its value is the last entry of the mailbox that counts
+END = "end"  # the part of a record that ends the survey: the id of the last mailbox entry whose answers count
 
 
 class SurveyRecord(msgspec.Struct, array_like=True, frozen=True):

@@ -244,7 +244,7 @@ class Surveys:
         answer_model = AnswerModel.of(model)
         check_timeout(timeout, positive=True)
         if not agents:
-            raise ConfigError("a survey of nobody: `to` names no agent, or the experiment hosts none yet")
+            raise ConfigError("this survey would ask no agent: `to` names none, or the experiment hosts none yet")
         record = SurveyRecord(
             mailbox=survey_mailbox(name),
             question=encode_payload(question, self.engine.settings.payload_bytes),
