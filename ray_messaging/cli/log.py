@@ -30,7 +30,7 @@ from ray_messaging.eventlog.reading.causes import DEPTH
 from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.paging import json_line, json_lines
 
-SHOWN = 50  # Without --limit, a table shows so many rows.
+SHOWN = 50  # the rows that a table shows without --limit
 
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Plot traffic and groups to a .png, .pdf or .svg file.")

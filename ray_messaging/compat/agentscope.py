@@ -54,7 +54,7 @@ TESTED: Final = "2.0.11"
 logger = logging.getLogger(__name__)
 
 _LEASE_S, _BEAT_S = 3.0, 1.0
-_LOCK_GLANCE_S = 0.5  # between two looks at a lock whose owner may have died; a release is told at once
+_LOCK_GLANCE_S = 0.5  # the time between two looks at a lock whose owner may have died; a release is announced at once
 _WRITES = 1000  # entries that are written in one call of the server
 _FRAMES = 32  # frames that are read from the mailbox at once
 _KINDS = {"q": "queue", "l": "log"}
@@ -98,7 +98,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         db = getattr(self._server, "db", 0)
         self._keys = Keys(self._exp_id, db=db)
         self._prefix, self._ears = f"{self._keys.prefix}bus:{part}", f"{self._keys.ears}bus:{part}"
-        self._keys.own = f"{self._prefix}own{mark_of_db(db)}"  # an experiment's own messages are not to be dropped
+        # The ingress drops messages between the experiment's brackets, so the bus listens with brackets of its own.
+        self._keys.own = f"{self._prefix}own{mark_of_db(db)}"
         self._link: RedisLink | None = None
         self._messager: Messager | None = None
 
@@ -117,10 +118,10 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         self._writer: asyncio.Task[None] | None = None
         # Queue -> the batches that were drained from it, and when.
         self._held: dict[str, tuple[list[bytes], float]] = {}
-        self._locks: dict[str, tuple[str, int]] = {}  # by token: key and ms to live, of those that are renewed
+        self._locks: dict[str, tuple[str, int]] = {}  # the locks that are renewed: token -> key, ms to live
         self._claims: dict[str, str] = {}  # key -> the token of its lock
         self._listeners: dict[str, list[asyncio.Queue[bytes | None]]] = {}
-        self._unlocked = asyncio.Event()  # replaced by the next one when a lock is released
+        self._unlocked = asyncio.Event()  # set when a lock is released, and then replaced by a new event
         self._ingress = RedisIngress(link, self._keys, self._hear, [self._ears + self._owner])
         self._beating = asyncio.create_task(self._keep_beating(), name="ray_messaging agentscope bus")
         try:

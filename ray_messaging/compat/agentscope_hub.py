@@ -76,7 +76,7 @@ class MsgHub:
         self._join(participants)
         self._desk = f"{name}/{messager.name}"  # the id that gets confirmations of what agents have observed
         self._asked: dict[str, asyncio.Future[list[str] | None]] = {}
-        self._change: asyncio.Task[None] | None = None  # tells the others who takes part
+        self._change: asyncio.Task[None] | None = None  # the task that tells the other processes who takes part
 
     async def __aenter__(self) -> Self:
         """Host the agents that live here, and send the announcement."""

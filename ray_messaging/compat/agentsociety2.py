@@ -277,10 +277,12 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
             if tx.state == step:
                 logger.warning("the step at %s was sent before its process died: those messages count, not new ones", t)
             else:
-                await tx.fetch_messages(complete=True)  # the state that was restored has them, or another run's has
+                # These messages are in the restored state, or belong to another run.
+                await tx.fetch_messages(complete=True)
                 try:
                     tx.send_messages(outgoing)
-                except (TransactionError, PayloadTooLarge):  # too many: if it dies here, they are sent twice
+                # Too many for a transaction: if this process dies here, they are sent twice.
+                except (TransactionError, PayloadTooLarge):
                     await self._messager.send_messages(outgoing)
                 tx.state = step
         # They are committed when the state that has them is saved.

@@ -65,7 +65,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         if actors and messaging is None:
             raise ValueError("actors=True needs an experiment on Ray: pass messaging=Messaging.start(...)")
         if actors and self._intervention_handlers:
-            raise ValueError("intervention_handlers are of one process: with actors=True give the experiment rules=")
+            raise ValueError("intervention_handlers work in one process: with actors=True give the experiment rules=")
         self._on_ray = actors
         self._planned: dict[str, tuple[Any, Any]] = {}  # by type: the factory of agents that live in Ray actors
         self._actors: dict[str, Any] = {}

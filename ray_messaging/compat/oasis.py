@@ -228,7 +228,8 @@ class Channel:
         if asked is None:
             raise UnknownName(f"no action with the message_id {message_id!r} waits for its result here")
         self._results.put((asked, {"result": result}))
-        if time.monotonic() > self._yielded + YIELD_S:  # a platform that waits for nothing holds up its results
+        # A platform that never waits would hold up the sending of its results.
+        if time.monotonic() > self._yielded + YIELD_S:
             await asyncio.sleep(0)
             self._yielded = time.monotonic()
 

@@ -199,7 +199,7 @@ def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
     if type(raw) is not float and not is_exact(str(raw), value):
         raise RowError(
             f"time {cut(str(raw))} has more digits than a float holds, so that different times would become one: "
-            "write seconds, with six decimals at most (of nanoseconds a billionth), or sequence numbers"
+            "write seconds, with six decimals at most (divide nanoseconds by a billion), or sequence numbers"
         )
     return value
 

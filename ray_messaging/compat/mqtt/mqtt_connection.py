@@ -77,7 +77,8 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         # Paho's number of a publication or subscription -> what its caller waits for.
         self._acks: dict[int, asyncio.Future[Any]] = {}
-        self._latest: deque[int] = deque(maxlen=5 * AT_ONCE)  # numbers of the last received messages (of 65,535)
+        # The numbers of the last received messages; MQTT has 65,535 numbers.
+        self._latest: deque[int] = deque(maxlen=5 * AT_ONCE)
         self._accepted: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._cut: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._opened: asyncio.Future[None] = self._loop.create_future()
@@ -339,7 +340,7 @@ class Connection:
 
     def _come(self, _client: Client, _userdata: object, message: MQTTMessage) -> None:
         if message.dup and message.mid in self._latest:
-            return  # we have it already, which Mosquitto 2.0 forgets in a restart
+            return  # we have this message already, but Mosquitto 2.0 forgets that in a restart
         self._latest.append(message.mid)
         self._moved = True
         made = aiomqtt.Message(

@@ -10,7 +10,7 @@ from ray_messaging.model.fates import STORED
 
 AGENTS = 60
 PAIRS = 12
-MOST = 500_000  # At most so many rows are counted.
+MOST = 500_000  # the most rows that are counted
 
 
 def society_of(log: EventLog, *, after: int = -1) -> BusiestAgents:

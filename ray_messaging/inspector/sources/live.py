@@ -36,12 +36,13 @@ from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.observability.health.findings import Health
 
 PERIOD_S = 60
-_MOST_COUNTED = 50_000  # One call counts at most so many rows; of more rows, it counts a sample of this size.
-_FIRST_COUNTED = 500_000  # The first call counts more, because it also counts earlier rows.
+_MOST_COUNTED = 50_000  # the most rows that one call counts; of more rows it counts a sample of this size
+_FIRST_COUNTED = 500_000  # the same for the first call, which counts more because it also counts earlier rows
 _LETTERS = 50
-_TEXTS = 3  # At most so many texts of a dead letter are shown.
-_TEXT = 300  # At most so many characters of each text are shown.
-_MOST_HOSTED = 20_000  # The agents of a larger group are not shown, because the states of all its agents would be read.
+_TEXTS = 3  # the most texts of a dead letter that are shown
+_TEXT = 300  # the most characters of each text that are shown
+# No states are shown of a group with more agents, because the states of all its agents would be read.
+_MOST_HOSTED = 20_000
 
 
 class LiveSource(RunFacts):

@@ -37,7 +37,7 @@ ReadRule = Callable[[str], Rule]
 
 
 class LiveControl:
-    """Changes of a running experiment that a reader makes: as its owner, or by messages as the user.
+    """Changes of a running experiment by a reader of the pages, who steers it, or writes messages as the user.
 
     Args: `read_rule` builds a rule from what a reader has typed; `examples` show how rules are written.
     """
