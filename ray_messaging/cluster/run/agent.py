@@ -160,7 +160,7 @@ class Agent:
         With `Calls(store=)` calls of the same content are made once, whoever makes them: see `by_content`.
 
         Raises: what the function raises; ConfigError outside of an async model, and with a store for a call whose
-        content cannot be told; InvalidPayload, which names the part,
+        content cannot be compared; InvalidPayload, which names the part,
         for a result that cannot be stored exactly; PayloadTooLarge for a result above MessagingConfig.payload_bytes.
         """
         calls = self._society.calls
@@ -227,7 +227,8 @@ class AgentLoop:
         self.open_step: Step | None = None  # the step while the model's function may send
         self.number = START  # the number of the step
         self.send: Callable[..., None] = self._refuse  # the function by which agents send in the step
-        self.last_step: int | None = None  # the last step that ran here to its end, after which the states are
+        # The last step that ran here to its end: the states are those after this step.
+        self.last_step: int | None = None
         self.calls: RememberedCalls | None = None  # the remembered calls of the step
         self.change = NO_CHANGE
         self.records_calls = False  # the step keeps its remembered calls for an event log
@@ -332,7 +333,10 @@ class AgentLoop:
         return np.flatnonzero(called)
 
     async def end(self) -> None:
-        """End the step that runs. Return when its remembered calls in flight have ended, or their time is over."""
+        """End the step that runs.
+
+        Return when its remembered calls in flight have ended, or their time limit has passed.
+        """
         if self._calls is not None:
             await self._calls.end_and_wait(Closed(f"the run of group {self._group!r} has ended"))
 

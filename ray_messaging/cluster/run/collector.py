@@ -40,7 +40,10 @@ class Collector:
         return step % self._every == 0
 
     def of_agents(self, agents: Sequence["Agent"], places: AgentPlaces, failed: Failed) -> bytes:
-        """Return what is collected of agents; raise the error that `failed` builds for the first bad value."""
+        """Return what `collect=` gives for agents, encoded.
+
+        Raises: the error that `failed` builds for the first bad value.
+        """
         if not agents:
             return b""
         try:
@@ -53,7 +56,7 @@ class Collector:
             raise failed(agents[error.place or 0], error, "collect") from error
 
     def of_group(self, crowd: "Crowd") -> bytes:
-        """Return what is collected of a group's arrays; raise UnfitValue if a value does not fit."""
+        """Return what `collect=` gives for a group's arrays, encoded; raise UnfitValue if a value does not fit."""
         if not len(crowd.ids):
             return b""
         if self._function is None:

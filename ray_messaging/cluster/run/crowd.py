@@ -85,7 +85,8 @@ class CrowdSociety:
         self._model_thread = thread or ModelThread()
         self._crowd: Crowd | None = None
         self.change = NO_CHANGE
-        self.last_step: int | None = None  # the last step that ran here to its end, after which the states are
+        # The last step that ran here to its end: the states are those after this step.
+        self.last_step: int | None = None
 
     async def run(self, step: Step, _calls: CallMemory | None = None) -> None:
         """Run the model; raise StepFailed if it raises an exception."""
@@ -207,7 +208,7 @@ def _checked(name: object, value: Any) -> NDArray[Any]:  # noqa: ANN401 - what a
     """Return a value of the state as an array; raise TypeError if the conversion would change the value."""
     place = f"group.state[{name!r}]"
     if type(name) is not str:
-        raise TypeError(f"{place} has a key of type {type(name).__name__}: use a text")
+        raise TypeError(f"{place} has a key of type {type(name).__name__}: use a str")
     checked_text(name, "a key of group.state")
     return exact_array(value, place)
 

@@ -21,7 +21,7 @@ Kinds = dict[str, AgentSet]
 
 
 class ByKind:
-    """The functions of several kinds as one function, which calls that of its first argument's kind.
+    """The functions of several kinds as one function, which calls the function for the kind of its first argument.
 
     The kind of an agent, or of a group, is its `kind`. A kind without a function gets {}.
     """
@@ -66,7 +66,7 @@ def check_kinds(model: object, start: object) -> None:
             raise ConfigError("model={} has no kind of agents: write {'trader': trader, 'book': book}")
         for kind in model:
             if type(kind) is not str or not kind:
-                raise ConfigError(f"model= has the kind {kind!r}: name each kind by a text, as {{'trader': trader}}")
+                raise ConfigError(f"model= has the kind {kind!r}: name each kind by a str, as in {{'trader': trader}}")
     if isinstance(start, Mapping):
         if not isinstance(model, Mapping):
             raise ConfigError(
@@ -138,7 +138,7 @@ def plain_ids(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
 
 
 def among(agents: AgentSet, kinds: Kinds) -> Kinds:
-    """Return the kinds that some agents have, with those of the agents that are of the kind."""
+    """Return the kinds that some agents have, each with those of these agents that are of this kind."""
     found = {kind: agents_of & agents for kind, agents_of in kinds.items()}
     return {kind: agents_of for kind, agents_of in found.items() if len(agents_of)}
 

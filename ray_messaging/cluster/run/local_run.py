@@ -136,7 +136,7 @@ def run(
 
 
 class Part(NamedTuple):
-    """The result of a part of a run, up to some step; `end` is the beginning of the runs that go on from there."""
+    """The result of a part of a run, up to some step; `end` is what runs that go on from there begin with."""
 
     result: Result
     end: bytes | None = None

@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
 
 _KIND: Final = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100}
-_IDLE_S: Final = 60.0  # idle processes are kept so long: they take memory, but a new process takes a second or two
+# Idle processes are kept for this time: they take memory, but a new process takes a second or two.
+_IDLE_S: Final = 60.0
 _CLOSE_S = 10.0  # the longest wait until groups have left their mailboxes, once their remembered calls have ended
 _LOOK_S = 0.25  # the time between two checks of the progress
-_NODES_EVERY = 8  # one check in so many also checks that no machine with a server is lost
+_NODES_EVERY = 8  # one in this many checks also looks whether a machine with a server is lost
 _COUNTED_S = 0.1  # the longest wait until groups answer how many remembered calls they have made
 _TOLD_S = 1.0  # the longest wait until groups answer that they will end early
 _REMEDY = "resume with the same, or begin anew by on_existing='reset'"
@@ -246,7 +247,7 @@ class Run(AbstractContextManager["Run"]):
         return f"Run(step {self.step}, {len(self._inputs.plans):,} groups{'' if self._open else ', closed'})"
 
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
-        """Let n more steps run; return the first step that did not run. After Ctrl-C only the open step still ends.
+        """Let n more steps run; return the first step that did not run. After Ctrl-C no further step begins.
 
         Raises: the same errors as `messaging.run`, after which this run is closed; Closed if this run was closed
         before; BudgetSpent if no step ran because the budget of calls is spent.
@@ -263,7 +264,7 @@ class Run(AbstractContextManager["Run"]):
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - a pandas.DataFrame
-        """Return what `collect=` has collected up to now, as `Result.series` does."""
+        """Return what `collect=` has recorded up to now, as `Result.series` does."""
         return series_frame(self._series())
 
     def result(self) -> Result:
@@ -356,7 +357,7 @@ class Run(AbstractContextManager["Run"]):
         except BaseException as error:
             self._detach()
             leave([*self._actors.values()], refs, timeout_s=CALLS_END_S + _CLOSE_S)
-            if isinstance(error, StepFailed):  # our own frames say nothing to a user
+            if isinstance(error, StepFailed):  # the frames of this library do not help a user
                 raise error.with_traceback(None) from error.__cause__
             raise
 

@@ -213,7 +213,7 @@ def _group_count(groups: object, cpus: int) -> int:
 
 
 def _dealt_out(agents: AgentSet, count: int) -> list[Iterable[AgentId]]:
-    """Return agents, sorted, as they are dealt out in turn to so many groups."""
+    """Deal agents out, sorted and in turn, to `count` groups; return the agents of each group."""
     listed: Any = list(agents) if agents.strings else agents.ints
     return [listed[number::count] for number in range(count)]
 
