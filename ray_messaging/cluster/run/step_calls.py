@@ -428,7 +428,7 @@ class RememberedCalls:
 def _sample(agent: "Agent", n: int, samples: int) -> int:
     """Return the number of the stored answer that an agent's `n`-th equal call in a step gets.
 
-    The first `samples` calls get the answers 0 to `samples` - 1, beginning with one that depends on agent, step and seed.
+    The first `samples` calls get the answers 0 to `samples` - 1; with which they begin depends on agent, step and seed.
     """
     whole, place = divmod(n - 1, samples)
     chance = blake2b(repr((agent._society.seed, agent.step, agent.id)).encode(), digest_size=8).digest()
