@@ -290,7 +290,8 @@ class _Grid:
         # The number of an empty row after all others.
         self._around[distinct.take(self._around, mode="clip") != wanted] = len(distinct)
         self._own = len(around) // 2
-        self._width = int(first.max()) + 1 + _PARTS  # with as many empty cells as are searched to each side of a point
+        # Each row of cells ends with as many empty cells as are searched to each side of a point.
+        self._width = int(first.max()) + 1 + _PARTS
         keys = rows * self._width + first + _PARTS
         self._order = np.argsort(keys)
         self._keys, self._rows = keys[self._order], rows[self._order]
@@ -323,7 +324,8 @@ class _Grid:
             others += firsts
             others.sort()
             others -= firsts
-            self._found += len(others)  # it may miss what another thread adds now: then the search ends later
+            # Another thread may change the count at the same time, so that some are missed: then the search ends later.
+            self._found += len(others)
             found.append(_Neighbours(self._order[piece.start : piece.stop], lengths, others))
         return found
 
@@ -383,7 +385,7 @@ class _Grid:
 
 def _cells(values: NDArray[np.float64], side: float, parts: int) -> NDArray[np.int64]:
     """Return the cell of each value, from 0. Cells of values within `side` of each other differ by at most `parts`."""
-    halves, scale = values / 2, parts / (side / 2)  # halves, because their differences are finite
+    halves, scale = values / 2, parts / (side / 2)  # halves are used, because the difference of two halves is finite
     low = halves.min()
     cells: NDArray[np.int64]
     if halves.max() - low < side / 2 * len(values):

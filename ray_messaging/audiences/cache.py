@@ -19,7 +19,7 @@ from ray_messaging.model.extension import AudiencePairs
 
 UNRESOLVED = 0  # in place of a version that is looked up later
 EVERYBODY = AudiencePairs("*", 0)  # all agents of the experiment that are in the directory
-_KEPT = 32  # most versions, and restrictions of versions, that are kept in memory or mapped
+_KEPT = 32  # the most versions, and parts of versions for some agents, that are kept in memory or mapped
 
 
 class AudienceCache:

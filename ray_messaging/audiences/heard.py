@@ -45,7 +45,10 @@ class Heard:
         payloads: Sequence[Payloads | None],
         removed: Pairs | None = None,
     ) -> None:
-        """Args: the rows of `from_ids` and `payloads` are broadcasts; `removed` are pairs that rules have taken out."""
+        """Prepare the values.
+
+        Args: rows of `from_ids` and `payloads` are broadcasts; rules have taken out the pairs `removed`.
+        """
         self.agents = agents
         self._order = _by_sender(from_ids)
         if self._order is not None:

@@ -56,7 +56,7 @@ def move(name: str, ids: IdColumn, points: object, edges: Edges) -> Edges:
 
 
 def remove(_edges: Edges) -> None:
-    """Return None: the audience has no pairs any more."""
+    """Remove an audience: return None in place of its pairs."""
 
 
 def positions_of(name: str, edges: Edges) -> Positions:

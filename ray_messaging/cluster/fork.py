@@ -106,7 +106,7 @@ class Fork:
             rows = _left(rows, step, messaging.log)
         messaging._user.run(self.send_again(messaging._user.messager.engine, rows))
         del self._outside[step]
-        self._resumed = False  # later steps have not begun
+        self._resumed = False  # no later step has begun, so that none of its messages was sent
 
     async def send_again(self, engine: "Engine", rows: "Sequence[LogRow]") -> None:
         """Send messages from outside as they were sent in the parent, to the byte.
@@ -228,7 +228,7 @@ def start_fork(
         started = start_experiment(exp_id, steps=steps, log_dir=target, rules=rules or (), **begin, **options)
     except BaseException:
         if not resumed:
-            shutil.rmtree(target, ignore_errors=True)  # a URI is no folder here
+            shutil.rmtree(target, ignore_errors=True)  # this does nothing if the target is a URI
         raise
     return started, fork
 

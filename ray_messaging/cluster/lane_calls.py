@@ -279,7 +279,7 @@ def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[To
     lent = _read(_lent, header)
     slices: list[Slice] = []
     for part, frame in zip(lent.slices, frames, strict=True):
-        batch = decode(frame, checked=True)  # the actor has checked it when it read the mailbox
+        batch = decode(frame, checked=True)  # the actor has checked the frame when it read the mailbox
         batch.origin = Origin(part.mailbox, part.entry) if part.mailbox else None
         if batch.trace is not None:
             batch.trace = batch.trace._replace(fetched=part.fetched)

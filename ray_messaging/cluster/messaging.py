@@ -72,7 +72,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> None:
         self._connection = ExperimentConnection(experiment, interceptor)
         self._started = started
-        self._fork: Fork | None = None  # the work of a fork between its steps
+        self._fork: Fork | None = None  # if this is a fork: the work that it does between its steps
 
     @cached_property
     def _groups(self) -> "Groups":
@@ -250,8 +250,8 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Args:
             erase: Delete the experiment's data, unread messages included, from your own server or from `data_dir`.
-                Without `erase` these data stay, and `on_existing` decides at the next start. Data of an embedded server
-                without a `data_dir` are always deleted.
+                Without `erase` these data stay, and `on_existing` decides at the next start. An embedded server's data
+                stay only if they are in a folder, as `data_dir` of `start` says.
         """
         kept = ("_surveys", "_audience_files", "_user", "_run_actors")
         *_, user, runs = (self.__dict__.pop(name, None) for name in kept)

@@ -32,8 +32,8 @@ class Placement:
     """The options with which the actors of some groups start.
 
     Args:
-        placement: "spread", "pack", or by group a node's id or name, or the resources that the group's node must have;
-            other groups are spread.
+        placement: "spread", "pack", or a dict with a node's id or name, or the resources that a node must have, by
+            group; groups that are not in the dict are spread.
         actor_options: Options of Ray's for all of these groups, or by group.
         groups: The names of the groups.
 
@@ -112,7 +112,7 @@ def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any
 
 
 def _check_options(options: dict[str, Any], text: str) -> None:
-    """Raise ConfigError, with a text, for options that Ray would refuse at the start of an actor."""
+    """Raise ConfigError, which begins with `text`, for options that Ray would refuse at the start of an actor."""
     if not options:
         return
     try:

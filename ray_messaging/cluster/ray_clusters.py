@@ -216,7 +216,7 @@ def check_ray_address() -> None:
 
 
 def _answers(address: str, timeout_s: float) -> bool:
-    """Return whether a cluster's server answers in time, because Ray would wait for minutes for a stopped one."""
+    """Return whether a cluster's server answers in time, because Ray would wait for a stopped server for minutes."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
         connection.sendall(_HTTP2)
@@ -263,7 +263,7 @@ def _named() -> str:
 
 
 def _runs_here(address: str, clusters: Sequence[str]) -> bool:
-    """Return whether an address, in any form, is that of a cluster in `clusters`, to which this machine belongs."""
+    """Return whether an address, in any form, leads to one of `clusters`, which are clusters of this machine."""
     host, _, port = address.rpartition(":")
     if address in clusters:
         return True

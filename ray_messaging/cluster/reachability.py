@@ -30,7 +30,7 @@ async def _connect(address: Address) -> float | None:
     try:
         async with asyncio.timeout(_CONNECT_S):
             _, writer = await asyncio.open_connection(*address)
-    except OSError:  # TimeoutError is one
+    except OSError:  # a TimeoutError is an OSError, too
         return None
     took = 1000 * (time.perf_counter() - began)
     writer.transport.abort()

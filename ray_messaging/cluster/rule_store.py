@@ -45,7 +45,7 @@ class RuleStore:
         # By the id() of each rule in force: the rule, so that no other object gets its id, and the pickle from which
         # the rule was made.
         self._known: dict[int, tuple[Rule, PickledRule]] = {}
-        self._in_force: list[str] | None = None  # the list that is on the server
+        self._in_force: list[str] | None = None  # the list that is on the server now
         self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
@@ -81,7 +81,7 @@ class RuleStore:
         if await self._server.delegate(epoch, number) is StateWrite.FENCED:
             raise _fenced(epoch)
 
-    async def look(self, epoch: int) -> bool:
+    async def beat(self, epoch: int) -> bool:
         """Write a heartbeat; return whether the server still has all data that it confirmed. Raises Fenced."""
         beat = await self._server.beat(epoch)
         if beat is StateWrite.FENCED:
@@ -208,7 +208,7 @@ def unpickled(rule: PickledRule) -> Rule:
     """Unpickle a rule in the interceptor's process; raise RuleError if that fails."""
     try:
         found: Rule = ray.cloudpickle.loads(rule.data)
-    except Exception as error:  # as above
+    except Exception as error:  # a rule's objects may raise any error
         raise RuleError(
             f"rule {rule.name!r} cannot be made in the interceptor's process ({type(error).__name__}: {error}): its "
             "module must be importable on every node (runtime_env), or be the script that runs",

@@ -55,10 +55,11 @@ logger = logging.getLogger(__name__)
 
 _LEASE_S, _BEAT_S = 3.0, 1.0
 _LOCK_GLANCE_S = 0.5  # the time between two looks at a lock whose owner may have died; a release is announced at once
-_WRITES = 1000  # entries that are written in one call of the server
-_FRAMES = 32  # frames that are read from the mailbox at once
+_WRITES = 1000  # the most entries that one call to the server writes
+_FRAMES = 32  # the most frames that are read from the mailbox at once
 _KINDS = {"q": "queue", "l": "log"}
-_PUSH = re.compile(r"push(?:,(\d+),(\d+))?")  # subtopic of a bus's items: ms to live, and most entries
+# The subtopic of a bus's items; it may have the ms to live, and the most entries of a log.
+_PUSH = re.compile(r"push(?:,(\d+),(\d+))?")
 _json = json.JSONEncoder(ensure_ascii=False).encode
 
 # The future for the ids; kind, key, ms to live, most entries; the payloads, or their texts.
@@ -87,9 +88,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     def __init__(self, server: object = None, name: str = "agentscope", *, hold_s: float = 30.0) -> None:
         warn_unless_tested("agentscope", TESTED, "bus")
         self.name = check_name("name", name)
-        # The bus keeps a reference, because the server ends with its last one.
+        # The bus keeps a reference, because the server ends with the last reference to it.
         self._server = LocalServer() if server is None else server
-        # With `isinstance`, programs without an experiment would import Ray.
+        # `isinstance` is not used, because programs without an experiment would import Ray for it.
         self._messaging = cast("Any", server) if hasattr(server, "interceptor") else None
         self._exp_id, part = name, ""
         if self._messaging is not None:
@@ -194,7 +195,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     def _write(
         self, kind: str, key: str, payloads: Sequence[dict[str, Any]], ttl_secs: int | None, most: int = 0
     ) -> asyncio.Future[list[str]]:
-        """Append entries. While a call of the server is under way, further entries wait, and share the next call."""
+        """Append entries. While a call to the server is under way, further entries wait, and share the next call."""
         self._open()
         items = [*payloads] if self._messager is not None else [_json(payload).encode() for payload in payloads]
         written: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -240,7 +241,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             try:
                 await self._beat()
                 if self._messager is not None:
-                    await self._take()  # items of buses that have died
+                    await self._take()  # the mailbox may have items of buses that have died
                 await self._settle(time.monotonic() - self._hold_s)
             except MessagingError as error:
                 logger.warning("bus %s could not renew its lease: %s", self.name, error)

@@ -191,7 +191,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
             raise ValueError(f"agent {creator_id} cannot create a group: it is not in agent_id_name_pairs")
         async with self._lock:
             created = self._turn(creator_id).created
-            # Each agent has numbers of its own, so that nobody's depend on who was first.
+            # Each agent has numbers of its own, so that these do not depend on which agent creates a group first.
             group_id = self._next_group_id + agents.index(creator_id) + len(created) * len(agents)
             members = [*dict.fromkeys([creator_id, *init_members])]
             created.append(Group(group_id=group_id, name=name, members=members))
@@ -285,7 +285,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
                 except (TransactionError, PayloadTooLarge):
                     await self._messager.send_messages(outgoing)
                 tx.state = step
-        # They are committed when the state that has them is saved.
+        # These messages are committed when the state that has them is saved.
         found = await self._messager.fetch_messages(complete=True, commit="acked")
         passed = [(cast("int", each.to_id), Message.model_validate(each.payload)) for each in found]
         # A message that a slow rule has judged later comes behind other agents' messages.
@@ -322,7 +322,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         if self._messager is not None:
             await self._messager.ack()
             async with self._messager.transaction() as tx:
-                tx.state = None  # who restores an earlier state sends its steps again
+                tx.state = None  # a process that restores an earlier state sends the steps after it again
 
     async def restore(self, workspace_path: Path) -> bool:
         """Read a state, of this class or SimpleSocialSpace; return whether there was one."""

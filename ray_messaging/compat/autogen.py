@@ -79,7 +79,8 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self._resumed.set()
         self._held: dict[str, Message] = {}  # messages that wait until the runtime starts, or a state has been saved
         self._unbegun = self._running = 0
-        self._asked: dict[str, Any] = {}  # questions of this process: the token, replaced by the handler's error
+        # By a question's id: its cancellation token, or the error, once its handler has failed in this process.
+        self._asked: dict[str, Any] = {}
         self._decoded = lru_cache(16)(self._decode)  # All hearers of an event get the same decoded object.
         self._locks: dict[core.AgentId, asyncio.Lock] = {}
         helper: Any = self._tracer_helper  # a span that nobody collects would cost as much as the message
@@ -112,7 +113,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         await self._messager.subscribe_and_start_listening([each.replace("/:", "/*:") for each in channels])
         if self._service is None:
             self._service = asyncio.create_task(self._messager.serve(self._handle, concurrency=1_000_000))
-        await self._on_actors("add_message_serializer", serializers)  # it returns when they listen
+        await self._on_actors("add_message_serializer", serializers)  # this call returns when the actors listen
         self._placed |= kinds
 
     async def _on_actors(self, call: str, *given: Any) -> list[Any]:
@@ -501,6 +502,6 @@ def _error_of(told: Mapping[str, Any]) -> BaseException:
     known = vars(builtins) | vars(core.exceptions) | {"CancelledError": asyncio.CancelledError}
     found = known.get(told["error"])
     if isinstance(found, type) and issubclass(found, (Exception, asyncio.CancelledError)):
-        with suppress(TypeError):  # it takes other arguments
+        with suppress(TypeError):  # the class takes other arguments
             return found(told["text"])
     return RuntimeError(f"{told['error']}: {told['text']}")

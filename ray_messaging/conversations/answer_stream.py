@@ -20,7 +20,8 @@ from ray_messaging.model.typed.typed_values import column_of, part_of
 from ray_messaging.receipt import Receipts
 
 Rows = NDArray[np.intp]
-_WAITS, _UNSENT, _FAILED = -1, -2, -3  # for a question without an answer: in place of the number of a part
+# These stand for a question without an answer, in place of the number of the part that has the answer.
+_WAITS, _UNSENT, _FAILED = -1, -2, -3
 
 
 class AnswerPart(NamedTuple):
@@ -219,7 +220,8 @@ class AnswerTable:
         return html_table(repr(self), columns, len(self.answered))
 
 
-MoreAnswers = Callable[[AnswerTable], Coroutine[Any, Any, None]]  # waits for answers of another process, and adds them
+# A function that waits for answers of another process, and adds them.
+MoreAnswers = Callable[[AnswerTable], Coroutine[Any, Any, None]]
 
 
 class Answers(AnswerTable):

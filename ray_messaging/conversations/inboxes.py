@@ -19,7 +19,7 @@ from ray_messaging.receiving.commits import MOST_RANGES
 
 logger = logging.getLogger(__name__)
 
-_MOST = MOST_RANGES // 2  # most messages in hand: each may need an ack range, and late answers need some, too
+_MOST = MOST_RANGES // 2  # the most messages in hand: each may need an ack range, and late answers need some, too
 
 
 class Fetch(Protocol):

@@ -119,7 +119,7 @@ def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[byte
     from referencing import Registry  # noqa: PLC0415
 
     draft = jsonschema.Draft202012Validator  # pydantic and msgspec write this draft
-    whole = draft.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # not 1.0
+    whole = draft.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # 1.0 is no integer here
     registry: Any = Registry()  # without it a $ref could lead to another host
     formats = jsonschema.FormatChecker(())
     for name, kind in FORMATS.items():

@@ -62,7 +62,8 @@ class Asking(msgspec.Struct, array_like=True, frozen=True):
             for row in np.flatnonzero(codes == BLOCKED).tolist()
             for receipt in (receipts[row],)
         }
-        # A question without a known fate may have arrived. Nobody answers one that was published to foreign clients.
+        # A question without a known fate may have arrived. A question that was published to foreign clients gets no
+        # answer.
         lost = places[~(IS_STORED[codes] | (codes == UNKNOWN) | (codes == BLOCKED))]
         return cls(places.astype("<u4").tobytes(), due, blocked, tuple(lost.tolist()), timeout)
 

@@ -28,7 +28,7 @@ from ray_messaging.wire.frames import decode
 
 logger = logging.getLogger(__name__)
 
-# Bytes of a read. The server does nothing else while it copies them.
+# The most bytes of one read, because the server does nothing else while it copies them.
 _READ_BYTES = 2 * 2**20
 _FRAMES = 32
 
@@ -50,9 +50,10 @@ class AsyncSurvey:
 
     def _begin(self) -> None:
         self.tally = Tally(self.record.agents, self.model)
-        self._last: str | None = None  # the last entry that counts, once the survey has ended
+        self._last: str | None = None  # the id of the last mailbox entry whose answers count, once the survey has ended
         self._known: set[str] = set()  # the parts of the record that were read
-        self._ends: list[float] = []  # for each asking, until when to wait for answers, by the monotonic clock
+        # For each batch of questions, the time until which to wait for answers, by the monotonic clock.
+        self._ends: list[float] = []
         self._read_to = START.entry
         self._frame_bytes = 1
 
@@ -66,7 +67,7 @@ class AsyncSurvey:
     async def _update(self, block_s: float) -> None:
         parts = await self._store.parts(self.id, self._known)
         if END in parts and order(parts[END].decode()) < order(self._read_to):
-            self._begin()  # count anew: answers from after the end were counted
+            self._begin()  # answers that came after the end have been counted, so the count begins again
             parts = await self._store.parts(self.id, self._known)
         self._known.update(parts)
         if END in parts:

@@ -181,7 +181,8 @@ class CallerAdmission:
                 if caller.next < oldest:  # a caller that gave up on older numbers must not block its newer calls
                     caller.next = oldest
                     caller.turn.notify_all()
-                while (caller_id, caller.next) in self._calls:  # calls that began before this caller was forgotten
+                # These calls have begun already, before the record of their caller was dropped.
+                while (caller_id, caller.next) in self._calls:
                     caller.next += 1
                 while caller.next < number:
                     await caller.turn.wait()
@@ -190,7 +191,7 @@ class CallerAdmission:
                     caller.next = number + 1
                     caller.turn.notify_all()
         if key not in self._calls:
-            raise OutcomeUnknown("this call came twice, and the outcome of the first is no longer known")
+            raise OutcomeUnknown("this send was repeated, and whether its first try succeeded is no longer known")
         # The work goes on if this coroutine is cancelled, because a repeated call may wait for the same outcome.
         return await self._calls.outcome(key)
 
@@ -231,7 +232,8 @@ class GroupHost:
         self.lane = GroupLaneServer(self)
         self.questions = GroupQuestions(self.messager)
         self.messager.conversation.waits.others_handle = self._others_handle
-        # Late answers are committed at once: a handle cannot, as only messages in the group's mailbox have leases.
+        # Late answers are committed at once, because a handle cannot commit them: only messages in the group's mailbox
+        # have leases.
         self.messager.conversation.keeps_late = False
 
     @property

@@ -100,7 +100,7 @@ class LogActor:
         retried = await self._start.stop()
         if self._start.failure is None:
             await asyncio.shield(self._host.close())
-        elif retried:  # the rows that the previous process had read are not in a file
+        elif retried:  # raise the failure, because rows that the previous process had read are in no file
             self._start.check()
 
 

@@ -67,10 +67,10 @@ class LogHost:
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
         )
         self._cleared = -1  # the position up to which the list of `rows` was cleared
-        # The server's time in ms at which it was cleared, as a later process may number rows anew.
+        # the time of that in ms, by the server's clock: unlike a position, it is valid in a later process
         self._cleared_ms = -1
         self._noting = asyncio.Lock()
-        self._rule_changes: list[folder_records.RuleChange] = []  # the changes that this process wrote last
+        self._rule_changes: list[folder_records.RuleChange] = []  # the rule changes that this process wrote last
         self._taken_over = 0  # the number of rows in the folder when this process began
         self._importing: asyncio.Task[Any] | None = None
 
@@ -79,7 +79,7 @@ class LogHost:
 
         Raises: AlreadyExists if the folder has another log; Fenced; LogError; ConnectionFailed.
         """
-        # If pandas is installed, building the first array imports it, which takes up to a second.
+        # pyarrow imports pandas, if it is installed, when the first array is built, which takes up to a second.
         self._importing = asyncio.create_task(asyncio.to_thread(pa.array, [0]), name="ray_messaging log import")
         try:
             await self._transport.connect()
@@ -92,10 +92,7 @@ class LogHost:
         self._cleared_ms = int(await self._server.log_mark(_CLEARED) or -1)
 
     async def _known(self) -> bool:
-        """Return whether the server still has this start's log.
-
-        It has not after a FLUSHALL, or once a newer start has a log.
-        """
+        """Return whether the server still has this start's log; a FLUSHALL, or a newer start with a log, removes it."""
         return bool(await self._server.log_mark("run") == self._experiment.run.encode())
 
     async def _prepare_folder(self) -> None:
@@ -148,7 +145,10 @@ class LogHost:
             folder_records.write_rule_changes(self._folder, [])
 
     async def close(self, *, killed: bool = False) -> None:
-        """Write a row for everything that was sent, and remove the log. `killed` says that the driver was killed."""
+        """Write a row for everything that was sent, and remove the log's stream from the server; the folder stays.
+
+        `killed` says that the driver was killed.
+        """
         try:
             delta = await self._transport.load_directory(-1)
             groups = {record.mailbox: len(record.agents()) for record in delta.changed if record.exclusive}

@@ -107,7 +107,7 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         try:
-            if not await self._store.look(self._interceptor.epoch):
+            if not await self._store.beat(self._interceptor.epoch):
                 await self._interceptor.renew()
         except Fenced as error:
             logger.error("the interceptor of %s gives no more verdicts: %s", self._interceptor.exp_id, error)  # noqa: TRY400

@@ -117,7 +117,7 @@ class RuleEditor(RuleVersions):
         self._steps = steps
 
     def changes(self) -> list[RuleChange]:
-        """Return the changes of the rules in this run, in the order of the calls."""
+        """Return the changes of the rules since this start of the experiment, in the order of the calls."""
         found = sorted(self._interceptor().changes.items())
         return [msgspec.convert(change, RuleChange) for _, (_, change) in found]
 
@@ -248,7 +248,7 @@ class RuleEditor(RuleVersions):
             for change in due:
                 try:
                     change.make(self._interceptor().rules, self._store)
-                except RuleError as error:  # A change in between made this one impossible.
+                except RuleError as error:  # an earlier change has made this change impossible
                     logger.error("a change of the rules for step %d cannot be made: %s", step, error)  # noqa: TRY400
                     self._note(f"{change.change} failed: {error}", {"name": change.which}, step, exact=True)
 

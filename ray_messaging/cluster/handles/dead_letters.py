@@ -307,5 +307,5 @@ async def _letters(
 def _checked(letter: str) -> str:
     found = _ID.fullmatch(letter) if isinstance(letter, str) else None
     if found is None or max(map(int, found.groups())) >= 2**64:
-        raise ConfigError(f"{letter!r} is no id of a dead letter: they look like 1700000000000-0")
+        raise ConfigError(f"{letter!r} is no id of a dead letter: such ids look like 1700000000000-0")
     return letter

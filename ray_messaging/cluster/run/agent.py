@@ -155,7 +155,7 @@ class Agent:
         This is for calls that cost money or vary, such as calls of a language model; await it in an async model. Calls
         are equal if the same agent makes them in the same step, of a function with the same qualified name, with equal
         arguments. If an agent makes several equal calls in a step, each has its own result. If msgpack cannot encode a
-        call's arguments, the call is known by its place among the agent's other such calls of the function. The result
+        call's arguments, the call is known by its place among all such calls of the function by the agent. The result
         is an equal copy of what the function returned. A plain function runs in a thread. An exception is not kept.
         With `Calls(store=)` calls of the same content are made once, whoever makes them: see `by_content`.
 
@@ -322,7 +322,8 @@ class AgentLoop:
                 except InvalidPayload as error:
                     raise self._failed(agent, error, "states=") from error
                 self._active.append(agent._place)
-        self._forms = []  # an agent that has stopped is not called, but its state has changed
+        # So that all states are encoded again: an agent that has stopped is not called, but its state may have changed.
+        self._forms = []
 
     def _called(self, step: Step) -> NDArray[np.intp] | slice:
         """Return the places of the agents for which the model is called."""

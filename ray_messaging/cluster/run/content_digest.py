@@ -149,12 +149,12 @@ class _Pickler(pickle.Pickler):
         return [*frame.columns], frame.index.to_numpy(), columns
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - as pickle has it
-        """Return the parts of an object, without cached properties, which may come when the object is read."""
+        """Return the parts of an object, without cached properties, which may appear when the object is read."""
         kind = type(obj)
         if not hasattr(obj, "__dict__"):
             return NotImplemented
         parts = obj.__reduce_ex__(5)
-        if len(parts) < 3 or type(parts[2]) is not dict:  # the third is the state
+        if len(parts) < 3 or type(parts[2]) is not dict:  # the third part is the object's state
             return parts
         kept = {
             name: part

@@ -45,7 +45,8 @@ class Crowd:
         self.ids = ids
         self.shared: Any = shared
         self.state: dict[str, NDArray[Any]] = {}
-        self._draw: Callable[[int], NDArray[np.float64]] | None = None  # uniform numbers of the step, or of the start
+        # Draws uniform numbers of the step, or of `start`.
+        self._draw: Callable[[int], NDArray[np.float64]] | None = None
 
     def uniform(self, k: int = 1) -> NDArray[np.float64]:
         """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k), rows as in `ids`.

@@ -1,4 +1,4 @@
-"""Several kinds of agents in one run: which agents are of a kind, and the functions of each kind."""
+"""Several kinds of agents in one run: which agents belong to each kind, and the functions of each kind."""
 
 import inspect
 from collections import Counter
@@ -104,7 +104,8 @@ def kinds_of(agents: Any, model: Mapping[str, Any]) -> Kinds:  # noqa: ANN401 - 
 
 
 def _ids_by_kind(agents: Any, model: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - as a user has written it
-    if isinstance(agents, Mapping) and not isinstance(agents, Set):  # the nodes of a networkx graph are both
+    # The nodes of a networkx graph are a Mapping and a Set.
+    if isinstance(agents, Mapping) and not isinstance(agents, Set):
         return {kind: _ids_of(kind, given) for kind, given in agents.items()}
     if not hasattr(agents, "itertuples") or KIND not in agents.columns or not agents.columns.is_unique:
         raise ConfigError(

@@ -62,12 +62,12 @@ class Result:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Compute the digests when they are first read, if `gathered` was told how."""
+            """Compute the digests when they are first read, if `gathered` was given a function for them."""
             later = self.__dict__.get("_digests") if name == "digests" else None
             if later is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             self.__dict__["digests"] = found = later()
-            del self.__dict__["_digests"]  # with the messages that it refers to
+            del self.__dict__["_digests"]  # this frees the messages to which the function refers
             return found
 
     def __getstate__(self) -> dict[str, Any]:

@@ -55,9 +55,9 @@ class RunActors:
     """
 
     def __init__(self) -> None:
-        self.run: Run | None = None  # the run that stands between its steps
+        self.run: Run | None = None  # the run that waits between two of its steps
         self.inputs: Mapping[str, Any] = {}  # digests of what the last call of `run` was given
-        self.turns = itertools.count(1)  # numbers of the actors' calls
+        self.turns = itertools.count(1)  # the numbers of the calls of the actors' `run`
         self._kept: dict[str, Any] = {}
         self._options: Mapping[str, Mapping[str, Any]] = {}  # by group, the options in the last call of `take`
         self._end: threading.Timer | None = None
@@ -87,12 +87,12 @@ class RunActors:
             self._end.start()
 
     def close_run(self) -> None:
-        """Close the run that stands, if there is one."""
+        """Close the run that waits between two of its steps, if there is one."""
         if self.run is not None:
             self.run.close()
 
     def end(self) -> None:
-        """Close the run that stands, and end all kept actors."""
+        """Close the run that waits between two of its steps, and end all kept actors."""
         self.close_run()
         _end(self._detach())
 
@@ -165,7 +165,7 @@ class EarlyEnd:
 
 
 class Run(AbstractContextManager["Run"]):
-    """A run of a model that stands between its steps until it is told to go on, as `messaging.start_run` returns it.
+    """A run of a model that waits between its steps until `advance` is called; `messaging.start_run` returns it.
 
     `step` is the first step that did not run. Use the run as a context manager, or call `close`. The next run, and the
     end of the experiment, also close the run.
@@ -315,7 +315,7 @@ class Run(AbstractContextManager["Run"]):
         asked = [actor.calls_now.remote() for actor in self._actors.values()]
         counts = Counter[str]()
         for answer in wait(asked, num_returns=len(asked), timeout=_COUNTED_S)[0]:
-            with suppress(RayError):  # a group begins again
+            with suppress(RayError):  # a group's process has died, and starts again
                 found, waiting = get(answer)
                 counts.update(found, waiting=waiting)
         told = {
@@ -378,7 +378,7 @@ class Run(AbstractContextManager["Run"]):
 
 
 def parent_of(messaging: "Messaging") -> str | None:
-    """Return the folder of the run of which this run is a fork, even a resumed one; None if it is no fork."""
+    """Return the folder of this run's parent, also if this is a resumed fork; None if the run is no fork."""
     record = None if messaging.log_dir is None else messaging.log.run
     return None if record is None or record["parent"] is None else str(record["parent"]["folder"])
 

@@ -117,7 +117,7 @@ class RunActor:
         self._messager = messager
         self._loop: StepLoop | None = None
         self._steps: AsyncGenerator[Step | None, None] | None = None  # the steps of the loop
-        self._stands = False  # no call of `run` is under way, and the loop waits for the next one
+        self._stands = False  # no call of `run` is under way, and the loop waits for the next call
         self._society: AgentLoop | CrowdSociety | None = None
         self._homes: Homes | None = None
         self._watch: ModelWatch | None = None

@@ -44,14 +44,15 @@ WHILE_AWAY_S: Final = 86_400  # a session without a name has no successor, so it
 AT_ONCE: Final = 20
 STEADY_S: Final = 5.0  # if a connection ends sooner, two clients may be taking a name from each other
 _SESSION_TAKEN_OVER: Final = 142
-_REFUSED: Final = {134, 135, 138, 140}  # bad user or password, not authorized, banned, bad authentication method
+# MQTT's codes: bad user or password, not authorized, banned, bad authentication method.
+_REFUSED: Final = {134, 135, 138, 140}
 
 
 class Connection:
     """One client of the broker. If the connection is interrupted, it connects again, with backoff, until it is closed.
 
-    Its session stays at the broker, where messages for its subscriptions wait until then, and messages that are being
-    published are completed. With QoS 2 each message arrives once.
+    While it is not connected, its session stays at the broker, where messages for its subscriptions wait. Messages that
+    were being published are published after that. With QoS 2 each message arrives once.
 
     Args: the session belongs to `identifier`; if it is `lasting`, it outlasts `close`. `on_open` is awaited each time
     that the client has connected, before anything is published. `on_message` is called with each message, must
@@ -113,7 +114,7 @@ class Connection:
 
         def closed(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
             loop.remove_reader(sock)
-            loop.remove_writer(sock)  # one that was added late: the next socket may have the same number
+            loop.remove_writer(sock)  # a writer may have been added late, and the next socket may have the same number
 
         def has_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
             loop.call_soon_threadsafe(self._write_soon, sock)

@@ -293,7 +293,7 @@ class Messager(metaclass=_ActorClass):
             try:
                 await out.wait_up()
             except MessagingError as error:
-                _fail(sends[row:], error)  # earlier ones are in flight, and get their own answers
+                _fail(sends[row:], error)  # earlier messages are in flight, and get their own answers
                 return
             await self._slots.acquire()
             task = asyncio.create_task(self._publish(out, send, payload, outcome, row))

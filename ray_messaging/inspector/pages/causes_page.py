@@ -68,10 +68,7 @@ class CausesPage:
 
 
 def _fork_without(log_dir: str | None, row: Row) -> str:
-    """Return the command that forks the run at a message's step, with a rule that blocks the message.
-
-    "" if none can.
-    """
+    """Return the command that forks the run at a message's step, with a rule that blocks the message, or ""."""
     if log_dir is None or row.step is None or not (row.from_id.isdecimal() and row.to_id.isdecimal()):
         return ""
     folders = shlex.join([log_dir, log_dir.rstrip("/") + "-fork"])

@@ -167,7 +167,7 @@ def _recipient(text: str) -> AgentId:
 
 
 def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
-    """Apply a new rule to the messages that passed in the last minute, at most MOST.
+    """Apply a new rule to the messages that passed in the last minute, at most MOST of them.
 
     Raise LogError if the log is damaged.
     """
