@@ -118,7 +118,7 @@ def sql(
     try:
         table = open_log(target).sql(query)
     except ImportError as error:
-        # Ray wraps the error in one of its own: show the cause.
+        # Ray wraps the error in an error of its own, so the cause is shown.
         raise ConfigError(str(getattr(error, "cause", error))) from error
     if as_json:
         print_json(*map(json_line, table.to_pylist()))

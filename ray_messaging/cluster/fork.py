@@ -188,7 +188,7 @@ def start_fork(
     **options: Any,  # noqa: ANN401 - as for start_experiment
 ) -> tuple[StartedExperiment, Fork]:
     """Start a fork; arguments and errors are as for `Messaging.fork`."""
-    # These bring pyarrow, which takes a second.
+    # These modules bring pyarrow, which takes a second.
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415
     from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415
     from ray_messaging.eventlog.folder_records import read_run  # noqa: PLC0415
@@ -275,7 +275,7 @@ def _checkpoint_of(fork: "RunRecord", where: str, parent: str, at_step: int | No
 
 def _check_rules(record: "RunRecord", where: str, rules: Sequence[Rule] | None) -> None:
     """Raise ConfigError if the parent had rules and none are given: without rules the fork would be another run."""
-    # The checkpoint may be from an earlier start of the parent than its last start.
+    # The checkpoint may come from an earlier start of the parent, so the rules of all its starts count.
     former = [f"{rule.get('kind')}(name={rule.get('name')!r})" for start in record.starts for rule in start.rules]
     if rules is None and former:
         named = ", ".join(dict.fromkeys(former))

@@ -173,7 +173,7 @@ class StartedExperiment:
             leave([self.interceptor], erase=erase or over or self._untouched)
         erase = erase or self._until_logged  # once the log has all rows, nobody needs the server's files
         if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
-            kill(audiences)  # other processes may still have handles of it
+            kill(audiences)  # other processes may still have handles of this actor, which keep it alive
         attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
         _kill(self._servers)
         if erase and self._kept is not None:
@@ -303,7 +303,8 @@ def _end_running(exp_id: str, on_existing: str) -> None:
         running = connect(exp_id)
     except UnknownName:
         return
-    except Fenced:  # another start holds the experiment on the server, so the running one can do nothing any more
+    # Another start has taken the experiment on the server, so the experiment that runs here can do nothing any more.
+    except Fenced:
         for actor in named_actors(f"{exp_id}/").values():
             kill(actor)
         return
@@ -331,7 +332,8 @@ def leave(
 ) -> None:
     """Close actors cleanly, then kill them. `calls` are calls of these actors whose results nobody needs any more."""
     attempt([actor.close.remote(**kwargs) for actor in actors], timeout_s=timeout_s)
-    # Without this, Ray prints the errors of these calls, and says that it repeats the calls, although it does not.
+    # If the results were not read, Ray would print the errors of these calls, and say that it repeats the calls,
+    # although it does not.
     for ref in wait(list(calls), num_returns=len(calls), timeout=_CALLS_S)[0] if calls else ():
         with suppress(RayError, MessagingError):
             get(ref)

@@ -238,7 +238,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             try:
                 connection = connect(exp_id)
             except UnknownName:
-                if not in_cluster:  # the next experiment may be in another cluster, and must not be started in this one
+                # Leave this cluster: the next experiment may run in another one, and must not be started here.
+                if not in_cluster:
                     ray.shutdown()
                 raise
         return cls(connection.experiment, connection.interceptor)

@@ -271,7 +271,7 @@ def _runs_here(address: str, clusters: Sequence[str]) -> bool:
         return port in {cluster.rpartition(":")[2] for cluster in clusters}
     try:
         return f"{socket.gethostbyname(host)}:{port}" in clusters
-    except (OSError, UnicodeError):  # no such host
+    except (OSError, UnicodeError):  # there is no host with this name
         return False
 
 

@@ -58,7 +58,8 @@ def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts
         try:
             _note(found, asked[ref], get(ref))
         except (RayError, MessagingError) as error:
-            logger.debug("%s does not say which nodes it reaches: %s", asked[ref], error)  # another finding names it
+            # Another finding names this actor.
+            logger.debug("%s does not say which nodes it reaches: %s", asked[ref], error)
     return [*found.values()]
 
 

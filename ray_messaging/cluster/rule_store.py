@@ -45,7 +45,7 @@ class RuleStore:
         # By the id() of each rule in force: the rule, so that no other object gets its id, and the pickle from which
         # the rule was made.
         self._known: dict[int, tuple[Rule, PickledRule]] = {}
-        self._in_force: list[str] | None = None  # the list that is on the server now
+        self._in_force: list[str] | None = None  # the entry's name and the rules' names, as they are on the server now
         self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:

@@ -268,7 +268,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
                 agent, how = f"{self.name}/{_KINDS[kind]}/{key}", f"push,{ttl},{most}" if ttl or most else "push"
                 outgoing += [Outgoing.to_agent(agent, item, self._sender, how) for item in items]
             receipts = await messager.send_messages(outgoing)
-        except (InvalidAddress, InvalidPayload, PayloadTooLarge) as error:  # one of them is wrong, and none was sent
+        # One of the messages is wrong, and none was sent.
+        except (InvalidAddress, InvalidPayload, PayloadTooLarge) as error:
             if len(batch) == 1:
                 return [error] * len(batch[0][-1])
             return [each for write in batch for each in await self._send([write])]
@@ -288,7 +289,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
                 (each or b"0-0").decode() for each in await self._open().command("HMGET", state, "born", "entry")
             ]
             frames = await self._open().command("XRANGE", f"{stream}:{born}", f"({at}", "+", "COUNT", _FRAMES)
-            if not frames:  # or there is no mailbox any more
+            if not frames:  # there are no more messages, or there is no mailbox any more
                 return
             items = [part for entry, (_, frame) in frames for part in await self._items(entry.decode(), frame)]
             last, nbytes = frames[-1][0].decode(), sum(len(frame) for _, (_, frame) in frames)

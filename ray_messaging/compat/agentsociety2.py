@@ -58,7 +58,7 @@ _REQUEST = "envrouter_trace_ctx_"
 class _Turn(BaseModel):
     """What an agent has done since the last step."""
 
-    sent: list[tuple[list[int], Message]] = []  # with the recipients of each message
+    sent: list[tuple[list[int], Message]] = []  # each message with its recipients
     created: list[Group] = []
     joined: dict[int, bool] = {}  # by group: whether the agent has joined or left it
 
@@ -328,7 +328,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         """Read a state, of this class or SimpleSocialSpace; return whether there was one."""
         self._in_step = False
         if not await super().restore(workspace_path):
-            await self.to_workspace()  # so that a successor in the first step knows that it goes on with this run
+            await self.to_workspace()  # this lets a successor in the first step know that it goes on with this run
             return False
         state = json.loads((self._workspace_root / _STATE).read_text(encoding="utf-8"))
         turns, self._run = state.get("turns", {}), state.get("run", self._run)

@@ -101,7 +101,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return self._messager
 
     async def _place(self, kinds: set[str]) -> None:
-        """Start the Ray actors of some types, tell all actors the types of messages, and read the others' messages."""
+        """Start the Ray actors of some types, tell all actors the types of messages, and read messages for other types."""
         serializers = [*self._serialization_registry._serializers.values()]
         common = self._messager.exp_id, self._ignore_unhandled_handler_exceptions, serializers
         options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 1000}
@@ -360,7 +360,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         except BaseException as error:
             cancelled = isinstance(error, asyncio.CancelledError) and token.is_cancelled()
             if isinstance(error, (SystemExit, KeyboardInterrupt, asyncio.CancelledError)) and not cancelled:
-                raise  # this process or this runtime ends: the message will be handled by the next one
+                raise  # this process or this runtime ends: the next one will handle the message
             if asks:
                 if told["id"] in self._asked:
                     self._asked[told["id"]] = error
@@ -390,7 +390,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self.add_message_serializer(_serializers_of(expected_class))
         if self._on_ray and _travels(agent_factory):
             self._planned[found.type] = agent_factory, expected_class
-        if self._service is not None:  # agents elsewhere may send to it from now on
+        if self._service is not None:  # agents of other processes may send to this type from now on
             await self._opened()
         return found
 

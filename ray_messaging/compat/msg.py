@@ -193,7 +193,8 @@ def _checked_role(role: object) -> Role:
     if isinstance(role, str):
         for known in ROLES:
             if role == known:
-                return known  # not the argument, because an enum's member would not decode to itself
+                # Return the known role, not the argument, because an enum's member would not decode to itself.
+                return known
     raise InvalidMsg(f"role {role!r} must be one of {', '.join(map(repr, ROLES))}", value=role)
 
 

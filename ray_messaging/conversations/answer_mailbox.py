@@ -98,7 +98,8 @@ class AnswerMailbox:
             keep = self._keeps_late and self._fetcher.listens and self._uncommitted < _MOST_KEPT
             self._handled += _slices(found, np.setdiff1d(np.arange(found.low, found.high), late)) if keep else [found]
             self._uncommitted += len(late) if keep else 0
-            if self._fetcher.listens:  # otherwise nothing could fetch the late answers; the event log has them
+            # If the messager does not listen, nothing could fetch the late answers; the event log has them.
+            if self._fetcher.listens:
                 for part in _slices(found, late):
                     nbytes = 0 if part.batch.lines is None else part.batch.lines.nbytes
                     self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))

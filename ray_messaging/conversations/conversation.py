@@ -57,7 +57,7 @@ class Conversation:
     """
 
     def __init__(self, engine: Engine, open_transport: "Callable[[], RedisTransport]") -> None:
-        self.name = engine.name  # also the name of its service: a messager has one service at a time
+        self.name = engine.name  # this is also the name of the messager's service, of which there is one at a time
         self._engine = engine
         self._open_transport = open_transport
         self._open = OpenQuestions(engine.exp_id, from_any=not engine.settings.strict_answers)

@@ -193,7 +193,7 @@ class RuleFacts:
     settings: str
     failures: int = 0
     last_error: str = ""
-    key: str = ""  # its whole name
+    key: str = ""  # the rule's whole name, not cut
     done: str = ""
 
 

@@ -120,7 +120,7 @@ def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[byte
 
     draft = jsonschema.Draft202012Validator  # pydantic and msgspec write this draft
     whole = draft.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # 1.0 is no integer here
-    registry: Any = Registry()  # without it a $ref could lead to another host
+    registry: Any = Registry()  # an empty registry, because with the default one a $ref could lead to another host
     formats = jsonschema.FormatChecker(())
     for name, kind in FORMATS.items():
         formats.checks(name, msgspec.ValidationError)(partial(_has_format, kind))

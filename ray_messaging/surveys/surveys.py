@@ -110,7 +110,8 @@ class AsyncSurvey:
         before = self._read_to
         await self.update()
         async with self._surveys.reading:
-            if self._read_to == before and self.waits:  # otherwise another call has counted answers meanwhile
+            # If one of these has changed, another call has counted answers meanwhile.
+            if self._read_to == before and self.waits:
                 left = self.seconds_left
                 await self._update(block_s if left is None else min(block_s, left))
         return self.waits
@@ -212,9 +213,9 @@ class Surveys:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.store = engine.transport.surveys
-        # Survey that goes on -> part of its record -> until when this process waits for the answers to that part.
+        # For each survey that goes on, and each part of its record: until when this process waits for the answers.
         self.ends: dict[str, dict[str, float]] = {}
-        self.reading = asyncio.Lock()  # one lock for all surveys, as the transport reads one mailbox at a time
+        self.reading = asyncio.Lock()  # one lock for all surveys, because the transport reads one mailbox at a time
 
     async def record(self, survey_id: str) -> SurveyRecord:
         """Return the record of a survey; raise UnknownName if it does not exist."""
@@ -297,7 +298,7 @@ class Surveys:
         transport, mailbox = self.engine.transport, (await self.record(survey_id)).mailbox
         epoch = (await open_mailbox(self.engine, mailbox, 1)).epoch
         end = await transport.end_of(mailbox)
-        if end.entry != START.entry:  # otherwise its answers would become dead letters
+        if end.entry != START.entry:  # without this commit, the survey's answers would become dead letters
             await transport.commit(Conclusion(mailbox, epoch, Cursor(end.entry, 0), end.messages, end.nbytes))
         await transport.remove(mailbox, epoch)
         await self.store.remove(survey_id)

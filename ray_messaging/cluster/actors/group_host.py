@@ -247,7 +247,7 @@ class GroupHost:
         subscription = self.messager.engine.subscription
         if subscription is None:
             return self._given
-        await subscription.adopt()  # Other groups may have moved agents to this one.
+        await subscription.adopt()  # Other groups may have moved agents to this group.
         return self._given if subscription.hosted == AgentSet.of(self._given) else subscription.hosted.column
 
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:

@@ -254,7 +254,7 @@ class InterceptorActor:
         if self._metrics is not None:
             await self._metrics.stop(tell=False)
         await self._start.stop()
-        if self._newest is not None:  # otherwise an embedded server was lost before a host could start
+        if self._newest is not None:  # there is no host if an embedded server was lost before a host could start
             await self._newest.close(erase=erase)
 
 

@@ -113,7 +113,8 @@ class InterceptorHost:
         Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if
         another start has claimed it; RuleError if a rule cannot be used.
         """
-        given = [self._store.admit(data) for data in self._spec.rules]  # first, so that an error comes before any write
+        # The rules are read first, so that an error comes before any write.
+        given = [self._store.admit(data) for data in self._spec.rules]
         check_step_rules(given, steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
         await self.transport.connect()
         if self._spec.fork is not None and await self._server.holder() is None:

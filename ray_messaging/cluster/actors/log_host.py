@@ -206,7 +206,8 @@ class LogHost:
         """Write the changes of the run's rules into the log's folder. If that fails, log a warning and go on."""
         try:
             async with self._noting:
-                if changes[-1] not in self._rule_changes:  # otherwise a later call has written these changes already
+                # If the last change is there, a later call has written all of these changes already.
+                if changes[-1] not in self._rule_changes:
                     await asyncio.to_thread(folder_records.write_rule_changes, self._folder, changes)
                     self._rule_changes = changes
         except OSError as error:

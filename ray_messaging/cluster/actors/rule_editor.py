@@ -108,7 +108,7 @@ class RuleEditor(RuleVersions):
         return task
 
     async def _save(self) -> None:
-        async with self._saving:  # one after the other, so that the rules in force are stored last
+        async with self._saving:  # saves follow one another, so that the rules in force are stored last
             await self._store.save_rules(self._interceptor().rules.now)
         await self._follow()
 
@@ -233,7 +233,7 @@ class RuleEditor(RuleVersions):
             if change is request:
                 described = description(rule)
         self._store.scheduled = scheduled
-        interceptor.delegation.restart()  # no rule is delegated to senders until the step
+        interceptor.delegation.restart()  # until the step of this change no rule is delegated to senders
         self._note(request.change, described, request.at_step, exact=True, call=request.call)
         return described
 

@@ -60,7 +60,7 @@ class StepRuleRunner:
         async with self._following:
             if not forces_all([*self._interceptor.rules, *versions.to_come()]):
                 await self.close()
-                with suppress(UnknownName):  # there was no supervisor
+                with suppress(UnknownName):  # the error says that there was no supervisor
                     await self._store.leave(SUPERVISOR, at_once=True)
                 await self._store.set_wait_for(self._wait_for if versions.first == math.inf else WaitFor.ALL)
             elif self._task is None:

@@ -43,7 +43,7 @@ class DeadLetter:
     frame: bytes
     row: int  # all rows before this row are handled
     exp_id: str
-    acked: str = ""  # further handled rows: "low-high,..."
+    acked: str = ""  # further rows that are handled, as "low-high,..."
 
     @cached_property
     def _batch(self) -> Batch | FrameError:
@@ -114,7 +114,7 @@ class DeadLetters:
         return self.stats()["letters"]
 
     def __bool__(self) -> bool:
-        return True  # otherwise `if messaging.dead_letters` would call the server for the length
+        return True  # without this method, `if messaging.dead_letters` would ask the server for the length
 
     def __iter__(self) -> Iterator[DeadLetter]:
         after = ""
@@ -294,7 +294,8 @@ async def _letters(
     """
     for name in ids or ():
         yield name, await store.get(name)
-    after, last = "", await store.last()  # what is left of a letter is stored again, after this last letter
+    # The rest of a letter that is requeued in part becomes a new letter, which comes after this last letter.
+    after, last = "", await store.last()
     while ids is None and last and after != last and (page := await store.page(after, PAGE)):
         after = page[-1].id
         for letter in page:

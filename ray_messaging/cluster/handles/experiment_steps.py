@@ -61,7 +61,8 @@ class RunProgress:
             return
         try:
             progress = self._steps.progress()
-        except ConnectionFailed as error:  # the groups may still reach the server; if they do not, they say so
+        # The groups may still reach the server; if they cannot, the groups raise errors.
+        except ConnectionFailed as error:
             if self._line.is_due():
                 self._line.show(self._step, f"step {self._step} of {self._until}, as far as is known: {error}")
             return

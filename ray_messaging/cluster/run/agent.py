@@ -227,11 +227,11 @@ class AgentLoop:
         self.open_step: Step | None = None  # the step while the model's function may send
         self.number = START  # the number of the step
         self.send: Callable[..., None] = self._refuse  # the function by which agents send in the step
-        # The last step that ran here to its end: the states are those after this step.
+        # the last step that this process ran to its end; the states are the states after this step
         self.last_step: int | None = None
         self.calls: RememberedCalls | None = None  # the remembered calls of the step
         self.change = NO_CHANGE
-        self.records_calls = False  # the step keeps its remembered calls for an event log
+        self.records_calls = False  # True: the step keeps its remembered calls for an event log
         self.call_settings = NO_LIMITS
         self.call_gate: CallGate | None = None
         self.call_store: CallStore | None = None
@@ -243,7 +243,8 @@ class AgentLoop:
         self.moves: dict[AgentId, str] = {}  # the agents that move after this step, and to which group
         self.staying: set[int] = set()  # the places of the agents that asked to stay active
         self._only_active = only_active
-        self._active: list[int] = []  # with `only_active`: the places of agents that are called without messages
+        # With `only_active`: the places of the agents that are called even without messages.
+        self._active: list[int] = []
         self._forms: list[msgspec.Raw] = []  # with `only_active`: the encoded states, once all were encoded
         self._places = NO_PLACES
         self._group = group
@@ -301,7 +302,7 @@ class AgentLoop:
             await self._calls.run(zip(agents, step.inboxes(called), strict=True))
         finally:
             self._calls = None
-        if (error := self._broken) is not None:  # even if the model has caught the error
+        if (error := self._broken) is not None:  # the step must fail even if the model has caught the error
             raise error
         if self.calls is not None and self.records_calls:
             step.keep_calls(encode_calls(self.calls.records()))

@@ -85,7 +85,7 @@ def _columns(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: 
     """
     names: list[str] = []
     parts: list[Sequence[Values]] = []  # the columns of some rows
-    for low in range(0, len(agents), _ROWS):  # this few rows stay in the processor's cache
+    for low in range(0, len(agents), _ROWS):  # the values of this few rows stay in the processor's cache
         rows = _each(function, agents[low : low + _ROWS], failed)
         if not low and type(rows[0]) in _DICTS:
             names = [*rows[0]]

@@ -86,7 +86,7 @@ class CrowdSociety:
         self._model_thread = thread or ModelThread()
         self._crowd: Crowd | None = None
         self.change = NO_CHANGE
-        # The last step that ran here to its end: the states are those after this step.
+        # the last step that this process ran to its end; the state is the state after this step
         self.last_step: int | None = None
 
     async def run(self, step: Step, _calls: CallMemory | None = None) -> None:
@@ -201,7 +201,7 @@ def _encoded(crowd: Crowd) -> bytes:
     for name, array in crowd.state.items():
         found = _checked(name, array)
         kept[name] = type_name(found.dtype), found.shape, found.tobytes()
-        crowd.state[name] = found.copy()  # as after a restart: no other key or object shares it
+        crowd.state[name] = found.copy()  # after this, as after a restart, no other key or object shares the array
     return _encode((_ids_of(crowd.ids), kept))
 
 

@@ -48,7 +48,7 @@ class ModelWatch:
 
     @contextmanager
     def over(self, step: int) -> Iterator[None]:
-        """Check the model in a step, if a check is due."""
+        """Context of a step: after the step, check the model, if a check is due."""
         began = perf_counter()
         due = began >= self._next
         if not due and self._begun >= _FIRST_STEPS:

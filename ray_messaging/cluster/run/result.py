@@ -71,7 +71,7 @@ class Result:
             return found
 
     def __getstate__(self) -> dict[str, Any]:
-        digests = self.digests  # computes them, if need be
+        digests = self.digests  # reading the attribute computes the digests, if that was not done yet
         return vars(self) | {"digests": digests}
 
     @property

@@ -254,7 +254,8 @@ class Run(AbstractContextManager["Run"]):
         """
         before = self.step
         self._go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False, stands=True)
-        if self._spent and self.step == before:  # without the error, a loop up to a certain step would never end
+        # Without this error, a loop that advances up to a certain step would never end.
+        if self._spent and self.step == before:
             raise BudgetSpent(self._spent_text())
         return self.step
 

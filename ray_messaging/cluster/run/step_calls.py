@@ -196,7 +196,7 @@ class StepCalls:
             except RAISED as error:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                    raise  # another agent has failed, or this agent is late
+                    raise  # another agent has failed, or this agent has exceeded its time
                 raise self.failed(agent, error) from error
             self._check_done(agent, answer)
             if self.remembered is not None and self.remembered.forgotten(agent.id):
@@ -254,7 +254,8 @@ class RememberedCalls:
         self.spent: BudgetSpent | None = None  # the budget is spent, so that the step cannot be committed
         self.under_way: set[asyncio.Task[Any]] = set()
         self.ending = False  # the step has failed, so no more calls may begin
-        self._records: list[CallRecord | None] = []  # by the calls' places; None: the call has not succeeded
+        # The records by the calls' places; None: the call has not succeeded.
+        self._records: list[CallRecord | None] = []
         self._asked: dict[str, int] = {}  # how many calls have each digest
         self._unended: dict[AgentId, int] = {}
 
@@ -336,7 +337,7 @@ class RememberedCalls:
         except asyncio.CancelledError:
             if not self.ending:  # the model itself has cancelled the call
                 call.cancel()
-                await asyncio.wait({call})  # so that the call's place is free before the model goes on
+                await asyncio.wait({call})  # wait, so that the call has left the gate before the model goes on
             raise
 
     async def _settle(self, answer: asyncio.Future[Any], made: _Remembered, function: Callable[[], Any]) -> None:

@@ -40,7 +40,7 @@ FAREWELL_S: Final = 1.0
 MISC_S: Final = 1.0  # the time between two checks of the keepalive
 FOR_EVER_S: Final = 0xFFFFFFFF  # MQTT's number for a session that never expires
 WHILE_AWAY_S: Final = 86_400  # a session without a name has no successor, so it only outlasts interruptions of a day
-# As many messages as a broker has in flight to one client by default (Mosquitto: 20, EMQX: 32).
+# a broker has this many messages in flight to one client by default (Mosquitto: 20, EMQX: 32)
 AT_ONCE: Final = 20
 STEADY_S: Final = 5.0  # if a connection ends sooner, two clients may be taking a name from each other
 _SESSION_TAKEN_OVER: Final = 142
@@ -330,7 +330,7 @@ class Connection:
             self._loop.add_reader(sock, self._read, sock)
 
     def _write_soon(self, sock: socket.socket) -> None:
-        if sock.fileno() != -1 and self._client.want_write():  # it may be closed already, or all is written
+        if sock.fileno() != -1 and self._client.want_write():  # the socket may be closed already, or all is written
             self._loop.add_writer(sock, self._client.loop_write)
 
     def _read(self, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not

@@ -47,7 +47,7 @@ class _Send(NamedTuple):
     receipt: "asyncio.Future[Receipt]"
 
 
-class _ActorClass(ABCMeta):  # so that a subclass of Messager may be abstract
+class _ActorClass(ABCMeta):  # derived from ABCMeta, so that a subclass of Messager may be abstract
     """Metaclass that adds `remote` and `options`, as `ray.remote` does; the class can still be called.
 
     If the class itself had them, they would be methods of the actor.

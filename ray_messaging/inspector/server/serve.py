@@ -116,7 +116,7 @@ def serve(app: object, bound: Bound, *, on_ready: Callable[[], None], until: "th
                 on_ready()
 
     checked = AccessControl(app, bound.access, bound.port)  # type: ignore[arg-type]
-    # No log of requests: the URL of the first one has the token.
+    # Requests are not logged, because the URL of the first request has the token.
     config = uvicorn.Config(checked, access_log=False, log_level="warning", timeout_graceful_shutdown=_GRACE_S)
     server = Server(config)
     if until is not None:

@@ -66,7 +66,8 @@ class LiveSource(RunFacts):
         log_dir = self._messaging.log_dir
         if not (log_dir and has_ended(Folder(log_dir))) and find_actor(self._connection.experiment.interceptor_name):
             return None
-        ray.shutdown()  # Ray kills a process a while after its cluster has ended, and this process goes on with the log
+        # Ray would kill this process some time after its cluster has ended, but this process goes on with the log.
+        ray.shutdown()
         if log_dir is None:
             return LostSource(self.title, "this experiment has ended, and kept no event log: start it with log_dir=...")
         try:
@@ -158,7 +159,7 @@ class LiveSource(RunFacts):
             return {}
         try:
             state = ask(interceptor.step_state.remote(group))
-        except (ConfigError, UnknownName):  # there are no steps, or the group takes no part in them
+        except (ConfigError, UnknownName):  # the experiment has no steps, or the group takes no part in them
             return {}
         return {} if state is None else in_words(state_of(agent, hosted, state))
 
