@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 _DROPPED_AT_ONCE = 500
-_NO_LIMIT = 2**62  # reading may turn expired frames into dead letters, and must not drop older letters for this
+# A reader that turns expired frames into dead letters must not drop older letters, so it has no limit.
+_NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True)
