@@ -101,7 +101,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return self._messager
 
     async def _place(self, kinds: set[str]) -> None:
-        """Start the Ray actors of some types, tell all actors the types of messages, and read what is for other types."""
+        """Start the Ray actors of some types, tell all actors the message types, and read what is for other types."""
         serializers = [*self._serialization_registry._serializers.values()]
         common = self._messager.exp_id, self._ignore_unhandled_handler_exceptions, serializers
         options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 1000}
