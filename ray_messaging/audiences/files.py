@@ -30,7 +30,7 @@ _GRAPH = ("senders", "out_lengths", "heard", "hearers", "into_lengths", "said")
 
 def version_folder(folder: Path, name: str, version: int) -> Path:
     """Return the folder of a version of an audience."""
-    return folder / f"{name}@{version}"  # With its version, even the name ".." is safe.
+    return folder / f"{name}@{version}"  # The version makes the folder's name safe even if the audience is named "..".
 
 
 def write_edges(folder: Path, edges: Edges) -> None:

@@ -38,12 +38,12 @@ Change = Callable[[Edges], Edges | None]
 
 
 def join(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs with further members; raise ConfigError if the audience is not one of members."""
+    """Return the pairs with further members; raise ConfigError if the audience was not made from members."""
     return MemberEdges.among(_members(name, edges) | agents)
 
 
 def leave(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs without these members; raise ConfigError if the audience is not one of members."""
+    """Return the pairs without these members; raise ConfigError if the audience was not made from members."""
     return MemberEdges.among(_members(name, edges) - agents)
 
 
@@ -56,13 +56,15 @@ def move(name: str, ids: IdColumn, points: object, edges: Edges) -> Edges:
 
 
 def remove(_edges: Edges) -> None:
-    """Return None: the audience has no pairs any more."""
+    """Remove an audience: return None in place of its pairs."""
 
 
 def positions_of(name: str, edges: Edges) -> Positions:
     """Return the positions from which the pairs were made; raise ConfigError if the audience has no positions."""
     if not isinstance(edges, GraphEdges) or edges.positions is None:
-        raise ConfigError(f"audience {name!r} has no positions: create_audience(..., positions=, radius=)")
+        raise ConfigError(
+            f"audience {name!r} has no positions: make one that has by create_audience(..., positions=..., radius=...)"
+        )
     return edges.positions
 
 

@@ -106,7 +106,7 @@ class Fork:
             rows = _left(rows, step, messaging.log)
         messaging._user.run(self.send_again(messaging._user.messager.engine, rows))
         del self._outside[step]
-        self._resumed = False  # later steps have not begun
+        self._resumed = False  # no later step has begun, so that none of its messages was sent
 
     async def send_again(self, engine: "Engine", rows: "Sequence[LogRow]") -> None:
         """Send messages from outside as they were sent in the parent, to the byte.
@@ -188,7 +188,7 @@ def start_fork(
     **options: Any,  # noqa: ANN401 - as for start_experiment
 ) -> tuple[StartedExperiment, Fork]:
     """Start a fork; arguments and errors are as for `Messaging.fork`."""
-    # These bring pyarrow, which takes a second.
+    # These modules bring pyarrow, which takes a second.
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415
     from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415
     from ray_messaging.eventlog.folder_records import read_run  # noqa: PLC0415
@@ -207,7 +207,7 @@ def start_fork(
     parent, target = Folder(str(absolute(parent_dir))), str(absolute(log_dir))
     record = record_of(parent)
     if record.steps is None:
-        raise ConfigError(f"{parent.where} is of a run without steps: only a run with steps=Steps() can be forked")
+        raise ConfigError(f"the run in {parent.where} had no steps: only a run with steps=Steps() can be forked")
     _check_rules(record, parent.where, rules)
     check_name("exp_id", exp_id)
     there = read_run(Folder(target)) if on_existing == "resume" else None
@@ -228,7 +228,7 @@ def start_fork(
         started = start_experiment(exp_id, steps=steps, log_dir=target, rules=rules or (), **begin, **options)
     except BaseException:
         if not resumed:
-            shutil.rmtree(target, ignore_errors=True)  # a URI is no folder here
+            shutil.rmtree(target, ignore_errors=True)  # this does nothing if the target is a URI
         raise
     return started, fork
 
@@ -275,11 +275,11 @@ def _checkpoint_of(fork: "RunRecord", where: str, parent: str, at_step: int | No
 
 def _check_rules(record: "RunRecord", where: str, rules: Sequence[Rule] | None) -> None:
     """Raise ConfigError if the parent had rules and none are given: without rules the fork would be another run."""
-    # The checkpoint may be from an earlier start of the parent than its last start.
+    # The checkpoint may come from an earlier start of the parent, so the rules of all its starts count.
     former = [f"{rule.get('kind')}(name={rule.get('name')!r})" for start in record.starts for rule in start.rules]
     if rules is None and former:
         named = ", ".join(dict.fromkeys(former))
         raise ConfigError(
-            f"the run in {where} had rules ({named}), and rules are code, which no folder keeps: pass rules=[...], the "
-            "same for a twin, or rules=[] for none"
+            f"the run in {where} had rules ({named}), and rules are code, which no folder keeps: pass rules=[...], "
+            "with the same rules for a run that equals its parent, or rules=[] for none"
         )

@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 class Messaging(AbstractContextManager["Messaging"]):
-    """Messaging of one experiment on a Ray cluster; it can be passed to Ray tasks and actors.
+    """One experiment on a Ray cluster, as an object that can be passed to Ray tasks and actors.
 
     The experiment lives as long as the process that started it, or until `shutdown`.
     """
@@ -72,7 +72,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> None:
         self._connection = ExperimentConnection(experiment, interceptor)
         self._started = started
-        self._fork: Fork | None = None  # the work of a fork between its steps
+        self._fork: Fork | None = None  # if this is a fork: the work that it does between its steps
 
     @cached_property
     def _groups(self) -> "Groups":
@@ -100,8 +100,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         shards: "Shards" = None,
         calls: "Calls | None" = None,
     ) -> "Messaging":
-        """Start an experiment, and Ray if it does not run yet. That Ray ends with the last experiment of this process.
+        """Start an experiment, and Ray if it does not run yet.
 
+        A Ray that was started here ends with the last experiment of this process.
         Args:
             exp_id: The experiment's name.
             redis: The address of your own server. None: an embedded server, which ends with the experiment (see
@@ -150,7 +151,7 @@ class Messaging(AbstractContextManager["Messaging"]):
                 calls=calls,
             )
         except AlreadyExists as error:
-            # Frames of ours and Ray's say nothing to a user.
+            # The stack frames inside this library and Ray do not help a user.
             raise error.with_traceback(None) from None
         return cls(started.experiment, started.interceptor, started)
 
@@ -172,20 +173,20 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Messaging":
         """Start an experiment, the fork, in the middle of another run, its parent, from a checkpoint in its folder.
 
-        The fork begins with the newest checkpoint before `at_step`: with all states, messages in flight, audiences, and
-        what rules remember. A call of `run` with the same agents and groups goes on from there; in the steps before
-        `at_step` the groups must send the parent's messages again. The parent is never changed, and may still run. A
-        fork may be forked.
+        The fork begins with the newest checkpoint before `at_step`, which holds all states, messages in flight,
+        audiences, and what rules remember. A call of `run` with the same agents and groups goes on from there. In the
+        steps before `at_step` the groups must send the same messages as in the parent. The parent is never changed, and
+        may still run. A fork may be forked.
 
         Args:
             parent: The log_dir of the other run, which had `Steps(checkpoint=...)`. It may have been copied.
             exp_id: The name of the new experiment.
             log_dir: The folder of the fork's event log, which gets the parent's rows up to the checkpoint.
-            at_step: The first step that may differ from the parent's; None: the step after the last checkpoint.
+            at_step: The first step that may differ from the parent's step; None: the step after the last checkpoint.
             rules: The fork's rules. A rule that has the name of a rule of the parent begins with what that rule
                 remembered.
-            states: Values to set in agents' states before step `at_step`, as `{3: {"mood": 0.5}}`; with by="group" in
-                the agents' rows of the arrays.
+            states: Values to set in agents' states before step `at_step`, such as `{3: {"mood": 0.5}}`. With
+                by="group" the values are set in these agents' rows of the state's arrays.
             redis: As for `start`.
             settings: As for `start`.
             data_dir: As for `start`.
@@ -231,13 +232,14 @@ class Messaging(AbstractContextManager["Messaging"]):
             in_cluster = ray.is_initialized()
             if not join_ray(check_name("exp_id", exp_id), as_driver=True):
                 raise ConfigError(
-                    f"no Ray cluster runs on this machine that could have experiment {exp_id!r}: call ray.init("
-                    f"address=...) for another machine's, or begin an experiment by Messaging.start({exp_id!r})"
+                    f"no Ray cluster runs on this machine, so it has no experiment {exp_id!r}: call ray.init("
+                    f"address=...) to join another machine's cluster, or begin by Messaging.start({exp_id!r})"
                 )
             try:
                 connection = connect(exp_id)
             except UnknownName:
-                if not in_cluster:  # the next experiment may be in another cluster, and must not be started in this one
+                # Leave this cluster: the next experiment may run in another one, and must not be started here.
+                if not in_cluster:
                     ray.shutdown()
                 raise
         return cls(connection.experiment, connection.interceptor)
@@ -249,8 +251,8 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Args:
             erase: Delete the experiment's data, unread messages included, from your own server or from `data_dir`.
-                Without `erase` these data stay, and `on_existing` decides at the next start. Data of an embedded server
-                without a `data_dir` are always deleted.
+                Without `erase` these data stay, and `on_existing` decides at the next start. An embedded server's data
+                stay only if they are in a folder, as `data_dir` of `start` says.
         """
         kept = ("_surveys", "_audience_files", "_user", "_run_actors")
         *_, user, runs = (self.__dict__.pop(name, None) for name in kept)
@@ -371,12 +373,13 @@ class Messaging(AbstractContextManager["Messaging"]):
         Args:
             groups: The agents of each group, by its name.
             subtopics: The subtopics on which the agents listen.
-            placement: On which nodes of the cluster the groups start: "spread" over all, "pack" on this process's node
-                as long as it has room, or by group: a node's id or name, or the resources that its node must have,
-                as `{"east": "host-b", "west": {"GPU": 1}}`; groups that are not named are spread. If a node is lost,
-                its groups start again elsewhere, except groups that were given this node. After 10 s a warning names
-                resources that no node has.
-            actor_options: Options of Ray's for the actors, such as num_cpus or runtime_env, for all or by group.
+            placement: On which nodes of the cluster the groups start: "spread" over all nodes, "pack" on this process's
+                node as long as it has room, or a dict with, for each group, a node's id or name, or the resources that
+                the group's node must have, such as `{"east": "host-b", "west": {"GPU": 1}}`; groups that are not in
+                the dict are spread. If a node is lost, its groups start again elsewhere, except groups that were given
+                this node. After 10 s a warning names resources that no node has.
+            actor_options: Ray's options for the actors, such as num_cpus or runtime_env: one dict for all groups, or
+                a dict of such dicts by group.
 
         Raises: ConfigError for a node, a group or an option that does not exist; otherwise the same errors as
         `create_group`.
@@ -527,8 +530,8 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "GroupMessager":
         """Open a group inside your own actor: a messager that hosts agents, so calls need no hop to another actor.
 
-        You must close the messager. It makes the garbage collector of your process run less often, unless you have set
-        the collector's thresholds.
+        You must close the messager. An open messager makes the garbage collector of your process run less often, unless
+        you have set the collector's thresholds.
 
         Raises: AlreadyExists if a living actor has the name, or an agent is taken.
         """
@@ -552,7 +555,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         An open messager raises NotListening from then on. Raises ConfigError for a living group.
         """
         if find_actor(self._connection.experiment.group_name(check_name("name", name))) is not None:
-            raise ConfigError(f"{name!r} is a group, which runs: messaging.remove_group({name!r}) ends it first")
+            raise ConfigError(f"{name!r} is a group that is running: remove it by messaging.remove_group({name!r})")
         self._connection.ask(self.interceptor.remove.remote(name))
 
     @property
@@ -653,7 +656,7 @@ class Messaging(AbstractContextManager["Messaging"]):
                 messages, a fork has set its state, or the agent used `me.stay_active()` in its last call. Pregel calls
                 this a vote to halt. If no agent is active, steps go on, and cost next to nothing.
             placement: On which nodes the groups start: "spread", "pack", or by group; see `create_groups`.
-            actor_options: Options of Ray's for the groups' actors, for all or by group; see `create_groups`.
+            actor_options: Ray's options for the groups' actors, for all or by group; see `create_groups`.
             progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
 
         Ctrl-C ends the run after the open step; the result's `stopped` is then True. A second Ctrl-C ends it at once.
@@ -674,7 +677,7 @@ class Messaging(AbstractContextManager["Messaging"]):
                 parts = standing._go_on(until, progress=progress, with_states=True)
             return standing._gathered(parts, until)
         except StepFailed as error:
-            # Our own frames say nothing to a user.
+            # The stack frames inside this library do not help a user.
             raise error.with_traceback(None) from error.__cause__
 
     @overload
@@ -781,8 +784,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             subtopic: The subtopic of the question.
             timeout: Seconds for which `wait` waits; None: no limit.
 
-        Raises: AlreadyExists if the survey_id is taken; ConfigError for a survey of nobody or a type without a JSON
-        schema; otherwise the same errors as `Messager.send_columns`.
+        Raises: AlreadyExists if the survey_id is taken; ConfigError if the survey asks no agents, or the type has no
+        JSON schema; otherwise the same errors as `Messager.send_columns`.
         """
         from ray_messaging.cluster.handles.survey import Survey, asked_agents
 

@@ -224,7 +224,7 @@ def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
         fork(damaged)
     with Messaging.start("no-steps", log_dir=tmp_path / "no-steps"):
         pass
-    with pytest.raises(ConfigError, match="of a run without steps"):
+    with pytest.raises(ConfigError, match="no-steps had no steps"):
         fork(tmp_path / "no-steps")
 
 

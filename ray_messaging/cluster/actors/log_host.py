@@ -32,8 +32,8 @@ from ray_messaging.transports.server_facts import kind_and_version
 from ray_messaging.transports.step_values import CollectedKind
 from ray_messaging.transports.transport_values import Limits
 
-PAGE = 4096  # An answer has at most so many rows.
-_CLEARED = "cleared"  # name of a mark on the server: its time, in ms, when the list of `rows` was cleared
+PAGE = 4096  # the most rows of one answer
+_CLEARED = "cleared"  # the mark on the server with the time, in ms, at which the list of `rows` was cleared
 
 T = TypeVar("T")
 
@@ -67,9 +67,10 @@ class LogHost:
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
         )
         self._cleared = -1  # the position up to which the list of `rows` was cleared
-        self._cleared_ms = -1  # when it was cleared, as the server's time in ms: a later process may renumber rows
+        # the time of that in ms, by the server's clock: unlike a position, it is valid in a later process
+        self._cleared_ms = -1
         self._noting = asyncio.Lock()
-        self._rule_changes: list[folder_records.RuleChange] = []  # the changes that this process wrote last
+        self._rule_changes: list[folder_records.RuleChange] = []  # the rule changes that this process wrote last
         self._taken_over = 0  # the number of rows in the folder when this process began
         self._importing: asyncio.Task[Any] | None = None
 
@@ -78,7 +79,7 @@ class LogHost:
 
         Raises: AlreadyExists if the folder has another log; Fenced; LogError; ConnectionFailed.
         """
-        # If pandas is installed, building the first array imports it, which takes up to a second.
+        # pyarrow imports pandas, if it is installed, when the first array is built, which takes up to a second.
         self._importing = asyncio.create_task(asyncio.to_thread(pa.array, [0]), name="ray_messaging log import")
         try:
             await self._transport.connect()
@@ -91,12 +92,12 @@ class LogHost:
         self._cleared_ms = int(await self._server.log_mark(_CLEARED) or -1)
 
     async def _known(self) -> bool:
-        """Return whether the server has this start's log: not after a FLUSHALL, or if a newer start has a log."""
+        """Return whether the server still has this start's log; a FLUSHALL, or a newer start with a log, removes it."""
         return bool(await self._server.log_mark("run") == self._experiment.run.encode())
 
     async def _prepare_folder(self) -> None:
-        """Claim the folder, unless an earlier process of this run has claimed it."""
-        # Another start has the experiment, and its log may be in our folder.
+        """Claim the folder, unless an earlier process of this start has claimed it."""
+        # If another start has taken the experiment, that start's log may be in our folder.
         if await self._server.holder() not in {None, self._experiment.run.encode()}:
             raise other_run(self._experiment.exp_id, 0)
         before = (await self._server.log_mark("run") or b"").decode()
@@ -108,7 +109,7 @@ class LogHost:
         await self._server.set_log_mark("run", self._experiment.run)
 
     def _claim_folder(self, before: str) -> None:
-        """Claim the folder, so that writers of other runs add no more files. The caller holds the folder's lock.
+        """Claim the folder, so that log writers of other starts add no more files. The caller holds the folder's lock.
 
         Args: `before` is the start that had a log on the server before this start, or "".
         """
@@ -144,7 +145,10 @@ class LogHost:
             folder_records.write_rule_changes(self._folder, [])
 
     async def close(self, *, killed: bool = False) -> None:
-        """Write a row for everything that was sent, and remove the log. `killed` says that the driver was killed."""
+        """Write a row for everything that was sent, and remove the log's stream from the server; the folder stays.
+
+        `killed` says that the driver was killed.
+        """
         try:
             delta = await self._transport.load_directory(-1)
             groups = {record.mailbox: len(record.agents()) for record in delta.changed if record.exclusive}
@@ -202,7 +206,8 @@ class LogHost:
         """Write the changes of the run's rules into the log's folder. If that fails, log a warning and go on."""
         try:
             async with self._noting:
-                if changes[-1] not in self._rule_changes:  # otherwise a later call has written these changes already
+                # If the last change is there, a later call has written all of these changes already.
+                if changes[-1] not in self._rule_changes:
                     await asyncio.to_thread(folder_records.write_rule_changes, self._folder, changes)
                     self._rule_changes = changes
         except OSError as error:
@@ -293,7 +298,10 @@ def _last_blocked(view: View, count: int) -> int:
 
 
 def _later(table: pa.Table, ms: int) -> pa.Table:
-    """Return the rows that the server received after the time `ms`, with which the ids in column `entry` begin."""
+    """Return the rows that the server received after the time `ms`.
+
+    Ids in the column `entry` begin with the time at which the server received the row.
+    """
     if ms < 0:
         return table
     later = [entry for entry in table["entry"].unique().to_pylist() if int(entry.partition("-")[0]) > ms]

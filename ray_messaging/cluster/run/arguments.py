@@ -28,7 +28,7 @@ class Ids(Protocol):
 
     def __iter__(self) -> Iterator[AnyId]: ...
     def __len__(self) -> int: ...
-    def __contains__(self, value: object, /) -> bool: ...  # by this a str does not fit: its method takes only a str
+    def __contains__(self, value: object, /) -> bool: ...  # this excludes a str, whose method takes only a str
 
 
 class DataFrameLike(Protocol):
@@ -53,7 +53,7 @@ class NetworkxGraph(Protocol):
         """Return whether an edge leads in one direction only."""
 
 
-Agents = int | Ids | Iterator[AnyId] | DataFrameLike | Mapping[str, Ids | Iterator[AnyId]]  # the last one: by kind
+Agents = int | Ids | Iterator[AnyId] | DataFrameLike | Mapping[str, Ids | Iterator[AnyId]]  # the last type: ids by kind
 Edges = Iterable[Sequence[AnyId] | NDArray[Any]] | DataFrameLike | NetworkxGraph | Audience
 Collect = Callable[[S_contra], Mapping[str, Any]] | Aggregate | Sequence[Aggregate] | None
 

@@ -1,4 +1,4 @@
-"""The part of a run's series that a group collects at the end of a step."""
+"""The part of a run's series that a group records by `collect=` at the end of a step."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -36,11 +36,14 @@ class Collector:
         self._function: Callable[[Any], Any] | None = None if self._aggregates else collect
 
     def is_due(self, step: int) -> bool:
-        """Return whether something is collected in a step."""
+        """Return whether `collect=` is due in a step."""
         return step % self._every == 0
 
     def of_agents(self, agents: Sequence["Agent"], places: AgentPlaces, failed: Failed) -> bytes:
-        """Return what is collected of agents; raise the error that `failed` builds for the first bad value."""
+        """Return what `collect=` gives for agents, encoded.
+
+        Raises: the error that `failed` builds for the first bad value.
+        """
         if not agents:
             return b""
         try:
@@ -53,7 +56,7 @@ class Collector:
             raise failed(agents[error.place or 0], error, "collect") from error
 
     def of_group(self, crowd: "Crowd") -> bytes:
-        """Return what is collected of a group's arrays; raise UnfitValue if a value does not fit."""
+        """Return what `collect=` gives for a group's arrays, encoded; raise UnfitValue if a value does not fit."""
         if not len(crowd.ids):
             return b""
         if self._function is None:
@@ -82,7 +85,7 @@ def _columns(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: 
     """
     names: list[str] = []
     parts: list[Sequence[Values]] = []  # the columns of some rows
-    for low in range(0, len(agents), _ROWS):  # few rows stay in the processor's cache
+    for low in range(0, len(agents), _ROWS):  # the values of this few rows stay in the processor's cache
         rows = _each(function, agents[low : low + _ROWS], failed)
         if not low and type(rows[0]) in _DICTS:
             names = [*rows[0]]

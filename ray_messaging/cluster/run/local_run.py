@@ -136,7 +136,7 @@ def run(
 
 
 class Part(NamedTuple):
-    """The result of a part of a run, up to some step; `end` is the beginning of the runs that go on from there."""
+    """The result of a part of a run, up to some step; `end` is what runs that go on from there begin with."""
 
     result: Result
     end: bytes | None = None
@@ -172,7 +172,7 @@ def run_part(
     made = [_copy("the rule", rule) for rule in rules]
     former = None if beginning is None else decode_beginning(beginning)
     if former is not None and (names := [plan.name for plan in plans]) != former.groups:
-        raise ConfigError(f"the groups are {names}, and those of the steps before {former.step} {former.groups}")
+        raise ConfigError(f"the groups are {names}, but before step {former.step} they were {former.groups}")
     try:
         return run_in_own_loop(
             lambda: _run(plans, model, until, options, copies, made, seed, calls, former, keep, progress=progress)
@@ -209,7 +209,7 @@ async def _run(
     progress: bool,
 ) -> Part:
     if limits is not None:
-        store_of(limits)  # which tells what cannot be used
+        store_of(limits)  # raises the error of a store that cannot be used
     limit_calls = None if limits is None else partial(_limit_calls, limits, CallLimits(limits))
     steps = Steps(seed=seed, groups=len(plans), digest=True)
     async with AsyncExitStack() as stack:
@@ -309,7 +309,7 @@ async def _with_others(running: Awaitable[GroupResult], actors: Sequence[RunActo
         last = (await store.progress()).latest
         for actor in actors:
             await actor.end_after(last, _TURN)
-        await store.hold(CTRL_C, STANDSTILL)  # It also wakes the groups that wait for a step.
+        await store.hold(CTRL_C, STANDSTILL)  # The second hold also wakes the groups that wait for a step.
     return found
 
 

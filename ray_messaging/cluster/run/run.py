@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
 
 _KIND: Final = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100}
-_IDLE_S: Final = 60.0  # idle processes are kept so long: they take memory, but a new process takes a second or two
+# Idle processes are kept for this time: they take memory, but a new process takes a second or two.
+_IDLE_S: Final = 60.0
 _CLOSE_S = 10.0  # the longest wait until groups have left their mailboxes, once their remembered calls have ended
 _LOOK_S = 0.25  # the time between two checks of the progress
-_NODES_EVERY = 8  # one check in so many also checks that no machine with a server is lost
+_NODES_EVERY = 8  # one in this many checks also looks whether a machine with a server is lost
 _COUNTED_S = 0.1  # the longest wait until groups answer how many remembered calls they have made
 _TOLD_S = 1.0  # the longest wait until groups answer that they will end early
 _REMEDY = "resume with the same, or begin anew by on_existing='reset'"
@@ -54,9 +55,9 @@ class RunActors:
     """
 
     def __init__(self) -> None:
-        self.run: Run | None = None  # the run that stands between its steps
+        self.run: Run | None = None  # the run that waits between two of its steps
         self.inputs: Mapping[str, Any] = {}  # digests of what the last call of `run` was given
-        self.turns = itertools.count(1)  # numbers of the actors' calls
+        self.turns = itertools.count(1)  # the numbers of the calls of the actors' `run`
         self._kept: dict[str, Any] = {}
         self._options: Mapping[str, Mapping[str, Any]] = {}  # by group, the options in the last call of `take`
         self._end: threading.Timer | None = None
@@ -86,12 +87,12 @@ class RunActors:
             self._end.start()
 
     def close_run(self) -> None:
-        """Close the run that stands, if there is one."""
+        """Close the run that waits between two of its steps, if there is one."""
         if self.run is not None:
             self.run.close()
 
     def end(self) -> None:
-        """Close the run that stands, and end all kept actors."""
+        """Close the run that waits between two of its steps, and end all kept actors."""
         self.close_run()
         _end(self._detach())
 
@@ -164,7 +165,7 @@ class EarlyEnd:
 
 
 class Run(AbstractContextManager["Run"]):
-    """A run of a model that stands between its steps until it is told to go on, as `messaging.start_run` returns it.
+    """A run of a model that waits between its steps until `advance` is called; `messaging.start_run` returns it.
 
     `step` is the first step that did not run. Use the run as a context manager, or call `close`. The next run, and the
     end of the experiment, also close the run.
@@ -246,14 +247,15 @@ class Run(AbstractContextManager["Run"]):
         return f"Run(step {self.step}, {len(self._inputs.plans):,} groups{'' if self._open else ', closed'})"
 
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
-        """Let n more steps run; return the first step that did not run. After Ctrl-C only the open step still ends.
+        """Let n more steps run; return the first step that did not run. After Ctrl-C no further step begins.
 
         Raises: the same errors as `messaging.run`, after which this run is closed; Closed if this run was closed
         before; BudgetSpent if no step ran because the budget of calls is spent.
         """
         before = self.step
         self._go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False, stands=True)
-        if self._spent and self.step == before:  # without the error, a loop up to a certain step would never end
+        # Without this error, a loop that advances up to a certain step would never end.
+        if self._spent and self.step == before:
             raise BudgetSpent(self._spent_text())
         return self.step
 
@@ -263,7 +265,7 @@ class Run(AbstractContextManager["Run"]):
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - a pandas.DataFrame
-        """Return what `collect=` has collected up to now, as `Result.series` does."""
+        """Return what `collect=` has recorded up to now, as `Result.series` does."""
         return series_frame(self._series())
 
     def result(self) -> Result:
@@ -314,7 +316,7 @@ class Run(AbstractContextManager["Run"]):
         asked = [actor.calls_now.remote() for actor in self._actors.values()]
         counts = Counter[str]()
         for answer in wait(asked, num_returns=len(asked), timeout=_COUNTED_S)[0]:
-            with suppress(RayError):  # a group begins again
+            with suppress(RayError):  # a group's process has died, and starts again
                 found, waiting = get(answer)
                 counts.update(found, waiting=waiting)
         told = {
@@ -356,7 +358,7 @@ class Run(AbstractContextManager["Run"]):
         except BaseException as error:
             self._detach()
             leave([*self._actors.values()], refs, timeout_s=CALLS_END_S + _CLOSE_S)
-            if isinstance(error, StepFailed):  # our own frames say nothing to a user
+            if isinstance(error, StepFailed):  # the frames of this library do not help a user
                 raise error.with_traceback(None) from error.__cause__
             raise
 
@@ -377,7 +379,7 @@ class Run(AbstractContextManager["Run"]):
 
 
 def parent_of(messaging: "Messaging") -> str | None:
-    """Return the folder of the run of which this run is a fork, even a resumed one; None if it is no fork."""
+    """Return the folder of this run's parent, also if this is a resumed fork; None if the run is no fork."""
     record = None if messaging.log_dir is None else messaging.log.run
     return None if record is None or record["parent"] is None else str(record["parent"]["folder"])
 

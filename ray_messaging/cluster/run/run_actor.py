@@ -117,7 +117,7 @@ class RunActor:
         self._messager = messager
         self._loop: StepLoop | None = None
         self._steps: AsyncGenerator[Step | None, None] | None = None  # the steps of the loop
-        self._stands = False  # no call of `run` is under way, and the loop waits for the next one
+        self._stands = False  # no call of `run` is under way, and the loop waits for the next call
         self._society: AgentLoop | CrowdSociety | None = None
         self._homes: Homes | None = None
         self._watch: ModelWatch | None = None
@@ -213,11 +213,11 @@ class RunActor:
                     again = False
                     await self._run_step(step, loop, society, homes, parent_calls)
         except Fenced:
-            if not again:  # otherwise another driver has had the group since the last call
+            if not again:  # if this call goes on with old steps, another driver has had the group since the last call
                 raise
             return False
         except StepAborted as error:
-            if type(error.__cause__) is ConnectionFailed:  # the step has waited for as long as it may
+            if type(error.__cause__) is ConnectionFailed:  # the step has waited for the server for as long as it may
                 raise error.__cause__ from None
             logger.warning("%s; it runs again", error)
             return False
@@ -304,7 +304,7 @@ class RunActor:
         """Let remembered calls end and be kept; then leave the mailbox, which stays on the server for a resumed run."""
         if isinstance(self._society, AgentLoop):
             await self._society.end()
-        if self._stands:  # otherwise a call of `run` is under way, which ends the remembered calls
+        if self._stands:  # if a call of `run` is under way, that call ends the remembered calls
             await self._end_steps()
         if self._messager is not None:
             await self._messager.close()
@@ -382,7 +382,7 @@ async def move_agents(messager: "GroupMessager", moves: Mapping[AgentId, str], s
             try:
                 await messager.move_agents(leaving, to=target)
             except (UnknownName, MoveFailed) as error:
-                if isinstance(error, MoveFailed) or error.kind != "agent":  # unless another call has moved the agent
+                if isinstance(error, MoveFailed) or error.kind != "agent":  # otherwise another call has moved the agent
                     raise step_failed(error, "me.move", messager.name, step, next(iter(leaving))) from error
 
 

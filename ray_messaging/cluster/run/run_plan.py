@@ -50,7 +50,8 @@ def plan_groups(
     kinds = kinds_of(agents, model) if isinstance(model, Mapping) else {}
     if kinds and isinstance(agents, Mapping) and not isinstance(agents, Set):
         agents = reduce(or_, kinds.values())
-    if isinstance(agents, Mapping) and not isinstance(agents, Set):  # the nodes of a networkx graph are both
+    # The nodes of a networkx graph are a Mapping and a Set.
+    if isinstance(agents, Mapping) and not isinstance(agents, Set):
         raise ConfigError(
             f"agents are a {type(agents).__name__}, whose values would be lost: pass only its keys, as a list, or for "
             "me.data a DataFrame with the ids as its index. If its keys are kinds of agents, give each kind its model: "
@@ -58,7 +59,7 @@ def plan_groups(
         )
     frame: Any = agents if hasattr(agents, "itertuples") and hasattr(agents, "index") else None
     if frame is not None and not frame.columns.is_unique:
-        raise ConfigError(f"two columns of agents have one name, of {[*frame.columns]}: rename one")
+        raise ConfigError(f"two columns of agents= have the same name, among {[*frame.columns]}: rename one")
     if kinds and by == "group":
         named = _groups_of_kinds(kinds, groups, cpus)
     else:
@@ -213,7 +214,7 @@ def _group_count(groups: object, cpus: int) -> int:
 
 
 def _dealt_out(agents: AgentSet, count: int) -> list[Iterable[AgentId]]:
-    """Return agents, sorted, as they are dealt out in turn to so many groups."""
+    """Deal agents out, sorted and in turn, to `count` groups; return the agents of each group."""
     listed: Any = list(agents) if agents.strings else agents.ints
     return [listed[number::count] for number in range(count)]
 

@@ -45,7 +45,7 @@ def blocked(traffic: TrafficBins) -> Options:
 
 
 def collected(found: Series) -> Options:
-    """Draw the values that a run has collected by step."""
+    """Draw the values that a run has recorded by `collect`, by step."""
     lines = [
         {"type": "line", "name": name, "data": values, "showSymbol": len(values) == 1, "sampling": "lttb"}
         for name, values in found.lines.items()
@@ -100,7 +100,10 @@ def _place(traffic: TrafficBins, at: float) -> str:
 
 
 def network(society: BusiestAgents) -> Options:
-    """Draw who writes to whom. Agents are coloured by their last collected values, or by their numbers of messages."""
+    """Draw who writes to whom.
+
+    The value that `collect` recorded last, or else the number of messages, colours an agent.
+    """
     most = max((sent for _, sent in society.agents), default=1)
     heaviest = max((count for *_, count in society.edges), default=1)
     colours = _colours(society.values or dict(society.agents))
@@ -335,5 +338,5 @@ def _shade(share: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text with ( and ) for braces, as a formatter takes braces for variables."""
+    """Return a text with ( and ) for braces, because a formatter takes braces for variables."""
     return text.replace("{", "(").replace("}", ")")

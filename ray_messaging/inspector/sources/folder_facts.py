@@ -37,7 +37,7 @@ from ray_messaging.transports.step_values import CollectedKind
 
 T = TypeVar("T")
 
-_SERIES_FILES = 8  # of some MB each: longer series do not fit a page
+_SERIES_FILES = 8  # the most files of a series, of some MB each; a longer series does not fit a page
 _MOST, _LONGEST = 15, 400  # the most lines of the record that are shown, and the most characters of each
 
 
@@ -102,7 +102,7 @@ class FolderFacts(RunFacts):
         return replace(found, measure=name(measure), values=values) if values else found
 
     def agent(self, agent: str) -> AgentFacts:
-        """Return the facts about one agent, with its last collected values."""
+        """Return the facts about one agent, with the values that `collect` recorded last."""
         found = super().agent(agent)
         return replace(found, state=in_words(self._once(self._last).get(found.name, {})))
 
@@ -139,7 +139,7 @@ class FolderFacts(RunFacts):
         return series if measures_of(series) and len(series) else None
 
     def _last(self, _rows: int) -> dict[str, dict[str, Any]]:
-        """Return the values that were collected of each agent in the last step, by the agent's name."""
+        """Return the values that `collect` recorded of each agent in the last step, by the agent's name."""
         table = pa.table({}) if self._is_long() else self._once(self._series)
         if AGENT not in table.column_names:
             return {}
@@ -155,7 +155,7 @@ class FolderFacts(RunFacts):
         return len(self._folder.collected_files(CollectedKind.SERIES)) > _SERIES_FILES
 
     def series(self, agent: str | None = None) -> Series | None:
-        """Return the values that the run has collected of all agents, or of one agent; None: no values, or too many."""
+        """Return the values that `collect` recorded of all agents, or of one agent; None: no values, or too many."""
         if self._is_long():
             return None
         table = self._once(self._series)

@@ -159,7 +159,7 @@ class RunFacts:
         return None
 
     def series(self, agent: str | None = None) -> Series | None:  # noqa: ARG002 - a log has some
-        """Return the values collected of all agents, or of one; raise InvalidQuery if the agent's id is not valid."""
+        """Return the values that `collect` recorded of all agents, or of one; raise InvalidQuery for an invalid id."""
         return None
 
     def society_in_step(self, measure: str, step: int | None, columns: int | None) -> SocietyInStep | None:  # noqa: ARG002 - a log has some
@@ -232,7 +232,7 @@ class RunFacts:
         return cause_of(self.log.why(message_id, depth))
 
     def effects(self, message_id: str, steps: int) -> Series:
-        """Return how many agents a message could have moved, by step. Raises the same errors as `why`."""
+        """Return how many agents a message could have influenced, by step. Raises the same errors as `why`."""
         counts = self.log.effects(message_id, steps).counts().to_pydict()
         return Series(counts["step"], {"first moved": counts["agents"], "in all": counts["all"]})
 
