@@ -26,7 +26,7 @@ Options = dict[str, Any]
 _PALETTE = ("#e5484d", "#f08c5a", "#b5598f", "#8e6bd1", "#d99a1c", "#7a8b3b", "#5f7fbf", "#9a6b4f", "#8b93a1")
 _LIGHT, _DARK = (169, 200, 245), (30, 58, 138)
 _LONGEST = 40
-_MAP_SIZE = 500  # the width and the height of the map of a society, in pixels
+_MOST_LABEL = 14  # the most characters of a text beside a map
 _POINT = 7  # the size of an agent at its position, in pixels
 _FONT = {"fontFamily": "inherit", "fontSize": 11, "color": GREY}
 _TOOLTIP = {"renderMode": "richText", "confine": True, "textStyle": {"fontSize": 12}}
@@ -177,18 +177,18 @@ def over_steps(runs: Sequence[Series], kinds: Sequence[str], step: int) -> Optio
     return options
 
 
-def society_map(found: SocietyInStep) -> Options:
-    """Draw the agents of a step where they are, each in the colour of its value. The colours are those of the run."""
+def society_map(found: SocietyInStep, size: int) -> Options:
+    """Draw the agents of a step where they are, in the colours of their values, `size` pixels wide and high."""
     left, right, low, high = found.bounds
     # Half a cell around a lattice, or some percent around positions.
     aside, above = (0.5, 0.5) if found.lattice else (0.03 * (right - left) or 1, 0.03 * (high - low) or 1)
-    cell = _MAP_SIZE / (1 + max(right - left, high - low))
+    cell = size / (1 + max(right - left, high - low))
     axis = {"type": "value", "show": False}
     return {
         "animation": False,
         "tooltip": _TOOLTIP | {"formatter": "{b}"},
-        "visualMap": _value_colours(found),
-        "grid": {"left": 0, "top": 0, "width": _MAP_SIZE, "height": _MAP_SIZE},
+        "visualMap": _value_colours(found, size),
+        "grid": {"left": 0, "top": 0, "width": size, "height": size},
         "xAxis": axis | {"min": left - aside, "max": right + aside},
         # The first row of a lattice is on top. Positions have their y upwards.
         "yAxis": axis | {"min": low - above, "max": high + above, "inverse": found.lattice},
@@ -207,21 +207,21 @@ def society_map(found: SocietyInStep) -> Options:
     }
 
 
-def society_network(found: SocietyInStep) -> Options:
+def society_network(found: SocietyInStep, size: int) -> Options:
     """Draw the agents of a step in a circle, in the colours of their values, and the messages of the step."""
     heaviest = max((count for *_, count in found.edges), default=1)
     return {
         "animation": False,
         "tooltip": _TOOLTIP | {"formatter": "{b}"},
-        "visualMap": _value_colours(found),
+        "visualMap": _value_colours(found, size),
         "series": [
             {
                 "type": "graph",
                 "layout": "circular",
                 "left": 20,
                 "top": 20,
-                "width": _MAP_SIZE - 40,
-                "height": _MAP_SIZE - 40,
+                "width": size - 40,
+                "height": size - 40,
                 "symbolSize": 12,
                 "itemStyle": {"opacity": 1},
                 "data": [
@@ -244,12 +244,12 @@ def society_network(found: SocietyInStep) -> Options:
     }
 
 
-def _value_colours(found: SocietyInStep) -> Options:
-    shown = {"left": _MAP_SIZE + 10, "top": "middle", "textStyle": _FONT}
+def _value_colours(found: SocietyInStep, size: int) -> Options:
+    shown = {"left": size + 10, "top": "middle", "textStyle": _FONT}
     if isinstance(found.scale, list):
         kinds = found.scale[: len(_PALETTE)]
         pieces = [
-            {"value": place, "label": kind, "color": colour}
+            {"value": place, "label": cut(kind, _MOST_LABEL), "color": colour}
             for place, (kind, colour) in enumerate(zip(kinds, _PALETTE, strict=False))
         ]
         return shown | {"type": "piecewise", "pieces": pieces, "outOfRange": {"color": GREY}}

@@ -15,6 +15,8 @@ from ray_messaging.inspector.pages.layout import Problem, await_data, card, char
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 
 _PLAY_S = 0.4
+_SIZES = 500, 440  # the width and height of a map in pixels: of one run, and of two runs beside each other
+_LEGEND = 130  # the pixels beside a map
 _NETWORK, _MAP = "messages of the step", "places"
 _NOTHING = (
     "There is nothing to draw: the run collected no values, or too many for a page. A run collects a value of each "
@@ -49,11 +51,13 @@ class SocietyPage:
                 self._columns.props("data-mark=columns")
                 for choice in (self._measure, self._view, self._columns):
                     choice.classes("w-44 small").props("dense")
+        self._size = _SIZES[len(self._runs) - 1]
         with ui.row().classes("w-full gap-3"):
             self._cards, self._maps = [], []
             for place, run in enumerate(self._runs):
-                with card(f"Agents of {run.title}", grow="0 0 630px") as drawn:
-                    self._maps.append(chart(f"map-{place}", 510))
+                with card(f"Agents of {run.title}", grow=f"0 0 {self._size + _LEGEND}px") as drawn:
+                    drawn.style("overflow-x: auto")  # A map keeps its size on a narrow screen.
+                    self._maps.append(chart(f"map-{place}", self._size + 10).style(f"min-width: {self._size + 100}px"))
                 self._cards.append(drawn)
             with ui.column().classes("gap-3").style("flex: 1 1 380px; min-width: 0"):
                 with card("Over the steps"):
@@ -117,7 +121,8 @@ class SocietyPage:
                 if found is not None:
                     network = self._view.value == _NETWORK and found.linked
                     shown = replace(found, scale=_joint([each.scale for each in societies if each is not None]))
-                    draw(picture, charts.society_network(shown) if network else charts.society_map(shown))
+                    drawing = charts.society_network if network else charts.society_map
+                    draw(picture, drawing(shown, self._size))
             kinds = first.scale if first is not None and isinstance(first.scale, list) else []
             draw(self._lines, charts.over_steps(lines, kinds, self._step))
             if first is not None:

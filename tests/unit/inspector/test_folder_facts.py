@@ -256,7 +256,7 @@ def test_messages_of_the_step_join_the_agents_of_a_small_society(tmp_path):
     source = society_of(tmp_path, rows, step=[0, 0, 1, 1], agent=[1, 2, 1, 2], mood=[1.0, float("nan"), 2.0, 3.0])
     found = source.society_in_step("mood", 0, None)
     assert (found.linked, found.edges, found.scale) == (True, [(0, 1, 2)], (1.0, 3.0))
-    assert "mood nan" in str(society_network(found))
+    assert "mood nan" in str(society_network(found, 400))
 
 
 def test_a_run_is_compared_with_another_run_beside_it(tmp_path):
