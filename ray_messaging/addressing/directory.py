@@ -25,8 +25,8 @@ ALWAYS = -1  # for a change that applies to all coming steps; without steps all 
 class HostDates:
     """The first step to which each move of agents applies, by the directory's version that the move made.
 
-    Args: `text` is the server's form: ascending pairs `step:version`, separated by commas. Moves from a
-    pair's version on, up to the version of the next pair, apply from the pair's step on.
+    Args: `text` is the server's form: ascending pairs `step:version`, separated by commas. A pair says that moves with
+    this version or a later one, up to the next pair's version, apply from this step on.
     """
 
     def __init__(self, text: str = "") -> None:
@@ -325,7 +325,7 @@ class Routes:
     def in_version(self, version: int, *, logged: bool) -> "Routes":
         """Return the same routes for a later version, in which the records have not changed.
 
-        They share the tables: for a million agents, building them takes a tenth of a second.
+        Both share their tables, because for a million agents building the tables takes a tenth of a second.
         """
         found = copy(self)
         found.version, found.logged = version, logged
@@ -437,7 +437,8 @@ class Directory:
     """Subscriptions of all mailboxes: a copy of one version of the server's directory.
 
     `routing` routes messages to mailboxes, `read_in` to the boxes of a step. A sender keeps the routes that it took
-    from here until it takes others, so no send changes its way because another one is of a step.
+    from here until it takes new ones. So the routes of a send do not change when another send needs the routes of a
+    step.
     """
 
     def __init__(self, exp_id: str) -> None:
@@ -446,8 +447,8 @@ class Directory:
         self.audiences = Audiences()
         self.dates = NO_DATES  # with steps, the steps from which moves of agents apply
         self.routing = Routes(exp_id, {})
-        self._in_step = Routes(exp_id, {})  # the routes that `read_in` returned last,
-        self._steps = range(0)  # and the steps for which they are right
+        self._in_step = Routes(exp_id, {})  # the routes that `read_in` returned last
+        self._steps = range(0)  # the steps for which `_in_step` is right
 
     @property
     def version(self) -> int:

@@ -1,4 +1,4 @@
-"""Options of TCP connections, by which one end finds that the other is gone, as after a cut of the network."""
+"""Options of TCP connections, by which one end finds that the other is gone, such as after a cut of the network."""
 
 import socket
 from contextlib import suppress

@@ -19,7 +19,8 @@ TEMPORARY_PREFIX: Final = "ray_messaging-valkey-"
 LOCK_NAME: Final = ".ray_messaging.lock"
 OWNER_NAME: Final = ".ray_messaging.owner"
 SUCCESSOR_NAME: Final = ".ray_messaging.successor"  # exists while a successor of the owner waits for the guard's lock
-AWAITED_NAME: Final = ".ray_messaging.heir"  # exists if a successor may come; mtime: when owner and guard were gone
+# Exists if a successor may come; its mtime says since when owner and guard are gone.
+AWAITED_NAME: Final = ".ray_messaging.heir"
 CONFIG_NAME, LOG_NAME = "valkey.conf", "valkey.log"
 APPEND_ONLY_NAME: Final = "appendonlydir"
 LOG_LINES: Final = 20
@@ -155,7 +156,10 @@ def sweep(root: Path, busy: Callable[[], None]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a locked directory, its lock file last: if this is cut off, a later sweep can continue."""
+    """Remove a locked directory.
+
+    The lock file is removed last, so that a later sweep can continue after an interruption.
+    """
     for child in path.iterdir():
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child, ignore_errors=True)

@@ -116,7 +116,7 @@ class Valkey:
         return data_directory.last_lines(self._path, self._log_start)
 
     def wait_ready(self, watch: GuardWatch) -> None:
-        """Wait until the server answers. Raises CannotStart if it does not, Stopped if the owner ends or says so."""
+        """Wait until the server answers. Raises CannotStart if it does not, Stopped if the owner ends or orders it."""
         worked = -1
         while not self.ask("PING").startswith(b"+OK\r\n+PONG"):
             if self.exited():

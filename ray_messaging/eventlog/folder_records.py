@@ -43,8 +43,9 @@ _IN_URL = re.compile(r"://[^/@\s]*@")
 class RunStart(msgspec.Struct, frozen=True):
     """One start of an experiment that logs into the folder.
 
-    `ended` is None while the run goes on. It stays None after a kill, until the log is finished. `data` is the folder
-    in which the run's embedded server keeps its data; it is None if the run has no embedded server, or several.
+    `ended` is None while the run goes on. If the run was killed, `ended` stays None until `ray-messaging log finish`
+    has completed the log. `data` is the folder in which the run's embedded server keeps its data; it is None if the run
+    has no embedded server, or several.
     """
 
     run: str
@@ -234,9 +235,9 @@ class RuleChange(msgspec.Struct, frozen=True):
     """One change of an experiment's rules while it ran.
 
     `change` is insert, replace, remove, or the name of the call that changed a list of pairs; `rule` is the rule's
-    description. `step` is the first step to which the change applies (None: the experiment has no steps). `exact` says
-    that it applies to the whole of this step. Other changes take effect in the middle of a step, so that two runs with
-    them may differ.
+    description. `step` is the first step to which the change applies (None: the experiment has no steps). If `exact` is
+    true, the change applies to the whole of this step. Otherwise it takes effect in the middle of a step, so that two
+    runs with the same change may differ.
     """
 
     at: float  # in unix seconds
@@ -348,7 +349,7 @@ def read_agents(folder: "Folder", digest: str) -> AgentSet | None:
 
 
 def all_agents(folder: "Folder") -> AgentSet:
-    """Return the union of all sets of agents in a folder. Raises LogError if a file is damaged."""
+    """Return all agents that are in any of a folder's sets of agents. Raises LogError if a file is damaged."""
     found = NO_AGENTS
     for digest in folder.agent_sets():
         found |= read_agents(folder, digest) or NO_AGENTS

@@ -4,11 +4,12 @@ A file lacks those columns of OPTIONAL that have no value in it; they read as nu
 `position`, the number of the row in the log.
 
 A payload is JSON text in `payload`, or it is in typed columns: column x is `payload.x`. If x has several types in a
-file, `payload.x` has the values of the first type, and `payload[int64].x` and the like have those of the others. A row
-has null in the payload columns that do not belong to its payload. A file whose payloads have several sets of columns
-has `payload_columns` as well, which says for each row the names and types of its typed columns, in their order. A file
-with typed columns lacks all columns without a value. If a row with a typed payload has the usual channel of its
-recipient for its subtopic, its channel may be null, and readers compose the channel (see `channel_head`).
+file, `payload.x` has the values of the first type, and `payload[int64].x` and other columns with such names have the
+values of the other types. A row has null in the payload columns that do not belong to its payload. A file whose
+payloads have several sets of columns has `payload_columns` as well, which says for each row the names and types of its
+typed columns, in their order. A file with typed columns lacks all columns without a value. If a row with a typed
+payload has the usual channel of its recipient for its subtopic, its channel may be null, and readers compose the
+channel (see `channel_head`).
 
 The encoding in Parquet is chosen by time to write and size on disk. Measured on one core, with payloads of 75 bytes and
 1,000 agents (in brackets: 1,000,000 agents), in ns and bytes per row:

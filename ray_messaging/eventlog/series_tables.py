@@ -18,7 +18,10 @@ _EMPTY = pa.table({STEP: pa.array([], pa.int64())})
 
 
 def series_table(entries: Sequence[Collected]) -> pa.Table:
-    """Return the table of all series that groups have collected in some steps, by step and agent, ints before strs."""
+    """Return a table of the series that groups have collected in some steps.
+
+    The rows are sorted by step and agent; int ids come before str ids.
+    """
     ordered = sorted((entry for entry in entries if entry.kind is CollectedKind.SERIES), key=lambda entry: entry.step)
     if not ordered:
         return _EMPTY

@@ -12,7 +12,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE, IdColumn
 from ray_messaging.model.extension import AudiencePairs
 
-KEPT_ENTRIES = 2**24  # the most pairs and senders, of all audiences and rules together: 128 MiB
+KEPT_ENTRIES = 2**24  # the most pairs and senders in the cache, of all audiences and rules together: 128 MiB
 _KEPT_CHECKS = 16
 _NONE = np.zeros(0, np.int64)
 

@@ -28,8 +28,8 @@ JUDGE, WAIT, SNAPSHOT = 0, 1, 2
 REQUEST = Struct("<IB")
 NUMBER = Struct("<I")
 _LENGTH = Struct("<I")
-_LARGE = 2**16  # in bytes
-_SMALL, _AT_ONCE = 2**14, 2**22  # bytes of a buffer: by default, and at most for a frame that has just begun
+_LARGE = 2**16  # the parts of a frame with at least this many bytes are not joined before they are written
+_SMALL, _AT_ONCE = 2**14, 2**22  # bytes of a buffer: by default, and at most when a large frame has just begun
 _NOTHING = memoryview(b"")
 
 
@@ -127,7 +127,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def refuse(self, why: str) -> None:  # noqa: ARG002 - for subclasses that log
         """End the connection, because the peer breaks the protocol."""
-        self._buffer, self._low, self._high = _NOTHING, 0, 0  # the frame in hand still uses the old buffer
+        # The frame that is being handled still uses the old buffer.
+        self._buffer, self._low, self._high = _NOTHING, 0, 0
         if self.transport is not None:
             self.transport.abort()
 

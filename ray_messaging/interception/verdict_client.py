@@ -111,7 +111,10 @@ def verdict_client_for(
 
 
 class PassAll(VerdictClient):
-    """The client of a messager without interceptor. All messages pass, unless the experiment has an interceptor."""
+    """The client of a messager without interceptor.
+
+    All messages pass. If the experiment has an interceptor, the server refuses the messages.
+    """
 
     route = "none"
 
@@ -304,14 +307,16 @@ class RemoteVerdictClient(VerdictClient):
             return await lane.ask(request, WAIT if patient else JUDGE)
         except OSError:
             self._drop(lane)
-            self._address = None  # a fenced interceptor may be there, which lets its lane be opened and answers nothing
+            # This may be the lane of a fenced interceptor, which accepts connections and answers nothing.
+            self._address = None
             raise
 
     async def _open(self) -> LaneClient | None:
         """Open the actor's current lane; return None if that fails.
 
-        After a cut of the network, Ray makes new connections with long pauses, so that the lane can be reached sooner.
-        So the last lane is tried first. If neither lane nor Ray answers, raise TimeoutError; the caller tries again.
+        The last lane is tried first, because after a cut of the network the lane can be reached sooner than the actor:
+        Ray pauses for long between its attempts to connect. If neither lane nor Ray answers, raise TimeoutError; the
+        caller tries again.
         """
         before = self._address
         if before is not None:
@@ -321,7 +326,8 @@ class RemoteVerdictClient(VerdictClient):
         async with asyncio.timeout(None if before is None else _ADDRESS_S):
             address = LaneAddress(*await self._handle.lane.remote(**self._options))
         try:
-            # Half of the time: the other half is for the Ray call, if the lane cannot be opened.
+            # Opening the lane may take half of the time. The other half is for the Ray call, if the lane cannot be
+            # opened.
             self._lane = await LaneClient.open(address, self._timeout_s / 2)
         except OSError as error:
             self._by_ray_until = asyncio.get_running_loop().time() + LANE_RETRY.first_s

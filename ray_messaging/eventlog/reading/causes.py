@@ -208,7 +208,7 @@ class _Search:
         self._known: dict[str, LogRow] = {}
 
     def look_up(self, rows: Iterable[LogRow]) -> None:
-        """Look up the causes of some messages, in one scan for all hands."""
+        """Look up the causes of some messages, in one scan for all agents and steps."""
         rows = [*rows]
         causes = {cause for row in rows if (cause := _cause_of(row)) is not None} - self._known.keys()
         if hands := {hand for row in rows if (hand := hand_of(row)) is not None} - self._hands.keys():

@@ -14,7 +14,7 @@ from ray_messaging.eventlog.reading.results import as_id
 from ray_messaging.model.fates import SENT, FateName
 
 _decode = msgspec.json.Decoder().decode
-_PAGE = 8192  # So many rows become Python objects at a time.
+_PAGE = 8192  # the number of rows that become Python objects at a time
 
 
 @dataclass(frozen=True, slots=True)

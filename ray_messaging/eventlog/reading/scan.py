@@ -231,7 +231,7 @@ class _Reader:
 
 
 def groups_with(file: ds.ParquetFileFragment, wanted: Mapping[str, Sequence[str]]) -> list[int]:
-    """Return the row groups that may have a wanted text, by their dictionaries. Arrow does not look there itself."""
+    """Return the row groups that may have a wanted text, by statistics that Arrow ignores for dictionary columns."""
     footer, groups = file.metadata, []
     if not wanted:
         return [*range(footer.num_row_groups)]

@@ -76,7 +76,7 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
         outside.append(part.filter(pa.array((ordinals >= FIRST_OUTSIDE) & ~noted)))
     if not outside:
         return
-    # In the order in which they arrived.
+    # The messages from outside are taken in the order in which they arrived.
     arrived = pa.concat_tables(outside).sort_by([("step", "ascending"), ("ordinal", "ascending")])
     places = [*np.unique(arrived["step"].to_numpy(), return_index=True)[1].tolist(), len(arrived)]
     for low, high in pairwise(places):
@@ -125,7 +125,8 @@ _COMPARED = (
     "message_id", "step", "step_read", "ordinal", "subtopic", "from_id", "to_id", "audience", "in_reply_to",
     "expects_answer", "payload", "labels", "fate", "rule",
 )  # fmt: skip
-# With more pairs of messages (of one agent in one step), the two orders are only compared position by position.
+# With more pairs of messages of one agent in one step, no messages are matched that have moved in the order: the k-th
+# messages to each recipient are compared.
 _MUCH = 2**20
 Rows = list[LogRow]
 # A message of one run, and its match in the other run. None means that the other run has no match.

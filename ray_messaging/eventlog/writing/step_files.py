@@ -17,7 +17,7 @@ from ray_messaging.eventlog.writing.step_rows import StepFeed
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.transports.step_values import CHECKPOINT, Collected, CollectedKind, Progress
 
-FILE_BYTES = 8 * 2**20  # Collected data are written to files once they have so many bytes.
+FILE_BYTES = 8 * 2**20  # Collected data are written to files once they have this many bytes.
 
 
 class CollectedWriter:
@@ -68,8 +68,8 @@ _FILES: dict[CollectedKind, Callable[[Sequence[Collected]], pa.Buffer]] = {
 class CheckpointWriter:
     """Task that copies all data of an experiment after every n-th step, and writes the copies.
 
-    No step begins while the data are copied, but steps go on while the file is written. `segments` writes the other
-    files of the folder.
+    No step begins while the data are copied, but steps go on while the file is written. `segments` writes the files
+    under the folder's lock.
     """
 
     def __init__(self, reader: StreamReader, every: int, segments: SegmentStore) -> None:

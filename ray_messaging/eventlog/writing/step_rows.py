@@ -54,10 +54,10 @@ logger = logging.getLogger(__name__)
 
 HOLD = "event log"
 _START = "0-0"
-_FRAMES = 16  # One read of a box returns at most so many frames.
-_STEPS = 8  # One call lists the boxes of at most so many steps.
-# So many steps ahead may have messages from outside: a group that joins may accept messages for the step after the
-# next.
+_FRAMES = 16  # the most frames that one read of a box returns
+_STEPS = 8  # the most steps whose boxes one call lists
+# The number of later steps that may have messages from outside: a group that joins may accept messages for the step
+# after the next step.
 _AHEAD = 3
 _TEXT_BYTES = 2**30
 
@@ -71,8 +71,9 @@ class StepFeed:
 
     `position` is the log's position in the steps.
 
-    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`; what a step lacks is how many messages
-    the groups counted and the log has, if these differ. `passed` is called after each round of `ask`.
+    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. Its argument `missing` says how many
+    messages of a step the groups have counted and how many the log has, if these numbers differ. `passed` is called
+    when the rows that `ask` has asked for were passed on.
     """
 
     def __init__(
@@ -398,7 +399,7 @@ def _in_order(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch | None
     table = joined_rows(record_batch(exp_id, chunk) for chunk, _ in chunks_of((part, None) for part in cut))
     columns, schema = table.columns, table.schema
     del table
-    # Column by column, so that the memory of each column is free before the next column is sorted.
+    # This is done column by column, so that the memory of each column is free before the next column is sorted.
     for at in range(len(columns)):
         columns[at] = _sorted(columns[at], order)
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 _SMALL_BYTES = 2**16  # With fewer bytes, a thread would cost more time than it saves.
 # A read of _MUCH bytes means that more entries wait, so the next read begins at once. After a read below _LITTLE, the
 # reader waits a moment for more, as a batch of rows costs 0.4 ms. After other sizes it does not wait: a log that is
-# behind may get little per stream.
+# behind may get few bytes from each stream.
 _MUCH, _LITTLE = READ_BYTES // 4, 2**16
 
 

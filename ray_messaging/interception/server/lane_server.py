@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 CONNECTIONS = 10_000
 STALLED_S = 60.0  # time limit to complete a request, and to read an answer: slow callers hold memory
 HELD_BYTES = 2**30  # most bytes of incomplete requests, of all callers together
-_UNREAD_BYTES = 2**20  # when a caller leaves so many bytes of answers unread, its further requests are not read
+_UNREAD_BYTES = 2**20  # when a caller leaves this many bytes of answers unread, its further requests are not read
 _TOKEN_LIMIT = 128
 
 

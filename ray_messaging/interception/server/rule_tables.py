@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 Key = Any  # an id, None, a str, or a tuple of these
-Change = int | list[Any]  # of a count: what was added; of another entry: [the new value], or [] if it was removed
-Layer = str | tuple[str]  # a group: the group's saved layer; (a group,): the layer of its batch without an answer
+Change = int | list[Any]  # an int: what was added to a count; a list: [the new value], or [] if the entry was removed
+Layer = str | tuple[str]  # a group: its saved layer; (a group,): the layer of its batch that has no answer yet
 _BASE = ""  # the layer of the changes that belong to no attempt
 
 _encode = msgspec.json.Encoder().encode
@@ -46,7 +46,8 @@ class Table(MutableMapping[Key, V], Generic[V]):
         self._touched: set[Key] = set()
         self._cleared = False
         self.version = 0  # counts changes
-        # While a batch of a step is judged: each entry that the batch changes, with [the earlier value], or [].
+        # While a batch of a step is judged: each entry that the batch changes, with [the earlier value], or [] if there
+        # was none.
         self._journal: dict[Key, list[Any]] | None = None
         self._layers: dict[Key, dict[Layer, Change]] = {}  # by entry: its own value first, then its layers' changes
         self._laid: dict[Layer, set[Key]] = {}  # the entries of each layer
@@ -196,7 +197,8 @@ class Table(MutableMapping[Key, V], Generic[V]):
         change = _change(self._copy(key), after)
         if isinstance(change, int):
             layers[_BASE] = _joined(layers[_BASE], change)
-        elif change is not None:  # the new value is no count, so that no layer can take back its part of a count
+        elif change is not None:
+            # The new value replaces what the layers have added, so no layer can be undone at this entry any more.
             for layer in [*layers][1:]:
                 self._laid[layer].discard(key)
                 self._take_off(key, layer)
@@ -304,7 +306,7 @@ def _checked(key: Any) -> Key:  # noqa: ANN401 - any key that a rule sets
     if isinstance(key, str):
         return _text(key)
     raise RuleError(
-        f"a rule cannot keep anything under {short_repr(key)}: use an id, a text, None, or a tuple of these", rule=""
+        f"a rule cannot keep anything under {short_repr(key)}: use an id, a str, None, or a tuple of these", rule=""
     )
 
 

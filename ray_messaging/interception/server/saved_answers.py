@@ -15,8 +15,8 @@ from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts, e
 from ray_messaging.model.batch import Batch
 
 _MAX_SENDERS = 20_000  # the most senders whose last answer is kept; a sender has one batch in flight
-# Limit of the last answers, and of the counted answers, here and on the server. The answer to 16,384 messages, if a
-# tenth is blocked, each for a different reason, takes 14 KB.
+# The most bytes of all last answers, and of all answers that changed a count, here and on the server. The answer to
+# 16,384 messages, if a tenth is blocked, each for a different reason, takes 14 KB.
 LIMIT_BYTES = 64 * 2**20
 _ENTRY_BYTES = 400  # memory that an entry takes in addition to its data
 _SMALL = 256  # bytes below which compression does not pay

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 _GATHER_S = 0.002  # verdicts that come this close together go into one answer
 _PASSED = BatchVerdict()
-_SLICE = 64  # after so many messages are started, or resumed, other tasks get a turn
-_GRACE_S = 1.0  # Cancelled calls have so many seconds to clean up.
+_SLICE = 64  # after this many messages are started or resumed, other tasks get a turn
+_GRACE_S = 1.0  # the seconds that cancelled calls have to clean up
 
 
 Sections = Generator[Asked, Sequence[Verdict] | None, None]
