@@ -335,7 +335,7 @@ class RedisConfig(ServerConfig):
                 allow_eviction=TypeAdapter(bool).validate_strings(query.get("allow_eviction", "0")),
             )
         except (ValidationError, ValueError):
-            # The cause would show the password.
+            # The cause is left out, because it would show the password.
             raise ConfigError(
                 "invalid server address: write redis://[user:password@]host[:port][/db][?allow_eviction=1], where "
                 "port (up to 65535) and db are numbers, and / @ : ? # in the password are %2F %40 %3A %3F %23"

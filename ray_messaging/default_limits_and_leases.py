@@ -40,23 +40,23 @@ COLUMN_ROWS = 65_536
 # The most pairs of sender and hearer in one batch of broadcasts, unless one sender has more: some ten MiB of memory.
 BROADCAST_PAIRS = 2**18
 
-# One payload as JSON: the highest `MessagingConfig.payload_bytes`.
+# The most bytes of one payload as JSON, which is the highest `MessagingConfig.payload_bytes`.
 PAYLOAD_LIMIT = 64 * MIB
 
 # The most bytes of a transaction, which is one call of a script. The server is blocked while it copies these bytes, and
 # Redis disconnects a client that sends a gigabyte.
 TRANSACTION_BYTES = 256 * MIB
 
-# A frame of a step that has at least BODY_BYTES is large: its body may be on another server than its box. For 16 KiB
-# this saves the box's server more than it costs the other server. A sender deletes the bodies of dropped steps from a
-# server each time that it has sent BODY_ARREARS bytes to that server.
+# A step's frame of at least BODY_BYTES is large: its body may be on another server than its box. For 16 KiB this saves
+# the box's server more than it costs the other server. A sender deletes the bodies of dropped steps from a server each
+# time that it has sent BODY_ARREARS bytes to that server.
 BODY_BYTES = 16 * 2**10
 BODY_ARREARS = 64 * MIB
 
 # The most bytes of dead letters of an experiment. Above this the oldest are dropped.
 DEAD_BYTES = 256 * MIB
 
-# Keys in one SCAN of the server.
+# The number of keys in one SCAN of the server.
 SCAN_COUNT = 1_000
 
 # Seconds until an embedded server counts as unreachable. It is long because dozens of processes that start may use all

@@ -82,7 +82,7 @@ class Engine:
         if self.named:
             self.transport.called_by(repr(self.name))
         self.directory = Directory(self.exp_id)
-        # Read once, because pydantic's attributes are slow.
+        # The setting is read once, because pydantic's attributes are slow.
         payload_bytes = self.settings.payload_bytes
         self.checks = MessageChecks(self.exp_id, self.name, payload_bytes, user_is_explicit=user_is_explicit)
         self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
@@ -137,7 +137,7 @@ class Engine:
         """Close this when its event loop ends and has cancelled its tasks: calls in another loop would never return."""
         if self.closed:
             return
-        self._life = None  # it ends now
+        self._life = None  # its callback is this call
         await asyncio.sleep(0)  # a user's generator that also ends now may close this messager itself
         if self.closed or self.closing:
             return
@@ -235,7 +235,7 @@ class Engine:
 
     @property
     def verdict_client(self) -> VerdictClient:
-        """Return the client that gets the verdicts now; raise Closed if this is not open."""
+        """Return the client that asks for verdicts now; raise Closed if this is not open."""
         if self.accumulator is None or self.closed:
             raise self.not_open(Closed)
         return self.accumulator.send_loop.verdict_client
@@ -323,7 +323,8 @@ class Engine:
     async def release(self, agents: Iterable[AgentId], target: str | None, timeout: float) -> None:
         """Move agents with their waiting messages to mailbox `target`, or (None) stop hosting the agents.
 
-        Raises: the same errors as `Messager.move_agents`; ConfigError if this hosts no agents or has no name; Fenced.
+        Raises: the same errors as `Messager.move_agents`; ConfigError if this hosts no agents or has no name; Fenced if
+        a newer process has taken over the mailbox.
         """
         check_timeout(timeout, optional=False)
         leaving, record = AgentSet.of(agents), await self._own_record()

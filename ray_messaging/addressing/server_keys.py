@@ -1,4 +1,4 @@
-"""The keys of an experiment on the server: their names are built here only, and say what a checkpoint has."""
+"""The keys of an experiment on the server: their names are built here only, and say which keys a checkpoint has."""
 
 from collections.abc import Callable
 
@@ -58,8 +58,9 @@ class Keys:
         self.ears = self.own + ":ear:"  # Pub/Sub, with a mailbox's name: subscribed while its messager is connected
 
     table = _key("rule")  # a rule's counts, by the rule's name
-    staged = _key(START + "staged")  # a rule's counts that are to replace the former ones
-    stream = _mailbox_key("mailbox")  # a stream, by `mailbox:born`: each of the mailboxes that had one name has its own
+    staged = _key(START + "staged")  # a rule's counts that are to replace its former counts
+    # A mailbox's stream, by `mailbox:born`: a later mailbox with the same name has another stream.
+    stream = _mailbox_key("mailbox")
     # A mailbox's stream during a transaction, by the mailbox (see script `large_frames`).
     open_stream = _key(START + "open")
     ended_stream = _key(START + "ended")  # a removed mailbox's stream, by `mailbox:born`

@@ -13,7 +13,7 @@ RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 
 def raising(function: Callable[..., T], *args: Any) -> T:  # noqa: ANN401 - the function's
-    """Call a function in a thread. A StopIteration becomes a RuntimeError, because no future can hold it."""
+    """Call a function for `to_thread`. A StopIteration becomes a RuntimeError, because no future can hold it."""
     try:
         return function(*args)
     except StopIteration as error:

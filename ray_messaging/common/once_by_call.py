@@ -122,7 +122,7 @@ class OnceByCall(Generic[K, V]):
         error, now = task.exception(), time.monotonic()
         self._enter(key, task.result() if error is None else cast("V", None), error, 0, now)
         self._forget(now, key)
-        if self._keep_s < math.inf:  # no other call may follow
+        if self._keep_s < math.inf:  # a timer is needed, because no other call may follow
             task.get_loop().call_later(self._keep_s, lambda: self._forget(time.monotonic(), key))
 
     async def outcome(self, key: K) -> V:

@@ -64,7 +64,8 @@ def pandas_types(fields: Iterable[Any]) -> dict[str, str]:
             "name": field.name,
             "field_name": field.name,
             "pandas_type": str(field.type),
-            "numpy_type": str(field.type).replace("int", "Int").replace("uI", "UI"),  # pandas' types with gaps
+            # The names of pandas' types that allow missing values.
+            "numpy_type": str(field.type).replace("int", "Int").replace("uI", "UI"),
             "metadata": None,
         }
         for field in fields

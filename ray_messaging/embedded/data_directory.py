@@ -52,7 +52,8 @@ def take_lock(path: Path, *, create: bool) -> int:
 
 def mark(lock: int, holder: bytes) -> None:
     """Write a description of the lock's holder into the lock file."""
-    os.pwrite(lock, holder, 0)  # before truncating: on a full disk only a write without a new block succeeds
+    # The write comes before truncating, because on a full disk only a write without a new block succeeds.
+    os.pwrite(lock, holder, 0)
     os.ftruncate(lock, len(holder))
 
 
@@ -139,7 +140,7 @@ def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, creat
 
 
 def sweep(root: Path, busy: Callable[[], None]) -> None:
-    """Remove this user's temporary directories that have neither a living guard nor a living owner."""
+    """Remove this user's temporary directories of servers that have neither a living guard nor a living owner."""
     for path in root.glob(f"{TEMPORARY_PREFIX}*"):
         with suppress(OSError):  # The directory is in use, or has just been removed.
             if path.lstat().st_uid != os.getuid() or path.is_symlink() or has_owner(path):

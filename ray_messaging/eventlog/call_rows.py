@@ -135,7 +135,7 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
 def calls_of(
     folder: Folder, unwritten: Unwritten, hands: Collection[tuple[AgentId, int]]
 ) -> dict[tuple[AgentId, int], list[Called]]:
-    """Return the calls of some agents, each in a step, as {(agent, step): calls}.
+    """Return the remembered calls of some agents, for each agent in a given step, as {(agent, step): calls}.
 
     Raises: the same errors as `stored_calls`.
     """

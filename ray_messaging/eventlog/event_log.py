@@ -50,13 +50,13 @@ class FolderSource:
             raise LogError(f"{str(log_dir)!r} holds no event log: {missing or advice}", path=str(log_dir))
 
     def follower(self) -> "FolderSource":
-        """Return this source itself: a finished log needs no state per reader."""
+        """Return this source itself: a finished log needs no state for each reader."""
         return self
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
         """Answer a query.
 
-        Raises: the errors of `answer`, and Unbalanced if `question` is "balance" and the run has no end.
+        Raises: the errors of `answer`, and Unbalanced if `question` is "balance" and no end of the run is recorded.
         """
         segments = self._folder.segments()
         try:
@@ -92,8 +92,8 @@ class EventLog:
     def open(cls, log_dir: str | Path) -> "EventLog":
         """Open the folder of a finished run: a path, or a URI of pyarrow's file systems.
 
-        It logs a warning if the run has no end: the run may still be going on, or it was killed and rows may be
-        missing.
+        It logs a warning if no end of the run is recorded: the run may still be going on, or it was killed and rows may
+        be missing.
 
         Raises: LogError if the folder holds no event log, or cannot be read.
         """
@@ -104,7 +104,7 @@ class EventLog:
 
     @property
     def unended(self) -> str | None:
-        """Return advice for a run that has no end, whose log may lack rows; return None if the run has ended."""
+        """Return advice if no end of the run is recorded, as the log may lack rows; else return None."""
         return self._source.unended if isinstance(self._source, FolderSource) else None
 
     @property
@@ -168,8 +168,8 @@ class EventLog:
 
         The columns are step, agent, function, arguments and result (as JSON), seconds, tries, source ("model": the
         function was called; "kept": an earlier attempt at the step has called it; "parent": an earlier run has), bytes
-        (of the result), by_content (False: the arguments could not be encoded, so that the call counts by its place),
-        and key. `agent` is int64, or str if any id is a str.
+        (of the result), by_content (False: the arguments could not be encoded, so that the call is known only by its
+        function and its place among the agent's calls), and key. `agent` is int64, or str if any id is a str.
         """
         return with_exact_integers(self._source.ask("calls"))
 

@@ -223,7 +223,10 @@ class Folder:
         return sorted(info.path for info in self._files(_COLLECTED_FILE, path))
 
     def write_collected(self, kind: CollectedKind, born: str, first: int, last: int, data: bytes | pa.Buffer) -> None:
-        """Write a kind's file for the steps `first` to `last`, atomically and durably. Raises OSError if that fails."""
+        """Write collected data of one kind and of the steps `first` to `last`, atomically and durably.
+
+        Raises: OSError if that fails.
+        """
         self.write_file(f"_{kind}/{born}/{first:08d}-{last:08d}.parquet", data)
 
     def checkpoints(self) -> list[int]:

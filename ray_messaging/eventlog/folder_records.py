@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the import would load pyarrow, which an interceptor does no
 T = TypeVar("T")
 
 FORMAT = 1
-_RUN = "_run.json"  # programs that read folders of Parquet files skip names with an underscore
+_RUN = "_run.json"  # programs that read folders of Parquet files skip names that begin with an underscore
 _RULE_CHANGES = "_rule_changes.json"
 ACCOUNT = "_account.json"
 _LONGEST = 200  # the most characters of an argument that are kept
@@ -85,7 +85,7 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 def read_run(folder: "Folder") -> RunRecord | None:
-    """Return the run's record, or None if it has none.
+    """Return the run's record, or None if the folder has none.
 
     Raises: LogError if the record is damaged, ConfigError if it has another format.
     """
@@ -94,7 +94,7 @@ def read_run(folder: "Folder") -> RunRecord | None:
         if (known := int(msgspec.json.decode(data)["format"])) != FORMAT:
             raise ConfigError(
                 f"{folder.where}/{_RUN} has format {known}, and this ray_messaging reads format {FORMAT} only: read "
-                "the folder with the version of ray_messaging that wrote it, and give this one another log_dir"
+                "the folder with the version of ray_messaging that wrote it, and give this version another log_dir"
             )
         return msgspec.json.decode(data, type=RunRecord)
 
@@ -116,7 +116,7 @@ def write_run(folder: "Folder", record: RunRecord) -> None:
 
 
 def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, start: RunStart) -> None:
-    """Add a start to the record, unless it is there already. A start with on_existing="reset" begins a new record.
+    """Add a start to the record, unless the record has it. A start with on_existing="reset" begins a new record.
 
     Raises: OSError if the record cannot be written, LogError if the present one is damaged.
     """
@@ -163,7 +163,7 @@ def has_ended(folder: "Folder") -> bool:
 
 
 def unended(folder: "Folder") -> str | None:
-    """Return advice for a run that has no end; return None if the run has ended or has no record.
+    """Return advice if the run's record has no end; return None if the run has ended, or has no record.
 
     Raises: the same errors as `read_run`.
     """
@@ -180,7 +180,7 @@ def unended(folder: "Folder") -> str | None:
     elif not Path(start.data).exists():
         where = f"{start.data}, the folder of its server, had them, and is gone"
     return (
-        f"the run in {folder.where} that began at {start.began} has no end on record: it is still running, or it was "
+        f"the run in {folder.where} that began at {start.began} has no recorded end: it is still running, or it was "
         f"killed; if it was killed, the rows of its last messages are missing here; {where}"
     )
 

@@ -55,8 +55,8 @@ def checkpoint_before(parent: Folder, at_step: int | None) -> int:
         )
     if not early:
         raise ConfigError(
-            f"{parent.where} has no checkpoint before step {at_step}: its first one is after step {found[0]}, so fork "
-            f"at step {found[0] + 1} or later"
+            f"{parent.where} has no checkpoint before step {at_step}: its first checkpoint is after step {found[0]}, "
+            f"so fork at step {found[0] + 1} or later"
         )
     return max(early)
 
@@ -238,7 +238,7 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
 def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Return the table in a segment's file.
 
-    It has the given columns as far as the file has them (None: all columns).
+    The table has those of the given columns that the file has (None: all columns).
     """
     try:
         file = pq.ParquetFile(path, filesystem=parent.filesystem)

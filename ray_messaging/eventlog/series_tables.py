@@ -1,4 +1,4 @@
-"""The series of a run: tables of what groups have collected, from files and from the server."""
+"""The series of a run: tables of the values that groups recorded with `collect=`, from files and from the server."""
 
 from collections.abc import Sequence
 from itertools import groupby

@@ -150,7 +150,7 @@ class DelegatedRules:
         self._timer = self._loop.call_later(_PAUSE_S, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Report passed messages if the interval is over, or no more messages have come."""
+        """Report passed messages if the interval has passed, or no more messages have come."""
         self._timer = None
         if not self._unreported or self._lane is None or not self._lane.alive:
             return

@@ -103,7 +103,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
                 self.frame_received(frame)
         if buffer is self._buffer and not self.unhandled:
             self._low = self._high = 0
-            if len(buffer) > _SMALL:  # Thousands of callers may each hold a buffer, so a large one is given back.
+            if len(buffer) > _SMALL:  # Thousands of callers may each hold a buffer, so a large buffer is given back.
                 self._buffer = _NOTHING
 
     @property
@@ -116,7 +116,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         assert self.transport is not None
         size = sum(map(len, parts))
         whole = (_LENGTH.pack(size), *parts)
-        if size < _LARGE:  # one copy is cheaper than a second buffer to write
+        if size < _LARGE:  # for a small frame, one copy is cheaper than writing several buffers
             self.transport.write(b"".join(whole))
         else:
             self.transport.writelines(whole)

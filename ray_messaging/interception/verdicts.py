@@ -135,7 +135,9 @@ def _numbers(rows: bytes, count: int) -> list[int]:
         raise FrameError("the interceptor's answer is damaged")
     numbers = np.frombuffer(rows, "<u4")
     if len(numbers) and int(numbers.max()) >= count:
-        raise FrameError(f"the interceptor's answer names row {int(numbers.max())}, and the batch has {count} rows")
+        raise FrameError(
+            f"the interceptor's answer names row {int(numbers.max())}, but the batch has only {count} rows"
+        )
     found: list[int] = numbers.tolist()
     return found
 

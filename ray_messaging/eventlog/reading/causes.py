@@ -196,7 +196,10 @@ def hand_of(row: LogRow) -> _Hand | None:
 
 
 class _Search:
-    """A search for the messages that senders had in hand. It keeps at most `most` of them for each message."""
+    """A search for the messages that senders had in hand.
+
+    It keeps at most `most` messages for each sender and step, and the messages that other messages name as causes.
+    """
 
     def __init__(self, view: View, most: int) -> None:
         self.calls: dict[_Hand, list[Called]] = {}

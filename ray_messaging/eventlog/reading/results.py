@@ -111,7 +111,7 @@ def as_id(value: AgentId | None) -> AgentId | None:
 
 
 def plain(part: pa.Table) -> pa.Table:
-    """Return a raw part with its dictionary columns as texts, because row groups do not share dictionaries."""
+    """Return rows with their dictionary columns as plain texts, because row groups do not share dictionaries."""
     for place, field in enumerate(part.schema):
         if pa.types.is_dictionary(field.type):
             texts = pa.chunked_array([chunk.dictionary_decode() for chunk in part.column(place).chunks], pa.string())

@@ -38,7 +38,7 @@ _FORMAT = ds.ParquetFileFormat(  # Without buffers, a reader does not keep whole
 
 
 class View(NamedTuple):
-    """The data that a query reads: closed segments, tables of later rows, and collected entries that have no file."""
+    """The data that a query reads: closed segments, tables of later rows, and series and calls that are in no file."""
 
     folder: Folder
     segments: Sequence[Segment]

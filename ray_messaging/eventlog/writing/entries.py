@@ -21,8 +21,8 @@ from ray_messaging.transports.log_store import LogItem, mailbox_of
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.notes import Before, LogNote, RuleNote, decode_log_note
 
-# A batch of rows costs 0.4 ms plus its rows: with 8,192 rows, that is a fifth of the time. Larger columns would not fit
-# the processor's cache.
+# A batch of rows takes 0.4 ms in addition to the time for its rows. With 8,192 rows, 0.4 ms are a fifth of the time.
+# Larger columns would not fit the processor's cache.
 CHUNK_ROWS = 32_768
 # A batch has at most this many bytes of payloads, because a segment can only be closed between batches.
 PIECE_BYTES = 16 * 2**20

@@ -32,7 +32,7 @@ class SegmentContent(NamedTuple):
 
     number: int
     table: pa.Table | None  # None: there are no rows
-    meta: dict[str, Any]  # the arguments of `Folder.stage`
+    meta: dict[str, Any]  # the argument `meta` of `Folder.stage`
     steps: StepPosition | None
     marks: dict[str, LogMark]
     finished: tuple[str, ...]  # streams that ended and were read to their end

@@ -90,7 +90,10 @@ class SegmentStore:
         await self.retry(lambda: self._log.note_resumed(self.epoch, taken))
 
     async def store(self, content: SegmentContent) -> Segment:
-        """Make a segment durable. Raises Fenced for a newer writer, LogError if it fails after `stop_retrying`."""
+        """Make a segment durable.
+
+        Raises: Fenced if there is a newer writer; LogError if it fails after `stop_retrying`.
+        """
         begun = time.perf_counter()
         segment = await self.retry(lambda: self._write(content))
         self.last_s = time.perf_counter() - begun

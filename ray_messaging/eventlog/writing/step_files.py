@@ -53,7 +53,8 @@ class CollectedWriter:
 
     def _write(self, found: Unwritten) -> None:
         for kind, encode in _FILES.items():
-            _, new = found.beside_files(self._folder, kind)  # Other entries are on the server still, but also in files.
+            # The other entries are still on the server, but also in files.
+            _, new = found.beside_files(self._folder, kind)
             if new:
                 steps = {entry.step for entry in new}
                 self._folder.write_collected(kind, self._born, min(steps), max(steps), encode(new))

@@ -52,7 +52,7 @@ class StreamCursors:
         self._changed: set[str] = set()
         self._entry_bytes = float(_GUESS)
         self._turn = 0
-        self._widening = 1.0  # the factor by which more streams are read at once, because reads were empty
+        self._widening = 1.0  # how many times more streams are read at once; it grows with each empty read
 
     def update(self, streams: LogStreams, ends: Mapping[str, str]) -> None:
         """Set the list of streams, and the last entry of each stream that ended."""
@@ -155,7 +155,7 @@ def key(entry: str) -> tuple[int, int]:
     return int(milliseconds), int(number or 0)
 
 
-Goal = Callable[[], bool]  # whether the log has all that a task waits for in one stream, or in the steps
+Goal = Callable[[], bool]  # returns whether the log has all that a task waits for in one stream, or in the steps
 
 
 class Waiters:

@@ -40,7 +40,7 @@ LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 _BLOCK_S = 5.0
 _GATHER_S = 0.02  # Single messages are collected for this long, because a batch costs 0.3 ms, even a batch of one.
 _SAVE_S = 30.0  # At the end, the writer tries for this long to write rows of streams that the server lost.
-# A segment that was saved early, only so that steps can go on, stays open for more rows if it has fewer than this.
+# A segment that was saved early, only so that steps can go on, stays open for more rows if it has fewer rows than this.
 _SAVED_ROWS = 2**16
 _BUSY_S = 0.2  # how long a read blocks while a file is being written and the next file is due
 
@@ -366,7 +366,7 @@ class LogWriter:
             await asyncio.to_thread(pa.default_memory_pool().release_unused)
 
     async def unwritten(self) -> Unwritten:
-        """Return the data that groups have collected in sealed steps, as far as the server has them."""
+        """Return the series and remembered calls of sealed steps, as far as the server has them."""
         return NOTHING if self._collected is None else await self._collected.unwritten()
 
     async def _written(self) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ray_messaging.interception.server.interceptor import Interceptor
 
 _TIMEOUT_S = 300.0  # the limit of AgentSociety's own blocks for one request to a model
-_FAILED = {"content": "Message sent failed"}  # AgentSociety uses these words.
+_FAILED = {"content": "Message sent failed"}  # AgentSociety sends these words.
 _KINDS = {kind.value: kind for kind in MessageKind}
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -169,10 +169,10 @@ class ViolationCounts(UserDict[AgentId, int]):
         return self.data.get(from_id, default)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)  # copies and pickles are plain, and change nothing here
+        return dict, (dict(self),)  # changes of a copy or of an unpickled object do not change the original
 
     def __repr__(self) -> str:
-        return f"ViolationCounts({len(self)} senders)"  # short: AgentSociety's lock_decorator writes it at every call
+        return f"ViolationCounts({len(self)} senders)"  # it is short, because AgentSociety writes it at every call
 
 
 class BlackSet(MutableSet[Pair]):
@@ -229,7 +229,7 @@ class BlackSet(MutableSet[Pair]):
         return self
 
     def copy(self) -> set[Pair]:
-        """Return a plain set."""
+        """Return a copy as a plain set."""
         return set(self)
 
     def union(self, *others: Iterable[Pair]) -> set[Pair]:
@@ -245,10 +245,10 @@ class BlackSet(MutableSet[Pair]):
         return self.copy().intersection(*others)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return set, (list(self),)  # copies and pickles are plain, and change nothing here
+        return set, (list(self),)  # changes of a copy or of an unpickled object do not change the original
 
     def __repr__(self) -> str:
-        return f"BlackSet({len(self)} pairs)"  # short: AgentSociety's lock_decorator writes it at every call
+        return f"BlackSet({len(self)} pairs)"  # it is short, because AgentSociety writes it at every call
 
 
 def _name_of(block: object) -> str:

@@ -70,8 +70,8 @@ class RateLimit(Rule):
 
     Per second, each agent has a token bucket. It fills with `per_second` tokens a second and holds one second's tokens,
     but at least one token. A message takes one token. So after a pause an agent may send `per_second` messages at once.
-    Time is the interceptor's. Buckets are not kept in `state`, because they mean nothing on another process's clock,
-    and fill in a second. Per round, each agent's count is kept in `state` until `new_round`.
+    The clock is the interceptor's. Buckets are not kept in `state`, because they mean nothing on another process's
+    clock, and fill in a second. Per round, each agent's count is kept in `state` until `new_round`.
 
     A message that this rule blocks takes no token. A message that a later rule blocks has taken its token. So to count
     only messages that pass, put this rule last. The user is not limited. A broadcast is one message.

@@ -237,7 +237,7 @@ class Moderator(SlowRule):
     def _fail(self, error: Exception) -> Verdict:
         work = self._work
         work.failed += 1
-        if not work.failing and self.context is None:  # in an interceptor, the interceptor logs it, once
+        if not work.failing and self.context is None:  # in an interceptor, the interceptor logs the failure once
             work.failing = True  # failures in a row are logged once: a service that is down fails for every message
             then = "passes" if self.on_error == "allow" else "is blocked"
             logger.warning(

@@ -117,7 +117,7 @@ class Endpoint:
         key = self._key()
         if key is None and self._base_url is None:
             raise ConfigError(f"there is no API key: pass api_key, or set {_ENV_KEY} where the interceptor runs")
-        # The moderator's timeout bounds all attempts together.
+        # The client has no timeout, because the moderator's timeout limits all attempts together.
         client = openai.AsyncOpenAI(
             api_key=key or "none", base_url=self._base_url, max_retries=self.retries, timeout=None
         )
@@ -145,7 +145,7 @@ class Endpoint:
                 return reply
 
     def _milder(self, form: _Form, error: Exception) -> _Form | None:
-        """Return a less strict form for a request that was refused, or None if it was not refused for its form."""
+        """Return a less strict form for a refused request, or None if its form was not the reason."""
         if getattr(error, "status_code", None) not in {400, 422}:
             return None
         text = str(error).lower()
@@ -318,7 +318,7 @@ class OpenAIModerator(Moderator):
 
     def _turn(self, message: Message) -> str:
         if self._show is None:
-            return f'{{"message": {message.data.decode()}}}'  # it is JSON
+            return f'{{"message": {message.data.decode()}}}'  # the payload is JSON already
         return json.dumps({"message": self._show(message)}, ensure_ascii=False)
 
 

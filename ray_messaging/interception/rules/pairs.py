@@ -258,7 +258,7 @@ def _ints(ids: Iterable[object]) -> NDArray[np.int64]:
 
 
 def of_kind(ids: IdColumn, kind: int) -> NDArray[np.bool_]:
-    """Return, for each id, whether it is of a kind."""
+    """Return, for each id, whether it has the given kind: INT, STR or NONE."""
     if ids.kinds is None:
         return np.full(len(ids), kind == INT)
     found: NDArray[np.bool_] = ids.kinds == kind

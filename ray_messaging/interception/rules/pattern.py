@@ -79,7 +79,10 @@ def decoded(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
 
 
 def visible_parts(payload: Any) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Return what a reader sees of a payload: of a Msg, all but a class, role, id and time of the usual form."""
+    """Return what a reader sees of a payload.
+
+    Of a Msg, its class, role, id and time are left out, if they have the form that a Msg gives them.
+    """
     if not names_msg(payload):
         return payload
     return {key: value for key, value in payload.items() if key not in _OWN or not _OWN[key](value)}
@@ -287,7 +290,7 @@ class Pattern(Rule):
         for word in self._words.hits(plain(text, fold=self.ignore_case)):
             masked = _finder(word.plain, any_case=self.ignore_case).sub(MASK, masked)
         if self._words.hits(plain(masked, fold=self.ignore_case)):
-            return MASK  # the hit is found only without case: mask the whole text rather than miss a word
+            return MASK  # the word is found only if case is ignored: mask the whole text rather than miss a word
         for compiled in self._regexes:
             masked = clock.sub(compiled, masked)
         return text if masked == shown else masked

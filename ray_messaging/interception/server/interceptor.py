@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-VIOLATIONS = ":violations"  # the name of the table of violations; no rule's name begins with a colon on the server
+VIOLATIONS = ":violations"  # the name of the table of violations on the server; no rule's name begins with a colon
 ROUNDS, ATTEMPTS, CHANGES = ":rounds", ":attempts", ":changes"
 OWN_TABLES = (VIOLATIONS, ROUNDS, ATTEMPTS, CHANGES)
 ANSWERS = ":answers"
@@ -94,7 +94,7 @@ class Interceptor:
         # Under "step": the last step whose end has ended a round. Under "calls": calls that have begun a round, each
         # with the names of the rules that failed in the call.
         self.rounds: Table[Any] = Table()
-        self.changes: Table[Any] = Table()  # a record of changes of the rules, written by those who change them
+        self.changes: Table[Any] = Table()  # a record of changes of the rules, written by the code that changes them
         self._attempts = StepAttempts(lambda: self._counted, self._restore_rules, self._attempt_begun)
         self.failures = RuleFailures()
         self._intersections = Intersections()
@@ -331,7 +331,10 @@ class Interceptor:
             answer = verdict.encode(self.epoch, wants_payload=wants_payload, snapshot=snapshot)
             if len(answer) <= FRAME_LIMIT:
                 return answer
-            raise ValueError(f"the verdicts take {len(answer)} bytes, above {FRAME_LIMIT}: rewrite less in a batch")  # noqa: TRY301
+            raise ValueError(  # noqa: TRY301 - handled like an error of `encode`
+                f"the verdicts on a batch take {len(answer)} bytes, and the limit is {FRAME_LIMIT}: rewrite fewer or "
+                "shorter payloads"
+            )
         except Exception as error:
             # A verdict may pass every check, and still be impossible to send. The sender must not wait forever.
             logger.exception("the verdicts on a batch of %d messages cannot be sent", rows)
@@ -365,7 +368,7 @@ class Interceptor:
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
-        """Load a predecessor's tables and packed answers; with `merge` rules keep their entries."""
+        """Load a predecessor's tables and packed answers; with `merge` the rules also keep their present entries."""
         for name, table in self._tables.items():
             if tables.get(name):
                 table.load(tables[name], merge=merge)
@@ -430,7 +433,7 @@ class Interceptor:
         return calls[call]
 
     def forget_calls(self) -> None:
-        """Forget the calls and changes of an earlier run, because Ray may give the calls' names to other calls."""
+        """Forget calls and changes of an earlier start of the experiment: Ray may use the calls' names again."""
         self.rounds.pop("calls", None)
         self.changes.clear()
 
@@ -513,5 +516,5 @@ class Interceptor:
 
 
 def _over(rows: int) -> bytes:
-    """Return the answer to an attempt that is over: all rows are blocked, as the server accepts none of them anyway."""
+    """Return the answer to an attempt that is over: all rows are blocked, because the server accepts none of them."""
     return BatchVerdict(blocked=dict.fromkeys(range(rows), _OVER)).encode(FOREIGN, wants_payload=False)

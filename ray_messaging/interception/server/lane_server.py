@@ -175,7 +175,8 @@ class _LanePeer(FrameProtocol):
         if self._unread is None:
             if self.transport.get_write_buffer_size() <= _UNREAD_BYTES:
                 return False
-            asyncio.get_running_loop().call_soon(self._resume)  # first uvloop writes, or calls pause_writing
+            # Before that call, uvloop writes the waiting answers, or calls pause_writing.
+            asyncio.get_running_loop().call_soon(self._resume)
         return True
 
     def _resume(self) -> None:

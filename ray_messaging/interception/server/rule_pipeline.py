@@ -145,7 +145,8 @@ class RulePipeline:
             began = perf_counter()
             try:
                 found = rule.check_batch(batch, self._exp_id)
-                watch.spent[rule.name] += perf_counter() - began  # inside the `try`, as an interrupt may come here too
+                # This is inside the `try`, because an interrupt may come here, too.
+                watch.spent[rule.name] += perf_counter() - began
             finally:
                 watch.rule = None
                 if watch.struck:

@@ -45,11 +45,12 @@ class Table(MutableMapping[Key, V], Generic[V]):
         self._values: dict[Key, V] = {_checked(key): _kept(value) for key, value in (values or {}).items()}
         self._touched: set[Key] = set()
         self._cleared = False
-        self.version = 0  # counts changes
+        self.version = 0  # the number of changes so far
         # While a batch of a step is judged: each entry that the batch changes, with [the earlier value], or [] if there
         # was none.
         self._journal: dict[Key, list[Any]] | None = None
-        self._layers: dict[Key, dict[Layer, Change]] = {}  # by entry: its own value first, then its layers' changes
+        # For each entry: its value without layers, then the changes of its layers.
+        self._layers: dict[Key, dict[Layer, Change]] = {}
         self._laid: dict[Layer, set[Key]] = {}  # the entries of each layer
         self._unsaved: set[tuple[str, Key]] = set()  # the entries that have changed in saved layers
 
@@ -187,7 +188,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._values.pop(key, None)
 
     def _begin_change(self, key: Key, after: list[Any]) -> None:
-        """Note that an entry will change: in the layer that is being recorded, or without one, below all layers."""
+        """Record a coming change of an entry: in the layer that is being recorded, else below all layers."""
         if self._journal is not None:
             if key not in self._journal:
                 self._journal[key] = self._copy(key)
@@ -253,7 +254,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return changes
 
     def dump(self) -> Fields:
-        """Return all entries, and the changes of all layers, as fields of a Redis hash."""
+        """Return all entries, with the changes of all layers applied, as fields of a Redis hash."""
         return {_encode(key): _encode(value) for key, value in self._values.items()}
 
     def load(self, fields: Mapping[bytes, bytes], *, merge: bool = False) -> None:

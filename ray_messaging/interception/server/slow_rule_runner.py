@@ -186,7 +186,7 @@ class SlowRuleRunner:
             place = next(at for at, rule in enumerate(judging.rules) if rule is judging.asked[0])
             judging.passed += tuple(rule.name for rule in judging.rules[:place])
             judging.rules = judging.rules[place:]
-            if self._writer.changed:  # rules between the two slow ones have counted the message
+            if self._writer.changed:  # the rules between the two slow rules have counted the message
                 self._save_progress(Deferred(judging.batch, judging.verdict, judging.rules, judging.passed))
 
     async def _ask_all(self, asked: Asked) -> list[Verdict]:
@@ -231,7 +231,7 @@ class SlowRuleRunner:
 
     def _remember(self, message: Batch, verdict: BatchVerdict) -> None:
         passed = not (verdict.blocked or verdict.rewritten or any(verdict.labels.values()))
-        # All messages that pass share one object, because most messages pass.
+        # All messages that pass share one object, which saves memory, because most messages pass.
         self._known.put(message.message_id(0), _PASSED if passed else verdict)
 
     def _save_progress(self, deferred: Deferred) -> None:

@@ -52,7 +52,8 @@ class RuleReviewer:
     def __init__(self, interceptor: Interceptor, horizon: int) -> None:
         interceptor.supervised = True
         self._interceptor = interceptor
-        self._violations: Mapping[AgentId | None, int] = {}  # the violations in the step that was closed last
+        # The blocked messages of each sender in the step that was closed last.
+        self._violations: Mapping[AgentId | None, int] = {}
         self.asking: StepRule | None = None  # the rule that is being asked now
         self._horizon = horizon
         self._first: dict[int, tuple[StepRule, Fields]] = {}  # id() of a rule -> the rule and its first state

@@ -20,7 +20,7 @@ MANY_NAMES = 500
 
 
 def check_kept(kept: Kept, dead_owners: Collection[str] = ()) -> list[Finding]:
-    """Return the findings about an experiment's data on the server; `dead_owners` are owners of mailboxes that died."""
+    """Return findings about an experiment's data on the server; `dead_owners` names dead owners of mailboxes."""
     return [*_mailboxes(kept, dead_owners), _names(kept), *_log(kept), _dead_letters(kept)]
 
 
