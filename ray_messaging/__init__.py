@@ -239,7 +239,7 @@ __all__ = [
     "run",
 ]
 
-if not TYPE_CHECKING:  # with __getattr__ in sight, checkers would accept any name
+if not TYPE_CHECKING:  # type checkers that see __getattr__ would accept any name
 
     def __getattr__(name: str) -> object:
         if name == "__version__":

@@ -14,7 +14,7 @@ from ray_messaging.eventlog.plot import new_figure
 from ray_messaging.eventlog.reading.step_digests import Difference, Rows, beside, unequal
 from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, facts_of
 
-_SHOWN = 20  # steps in the text
+_SHOWN = 20  # the most steps that the text of a comparison shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class Comparison:
     """Two runs beside each other, step by step.
 
     `first` is the first message that differs, or None if no message differs. `table` has a row per step: `messages` and
-    `blocked` count messages of the one run, `other_messages` and `other_blocked` those of the other run. `differ` is
-    how many messages differ (in content, fate or order, or because one run lacks them), and `agents` how many agents
-    have sent such a message. A broadcast counts once.
+    `blocked` count messages of the first run, `other_messages` and `other_blocked` count messages of the second run.
+    `differ` is how many messages differ (in content, fate or order, or because one run lacks them), and `agents` how
+    many agents have sent such a message. A broadcast counts once.
     """
 
     first: Difference | None

@@ -6,7 +6,8 @@ A segment is `events-{number:08d}.parquet`, so that any reader of Parquet folder
 a name that readers ignore, made durable, and renamed. File systems that are not local cannot rename: there a file
 appears, complete, when it is closed.
 
-In version 5 of the schema, a segment had a file for each set of typed columns. Segments with one such file are read.
+In version 5 of the schema, a segment had a file for each set of typed columns. Of these segments, those with only one
+file can be read.
 """
 
 import errno
@@ -212,16 +213,20 @@ class Folder:
         return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
     def collected_files(self, kind: CollectedKind, born: str | None = None) -> list[str]:
-        """Return the files of a kind, in the order of their steps; raise LogError if the folder cannot be read.
+        """Return the files of one kind of collected data, by their steps; raise LogError if the folder cannot be read.
 
-        Args: born names the server's count of steps to which the files belong; None: the newest count.
+        Args: `born` is the time at which the server began to count the steps of these files; None: the newest such
+        time.
         """
         found = self._subfolders(f"_{kind}") if born is None else [born]
         path = self._file(f"_{kind}/{max(found)}" if found else f"_{kind}")
         return sorted(info.path for info in self._files(_COLLECTED_FILE, path))
 
     def write_collected(self, kind: CollectedKind, born: str, first: int, last: int, data: bytes | pa.Buffer) -> None:
-        """Write a kind's file for the steps `first` to `last`, atomically and durably. Raises OSError if that fails."""
+        """Write collected data of one kind and of the steps `first` to `last`, atomically and durably.
+
+        Raises: OSError if that fails.
+        """
         self.write_file(f"_{kind}/{born}/{first:08d}-{last:08d}.parquet", data)
 
     def checkpoints(self) -> list[int]:
@@ -310,13 +315,13 @@ class Folder:
             split = bool(meta.get("others"))  # in version 5, a segment could be split into several files
             if not any_schema and (split or meta["version"] not in READABLE):
                 raise ConfigError(  # noqa: TRY301 - one way out
-                    f"segment {info.path} of the event log has schema {meta['version']}"
-                    f"{', with a file for each set of typed columns' if split else ''}, which this ray_messaging does "
-                    f"not read (it writes schema {VERSION}): read the folder with the version of ray_messaging that "
-                    "wrote it, which its _run.json names, and give this one another log_dir"
+                    f"segment {info.path} of the event log has schema "
+                    f"{meta['version']}{', with a file for each set of typed columns' if split else ''}, which this "
+                    f"ray_messaging does not read (it writes schema {VERSION}): read the folder with the version of "
+                    "ray_messaging that wrote it, which its _run.json names, and give this version another log_dir"
                 )
             if not split and (meta["rows"], meta["number"]) != (footer.num_rows, _number(info.base_name)):
-                raise ValueError("its footer is of another segment")  # noqa: TRY301 - one way out
+                raise ValueError("its footer belongs to another segment")  # noqa: TRY301 - one way out
             return _segment(info.path, info.size, meta)
         except ConfigError:  # A ConfigError is also a ValueError, which the next clause would catch.
             raise

@@ -45,18 +45,18 @@ def checkpoint_before(parent: Folder, at_step: int | None) -> int:
     if at_step is not None and at_step > last + 1:
         raise ConfigError(
             f"{parent.where} has the steps up to {last}, so it cannot be forked at step {at_step}: fork at an earlier "
-            "one, or without at_step= after its last checkpoint"
+            "step, or leave out at_step= to fork after the last checkpoint"
         )
     early = [step for step in found if at_step is None or step < at_step]
     if not found:
         raise ConfigError(
-            f"{parent.where} has no checkpoint, so that no run can begin there: run with log_dir= and "
-            "Steps(checkpoint=10), which keeps one after every tenth step"
+            f"{parent.where} has no checkpoint, so it cannot be forked: run with log_dir= and Steps(checkpoint=10), "
+            "which keeps a checkpoint after every tenth step"
         )
     if not early:
         raise ConfigError(
-            f"{parent.where} has no checkpoint before step {at_step}: its first one is after step {found[0]}, so fork "
-            f"at step {found[0] + 1} or later"
+            f"{parent.where} has no checkpoint before step {at_step}: its first checkpoint is after step {found[0]}, "
+            f"so fork at step {found[0] + 1} or later"
         )
     return max(early)
 
@@ -162,7 +162,7 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     """
     found, unclear, steps = set[int](), dict[int, int](), set[int | None]()
     for number, rows in enumerate(broadcasts):
-        # All rows are of one broadcast, as no mailbox has two of them.
+        # Then all rows belong to one broadcast, because no mailbox has two of these rows.
         if len({row.mailbox for row in rows if row.ordinal is not None}) == len(rows):
             found.add(rows[0].position)
         else:
@@ -224,8 +224,8 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
     sent, ordinals, read = (_numbers(table, name) for name in ("step", "ordinal", "step_read"))
     logged_with = np.where(ordinals >= FIRST_OUTSIDE, read, sent)
     last = np.flatnonzero(logged_with <= step)
-    # Rows are logged in order. So a message outside of the steps came before the checkpoint if a message of the steps
-    # up to it was logged later.
+    # Rows are logged in order. So a message outside of the steps came before the checkpoint if a message of a step up
+    # to the checkpoint was logged after it.
     kept = (logged_with <= step) | (np.isnan(logged_with) & (np.arange(len(table)) <= (last[-1] if len(last) else -1)))
     table = table.filter(pa.array(kept)).drop_columns([POSITION.name])
     at = table.schema.get_field_index("channel")
@@ -238,7 +238,7 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
 def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Return the table in a segment's file.
 
-    It has the given columns as far as the file has them (None: all columns).
+    The table has those of the given columns that the file has (None: all columns).
     """
     try:
         file = pq.ParquetFile(path, filesystem=parent.filesystem)

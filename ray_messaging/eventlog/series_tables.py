@@ -1,4 +1,4 @@
-"""The series of a run: tables of what groups have collected, from files and from the server."""
+"""The series of a run: tables of the values that groups recorded with `collect=`, from files and from the server."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -18,7 +18,10 @@ _EMPTY = pa.table({STEP: pa.array([], pa.int64())})
 
 
 def series_table(entries: Sequence[Collected]) -> pa.Table:
-    """Return the table of all series that groups have collected in some steps, by step and agent, ints before strs."""
+    """Return a table of the series that groups have collected in some steps.
+
+    The rows are sorted by step and agent; int ids come before str ids.
+    """
     ordered = sorted((entry for entry in entries if entry.kind is CollectedKind.SERIES), key=lambda entry: entry.step)
     if not ordered:
         return _EMPTY

@@ -110,7 +110,7 @@ def ends(columns: Sequence[IdColumn]) -> Ends:
 
 
 def are_of_agents(to: Ends, topics: Sequence[str]) -> bool:
-    """Return whether readers can compose each row's channel from the recipient's id, without escapes, and the topic."""
+    """Return whether readers can compose each row's channel from the topic and the recipient's id, without escapes."""
     if any(map(_is_plain, topics)) or any(escaped(name) != name for name in to.names):
         return False
     return to.kinds is None or not (to.kinds == NONE).any()

@@ -31,7 +31,7 @@ from ray_messaging.steps.box_frames import unamended_broadcasts
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.wire.frames import decode, is_folded
 
-_KEPT = 256  # At most so many Edges are kept. Each has the hearers that one version of an audience has in one mailbox.
+_KEPT = 256  # The most Edges that are kept. Each has the hearers that one version of an audience has in one mailbox.
 _Key = tuple[AudiencePairs, bytes]
 Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
@@ -77,7 +77,7 @@ def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
             kept[row] = encode_kept(own, int(whole[row]))
     if int(pairs.sum()) != folded.pairs:
         raise FrameError(
-            f"the frame counts {folded.pairs:,} pairs, and its audience has {int(pairs.sum()):,} pairs for the same "
+            f"the frame counts {folded.pairs:,} pairs, but its audience has {int(pairs.sum()):,} pairs for the same "
             "rows"
         )
     return Hearers(folded.agents.hex(), pairs, kept)
@@ -207,9 +207,10 @@ class BroadcastHearers:
 
 
 class FrameHearers:
-    """A function that returns the hearers of the broadcasts in one of some frames, given the batch of that frame.
+    """The hearers of the broadcasts in some frames.
 
-    It returns None for a batch whose rows are not broadcasts, or whose hearers are not known.
+    It is called with the batch of one of these frames, and returns the hearers of its rows; None if the rows are not
+    broadcasts, or the hearers are not known.
     """
 
     def __init__(self, found: Mapping[_Key, Edges | None], lack: Callable[[Batch, MessagingError], None]) -> None:

@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 _SMALL_BYTES = 2**16  # With fewer bytes, a thread would cost more time than it saves.
 # A read of _MUCH bytes means that more entries wait, so the next read begins at once. After a read below _LITTLE, the
-# reader waits a moment for more, as a batch of rows costs 0.4 ms. After other sizes it does not wait: a log that is
-# behind may get little per stream.
+# reader waits a moment for more, because a batch of rows costs 0.4 ms. After other sizes it does not wait: a log that
+# is behind may get few bytes from each stream.
 _MUCH, _LITTLE = READ_BYTES // 4, 2**16
 
 
@@ -53,7 +53,7 @@ class StreamReader:
         self._age_s = 0.0  # how old the oldest entry was when the last read returned it
         self._read_at = 0.0
         self.away: str | None = None
-        self.started = False  # True: calls that the server refuses are repeated, as if it were away
+        self.started = False  # True: calls that the server refuses are repeated, as if the server were away
         # Stream -> an entry of which some rows are already in the log, and how many.
         self.begun: dict[str, tuple[str, int]] = {}
         self._refused: list[tuple[LogItem, str]] = []
