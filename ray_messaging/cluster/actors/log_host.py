@@ -5,7 +5,6 @@ import logging
 import secrets
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -61,7 +60,6 @@ class LogHost:
             known=self._known,
             limits=limits,
             checkpoint=None if experiment.steps is None else experiment.steps.checkpoint,
-            audiences=None if experiment.audiences is None else Path(experiment.audiences.folder),
             # Rows count towards the limit of the log's mailbox until they are in a file, so a segment must not fill it.
             segment_rows=min(SEGMENT_ROWS, max(1, settings.mailbox_messages // 2)),
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
