@@ -1,7 +1,7 @@
 """A server that speaks as much of S3 as pyarrow's file system asks for. It keeps its objects in memory.
 
 As a real store does, it shows an object when all of it has come, and then whole. What it was never asked for in these
-tests (versions, copies, signatures) it does not know. `moto_server` of the package moto can stand in its place.
+tests (versions, signatures) it does not know. `moto_server` of the package moto can stand in its place.
 """
 
 import re
@@ -120,6 +120,10 @@ class _Handler(BaseHTTPRequestHandler):
             named = map(int, re.findall(rb"<PartNumber>(\d+)<", body))
             self.objects[key] = whole = b"".join(parts[number] for number in named)
             self._xml(f"<CompleteMultipartUploadResult><ETag>{_etag(whole)}</ETag></CompleteMultipartUploadResult>")
+        elif "x-amz-copy-source" in self.headers:
+            _, _, source = unquote(self.headers["x-amz-copy-source"]).lstrip("/").partition("/")
+            self.objects[key] = self.objects[source]
+            self._xml(f"<CopyObjectResult><ETag>{_etag(self.objects[key])}</ETag></CopyObjectResult>")
         else:
             self.objects[key] = body
             self._answer(200, ETag=_etag(body))
