@@ -13,6 +13,7 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -20,7 +21,7 @@ from ray_messaging.errors import AlreadyExists, ConfigError, LogError
 from ray_messaging.eventlog.call_rows import calls_file, stored_calls
 from ray_messaging.eventlog.checkpoint_files import read_checkpoint, write_checkpoint
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.eventlog.folder import Folder, StepPosition
+from ray_messaging.eventlog.folder import AUDIENCES, Folder, StepPosition
 from ray_messaging.eventlog.folder_records import FORMAT, Parent, RunRecord, read_run, unended, write_run
 from ray_messaging.eventlog.log_schema import POSITION, channel_head, head_of
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
@@ -28,8 +29,6 @@ from ray_messaging.eventlog.series_tables import read_series, series_file
 from ray_messaging.model.series_columns import STEP
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.transports.step_values import CollectedKind
-
-_AUDIENCES = "audiences"
 
 
 def checkpoint_before(parent: Folder, at_step: int | None) -> int:
@@ -79,7 +78,11 @@ def copy_run(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
     if folder.segments() or read_run(folder) is not None:
         raise _taken(folder, "holds the log of a run")
     if not folder.local:
-        _copy(parent, folder, exp_id, step)
+        try:
+            _copy(parent, folder, exp_id, step)
+        except BaseException:
+            folder.erase(records=True)
+            raise
         return
     path = Path(folder.path)
     made = path.with_name(f".{path.name}-{uuid4().hex}")
@@ -106,8 +109,13 @@ def _copy(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
     _copy_collected(parent, folder, step)
     for digest in parent.agent_sets():
         folder.write_file(name := f"_agents-{digest}.bin", parent.read_file(name))
-    if parent.local and folder.local and Path(parent.path, _AUDIENCES).is_dir():
-        shutil.copytree(Path(parent.path, _AUDIENCES), Path(folder.path, _AUDIENCES), dirs_exist_ok=True)
+    if AUDIENCES in parent.subfolders(""):
+        pafs.copy_files(
+            f"{parent.path.rstrip('/')}/{AUDIENCES}",
+            f"{folder.path.rstrip('/')}/{AUDIENCES}",
+            source_filesystem=parent.filesystem,
+            destination_filesystem=folder.filesystem,
+        )
     _copy_rows(parent, folder, record.experiment, exp_id, step)
     of_parent = Parent(parent.where, record.experiment, step)
     write_run(

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +17,11 @@ from numpy.typing import NDArray
 from ray_messaging.audiences.cache import AudienceCache, audience_of
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import agents_digest, encode_kept, kept_places
-from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.errors import FrameError, LogError, MessagingError, UnknownName
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import read_agents, write_agents
 from ray_messaging.eventlog.log_schema import OF_BROADCASTS, SCHEMA
+from ray_messaging.eventlog.stored_audiences import audiences_of
 from ray_messaging.eventlog.writing.repeated_columns import nulls, repeated
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
@@ -114,15 +113,14 @@ class BroadcastHearers:
     While a file cannot be read or written, it is tried again. Broadcasts whose audience or agents are missing or
     damaged are logged without hearers, and `lacking` says so.
 
-    Args: `audiences` is the folder of the audiences (None: they cannot be reached). `persist` repeats a call while the
-    server is away or a file cannot be read or written.
+    Args: `persist` repeats a call while the server is away or a file cannot be read or written.
     """
 
-    def __init__(self, transport: RedisTransport, folder: Folder, audiences: Path | None, persist: Retry) -> None:
+    def __init__(self, transport: RedisTransport, folder: Folder, persist: Retry) -> None:
         self._transport = transport
         self._persist = persist
         self._folder = folder
-        self._audiences = AudienceCache(None if audiences is None else LocalFolder(audiences))
+        self._audiences = AudienceCache(audiences_of(folder))
         self._edges: OrderedDict[_Key, Edges] = OrderedDict()
         self._lacking: dict[str, None] = {}  # texts that say which broadcasts lack hearers, in order
 

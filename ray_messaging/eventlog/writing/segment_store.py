@@ -147,12 +147,12 @@ class SegmentStore:
         self._crash("checked")
         staged = await asyncio.to_thread(self._stage, content)
         self._crash("staged")
-        return await self._under_lock(lambda: self._publish(staged), self.check_owner if self._folder.local else None)
+        return await self._under_lock(lambda: self._publish(staged), self.check_owner)
 
     async def _under_lock(self, work: Callable[[], T], first: Callable[[], Awaitable[None]] | None = None) -> T:
         # A successor first fences this writer, then lists the folder under the lock. So either the successor sees this
-        # file, or this writer sees the fence. A folder that is not local has neither lock nor renaming. There only the
-        # check before the file was written protects.
+        # file, or this writer sees the fence. An object store has no lock: there the successor's segments have names
+        # that this writer cannot have.
         async with self._publishing:
             with self._folder.lock() as mine:
                 if not mine:

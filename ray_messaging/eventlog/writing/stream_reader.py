@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -41,15 +40,13 @@ _NONE: Chunk = (), None
 class StreamReader:
     """Reader of one experiment's streams. It retries while the server is away.
 
-    Args: `audiences` and `persist` are as for `BroadcastHearers`.
+    Args: `persist` is as for `BroadcastHearers`.
     """
 
-    def __init__(
-        self, transport: RedisTransport, exp_id: str, folder: Folder, audiences: Path | None, persist: Retry
-    ) -> None:
+    def __init__(self, transport: RedisTransport, exp_id: str, folder: Folder, persist: Retry) -> None:
         self.transport, self.exp_id, self.folder = transport, exp_id, folder
         self.unreadable = 0
-        self.hearers = BroadcastHearers(transport, folder, audiences, persist)
+        self.hearers = BroadcastHearers(transport, folder, persist)
         self._age_s = 0.0  # how old the oldest entry was when the last read returned it
         self._read_at = 0.0
         self.away: str | None = None

@@ -5,7 +5,6 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -54,8 +53,7 @@ class LogWriter:
     """Writer of one experiment's log into a folder while the experiment runs.
 
     Args: run is the id of this run of the experiment; known returns whether the server still knows that run's log;
-    checkpoint is the number of steps from one checkpoint to the next (None: there are none); audiences is the folder of
-    the audiences (None: `audiences` in the log's folder).
+    checkpoint is the number of steps from one checkpoint to the next (None: there are none).
     Tests crash the writer in `crash`, which is called at the risky points: checked, staged, locked, renamed, written.
     """
 
@@ -72,7 +70,6 @@ class LogWriter:
         segment_bytes: int = SEGMENT_BYTES,
         segment_age_s: float = SEGMENT_AGE_S,
         checkpoint: int | None = None,
-        audiences: Path | None = None,
         crash: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.exp_id = exp_id
@@ -85,9 +82,7 @@ class LogWriter:
         self._segments = SegmentStore(
             self._log, folder, exp_id, writer=writer, known=known, crash=crash, on_trouble=self._fail_waiters
         )
-        if audiences is None and folder.local:
-            audiences = Path(folder.path) / "audiences"
-        self._reader = StreamReader(transport, exp_id, folder, audiences, self._persist)
+        self._reader = StreamReader(transport, exp_id, folder, self._persist)
         self._streams = StreamCursors()
         self._read_ahead = ReadAhead(self._reader, self._streams)
         self._waiters = Waiters()
