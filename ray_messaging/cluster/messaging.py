@@ -647,7 +647,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             collect: What is measured at the end of a step, for the result's `series`. For one row per agent: a function
                 of `me` that returns a dict, or with by="group" a function of `group` that returns a dict of arrays. For
                 one row per step: an aggregate of one key of all agents' states, such as `Mean("mood")` or
-                `Count("health")`, or a list of aggregates.
+                `Count("health")`, or a list of aggregates. `Of(ids, ...)` measures some agents only.
             collect_every: Collect in every n-th step, from step 0 on.
             only_active: After its first step, an agent is called only if it has messages, a rule has blocked one of its
                 messages, a fork has set its state, or the agent used `me.stay_active()` in its last call. Pregel calls

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.model.aggregates import Aggregate, merged_column
+from ray_messaging.model.aggregates import merged_column
 from ray_messaging.model.series_columns import TAKEN, UnfitValue, Value, Values, column_of, is_text
 
 ROWS, AGGREGATES = "rows", "aggregates"
@@ -47,19 +47,10 @@ def encode_rows(agents: NDArray[Any], columns: Mapping[str, Values]) -> bytes:
     return _shape(ROWS, {name: kind for name, (kind, _) in found.items()}) + _encode((ids, listed))
 
 
-def encode_aggregates(
-    aggregates: Sequence[Aggregate], values: Sequence[Values], living: NDArray[np.bool_] | None = None
-) -> bytes:
-    """Encode the aggregates of a group, each from the values of all agents; raise UnfitValue for an unfit value.
-
-    Args: `living` says which of the agents have not stopped (None: all).
-    """
-    found = {
-        each.name: each.partial(column, living if each.living else None)
-        for each, column in zip(aggregates, values, strict=True)
-    }
-    kinds = {name: kind for name, (kind, _) in found.items()}
-    return _shape(AGGREGATES, kinds) + _encode((None, [partial for _, partial in found.values()]))
+def encode_aggregates(partials: Mapping[str, tuple[str, Any]]) -> bytes:
+    """Encode the aggregates of a group: by name, the kind and the partial result that `Aggregate.partial` returned."""
+    kinds = {name: kind for name, (kind, _) in partials.items()}
+    return _shape(AGGREGATES, kinds) + _encode((None, [partial for _, partial in partials.values()]))
 
 
 def _shape(what: str, kinds: Mapping[str, str]) -> bytes:

@@ -16,7 +16,8 @@ from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.texts import short_repr
 from ray_messaging.config import Calls, check_calls
 from ray_messaging.errors import ConfigError
-from ray_messaging.model.aggregates import Aggregate, Count, aggregates_of
+from ray_messaging.model.aggregates import Aggregate, Count
+from ray_messaging.model.collect import Of, aggregates_of, function_of
 from ray_messaging.studies.by_name import bound, check_names, values_of, wanted_by
 from ray_messaging.studies.design import ROW, PlannedRun, Row, design_of, key_of, parameter_value
 from ray_messaging.studies.one_run import OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
@@ -226,8 +227,8 @@ def _outcomes(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], list
                         "as {'steps': lambda result: result.steps}"
                     )
                 functions.append((name, function))
-        elif isinstance(each, Aggregate):
-            aggregates.append(each)
+        elif isinstance(each, Aggregate) or (isinstance(each, Of) and aggregates_of(each)):
+            aggregates += aggregates_of(each)
         elif callable(each):
             functions.append(("", each))
         else:
@@ -286,8 +287,8 @@ def _record(
     if rules is not None:
         inputs["rules"] = content_digest([(name_of(rule), vars(rule)) for rule in rules])
     collect = template.options["collect"]
-    if callable(collect):
-        sources["collect"] = source_of(collect)
+    if (function := function_of(collect)[0]) is not None:
+        sources["collect"] = source_of(function)
     options = {
         name: value for name, value in template.options.items() if name not in ("collect", "concurrency", "calls")
     }
@@ -297,7 +298,7 @@ def _record(
         "parameters": [*design[0].row],
         "outcomes": [name for name, _ in functions if name],
         "counts": [each.name for each in aggregates_of(collect) if isinstance(each, Count)],
-        "options": options | {"collect": [*map(_told, aggregates_of(collect))]},
+        "options": options | {"collect": [*map(_told, aggregates_of(collect)), *_rows_of(collect)]},
         "sources": sources,
         "inputs": inputs,
     }
@@ -305,7 +306,14 @@ def _record(
 
 def _told(aggregate: Aggregate) -> str:
     of = source_of(aggregate.of) if callable(aggregate.of) else repr(aggregate.of)
-    return f"{aggregate!r}, of={of}, living={aggregate.living}"
+    among = "" if aggregate.among is None else f", among={[*aggregate.among]}"
+    return f"{aggregate!r}, of={of}, living={aggregate.living}{among}"
+
+
+def _rows_of(collect: object) -> list[str]:
+    """Return a text of the agents of which a function of `collect` gives rows, if these are not all agents."""
+    among = function_of(collect)[1]
+    return [] if among is None else [repr([*among])]
 
 
 def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[PlannedRun]) -> None:

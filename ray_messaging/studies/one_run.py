@@ -16,7 +16,7 @@ from ray_messaging.cluster.run.local_run import Part, run_part
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.errors import ConfigError, StepFailed
-from ray_messaging.model.aggregates import aggregates_of
+from ray_messaging.model.collect import aggregates_of
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.model.series_columns import STEP, is_text
 from ray_messaging.model.series_columns import TAKEN as OF_SERIES

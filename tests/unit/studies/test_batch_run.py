@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.studies import work_here
 
-from ray_messaging import ConfigError, Count, LogError, Mean, Share, Study, batch_run, rules, run
+from ray_messaging import ConfigError, Count, LogError, Mean, Of, Share, Study, batch_run, rules, run
 from ray_messaging.studies import batch_run as batch_run_module
 from ray_messaging.studies.one_run import EndedRun
 from ray_messaging.studies.run_workers import run_packed
@@ -502,3 +502,18 @@ def test_a_plot_has_a_line_for_each_value(here, tmp_path):
         study.plot("chance", "nose")
     with pytest.raises(ConfigError, match="'nose' was not collected: the series has 'knows'"):
         study.plot("step", "nose")
+
+
+def test_a_study_measures_chosen_agents(here, tmp_path):
+    outcomes = [Mean("knows"), Of([0], Mean("first", of="knows"))]
+    study = sweep(tmp_path / "a", outcomes=outcomes)
+    assert study.to_pandas()["first"].tolist() == [1, 1]
+    assert sweep(tmp_path / "a", outcomes=outcomes).to_pandas().equals(study.to_pandas())
+    with pytest.raises(ConfigError, match="another study: its options"):
+        sweep(tmp_path / "a", outcomes=[Mean("knows"), Of([1], Mean("first", of="knows"))])
+    rows = sweep(tmp_path / "b", collect=Of([0, 3], lambda me: {"heard": me.state["knows"]}))
+    assert {*rows.series.agent} == {0, 3}
+    with pytest.raises(ConfigError, match="another study: its options"):
+        sweep(tmp_path / "b", collect=Of([0], lambda me: {"heard": me.state["knows"]}))
+    gone = sweep(tmp_path / "c", outcomes=Of([3, "boss"], Mean("first", of="knows")))
+    assert gone.to_pandas().error.str.contains("names 'boss': no agents").all()
