@@ -56,6 +56,7 @@ class NetworkxGraph(Protocol):
 
 Agents = int | Ids | Iterator[AnyId] | DataFrameLike | Mapping[str, Ids | Iterator[AnyId]]  # the last one: by kind
 Edges = Iterable[Sequence[AnyId] | NDArray[Any]] | DataFrameLike | NetworkxGraph | Audience
+Until = int | Callable[[Mapping[str, Any]], bool]  # a number of steps, or a condition of the collected values
 Collect = Callable[[S_contra], Mapping[str, Any]] | Aggregate | Of | Sequence[Aggregate | Of] | None
 
 
