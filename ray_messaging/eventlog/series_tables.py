@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ray_messaging.common.tables import with_exact_integers
@@ -55,6 +57,19 @@ def _rows(step: int, parts: Sequence[StepSeries]) -> pa.Table:
         else:
             columns[name] = pa.array(np.concatenate(values)[places])
     return pa.table(columns)
+
+
+def values_in(table: pa.Table, step: int) -> dict[str, Any]:
+    """Return what was collected in a step, by column, as `model.series.values_of` does."""
+    rows = table.filter(pc.equal(table[STEP], step)).drop_columns([STEP])
+    if AGENT not in rows.column_names:
+        return {name: values[0] for name, values in rows.to_pydict().items() if values}
+    ids = rows[AGENT].to_numpy()
+    if AGENT_NAME in rows.column_names:
+        pairs = zip(rows[AGENT].to_pylist(), rows[AGENT_NAME].to_pylist(), strict=True)
+        ids = np.array([agent if name is None else name for agent, name in pairs], object)
+    columns = [name for name in rows.column_names if name not in (AGENT, AGENT_NAME)]
+    return {AGENT: ids} | {name: rows[name].to_numpy() for name in columns}
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
