@@ -268,7 +268,7 @@ class IdTable(Generic[T]):
             self.dense[self.ids - self.before] = self.routes
 
     def look_up(self, values: NDArray[np.int64]) -> NDArray[T]:
-        """Return the value of each id, NOBODY (or False) for an unknown one."""
+        """Return the value of each id; for an unknown id NOBODY, or False in a table of bools."""
         if self.dense is not None:
             # A difference that overflows 64 bits also wraps to an index outside of the range.
             return self.dense.take(values - self.before, mode="clip")

@@ -93,7 +93,7 @@ class Ends(NamedTuple):
 
 
 def ends(columns: Sequence[IdColumn]) -> Ends:
-    """Join the ids of frames, each with its own table of names. The result does not reference the frames."""
+    """Join the ids of several frames, each with its own table of names. The result does not reference the frames."""
     values = np.concatenate([ids.values for ids in columns])
     if all(ids.kinds is None for ids in columns):
         return Ends(values, None, [])

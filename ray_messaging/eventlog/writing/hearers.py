@@ -162,7 +162,7 @@ class BroadcastHearers:
         return edges
 
     async def tidy(self) -> None:
-        """Store all sets of agents that senders have kept on the server, and delete them there.
+        """Store all sets of agents that senders have kept on the server in the folder, and delete them on the server.
 
         Raises: OSError or ConnectionFailed if that fails; then it may be called again.
         """
