@@ -125,7 +125,7 @@ def check_id(agent_id: object) -> AgentId:
         return str(agent_id)  # numpy's str cannot be encoded
     if isinstance(agent_id, UUID):
         return str(agent_id)
-    if isinstance(agent_id, tuple):
+    if type(agent_id) is tuple:  # a named tuple, such as a row of a DataFrame, is no id
         return check_id(_tuple_text(agent_id, agent_id))
     # operator.index accepts numpy 1's bool; a check by its dtype needs no import of numpy.
     is_bool = isinstance(agent_id, bool) or getattr(getattr(agent_id, "dtype", None), "kind", "") == "b"
@@ -146,7 +146,7 @@ def check_id(agent_id: object) -> AgentId:
 
 def _tuple_text(part: object, whole: object) -> str:
     """Return a part of a tuple as Python writes it, but texts as JSON writes them, as their form never changes."""
-    if isinstance(part, tuple) and part:
+    if type(part) is tuple and part:
         inner = [_tuple_text(each, whole) for each in part]
         return f"({', '.join(inner)}{',' * (len(inner) == 1)})"
     if isinstance(part, str):
