@@ -84,23 +84,30 @@ def batch_run(
         until: The first step that is not run, or a function of parameters. With `max_steps` a condition as for `run`,
             which may take parameters by name after the collected values, as `lambda now, goal: now["mood"] > goal`.
         max_steps: If `until` is a condition, the first step that is not run in any case, or a function of parameters.
-        replicates: The number of runs of each row, with a seed each. The replicates of each row have the same seeds as
-        those of every other row. seed: The number from which the seeds of the runs follow. folder: The folder of the
-        study, a path or a URI. None: a temporary one that ends with the process. outcomes: What each run is measured
-        by: a dict of functions by name, each of which gets the run's `Result`; a
-            function that returns a dict; an aggregate, as `Mean("mood")`, of which the last step counts; or a list of
-            those. The aggregates of `collect` are outcomes in any case.
-        start: As for `run`; it may take parameters by name. graph: As for `run`, or a function of parameters. With
-        `seed` as an argument, each replicate has a graph. shared: As for `run`, or a function of parameters. rules: The
-        rules, as for `run`, or a function of parameters. groups: As for `run`, or a function of parameters. by: As for
-        `run`. concurrency: As for `run`. timeout: As for `run`. collect: As for `run`; `study.series` has the collected
-        values of all runs. collect_every: As for `run`. only_active: As for `run`. calls: As for `run`: the limits are
-        those of each run. With a store, equal calls are made only once in the study, and only once in all studies that
-        use the same store. vary_from: The step from which on the parameters in `before` have the values of the rows.
-        The steps before it
+        replicates: The number of runs of each row, each with its own seed. All rows have the same seeds.
+        seed: The number from which the seeds of all runs are derived.
+        folder: The folder of the study, a path or a URI. None: a temporary folder, which is removed when the process
+            ends.
+        outcomes: The measures of each run: a dict of functions by name, each of which gets the run's `Result`; a
+            function that returns a dict; an aggregate, such as `Mean("mood")`, whose value in the last step counts; or
+            a list of these. The aggregates of `collect` are always outcomes.
+        start: As for `run`; it may take parameters by name.
+        graph: As for `run`, or a function of parameters. With `seed` as an argument, each replicate has a graph.
+        shared: As for `run`, or a function of parameters.
+        rules: The rules, as for `run`, or a function of parameters.
+        groups: As for `run`, or a function of parameters.
+        by: As for `run`.
+        concurrency: As for `run`.
+        timeout: As for `run`.
+        collect: As for `run`; `study.series` has the collected values of all runs.
+        collect_every: As for `run`.
+        only_active: As for `run`.
+        calls: As for `run`: the limits are those of each run. With a store, equal calls are made only once in the
+            study, and only once in all studies that use the same store.
+        vary_from: The step from which on the parameters in `before` have the values of the rows. The steps before it
             are run once for all rows that are otherwise equal, and each row goes on from there. Not with a budget of
             calls.
-        before: The values of these parameters in the steps before `vary_from`, as {"limit": "none"}.
+        before: The values of these parameters in the steps before `vary_from`, such as {"limit": "none"}.
         workers: The number of runs at the same time; None: one for each core.
         on_existing: "resume" goes on with the study in the folder; "reset" begins anew.
         progress: Show how many runs have ended, and the time left.
@@ -385,7 +392,7 @@ def _carry_out(
 
 
 class _Tasks:
-    """The tasks of a study that wait for a worker: runs, or the beginnings that runs share, and then their rests.
+    """The tasks of a study that wait for a worker: whole runs, or first steps that runs share, and then later steps.
 
     The shared first steps are a beginning, and the later steps of a run are its rest. All rests of one beginning come
     before the next beginning, so that few beginnings are in memory.
@@ -495,7 +502,7 @@ class _EndedRuns:
 
 
 class StudyProgress(ProgressLine):
-    """Display of how many runs of a study have ended, how many failed, of the time left, and of the calls saved."""
+    """Display of a study's progress: how many runs have ended and failed, the time left, how many calls were saved."""
 
     def __init__(self, total: int, left: int, *, shown: bool) -> None:
         super().__init__(total, shown=shown)

@@ -90,7 +90,10 @@ class RunTemplate:
         return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
 
     def values_of(self, name: str) -> int:
-        """Return how many arguments a function in `given` has besides parameters: a condition gets the values."""
+        """Return how many arguments a function in `given` gets besides parameters.
+
+        A condition gets the collected values.
+        """
         return int(name == "until" and self.given["max_steps"] is not None)
 
 

@@ -96,7 +96,7 @@ class Study:
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame of what `collect=` has collected: a row per run and step, or per run, step and agent.
+        """Return a DataFrame of the collected values (`collect=`): a row per run and step, or per run, step and agent.
 
         It has the parameters and the replicate of each run.
 
@@ -116,7 +116,7 @@ class Study:
         return data_frame(columns)
 
     def summary(self, *, level: float = LEVEL) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame with a row per row of parameters: how many runs it has, and the mean of each outcome.
+        """Return a DataFrame with a row for each row of parameters: its number of runs, and the mean of each outcome.
 
         The bounds of the mean's interval are in the columns that end with " low" and " high". Outcomes that are texts
         are left out.
@@ -136,7 +136,7 @@ class Study:
         level: float = LEVEL,
         resamples: int = RESAMPLES,
     ) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame of the difference of each outcome to that of a base, with its bootstrap interval.
+        """Return a DataFrame of the differences of outcomes to the same outcomes of a base, with bootstrap intervals.
 
         Each row of parameters is compared with the row that differs from it only in the values of `base`. Runs are
         paired by replicate, because the two runs of a pair have the same seed. Each row has `base` and `mean`, the
@@ -146,10 +146,11 @@ class Study:
         pairs both runs have the same digest.
 
         Args:
-            base: Values of some parameters, or of all, such as {"rule": "none"}. outcomes: The name of an outcome, or
-            several names; None: all outcomes except texts. level: The level of the interval: with 0.95 the interval
-            contains the true difference in about 95 of 100 studies. resamples: The number of resamples of the
-            bootstrap.
+            base: Values of some parameters, or of all, such as {"rule": "none"}.
+            outcomes: The name of an outcome, or several names; None: all outcomes except texts.
+            level: The level of the interval: with 0.95 the interval contains the true difference in about 95 of 100
+                studies.
+            resamples: The number of resamples of the bootstrap.
 
         Raises: ConfigError if no run has these values, or an outcome is unknown or a text; ImportError without pandas.
         """
@@ -180,9 +181,10 @@ class Study:
         """Return a figure of the mean of an outcome, with its interval, over a parameter or over the steps.
 
         Args:
-            x: The name of a parameter; or "step", for a value that an aggregate has collected in each step. y: The name
-            of an outcome, or of a collected value. by: The name of a parameter. The figure has a line for each of its
-            values. level: The level of the bootstrap interval.
+            x: The name of a parameter; or "step", for a value that an aggregate has collected in each step.
+            y: The name of an outcome, or of a collected value.
+            by: The name of a parameter. The figure has a line for each of its values.
+            level: The level of the bootstrap interval.
 
         Raises: ConfigError for an unknown name, or values that are no numbers; ImportError, which says how to install
         matplotlib, if it is not installed.

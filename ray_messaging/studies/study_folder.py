@@ -1,4 +1,4 @@
-"""The folder of a study: Parquet files of the runs that have ended, and `_study.json`, which says what was studied.
+"""The folder of a study: Parquet files of the runs that have ended, and `_study.json`, the study's arguments.
 
 While the study goes on, each `runs-{number}.parquet` has some runs, and `series-{number}.parquet` their series. When
 the study has ended, `runs.parquet` and `series.parquet` have all runs and series, in the order of the design. These two

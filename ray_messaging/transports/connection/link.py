@@ -366,7 +366,7 @@ class RedisLink:
         return self.translated(error, last=True)
 
     def _from(self, *, last: bool) -> str:
-        """Return a part of an error text: which machine cannot reach the server, and for how long a step has tried."""
+        """Return a part of an error text: which machine cannot reach the server, and how long a step's calls tried."""
         if not self.who:
             return ""
         kind = "" if self.outage is None else "group "
