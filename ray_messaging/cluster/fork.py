@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +21,7 @@ from ray_messaging.cluster.ray_internals import on_ray_client
 from ray_messaging.cluster.run.agent import StateChange
 from ray_messaging.cluster.spec import absolute
 from ray_messaging.config import Steps
-from ray_messaging.errors import AlreadyExists, ConfigError, NotRepeatable
+from ray_messaging.errors import AlreadyExists, ConfigError, LogError, NotRepeatable
 from ray_messaging.interception.rules import Rule
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.sending.bulk_input import ColumnChunk
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
     from ray_messaging.engine import Engine
     from ray_messaging.eventlog.event_log import EventLog
+    from ray_messaging.eventlog.folder import Folder
     from ray_messaging.eventlog.folder_records import RunRecord
     from ray_messaging.eventlog.reading.event_rows import LogRow
 
@@ -228,9 +230,18 @@ def start_fork(
         started = start_experiment(exp_id, steps=steps, log_dir=target, rules=rules or (), **begin, **options)
     except BaseException:
         if not resumed:
-            shutil.rmtree(target, ignore_errors=True)  # this does nothing if the target is a URI
+            _remove(Folder(target))
         raise
     return started, fork
+
+
+def _remove(folder: "Folder") -> None:
+    """Remove the folder of a fork that could not start. On a store, other files may be beside those of the fork."""
+    if folder.local:
+        shutil.rmtree(folder.path, ignore_errors=True)
+    else:
+        with suppress(LogError):  # the error of the start says more
+            folder.erase(records=True)
 
 
 def _bring(folder: str) -> None:

@@ -79,7 +79,8 @@ class StartedExperiment:
         self._kept = kept
         self._until_logged = kept is not None and not kept.asked_for and spec.steps is None
         node = context().get_node_id()
-        if config is None and kept is None and spec.log_dir is None and spec.audiences is not None:
+        of_start = spec.log_dir is None or "://" in spec.log_dir  # a log in a URI has copies of the audiences' files
+        if config is None and kept is None and of_start and spec.audiences is not None:
             self._temporary = spec.audiences.folder
         self._start_servers(spec, kept)
         # All calls to this actor may be repeated, so Ray repeats them.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.lifecycle import StartedExperiment
     from ray_messaging.cluster.moves import AgentMove
     from ray_messaging.cluster.placement import ActorOptions, GroupPlacement
-    from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel
+    from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel, Until
     from ray_messaging.cluster.run.result import Result
     from ray_messaging.cluster.run.run import Run, RunActors
     from ray_messaging.compat.msg import Payload
@@ -585,7 +585,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         self,
         model: "AgentModel | Mapping[str, AgentModel]",
         *,
-        until: int,
+        until: "Until",
+        max_steps: int | None = None,
         by: Literal["agent"] = "agent",
         placement: "GroupPlacement" = "spread",
         actor_options: "ActorOptions" = None,
@@ -597,7 +598,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         self,
         model: "GroupModel | Mapping[str, GroupModel]",
         *,
-        until: int,
+        until: "Until",
+        max_steps: int | None = None,
         by: Literal["group"],
         placement: "GroupPlacement" = "spread",
         actor_options: "ActorOptions" = None,
@@ -610,7 +612,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         *,
         agents: object,
         groups: object = None,
-        until: int,
+        until: "Until",
+        max_steps: int | None = None,
         start: "Callable[..., dict[str, Any]] | Mapping[str, Callable[..., dict[str, Any]]] | None" = None,
         graph: object = None,
         shared: object = None,
@@ -638,7 +641,10 @@ class Messaging(AbstractContextManager["Messaging"]):
             groups: The number of groups, or {name: ids}, or None: one per two CPUs. With n groups, the agents, sorted
                 (ints before strs), are dealt out in turn: the first to "group0", the second to "group1", and so on.
                 With by="group" and several kinds, each group has one kind, and each kind has at least one group.
-            until: The first step that is not run.
+            until: The first step that is not run. Or a condition: a function of what was collected in a step, a dict by
+                column, such as `lambda now: now["mood"] > 1`. The run ends after the first collected step for which it
+                returns True.
+            max_steps: If `until` is a condition, the first step that is not run in any case.
             start: A function that returns an agent's first state, a dict; with by="group" the first state of the group,
                 a dict of arrays. For several kinds it may be a dict of such functions; kinds without one begin with {}.
             graph: Edges (m, 2) of sender and hearer, for `me.neighbours`: an array, pairs, a DataFrame with two
@@ -650,7 +656,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             collect: What is measured at the end of a step, for the result's `series`. For one row per agent: a function
                 of `me` that returns a dict, or with by="group" a function of `group` that returns a dict of arrays. For
                 one row per step: an aggregate of one key of all agents' states, such as `Mean("mood")` or
-                `Count("health")`, or a list of aggregates.
+                `Count("health")`, or a list of aggregates. `Of(ids, ...)` measures some agents only.
             collect_every: Collect in every n-th step, from step 0 on.
             only_active: After its first step, an agent is called only if it has messages, a rule has blocked one of its
                 messages, a fork has set its state, or the agent used `me.stay_active()` in its last call. Pregel calls
@@ -665,17 +671,19 @@ class Messaging(AbstractContextManager["Messaging"]):
         that differ from those of the earlier steps; StepTooLarge if a group gets more messages in a step than it can
         read.
         """
+        from ray_messaging.cluster.run.ending import ending_of
         from ray_messaging.cluster.run.run import Run
         from ray_messaging.cluster.run.run_actor import RunOptions
-        from ray_messaging.steps.step_loop import check_until
+        from ray_messaging.cluster.run.run_plan import check_run
 
-        check_until(until)
         options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
+        check_run(model, options)
+        ending = ending_of(until, max_steps, options)
         try:
             placed = (placement, actor_options)
-            with Run(self, model, agents, groups, graph, shared, options, self._run_actors, placed, until) as standing:
-                parts = standing._go_on(until, progress=progress, with_states=True)
-            return standing._gathered(parts, until)
+            with Run(self, model, agents, groups, graph, shared, options, self._run_actors, placed, ending) as standing:
+                parts = standing._go_on(ending.most, progress=progress, with_states=True)
+            return standing._gathered(parts, standing.step if standing._fulfilled else ending.most)
         except StepFailed as error:
             # The stack frames inside this library do not help a user.
             raise error.with_traceback(None) from error.__cause__

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
+from ray_messaging.eventlog.folder_records import checked_uri
 
 if TYPE_CHECKING:  # these modules are not loaded with `Messaging`, because the settings import pydantic
     from ray_messaging.config import Calls, MessagingConfig, ServerConfig, Steps
@@ -107,8 +108,11 @@ def no_log(exp_id: str) -> str:
 
 
 def absolute(log_dir: str | Path | None) -> str | None:
-    """Return an absolute path, but a URI or None unchanged; log a warning about a path that Ray will delete."""
-    if log_dir is None or "://" in str(log_dir):
+    """Return an absolute path, but a URI or None unchanged; log a warning about a path that Ray will delete.
+
+    Raises: ConfigError for a URI that cannot be used.
+    """
+    if log_dir is None or "://" in checked_uri(str(log_dir)):
         return None if log_dir is None else str(log_dir)
     given = Path(log_dir).expanduser()
     found = given.absolute()

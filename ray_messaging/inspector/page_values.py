@@ -78,6 +78,41 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
+class SocietyInStep:
+    """All agents in one step of a run, each with one value that the run collected of it.
+
+    `steps` are the steps in which the run collected values, and `measures` the names of the values. `agents` are at
+    most 10,000 of the `total` agents, spread evenly over their order. `places` has the position of each of them: what
+    the run collected as x and y, or a cell of a lattice (`lattice`). `bounds` are the least and the greatest x, then
+    the least and the greatest y, over the whole run. `edges` are the messages of the step, with agents as indices of
+    `agents`; they are counted only in a small society (`linked`). `scale` is the least and the greatest number over the
+    whole run, or all texts.
+    """
+
+    steps: list[int]
+    measures: list[str]
+    step: int
+    measure: str
+    agents: list[str]
+    values: list[float | str]
+    places: list[tuple[float, float]]
+    bounds: tuple[float, float, float, float]
+    lattice: bool
+    linked: bool
+    edges: list[tuple[int, int, int]]
+    scale: tuple[float, float] | list[str]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """The messages in which two runs differ: `first` says which message is the first, `lines` count them by step."""
+
+    first: str
+    lines: Series
+
+
+@dataclass(frozen=True, slots=True)
 class StepFacts:
     """The state of the steps.
 

@@ -34,7 +34,7 @@ from ray_messaging.steps.step_account import StepAccount, StepCounts
 from ray_messaging.steps.step_broadcasts import StepBroadcasts
 from ray_messaging.steps.step_destination import AttemptBoxes, StepDestination, in_box
 from ray_messaging.steps.step_moves import MovedAudiences
-from ray_messaging.transports.step_values import Closing, Committed, Done, Opened, Refused, WaitFor, Waiting
+from ray_messaging.transports.step_values import BoxFrame, Closing, Committed, Done, Opened, Refused, WaitFor, Waiting
 from ray_messaging.transports.transport_values import FrameFate, SendStatus
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ class AttemptSender:
         self._broadcasts = StepBroadcasts(engine, self._destination)
         account.audiences = self._broadcasts.digests
         self.moved = MovedAudiences(store, engine.audiences)
+
+    @property
+    def own(self) -> Sequence[BoxFrame]:
+        """Return the frames of the open step that are in the group's own box of the next step."""
+        return self._boxes.own
 
     async def reload(self) -> None:
         """Load the current directory."""
@@ -194,6 +199,7 @@ class AttemptSender:
             self._number = first  # the messages get the same numbers again in several calls, and so the same verdicts
             self._account.restore(before)
             return None
+        self._boxes.keep_own(frames)
         return self._following(closed, closing), counts
 
     async def _frames_of(self, batches: Sequence[EncodedBatch]) -> list[OutboundFrame]:

@@ -9,7 +9,7 @@ from ray_messaging.errors import StepAborted, StepTooLarge
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.destination import OF_VERDICTS, Destination
 from ray_messaging.sending.frame_router import OutboundFrame
-from ray_messaging.transports.step_values import StepTag
+from ray_messaging.transports.step_values import BoxFrame, StepTag, box_name
 from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class AttemptBoxes:
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int) -> None:
         self.step = step  # the open step
         self.rows = 0  # the number of rows that were written to mailboxes' boxes in it
+        self.own: list[BoxFrame] = []  # the frames that were written to the group's own box of the next step
         self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in their step
         self.group = group
         self.attempt = attempt
@@ -36,7 +37,7 @@ class AttemptBoxes:
         """Use this open step for sends from now on."""
         if step != self.step:  # a next attempt of the supervisor at the same step still needs to know the shut boxes
             self.shut.clear()
-        self.step, self.rows = step, 0
+        self.step, self.rows, self.own = step, 0, []
 
     def request(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendRequest:
         """Return a call that writes frames. The attempt's number is the sender's epoch."""
@@ -61,6 +62,7 @@ class AttemptBoxes:
         for write, fate in zip(writes, reply.fates, strict=True):
             if fate in _WRITTEN:
                 self.rows += write.rows if in_box(write) else 0
+                self.keep_own([write])
             elif reply.repeated or fate is FrameFate.GAP:
                 raise self._aborted(
                     "has sends with an unknown outcome: the step is not committed, and the group's next driver runs it "
@@ -71,6 +73,11 @@ class AttemptBoxes:
             elif fate is FrameFate.GONE:
                 self.shut.add(write.mailbox)
         return reply
+
+    def keep_own(self, writes: Sequence[FrameWrite]) -> None:
+        """Keep the frames that are in the group's own box of the next step, so that they need not be read again."""
+        box = box_name(self.group, self.step + 1)
+        self.own += [BoxFrame("", self.tag, write.rows, write.frame) for write in writes if write.mailbox == box]
 
     def _aborted(self, why: str) -> StepAborted:
         return StepAborted(f"step {self.step} of group {self.group!r} {why}", step=self.step, group=self.group)

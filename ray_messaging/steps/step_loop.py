@@ -196,6 +196,7 @@ class StepLoop:
                 if go_on := number + 1 < self.until:
                     box.expect(opened.news, STEP_NEWS_TIMEOUT_S)
                 found, counts = await sender.commit(step, changed=changed, go_on=go_on)
+                box.hand_over(sender.own)
                 if self._engine.observer is not None:
                     self._engine.observer.step_committed(number, time.perf_counter() - began)
                 step.sends.end()

@@ -48,15 +48,22 @@ class BoxReader:
         self._start: BoxStart | None = None  # a beginning of the box, of which only the frames count: see `covers`
         self._awaited: asyncio.Task[News] | None = None  # a wait that began before it was known to be needed
         self._with_news, self._filled, self._large = with_news, filled, large
+        self._written: Sequence[BoxFrame] = ()  # frames that this process has written to the box itself
+        self._waited = False  # the group has waited for news before it opened the box's step
 
     def following(self, box: str) -> "BoxReader":
         """Return the reader of the next step's box, which is likely to be as large as this one.
 
-        If this box took several replies, the next one is read ahead during the wait. If this box was empty, the next
-        one is read only when it is needed.
+        If this box took several replies, the next one is read ahead during the wait. If this box was empty, or nothing
+        had to be read and to be waited for, the next one is read only when it is needed.
         """
-        filled, large = bool(self._frames), len(self._frames) > _FIRST
+        filled = bool(self._frames) or (bool(self._written) and self._waited)
+        large = len(self._frames) > _FIRST
         return BoxReader(self._store, box, with_news=self._with_news, filled=filled, large=large)
+
+    def hand_over(self, written: Sequence[BoxFrame]) -> None:
+        """Take frames that this process has written to the box: if no other frames count, nothing is read."""
+        self._written = written
 
     def expect(self, news: str, block_s: float) -> None:
         """Begin to wait for news, while the group closes the step before this box's step.
@@ -79,6 +86,7 @@ class BoxReader:
 
     async def wait(self, news: str, block_s: float) -> News:
         """Wait for news as the store's `wait` does; read the beginning of the box before the news or with the news."""
+        self._waited = True
         awaited, self._awaited = self._awaited, None
         if awaited is not None:
             found = await awaited
@@ -111,7 +119,7 @@ class BoxReader:
         Args: `news` say that the box's step is open, so the covers are final. A beginning of the box that was read
         before these news may lack covers, so only the beginning that came with them is used.
         """
-        if self._frames:
+        if self._frames or (self._written and news.start is None):
             return await self._store.covers(self._box)
         covers, frames = news.start or await self._store.open_box(self._box, _FIRST)
         self._frames = list(frames)
@@ -131,6 +139,9 @@ class BoxReader:
             await self._take_start(self._awaited)
         if not covers:
             return []
+        written = counted(self._written, covers)
+        if written is not None:
+            return written
         if self._start is not None and not self._frames:
             self._frames = list(self._start.frames)
         found = counted(self._frames, covers)

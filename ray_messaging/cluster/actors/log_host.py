@@ -5,7 +5,6 @@ import logging
 import secrets
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 
 from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.errors import AlreadyExists, LogError
+from ray_messaging.errors import AlreadyExists, ConfigError, LogError
 from ray_messaging.eventlog import folder_records
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
@@ -61,7 +60,6 @@ class LogHost:
             known=self._known,
             limits=limits,
             checkpoint=None if experiment.steps is None else experiment.steps.checkpoint,
-            audiences=None if experiment.audiences is None else Path(experiment.audiences.folder),
             # Rows count towards the limit of the log's mailbox until they are in a file, so a segment must not fill it.
             segment_rows=min(SEGMENT_ROWS, max(1, settings.mailbox_messages // 2)),
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
@@ -77,7 +75,8 @@ class LogHost:
     async def start(self) -> None:
         """Claim the folder and start the writer.
 
-        Raises: AlreadyExists if the folder has another log; Fenced; LogError; ConnectionFailed.
+        Raises: AlreadyExists if the folder has another log; ConfigError if it has steps that the server lacks; Fenced;
+        LogError; ConnectionFailed.
         """
         # pyarrow imports pandas, if it is installed, when the first array is built, which takes up to a second.
         self._importing = asyncio.create_task(asyncio.to_thread(pa.array, [0]), name="ray_messaging log import")
@@ -105,8 +104,22 @@ class LogHost:
             return
         reset = self._on_existing == "reset"
         await asyncio.to_thread(self._folder.prepare, self._experiment.exp_id, any_schema=reset)
+        if self._on_existing == "resume" and self._experiment.steps is not None:
+            self._check_steps((await self._transport.steps.progress()).latest)
         await with_folder_lock(self._folder, partial(self._claim_folder, before), asyncio.sleep)
         await self._server.set_log_mark("run", self._experiment.run)
+
+    def _check_steps(self, latest: int) -> None:
+        """Raise ConfigError if the log has steps and the server, whose last step is `latest`, has none (-1)."""
+        logged = max((each.steps.handled for each in self._folder.segments() if each.steps is not None), default=-1)
+        if latest < 0 <= logged:
+            where, exp_id = self._folder.where, self._experiment.exp_id
+            raise ConfigError(
+                f"the log in {where} has the steps of {exp_id!r} up to {logged}, and its server has none, so that the "
+                "run would begin again at step 0 in the same log: start with the data_dir= or the server of your own "
+                "that it had; or go on after its last checkpoint, in a new experiment with a log_dir of its own, by "
+                f"Messaging.fork({where!r}, ...); or delete the log by on_existing='reset'"
+            )
 
     def _claim_folder(self, before: str) -> None:
         """Claim the folder, so that log writers of other starts add no more files. The caller holds the folder's lock.

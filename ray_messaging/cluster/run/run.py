@@ -24,6 +24,7 @@ from ray_messaging.cluster.lifecycle import attempt, leave
 from ray_messaging.cluster.placement import ActorOptions, GroupPlacement, Placement
 from ray_messaging.cluster.ray_calls import get, kill, start_actor, wait
 from ray_messaging.cluster.run.agent import NO_CHANGE
+from ray_messaging.cluster.run.ending import Ending, values_after
 from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
 from ray_messaging.cluster.run.result import Result, cause_of, gathered, series_frame, states_of
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
@@ -182,7 +183,7 @@ class Run(AbstractContextManager["Run"]):
         options: RunOptions,
         kept: RunActors,
         placed: tuple[GroupPlacement, ActorOptions],
-        until: int | None = None,
+        ending: Ending | None = None,
     ) -> None:
         check_run(model, options)
         if isinstance(graph, str):
@@ -214,9 +215,14 @@ class Run(AbstractContextManager["Run"]):
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})
         self._open = True
         self._spent = False
+        self._when = ending or Ending(0)
+        self._fulfilled = False  # whether the condition of the run's end is
+        self._looked = -1  # the last step after which the condition was asked
+        self._parts: list[GroupResult] = []  # of the last steps that ran up to such a look
         with self._ending():
             inputs = inputs_of(agents, graph, shared, plans)
-            before = _note(messaging, model, until, options, plans, inputs) or kept.inputs
+            most = None if ending is None else ending.most
+            before = _note(messaging, model, most, options, plans, inputs) or kept.inputs
             for line in changes_of(inputs, before) if self.step else ():
                 sys.stderr.write(line)
             kept.inputs = inputs
@@ -277,7 +283,7 @@ class Run(AbstractContextManager["Run"]):
         if self._messaging._fork is not None:
             for step, act in self._messaging._fork.stops(self.step, until):
                 parts = self._drive(step, progress=progress, with_states=with_states, stands=False)
-                if self._ended_early:
+                if self._ended_early or self._fulfilled:
                     return parts
                 act(self._messaging)
         return self._drive(until, progress=progress, with_states=with_states, stands=stands)
@@ -286,26 +292,54 @@ class Run(AbstractContextManager["Run"]):
         if not self._open:
             raise Closed(f"this run was closed before step {self.step}: messaging.start_run goes on from there")
         turn, steps, actors = next(self._kept.turns), self._messaging.steps, [*self._actors.values()]
-        end = EarlyEnd(self._messaging.interceptor, actors, turn)
+        end, ending = EarlyEnd(self._messaging.interceptor, actors, turn), self._when
         with self._ending() as refs:
-            refs += [
-                actor.run.remote(
-                    self._messaging, name, self._inputs, until, turn, with_states=with_states, stands=stands
-                )
-                for name, actor in self._actors.items()
-            ]
+
+            def go_on(last: int, **asked: bool) -> None:
+                refs[:] = [
+                    actor.run.remote(self._messaging, name, self._inputs, last, turn, **asked)
+                    for name, actor in self._actors.items()
+                ]
+
+            looks, calls = ending.condition is not None, Counter[str]()
             with end, RunProgress(steps, until, shown=progress, more=self._calls_text) as bar:
+                while looks and not end.asked and not self._is_fulfilled() and self.step < until:
+                    go_on(min(until, ending.before(self.step)), with_states=False, stands=True, with_collected=True)
+                    self._parts = _watch(refs, end, bar, self._lost)
+                    self.step = min(part.until for part in self._parts)
+                    calls += sum((part.calls for part in self._parts), Counter())
+                    if any(part.spent for part in self._parts):
+                        break
+                go_on(self.step if looks else until, with_states=with_states, stands=stands)
                 parts = _watch(refs, end, bar, self._lost)
                 self.step = min(part.until for part in parts)
                 # After the groups, rules on whole steps judge the last step. Without such rules the last group to
                 # commit the step knows that it is sealed, and asking for it would take one more round trip.
                 if max(part.sealed for part in parts) < self.step - 1:
                     steps.wait(self.step)
-        self._spent = any(part.spent for part in parts)
+        self._spent = any(part.spent for part in (*parts, *(self._parts if looks else ())))
         self._ended_early = end.asked or self._spent
+        if looks:
+            parts = [parts[0]._replace(calls=parts[0].calls + calls, spent=self._spent), *parts[1:]]
         if self._spent:
             sys.stderr.write(f"{self._spent_text()}\n")
         return parts
+
+    def _is_fulfilled(self) -> bool:
+        """Return whether the last step has fulfilled the condition that ends the run."""
+        last = self.step - 1
+        if last <= self._looked or not self._when.looks_at(last):
+            return self._fulfilled
+        self._looked = last
+        parts = [part.collected for part in self._parts]
+        if parts and None not in parts:
+            values = values_after(last, [part for part in parts if part is not None])
+        else:  # another process has run the step
+            from ray_messaging.eventlog.series_tables import values_in  # noqa: PLC0415 - pyarrow takes a second
+
+            values = {"step": last} | values_in(self._series(), last)
+        self._fulfilled = self._when.is_fulfilled(last, values)
+        return self._fulfilled
 
     def _lost(self, error: BaseException | None) -> Closed | None:
         experiment = self._messaging._connection.experiment

@@ -17,7 +17,7 @@ from ray_messaging.common.awaitables import call_problem, is_async
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
-from ray_messaging.model.aggregates import aggregates_of, check_collect
+from ray_messaging.model.collect import aggregates_of, check_chosen, check_collect, chosen_agents
 from ray_messaging.model.edge_pairs import edge_pairs
 from ray_messaging.receiving.call_checks import check_timeout
 
@@ -121,6 +121,8 @@ def plans_for(
     Args: `model` is the run's model, which says what kinds of agents there are (None: one function for all).
     """
     plans = plan_groups(agents, groups, graph, cpus, model=model, by=options.by)
+    if chosen_agents(options.collect):
+        check_chosen(options.collect, reduce(or_, (plan.agents for plan in plans)))
     if options.by == "group" and isinstance(model, Mapping):
         for plan in plans:
             if all(data.keys() <= {KIND} for data, _ in plan.rows.values()):

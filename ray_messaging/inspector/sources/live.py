@@ -56,7 +56,7 @@ class LiveSource(RunFacts):
         self._connection = connect(messaging.exp_id)
         self.title = name(messaging.exp_id)
         self.log_dir = messaging.log_dir
-        self.lacks = () if messaging.log_dir else ("Search", "Conversation", "Why")
+        self.lacks = ("Society", *(() if messaging.log_dir else ("Search", "Conversation", "Why")))
         self._by_second = RollingTraffic(PERIOD_S)
         self._by_step = RollingTraffic(BINS, in_steps=True)
         self._position: int | None = None
