@@ -1,6 +1,6 @@
 """The broadcasts of a step before they are written to boxes.
 
-A broadcast is written as one row if no rule judges it before the step has ended, and if each hearer is in a group.
+A broadcast is written as one row if no rule judges it before the step ends, and if each hearer is an agent of a group.
 Otherwise it is written as one row for each hearer.
 """
 
@@ -19,7 +19,7 @@ from ray_messaging.steps.agent_places import AgentPlaces
 
 
 class StepBroadcasts:
-    """The audiences to which a group broadcasts in its steps, with the pairs whose senders are its own agents."""
+    """The audiences to which a group broadcasts in its steps, with the pairs whose senders are the group's agents."""
 
     def __init__(self, engine: Engine, destination: Destination) -> None:
         self._engine = engine
@@ -47,7 +47,8 @@ class StepBroadcasts:
 
     async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[PendingBatch]:
         records = self._destination.routes.records.values()
-        # A hearer without a group needs a row of its own: its message is published, and noted for the log.
+        # A hearer that no group hosts needs a row of its own, because its message is published and gets a note for the
+        # log.
         whole = not any(record.globs for record in records) and reaches.are_all_in(records, broadcasts.from_ids)
         if whole and await self._engine.verdict_client.pass_whole(broadcasts) is not None:
             return [PendingBatch.of(broadcasts, reaches=reaches)]
