@@ -1,7 +1,7 @@
 """The series and remembered calls that groups collect in steps: in files beside the event log, and on the server.
 
-The files of a kind are `_{kind}/{born}/{first step}-{last step}.parquet`, or have the name that `folder.py` describes for
-object stores. Each file begins with the step after the last step of the file before it, and is complete or absent.
+The files of a kind are `_{kind}/{born}/{first step}-{last step}.parquet`, or have the name that `folder.py` describes
+for object stores. Each file begins with the step after the last step of the file before it, and is complete or absent.
 `born` is the time at which the server began to count the steps: a server that has lost its data counts from 0 again,
 and gets a new folder. Programs that read the log's folder as one table skip these files, because of the underscore.
 """
