@@ -13,6 +13,7 @@ from ray_messaging import ConnectionFailed, MailboxFull, OutcomeUnknown
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.transports.transport_values import FrameFate
 
+HELD = "held-by-proxy"  # no script contains this text, so that the proxy holds back the payload's requests only
 FENCED = b"*1\r\n:3\r\n"  # the send script's answer to a sender with a higher epoch
 
 
@@ -37,9 +38,9 @@ async def test_a_call_that_arrives_after_its_unknown_outcome_is_fenced(server, p
     receiver = await opener(server, name="group", host=[1])
     sender = await opener(proxy.config, send_timeout_s=0.5)
     before = epoch_of(await sender.send(None, 1, {"n": 0}))
-    proxy.hold(b"late", repeats=True)
+    proxy.hold(HELD.encode(), repeats=True)
     with pytest.raises(OutcomeUnknown, match="may still arrive"):
-        await sender.send(None, 1, {"n": 1, "t": "late"})
+        await sender.send(None, 1, {"n": 1, "t": HELD})
 
     await until(partial(fenced, store, sender, before))
     proxy.let_go()
@@ -95,9 +96,9 @@ async def test_the_late_attempt_of_a_refused_call_is_fenced(server, proxy, opene
         return replies[-1]
 
     sender.engine.transport.send = send
-    proxy.hold(b"late")
+    proxy.hold(HELD.encode())
     with pytest.raises(MailboxFull):
-        await sender.send(None, 1, {"n": 4, "t": "late"})
+        await sender.send(None, 1, {"n": 4, "t": HELD})
     assert proxy.held == 1
     assert replies[0].repeated
     assert FrameFate.FULL in replies[0].fates

@@ -151,10 +151,9 @@ class AsyncGroup(StampedHandle):
     def _single(self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str) -> Batch:
         """Check and encode one message."""
         sender = None if from_id is None else check_id(from_id)
-        recipient, topic, batch = check_id(to_id), check_subtopic(subtopic), PendingBatch(self._stamp.step)
-        batch.append(
-            sender, (recipient,), topic, encode_payload(payload, self._payload_bytes), cause_here(), time.time()
-        )
+        recipient, topic = check_id(to_id), check_subtopic(subtopic)
+        line, batch = encode_payload(payload, self._payload_bytes), PendingBatch(self._stamp.step)
+        batch.append(sender, (recipient,), topic, line, cause_here(), time.time())
         return batch.seal("", 0, 0)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
