@@ -1,4 +1,4 @@
-"""Sends of many messages."""
+"""Bulk sends: sends of many messages in one call."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +34,9 @@ from ray_messaging.sending.schema_checks import check_current
 
 AddPart = Callable[[], "asyncio.Future[Receipts]"]
 _CAUSED = Extension(caused_by=MessageIdColumn.none(0)).kind
-_FEW = 64  # plain batches with at most so many rows are joined with others, because each batch takes equally long
+# Plain batches of at most this many rows become parts of other batches, because even a small batch takes time of its
+# own.
+_FEW = 64
 
 
 class BulkSender:
@@ -72,7 +74,7 @@ class BulkSender:
         return await self._send(parts, sum(map(len, batches)))
 
     async def relay(self, batches: Sequence[Batch]) -> Receipts:
-        """Send batches that another process has collected; return their receipts.
+        """Send batches that another process has built; return their receipts.
 
         Raises: the same errors as `send_entries`.
         """
@@ -93,7 +95,7 @@ class BulkSender:
     async def _broadcast(self, broadcasts: Sequence[Batch]) -> Receipts:
         if not broadcasts:
             return Receipts([])
-        await self._frames.refresh()  # once a call that changes the audience has returned, the new version must be used
+        await self._frames.refresh()  # if an earlier call has changed the audience, its new version must be used
         directory = self._frames.directory
         found = current_audience(directory.audiences, audience_of(broadcasts[0]).name)
         edges = await edges_of(found, broadcasts[0].topics[0], directory.routing, self._audiences)
@@ -116,7 +118,8 @@ class BulkSender:
 
     def _put_relayed(self, batch: Batch) -> "asyncio.Future[Receipts]":
         extension, lines = batch.extension, batch.lines
-        # The messages are neither of a step, nor questions, answers or broadcasts, and nothing traces them.
+        # A batch is plain if its messages are not traced, belong to no step, and are no questions, answers or
+        # broadcasts.
         plain = extension is None or (extension.kind == _CAUSED and extension.ordinal is None)
         plain = plain and batch.trace is None and not isinstance(batch.step, np.ndarray)
         if plain and batch.rows <= _FEW and isinstance(lines, PayloadColumn) and lines.index is None and not lines.raw:
@@ -168,8 +171,8 @@ async def join_receipts(
 ) -> Receipts:
     """Wait for all parts of a bulk send; return their receipts, or raise one error for all parts.
 
-    The error has the receipts of the rows that were sent. If any part has an OutcomeUnknown, the first one is raised,
-    because only OutcomeUnknown warns against sending again.
+    The error has the receipts of the rows that were sent. If some parts have an OutcomeUnknown, the first of these
+    errors is raised, because only OutcomeUnknown warns the caller not to send again.
     """
     if len(futures) == 1 and stopped is None:
         return await futures[0]
