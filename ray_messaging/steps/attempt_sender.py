@@ -26,7 +26,7 @@ from ray_messaging.model.series import shape_in_words
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.frame_router import OutboundFrame
 from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
-from ray_messaging.sending.pending_batch import EncodedBatch
+from ray_messaging.sending.pending_batch import PendingBatch
 from ray_messaging.sending.schema_checks import check_current
 from ray_messaging.steps.sent_messages import no_messages
 from ray_messaging.steps.step import Step
@@ -172,7 +172,7 @@ class AttemptSender:
     # -- in one call ----------------------------------------------------------------------------------------------
 
     async def _commit_whole(
-        self, step: Step, batches: Sequence[EncodedBatch], *, changed: bool, go_on: bool
+        self, step: Step, batches: Sequence[PendingBatch], *, changed: bool, go_on: bool
     ) -> tuple[Opened | Waiting | Done | None, StepCounts] | None:
         """Send and close a step in one call; return None, and do nothing, if several calls are needed.
 
@@ -203,7 +203,7 @@ class AttemptSender:
         self._boxes.keep_own(frames)
         return self._following(closed, closing), counts
 
-    async def _frames_of(self, batches: Sequence[EncodedBatch]) -> list[OutboundFrame]:
+    async def _frames_of(self, batches: Sequence[PendingBatch]) -> list[OutboundFrame]:
         """Get verdicts on batches, and return the batches' frames; [] if the frames take several calls."""
         destination = self._destination
         judged: list[tuple[InFlightBatch, int]] = []
@@ -240,12 +240,14 @@ class AttemptSender:
 
     # -- in parts -------------------------------------------------------------------------------------------------
 
-    async def _send(self, batches: Sequence[EncodedBatch]) -> None:
+    async def _send(self, batches: Sequence[PendingBatch]) -> None:
         """Send the messages of a step in several calls.
 
         Raises: StepTooLarge if a receiver's box is full; PayloadMismatch if a schema refuses a payload.
         """
-        await check_current(self._engine.frame_sender, lambda: (pending.batch for pending in batches))
+        await check_current(
+            self._engine.frame_sender, lambda: (batch for pending in batches for batch in pending.parts)
+        )
         for pending in batches:
             pending.checked = self._destination.schemas.version
             await self._deliver(self._begin(pending))
@@ -273,7 +275,7 @@ class AttemptSender:
 
     # -- batches --------------------------------------------------------------------------------------------------
 
-    def _begin(self, pending: EncodedBatch) -> InFlightBatch:
+    def _begin(self, pending: PendingBatch) -> InFlightBatch:
         """Assign numbers to the messages of a batch, and return it as a batch that is being sent."""
         batch = pending.seal(self._group, self._attempt, self._number)
         self._number += batch.rows

@@ -24,6 +24,11 @@ def agent_generator(seed: int, step: int, agent: AgentId) -> Generator:
     return StepGenerators(seed, step, AgentPlaces(AgentSet.of([agent]))).at(0)
 
 
+def step_generator(seed: int, step: int) -> Generator:
+    """Return the random number generator of a step itself, at its beginning: the same for all agents and groups."""
+    return Generator(PCG64DXSM(_Seed(np.frombuffer(_hash_of(seed, step, 32), np.uint64))))  # type: ignore[arg-type]
+
+
 class StepGenerators:
     """The random numbers of some agents in one step.
 

@@ -20,7 +20,7 @@ from ray_messaging.model.joining import joined_arrays, joined_ids
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.blocked_sends import NOTHING_BLOCKED, BlockedSends
 from ray_messaging.steps.moved_agents import Arrival
-from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, uniform_rows
+from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, step_generator, uniform_rows
 from ray_messaging.steps.step_inbox import EVERYBODY, StepInbox
 from ray_messaging.steps.step_moves import StepMoves
 from ray_messaging.steps.step_routes import StepQuestionIds
@@ -116,11 +116,16 @@ class Step:
             )
         return self._inbox.of(place)
 
-    def rng(self, agent: AgentId) -> np.random.Generator:
+    def rng(self, agent: AgentId | None = None) -> np.random.Generator:
         """Return a new generator, at its beginning, of the random numbers of one agent in this step.
+
+        Without an agent, the numbers are those of the step itself, which are the same in all groups, such as those of
+        the weather.
 
         Raises: InvalidAddress for an invalid id.
         """
+        if agent is None:
+            return step_generator(self.seed, self.number)
         place = self.places.place(agent if type(agent) is int else check_id(agent))
         return self.generators.at(place) if place >= 0 else agent_generator(self.seed, self.number, check_id(agent))
 

@@ -227,7 +227,7 @@ class JudgedBroadcasts:
 
 
 def _calls(writes: Sequence[FrameWrite]) -> Iterator[list[FrameWrite]]:
-    """Number the writes, and yield them in calls of limited size.
+    """Assign numbers to the writes, and yield them in calls of limited size.
 
     Each call has at most one write for plain channels.
     """
