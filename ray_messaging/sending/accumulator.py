@@ -316,7 +316,7 @@ class Accumulator:
 
     def put(self, pending: PendingBatch) -> None:
         """Accept a whole batch. Call `enter` before."""
-        self._close_batch()  # Closing the batch makes later messages come after it.
+        self._close_batch()  # The open batch is closed, so that later messages come after this batch.
         self._pending.append(pending)
         self.capacity.rows += len(pending)
         self.capacity.nbytes += pending.nbytes

@@ -150,8 +150,8 @@ def batches_of(
 ) -> list[Batch]:
     """Check and encode messages; return them as batches within the limits, which have no sender and no numbers yet.
 
-    Args: `group` is the name of a group, which sends only for its own agents, so that each message needs a from_id.
-    None: any sender.
+    Args: `group` is the name of a group, which sends only for its own agents, so that each message needs a from_id. If
+    it is None, a message may have any sender.
     Raises: the error of the first invalid message.
     """
     drafts = [PendingBatch(step)]

@@ -98,7 +98,8 @@ class BulkSender:
         Args: `call_row` is the number of the first message in the call.
         """
         extension = batch.extension
-        # The messages are neither of a step, nor questions, answers or broadcasts, and nothing traces them.
+        # A batch is plain if its messages are not traced, belong to no step, and are no questions, answers or
+        # broadcasts.
         plain = extension is None or (extension.kind == _CAUSED and extension.ordinal is None)
         plain = plain and batch.trace is None and batch.numbers is None and not isinstance(batch.step, np.ndarray)
         if plain and batch.rows <= _FEW and isinstance(batch.lines, PayloadColumn) and not batch.lines.raw:

@@ -144,7 +144,8 @@ def _new_future() -> "asyncio.Future[Receipts]":
     return future
 
 
-# The cells of a row: from_id, to_id, topic, payload, time, and the future of its receipt (None: it is of a bulk send).
+# The cells of a row: from_id, to_id, topic, payload, time, and the future of its receipt (None: the row belongs to a
+# bulk send).
 ROW_CELLS = 6
 _LINE_CELL = 3
 _COLUMNS = [slice(cell, None, ROW_CELLS) for cell in range(ROW_CELLS)]
@@ -277,7 +278,7 @@ class PendingBatch(msgspec.Struct, eq=False):
             self._end_cells()
         batch = self.parts[0] if len(self.parts) == 1 else joined_batches(self.parts)
         batch.sender, batch.epoch, batch.first, batch.step, batch.frame = sender, epoch, first, self.step, None
-        batch.labels, batch.noted = {}, None  # a sender may not set these: only rules, and this process, may
+        batch.labels, batch.noted = {}, None  # only rules, and this process, may set these fields
         return batch if self.conversation is None else self.conversation.extend(batch)
 
 
