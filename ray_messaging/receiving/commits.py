@@ -374,7 +374,7 @@ class Commits:
                 self.concluded(done)
 
     def note_stored(self, acks: SelectiveAcks) -> None:
-        """Record that another call has written these acknowledgements on the server; the next write replaces them."""
+        """Record that another call has written these acknowledgements to the server. The next write replaces them."""
         self._ranges_stored = self._ranges_stored or acks.ranges != b""
 
     def write_soon(self) -> None:

@@ -141,7 +141,10 @@ class DeliveryLeases:
         return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
 
     def held(self) -> list[HeldByHandle]:
-        """Return what each handle holds, or has held for too long; not what it gave up or never received."""
+        """Return how many messages each handle holds, or has held for too long.
+
+        Messages that it gave up do not count.
+        """
         now, since = asyncio.get_running_loop().time(), defaultdict[str, list[tuple[float, int]]](list)
         for lease in self._leases.values():
             if lease.rows > 0 and lease.due and not lease.lost:

@@ -43,7 +43,7 @@ class FetchedRows(NamedTuple):
 
 
 class FetchGate:
-    """Exclusive access of one transaction to the messages, and the state after the last transaction.
+    """Exclusive access to a messager's messages for one transaction at a time; the state after the last transaction.
 
     If the outcome of the last transaction is unknown, the next caller first asks the server for the outcome.
     """
@@ -91,7 +91,7 @@ class FetchGate:
             raise
 
     def conclusion(self, state: bytes | None, *, sends: bool) -> Conclusion | None:
-        """Return the changes of the transaction besides its messages, or None if it changes and sends nothing."""
+        """Return the transaction's changes of the mailbox, or None if it neither changes nor sends anything."""
         assert self._commits is not None
         assert self._before is not None
         flight, changed = self._commits.in_flight, state != self.state
@@ -218,7 +218,7 @@ class Fetcher:
     async def fetch(
         self, limit: int | None, timeout: float | None, commit: CommitMode = "next", *, complete: bool = False
     ) -> Messages:
-        """Commit the messages of the last fetch, and return new ones; wait up to `timeout` for the first."""
+        """Commit the messages of the last fetch, and return new messages; wait up to `timeout` seconds for one."""
         if self.unavailable is not None:
             raise self.unavailable()
         if limit is not None or commit != "next":

@@ -99,7 +99,7 @@ class Inbox:
         self._grown.set()
 
     async def reach(self, entry: str, capacity: int, check: Callable[[], object]) -> bool:
-        """Wait until everything up to an entry was put in; return False if that is more than `capacity` messages.
+        """Wait until the inbox has all frames up to an entry; return False if these are more than `capacity` messages.
 
         The inbox's limit is raised meanwhile. `check` raises an error if no more frames will arrive.
         """
@@ -192,7 +192,7 @@ class Inbox:
         return piece.low + int(leaving.argmax())
 
     def withhold(self, agents: AgentSet | None) -> None:
-        """Hold back the first message for these agents and all later ones (None: hold back nothing any more)."""
+        """Hold back the first message for these agents, and all messages after it (None: hold back nothing)."""
         self._withheld = agents
         self._guarded = self.paused or agents is not None
         if agents is not None:

@@ -81,7 +81,7 @@ class ReadSize:
         self._rows, self._bytes = max(1, rows), max(1, nbytes)
 
     def adapt(self, waited_s: float, came_s: float) -> None:
-        """Adapt the size to a full read: how long it waited for the first byte, and how long the others came."""
+        """Adapt the size after a full read: `waited_s` until its first byte, `came_s` for the other bytes."""
         if waited_s < _NEAR_S or came_s > 4 * waited_s:
             self._times = max(1, self._times // 2)
         elif came_s < 2 * waited_s:
@@ -197,7 +197,7 @@ class Reader:
         self._waits, self._turned_at = False, time.monotonic()
 
     async def _let_others_go(self, *, came: bool) -> None:
-        """Let other tasks run, for more turns of the event loop if messages came for which a fetch has waited."""
+        """Let other tasks run; for more turns of the event loop if messages arrived for which a fetch was waiting."""
         turns = 1
         if came and self._inbox.awaited:
             turns, self._inbox.awaited = _TURNS, False

@@ -1,4 +1,4 @@
-"""A messager's subscription: its channels, its agents and its mailbox, from the first channel to the end."""
+"""A messager's subscription: its channels, agents and mailbox, from the first channel to the messager's close."""
 
 import asyncio
 import logging
@@ -278,7 +278,7 @@ class Subscription:
             self._unfolder.add(agents)
 
     async def adopt(self) -> None:
-        """Host the agents that are here according to the directory, because other processes may have moved some."""
+        """Host the agents that the directory has for this mailbox, because other processes may have moved some."""
         async with self._changing:
             self._directory.update(*await self._transport.load_directory(self._directory.version))
             hosted = self._spec.hosted

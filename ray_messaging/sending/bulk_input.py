@@ -224,7 +224,7 @@ def payload_column(payloads: object, rows: int, limit_bytes: int) -> Payloads:
 
 
 class _Given(NamedTuple):
-    """Payloads that a user passed: their number (None: one for all rows), the rows of a batch, and their encoder."""
+    """Payloads that a user passed: their number (None: one for all rows), how many rows a batch has, an encoder."""
 
     rows: int | None
     batch_rows: int
@@ -263,7 +263,7 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
 
 
 def _check_arrays(payload: object) -> None:
-    """Raise InvalidColumns for a dict of arrays, which probably is meant as columns, not as one payload for all."""
+    """Raise InvalidColumns for a dict of arrays, which is probably meant as columns, not as one payload for all."""
     for name, value in payload.items() if isinstance(payload, dict) else ():
         if is_array(value):
             raise InvalidColumns(
@@ -314,7 +314,7 @@ async def edges_of(audience: AudiencePairs, topic: str, routes: Routes, audience
 
 
 def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:
-    """Yield the rows of a batch that have a hearer, in batches with at most BROADCAST_PAIRS pairs (or one row)."""
+    """Yield the broadcasts of a batch that have a hearer, in batches of at most BROADCAST_PAIRS pairs or one row."""
     counts = edges.counts(broadcasts.from_ids)
     heard = np.flatnonzero(counts)
     for rows in split_rows(heard, np.cumsum(counts[heard]), BROADCAST_PAIRS, len(heard)):

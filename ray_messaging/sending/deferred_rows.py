@@ -1,4 +1,4 @@
-"""Rows that wait for a slow rule, and later rows of the same pairs, which must not overtake the waiting rows."""
+"""Messages (rows) that wait for a slow rule, and later messages of the same sender and recipient."""
 
 import asyncio
 import logging

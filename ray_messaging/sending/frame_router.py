@@ -227,7 +227,7 @@ class FrameRouter:
         return {mailbox: np.array(rows) for mailbox, rows in rows_of.items()}
 
     def _parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, row_bytes: int) -> list[Rows | None]:
-        """Split rows so that each frame is within the mailbox's limits, or without a mailbox within our own limits."""
+        """Split rows so that each frame is within its mailbox's limits; for channels without a mailbox, within ours."""
         record = self.routes.records.get(mailbox)
         lines = in_flight.outgoing.lines
         count = in_flight.batch.rows if rows is None else len(rows)

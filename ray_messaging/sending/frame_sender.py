@@ -274,7 +274,7 @@ class FrameSender(Destination):
             self.replied()
 
     async def _take_replies(self, *, all_of_them: bool) -> None:
-        """Process the replies to calls under way that have come, in order, or wait for all of them."""
+        """Process, in order, the replies that have arrived to calls under way; with `all_of_them` wait for all."""
         while self.calls and (all_of_them or self.calls[0].reply.done()):
             call = self.calls[0]
             await asyncio.wait((call.reply,))
@@ -310,7 +310,7 @@ class FrameSender(Destination):
         self.attempted = False
 
     async def _look_for_room(self) -> None:
-        """Ask whether there is room for large frames that were refused: to send and refuse them again takes long."""
+        """Ask whether there is room now for large frames that were refused. To send them in vain would take long."""
         self._some_refused = any(queue.refused for queue in self.queues.values())
         for queue in self.queues.refused(asyncio.get_running_loop().time()):
             head = queue.frames[0]
@@ -401,7 +401,7 @@ class FrameSender(Destination):
             self._backoff.reset()
 
     async def settle_refusal(self, reply: SendReply, sent: list[OutboundFrame]) -> None:
-        """Make sure that no attempt at a call arrives late, after the server refused the call or some of its frames.
+        """After the server refused a call or some of its frames, make sure that no earlier try of it is accepted later.
 
         If an earlier try may still reach the server, claim a higher epoch, and read which frames the server has
         written.
@@ -454,7 +454,7 @@ class FrameSender(Destination):
             self._try_later(queue, fate)
 
     def _try_later(self, queue: MailboxQueue, why: FrameFate) -> None:
-        """Try a refused head again after a pause; fail the frames that are past their deadline."""
+        """Let a queue's refused first frame be tried again after a pause; fail frames that are past their deadline."""
         now = asyncio.get_running_loop().time()
         self._fail_late(queue, why, now)
         queue.back_off(now)

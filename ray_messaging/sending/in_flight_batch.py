@@ -72,7 +72,7 @@ class InFlightBatch:
         self._weights: RowWeights | None = None
 
     def row_in_call(self, row: int) -> int | None:
-        """Return a row's number in the call that sent it, or None if the row was sent as a single message."""
+        """Return a row's number in the bulk send that sent it, or None if the row was sent as a single message."""
         for bulk in self.pending.bulks:
             if bulk.low <= row < bulk.high:
                 return bulk.call_row + row - bulk.low

@@ -200,7 +200,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         return self.cells[cell + _LINE_CELL :: ROW_CELLS]
 
     def takes(self, large: int, step: int | None, kind: Questions | Replies | None) -> bool:
-        """Return whether rows of a step and kind (None: plain) fit in, with `large` more bytes of large payloads."""
+        """Return whether rows of a step and kind (None: plain) may be added, with `large` bytes of large payloads."""
         same = self.step == step and (kind is None if self.conversation is None else self.conversation.kind == kind)
         return same and (self.large == 0 or self.large + large <= BATCH_BYTES)
 
