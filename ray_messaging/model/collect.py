@@ -91,7 +91,7 @@ def check_collect(collect: object, every: object) -> None:
     aggregates = aggregates_of(collect)
     for each in aggregates:
         if type(each.name) is not str or not each.name or "=" in each.name or each.name in TAKEN:
-            raise ConfigError(f"the name of {each!r} must be a text without '=', and not one of {', '.join(TAKEN)}")
+            raise ConfigError(f"the name of {each!r} must be a str without '=', and none of {', '.join(TAKEN)}")
         if each.of is not None and not callable(each.of) and (type(each.of) is not str or not each.of):
             raise ConfigError(
                 f"of={each.of!r} of {each!r} must be a function, such as lambda me: ..., or a key of the state"

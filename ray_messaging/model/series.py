@@ -37,7 +37,10 @@ def encode_rows(agents: NDArray[Any], columns: Mapping[str, Values]) -> bytes:
     """
     for name in columns:
         if type(name) is not str or not name or name in TAKEN or not is_text(name):
-            raise UnfitValue(f"collect has a column {name!r}: name it by a text, not one of {', '.join(TAKEN)}")
+            raise UnfitValue(
+                f"collect returned the column name {name!r}: a column name must be a str, and none of the reserved "
+                f"names {', '.join(TAKEN)}"
+            )
     found = {name: column_of(name, columns[name]) for name in sorted(columns)}
     ids = np.ascontiguousarray(agents).data if agents.dtype != object else agents.tolist()
     listed = [

@@ -74,7 +74,7 @@ def slices_of(messages: Acked) -> list[Slice]:
                 found.append(part)
     except (TypeError, AttributeError):
         raise ConfigError(
-            f"pass a Message, some of them, or what a fetch returned, not {type(messages).__name__}"
+            f"pass a Message, a list of Messages, or the result of a fetch, not {type(messages).__name__}"
         ) from None
     return found
 

@@ -45,7 +45,7 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
     made: dict[str, TypedColumn] = {}
     for name, values in found:
         if not isinstance(name, str) or not name:
-            raise InvalidColumns(f"the name of a column must be a text, not {name!r}")
+            raise InvalidColumns(f"the name of a column must be a str, not {name!r}")
         if _broken([name]):
             raise InvalidColumns(
                 f"the name of a column is {name!r}, which is not valid text: it holds half of a character"
