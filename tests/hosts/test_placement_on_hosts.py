@@ -98,6 +98,7 @@ print("all is well")
 """
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("host", ["a", "b", "c"])
 def test_a_driver_on_each_host_resumes_forks_and_asks(hosts, host):
     env = WITHOUT_TOKEN | {"RAY_ADDRESS": "a:6380"}
