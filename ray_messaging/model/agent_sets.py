@@ -11,14 +11,14 @@ from ray_messaging.addressing.channels import AgentId, build_channel, parse_chan
 from ray_messaging.errors import InvalidAddress
 from ray_messaging.model.columns import INT, STR, IdColumn
 
-_SHOWN = 5  # agents that a repr names
-_PIECE = 65_536  # the number of ids that become Python objects at a time
+_SHOWN = 5  # how many agents a repr names
+_PIECE = 65_536  # the number of ids that become Python objects at once
 
 
 def column_of(agents: Iterable[AgentId] | IdColumn, *, once: bool = False) -> IdColumn:
-    """Return ids as a column without repetitions, in their order; raise InvalidAddress for the first invalid id.
+    """Return ids as a column without repetitions, in the given order; raise InvalidAddress for the first invalid id.
 
-    Args: with `once` a repetition is invalid as well.
+    Args: `once` says that a repetition is invalid as well.
     """
     if isinstance(agents, AgentSet):
         return agents.column
@@ -63,7 +63,7 @@ def _column(agents: Iterable[AgentId]) -> IdColumn:
         try:
             return IdColumn(np.fromiter(listed, np.int64, len(listed)))
         except OverflowError:
-            pass  # An id does not fit int64. The call below raises the error, which names the id.
+            pass  # Some id does not fit int64. The call below raises the error, which names the id.
     return IdColumn.checked(listed)
 
 
@@ -195,6 +195,6 @@ class ChannelSet(Collection[str]):
             agent_id, subtopic = parse_channel(self._exp_id, channel)
         except InvalidAddress:  # The channel of a foreign client need not have the form of an agent's channel.
             return False
-        # An id has one canonical form: another spelling is another channel.
+        # An id has one canonical spelling. A channel with another spelling of the id is another channel.
         known = agent_id is not None and agent_id in self._agents.get(subtopic, NO_AGENTS)
         return known and build_channel(self._exp_id, agent_id, subtopic) == channel

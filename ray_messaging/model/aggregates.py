@@ -1,7 +1,7 @@
-"""Aggregates of a run's series: one number per step, or one per value, exact whatever the order of agents and groups.
+"""Aggregates of the agents' values in a run's steps, such as a mean. They are exact in any order of agents and groups.
 
-A group sends a partial result of its own agents, and the partial results of all groups are merged. What is added is
-added exactly, and each result is rounded once at most, so the number of groups changes no digit.
+A group sends a partial result of its own agents, and the partial results of all groups are merged. Sums are exact, and
+each result is rounded at most once, so the number of groups changes no digit.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from ray_messaging.model.series_columns import UnfitValue, Value, Values, column
 
 _UNIT = 1074  # Every float is a whole multiple of 2**-1074, so sums in this unit are exact.
 _MANTISSA = np.finfo(np.float64).nmant + 1
-_HALF = 26  # Mantissas are added in halves of so many bits: the sum of 2**36 halves fits int64.
+_HALF = 26  # Mantissas are added in halves of this many bits, so that the sum of 2**36 halves fits int64.
 
 
 class Aggregate:
@@ -28,9 +28,9 @@ class Aggregate:
 
     Agents that have stopped count, unless `living` is True.
 
-    Args: `name` is the key in the state, and the name of the column. With `of`, an agent's value is `of(me)`, or in a
-    run with by="group", `of(group)` is an array of the agents' values; or `of` is another key. `living` leaves out the
-    agents that have called `me.stop()`.
+    Args: `name` is the key in the state, and the name of the column. `of` is another key of the state, or a function:
+    an agent's value is then `of(me)`, and in a run with by="group", `of(group)` is an array of all agents' values.
+    `living` leaves out the agents that have called `me.stop()`.
     """
 
     kind: ClassVar[str]
@@ -45,14 +45,14 @@ class Aggregate:
         return f"{type(self).__name__}({self.name!r})"
 
     def value_of(self, owner: Any) -> Any:  # noqa: ANN401 - an agent or a crowd, and what a user's function returns
-        """Return the value of an agent, or the array of a crowd."""
+        """Return the value of an agent, or the array of the values of a group's agents."""
         return self.of(owner) if callable(self.of) else owner.state[self.name if self.of is None else self.of]
 
     def partial(self, values: Values, counted: NDArray[np.bool_] | None = None) -> tuple[str, Any]:
         """Return the kind of the column, and the result of a group's agents for `merged`.
 
-        The partial result of no value changes nothing of the others, so a group that has none of the agents that `Of`
-        chose has no influence.
+        A partial result without values changes nothing. So a group that has none of the agents that `Of` chose has no
+        influence.
 
         Args: `counted` says which of the values count (None: all). Raises: UnfitValue if a value does not fit.
         """
@@ -61,7 +61,8 @@ class Aggregate:
 
     def _numbers(self, values: Values) -> NDArray[Any]:
         if not len(values):
-            return np.empty(0, np.int64)  # whole numbers, because floats would make floats of the other groups' numbers
+            # An array of ints, because an array of floats would turn the other groups' ints into floats.
+            return np.empty(0, np.int64)
         _, column = column_of(self.name, values)
         if isinstance(column, np.ndarray):
             return column.astype(np.int64) if column.dtype.kind == "b" else column
@@ -77,7 +78,7 @@ class Aggregate:
 
 
 class Sum(Aggregate):
-    """The sum of a number over all agents, for `collect=`. It is exact but for one rounding at the end.
+    """The sum of a number over all agents, for `collect=`. It is exact, except for one rounding at the end.
 
     It is a whole number if the agents' numbers are, up to 2**53. Args: as for `Mean`.
     """
@@ -99,12 +100,12 @@ class Sum(Aggregate):
 class Mean(Aggregate):
     """The mean over all agents of a number in their states, for `collect=`: one number per step.
 
-    The mean is exact but for one rounding at the end, so it does not depend on how the agents are grouped. Agents that
-    have stopped count, unless `living` is True.
+    The mean is exact, except for one rounding at the end, so it does not depend on how the agents are grouped. Agents
+    that have stopped count, unless `living` is True.
 
-    Args: `name` is the key in the state and the name of the column. With `of`, an agent's number is `of(me)`, or in a
-    run with by="group", `of(group)` is an array of the agents' numbers; or `of` is another key. `living` leaves out
-    the agents that have called `me.stop()`.
+    Args: `name` is the key in the state and the name of the column. `of` is another key of the state, or a function: an
+    agent's number is then `of(me)`, and in a run with by="group", `of(group)` is an array of all agents' numbers.
+    `living` leaves out the agents that have called `me.stop()`.
     """
 
     kind = "mean"
@@ -155,7 +156,7 @@ class Max(Aggregate):
 
 
 class Quantile(Aggregate):
-    """A quantile over all agents of a number in their states, for `collect=`: between two numbers on a straight line.
+    """A quantile over all agents of a number in their states, for `collect=`, by linear interpolation.
 
     It is numpy's `quantile` with one rounding at the end; NaN if some number is NaN, or if there are no agents. Each
     step keeps the numbers of all agents until it is read.
@@ -200,9 +201,9 @@ class Quantile(Aggregate):
 class Gini(Aggregate):
     """The Gini coefficient of a number over all agents, for `collect=`: 0 if all have the same, near 1 if one has all.
 
-    It is the mean difference of two agents, each with all, divided by twice the mean; with one rounding at the end. It
-    is NaN if some number is NaN or infinite, or if there are no agents, and 0 if all numbers are 0. Each step keeps the
-    numbers of all agents until it is read.
+    It is the mean absolute difference over all pairs of agents, divided by twice the mean, with one rounding at the
+    end. It is NaN if some number is NaN or infinite, or if there are no agents, and 0 if all numbers are 0. Each step
+    keeps the numbers of all agents until it is read.
 
     Args: as for `Mean`; the numbers are not negative.
     """
@@ -249,7 +250,8 @@ class Count(Aggregate):
         listed = column if isinstance(column, list) else column.tolist()
         if counted is not None:
             listed = [value for value, counts in zip(listed, counted.tolist(), strict=True) if counts]
-        # All groups name one kind, and a group without chosen agents does not know what kind the others have.
+        # All groups must report the same kind, but a group without chosen agents does not know what kind of values the
+        # other groups have.
         return self.kind if self.among is not None else f"{self.kind} of {kind}", [*Counter(listed).items()]
 
     @staticmethod
@@ -290,14 +292,15 @@ def _counted(kind: str, name: str, partials: Iterable[Any]) -> list[tuple[Any, i
     for partial in partials:
         counts.update(dict(partial))
         types.update({type(value): value for value, _ in partial})
-    if len(types) > 1:  # Only groups with agents that `Of` chose can differ: the server refuses other steps.
+    # Types can differ only between groups with agents that `Of` chose. In other cases the server refuses the step.
+    if len(types) > 1:
         given = " and ".join(repr(value) for value in types.values())
         raise ConfigError(f"{kind}({name!r}) found {given}: the values of all agents must be of one kind")
     return sorted(counts.items())
 
 
 def _sum_of(column: NDArray[Any]) -> tuple[int, bool, bytes, float]:
-    """Return the number of values, whether they are whole, their exact sum, and the sum of NaN and infinite ones.
+    """Return the number of values, whether all are whole, the exact sum of the finite values, the sum of the others.
 
     The exact sum is in units of 2**-1074.
     """
@@ -366,5 +369,6 @@ def _exact_sum(values: NDArray[Any], weights: NDArray[np.int64] | None = None) -
 
 
 def _shifted(mantissas: int, exponent: int) -> int:
-    shift = exponent - _MANTISSA + _UNIT  # a subnormal number's mantissa ends in as many zeros as this is below 0
+    # If this is below 0, the number is subnormal, and its mantissa ends in that many zeros.
+    shift = exponent - _MANTISSA + _UNIT
     return mantissas << shift if shift >= 0 else mantissas >> -shift

@@ -45,7 +45,7 @@ def topic_column(places: ArrayLike, topics: int) -> TopicColumn:
 
 
 class Attempt(NamedTuple):
-    """An attempt of a group at a step. A later attempt compares greater."""
+    """An attempt of a group at a step, which a later driver may repeat. A later attempt compares greater."""
 
     group: str
     step: int
@@ -58,8 +58,8 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     Message i has the number `first + numbers[i]` (uint32; None: `first + i`), the topic `topics[topic[i]]` (see
     `topic_column`; None: the only topic), a step (int64 column, or one for all), a time (float64 column, or one for
     all; unix s) and the payload `lines[i]`, unless the batch has ids only. `labels` maps a label to its rows (uint32,
-    ascending). `noted` are the rows that the event log reads from a note instead (see `wire.notes`). `rows` is n; it is
-    an attribute because a call of `len` is slow.
+    ascending). `noted` are the rows that the event log takes from a log note, and not from this batch (see
+    `wire.notes`). `rows` is n; it is an attribute because a call of `len` is slow.
     """
 
     sender: str
@@ -77,10 +77,10 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     noted: NDArray[np.uint32] | None = None
     frame: bytes | None = None  # the bytes from which the batch was decoded; None: it was built or changed here
     rows: int
-    origin: Origin | None = None  # None: it was not read from a mailbox
+    origin: Origin | None = None  # None: the batch was not read from a mailbox
     extension: Extension | None = None  # None: plain messages
     replied: set[int] | None = None  # the rows of questions that this process has answered
-    trace: TracePoint | None = None  # None: it is not traced, like most batches
+    trace: TracePoint | None = None  # None: the batch is not traced, like most batches
 
     def __repr__(self) -> str:
         # The text leaves payloads out, because it may be logged.

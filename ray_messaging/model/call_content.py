@@ -1,7 +1,7 @@
-"""What a call depends on, told by its content: code, arguments, and the values that the code uses from outside.
+"""The content of a call: its code, its arguments, and the values that the code uses from outside, as a digest.
 
-Equal contents have equal digests in all processes of one Python version. Of a function the compiled code counts, so
-comments and line numbers do not. What cannot be told raises ConfigError.
+Equal contents have equal digests in all processes of one Python version. For a function, its compiled code is used, so
+comments and line numbers make no difference. An object whose content cannot be determined raises ConfigError.
 """
 
 import dis
@@ -37,13 +37,14 @@ _INSTALLED: Final = (
 )
 _WRAPPERS = staticmethod, classmethod
 _CODE = FunctionType, property, cached_property, *_WRAPPERS
-_NO_ATTRIBUTE = MemberDescriptorType, GetSetDescriptorType  # of slots, and of `__dict__`
+# The types of slots, and of `__dict__`, which are no attributes of the user.
+_NO_ATTRIBUTE = MemberDescriptorType, GetSetDescriptorType
 _DIGEST_BYTES = 16
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class ByContent(partial[R]):
-    """A function for `me.remember`, and how its calls are told: see `by_content`."""
+    """A function for `me.remember`, with the arguments of `by_content`."""
 
     sample: int | None
     uses: object
@@ -54,11 +55,11 @@ def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: obj
 
     Args:
         function: The function, async or plain.
-        sample: How many answers a call has: with 3, equal calls of many agents have one of three answers, which agent,
-            step and seed choose, and three equal calls of one agent in one step have three. None: answers are not
+        sample: How many different answers equal calls share. With 3, each equal call gets one of three answers, chosen
+            by agent, step and seed, and three equal calls of one agent in one step get all three. None: answers are not
             shared, and each call is made.
         uses: A value that stands for the objects that the function uses besides its arguments, such as a client of a
-            model: ("gpt-4o", "https://..."). It is needed where the content of such an object cannot be told.
+            model: ("gpt-4o", "https://..."). It is needed if the content of such an object cannot be determined.
 
     Raises: ConfigError for a sample that is no number of answers.
     """
@@ -70,7 +71,7 @@ def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: obj
 
 
 def told_by(function: object) -> tuple[int | None, object]:
-    """Return the sample and the uses of a function for `me.remember`, which may be in partials."""
+    """Return `sample` and `uses` of a function for `me.remember`. The function may be wrapped in partials."""
     while isinstance(function, partial):
         if isinstance(function, ByContent):
             return function.sample, function.uses
@@ -81,7 +82,7 @@ def told_by(function: object) -> tuple[int | None, object]:
 def content_digest_of(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], uses: object = None
 ) -> str:
-    """Return a digest of all that a call depends on; raise ConfigError, which names it, for what cannot be told."""
+    """Return a digest of all that a call depends on; raise ConfigError for an object whose content is unknown."""
     teller = _Teller(lenient=uses is not None)
     try:
         code = teller.told(function, "")
@@ -102,20 +103,20 @@ def _untold(place: str, value: object) -> ConfigError:
 
 
 class _Teller:
-    """Values as lists, texts and numbers that msgpack encodes in one way only.
+    """Converter of values to lists, texts and numbers, which msgpack encodes in only one way.
 
-    Args: with `lenient`, objects besides plain values, functions and classes are left out.
+    Args: `lenient` leaves out objects other than plain values, functions and classes.
     """
 
     def __init__(self, *, lenient: bool) -> None:
         self._lenient = lenient
-        # Functions, classes and modules may refer to each other: a digest of each that was told, or its depth among
-        # those that are being told.
+        # Functions, classes and modules may refer to each other. This has the digest of each one that was converted, or
+        # its depth among those that are being converted.
         self._seen: dict[tuple[bool, object], bytes | int] = {}
         self._depth = 0
 
     def told(self, value: Any, place: str) -> Any:  # noqa: ANN401 - any value
-        """Return the content of a value; raise ConfigError, which has `place`, if there is none."""
+        """Return the content of a value; raise ConfigError, which names `place`, if it cannot be determined."""
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -177,7 +178,7 @@ class _Teller:
         return ["function", name, [*_parts_of(code)], given, used]
 
     def _made_by_library(self, function: FunctionType) -> list[Any]:
-        """Return what a function that a library has made depends on, such as the function that it decorates.
+        """Return the content of a function that a library has made, such as the user's function that it decorates.
 
         A decorator's own objects are left out, such as the pauses between tries.
         """
@@ -197,7 +198,7 @@ class _Teller:
     def _cell(self, cell: Any, place: str) -> Any:  # noqa: ANN401 - a cell of a closure
         try:
             value = cell.cell_contents
-        except ValueError:  # it has no value yet
+        except ValueError:  # the variable has no value yet
             return ["empty"]
         return self.told(value, place)
 
@@ -209,7 +210,10 @@ class _Teller:
         return self._once((value, frozenset(names)), lambda: self._module(value, names, name))
 
     def _module(self, module: ModuleType, names: set[str], name: str) -> list[Any]:
-        """Return those parts of a module that code with some names may use; of a library its plain settings count."""
+        """Return the parts of a module that code with some names may use.
+
+        For a library these are its plain settings.
+        """
         found: list[Any] = ["module", module.__name__]
         file = getattr(module, "__file__", None)
         own = isinstance(file, str) and not _is_installed(file) and not module.__name__.startswith("ray_messaging")
@@ -222,7 +226,7 @@ class _Teller:
         return found
 
     def _import(self, name: str, level: int, outside: Mapping[str, Any], names: set[str]) -> list[Any]:
-        """Return the content of a module that a function imports itself; of a library only the name."""
+        """Return the content of a module that a function imports in its body. For a library this is only its name."""
         package = outside.get("__package__")
         whole = resolve_name("." * level + name, package) if level and package else name
         if whole == "os" or not _is_found_in_library(whole.partition(".")[0]):
@@ -278,7 +282,8 @@ class _Teller:
             return ["member", self.told(kind, place), value.name]
         if isinstance(value, re.Pattern):
             return ["pattern", value.pattern, value.flags]
-        if isinstance(getattr(value, "__wrapped__", None), FunctionType) and (  # as by functools.lru_cache
+        # A wrapper such as that of functools.lru_cache.
+        if isinstance(getattr(value, "__wrapped__", None), FunctionType) and (
             self._lenient or _is_of_library(kind.__module__)
         ):
             return ["wrapped", self.told(kind, place), self.told(value.__wrapped__, place)]
@@ -295,7 +300,8 @@ class _Teller:
             hidden = [getattr(value, f"__pydantic_{name}__", None) for name in ("private", "extra")]
             return ["model", told, self.told([vars(value), *hidden], place)]
         if told[0] == "library" and not is_dataclass(value):
-            # The clients of OpenAI, Anthropic and httpx have this, and the rest of them are connections.
+            # The clients of OpenAI, Anthropic and httpx have a base_url. Their other attributes are connections, and
+            # are left out.
             if (url := getattr(value, "base_url", None)) is not None and kind.__module__.partition(".")[
                 0
             ] != "builtins":
@@ -324,7 +330,8 @@ class _Teller:
         try:
             parts = value.__reduce_ex__(2)
             _, args, state, items, pairs = [*parts, None, None, None][:5]
-            # Unless a class says otherwise, the state is its attributes, which are told already.
+            # Unless a class defines its own pickling, its state consists of its attributes, which are converted
+            # elsewhere.
             own = all(getattr(kind, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
             inherited = [*args], None if own else state, [*(items or ())], [*(pairs or ())]
         except Exception:  # noqa: BLE001 - the class's own code may raise any error
@@ -333,7 +340,7 @@ class _Teller:
 
 
 def _counts(name: str, part: object) -> bool:
-    """Return whether an attribute of a class is a part of its content: what Python itself adds is not."""
+    """Return whether an attribute of a class is part of its content. Attributes that Python itself adds are not."""
     if isinstance(part, _CODE):
         return True
     return (
@@ -391,7 +398,7 @@ def _parts_of(code: CodeType) -> Iterator[Any]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield [*_parts_of(constant)]
-        elif isinstance(constant, frozenset):  # its order is another one in each process
+        elif isinstance(constant, frozenset):  # a frozenset has another order in each process
             yield ["frozenset", sorted(map(repr, constant))]
         else:
             yield [type(constant).__name__, repr(constant)]

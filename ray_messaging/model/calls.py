@@ -12,7 +12,8 @@ from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.exact import decode_exactly, encode_exactly
 
-# The result is from: the function, an earlier attempt, an earlier run, the store of `Calls(store=)`.
+# The source of a result: the function itself, an earlier attempt at the step, an earlier run, or the store of
+# `Calls(store=)`.
 MODEL, KEPT, PARENT, STORE = "model", "kept", "parent", "store"
 _DIGEST_BYTES = 16
 # These errors mean that a value cannot be encoded. ArithmeticError is among them because Decimal("sNaN") has no order.
@@ -40,7 +41,7 @@ class KeptCall(msgspec.Struct, array_like=True, gc=False):
 
 
 class CallRecord(msgspec.Struct, array_like=True, gc=False):
-    """A call of a committed step. `source` says who gave the result: MODEL, KEPT, PARENT or STORE."""
+    """A call of a committed step. `source` says where the result is from: MODEL, KEPT, PARENT or STORE."""
 
     key: str
     agent: AgentId
@@ -65,7 +66,10 @@ def unbound(
 
 
 def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AskedCall:
-    """Return the AskedCall of a call: the same on each machine, and in whatever order dicts and sets were filled."""
+    """Return the AskedCall of a call.
+
+    It is the same on each machine, and for any order in which dicts and sets were filled.
+    """
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     call = agent, name, args, kwargs
     try:
@@ -79,7 +83,7 @@ def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], k
 
 
 def arguments_text(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return the arguments of a call as JSON, for people: a value that JSON cannot represent becomes its repr."""
+    """Return the arguments of a call as JSON for people. A value that JSON cannot represent becomes its repr."""
     return json_text({"args": args, "kwargs": kwargs})
 
 
@@ -98,7 +102,7 @@ def json_of(result: bytes) -> tuple[str, bytes | None]:
 
 
 def exact_of(text: str, exact: bytes | None) -> bytes:
-    """Return the result of which `json_of` has made a text, in the form of `encode_exactly`."""
+    """Return the result from the two values that `json_of` returned, in the form of `encode_exactly`."""
     return exact or encode_exactly(msgspec.json.decode(text), "a result")
 
 
@@ -106,7 +110,7 @@ def _means(text: str, result: bytes) -> bool:
     """Return whether the value of a JSON text equals exactly a result in the form of `encode_exactly`."""
     try:
         return encode_exactly(msgspec.json.decode(text), "a result") == result
-    except ValueError:  # a number that is too large
+    except ValueError:  # the text has a number that is too large
         return False
 
 

@@ -1,4 +1,4 @@
-"""The argument `collect=` of a run: which agents are measured, and by which function or aggregates."""
+"""The argument `collect=` of a run: a function or aggregates by which agents are measured, and which agents."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
@@ -15,13 +15,13 @@ from ray_messaging.model.series_columns import TAKEN
 
 
 class Of:
-    """A choice of agents for `collect=`: what it has is collected of these agents only.
+    """A choice of agents for `collect=`: its function or aggregates measure only these agents.
 
     `Of([7, "book"], lambda me: {"price": me.state["price"]})` gives rows of two agents, and `Of(leaders, Mean("mood"))`
-    the mean of some agents. With aggregates it may stand in a list beside others.
+    the mean of some agents. An `Of` with aggregates may stand in a list beside other aggregates.
 
     Args:
-        agents: The ids of the agents. A run without one of them is an error.
+        agents: The ids of the agents. It is an error if the run does not have one of them.
         collect: A function, an aggregate or a list of aggregates, as for `Messaging.run`.
 
     Raises: ConfigError without agents; InvalidAddress for an invalid id.
@@ -38,7 +38,7 @@ class Of:
 
 
 def aggregates_of(collect: object) -> Sequence[Aggregate]:
-    """Return the aggregates of an argument `collect`; none if it is a function, or None."""
+    """Return the aggregates in an argument `collect`; an empty list if it is a function, or None."""
     return [*_aggregates(collect)]
 
 
@@ -56,14 +56,14 @@ def _aggregates(collect: object) -> Iterator[Aggregate]:
 
 
 def function_of(collect: Any) -> tuple[Callable[[Any], Any] | None, AgentSet | None]:  # noqa: ANN401 - as in `Of`
-    """Return the function of an argument `collect`, if it is one, and the agents that are chosen (None: all)."""
+    """Return the function in an argument `collect` (None: it has none), and the agents that are chosen (None: all)."""
     if isinstance(collect, Of):
         return (collect.collect, collect.agents) if callable(collect.collect) else (None, None)
     return (collect, None) if callable(collect) else (None, None)
 
 
 def chosen_agents(collect: Any) -> Sequence[AgentSet]:  # noqa: ANN401 - as in `Of`
-    """Return the agents that each part of an argument `collect` chooses."""
+    """Return the agents that each `Of` in an argument `collect` chooses."""
     found = [function_of(collect)[1], *(each.among for each in aggregates_of(collect))]
     return [agents for agents in found if agents is not None]
 
@@ -91,7 +91,7 @@ def check_collect(collect: object, every: object) -> None:
     aggregates = aggregates_of(collect)
     for each in aggregates:
         if type(each.name) is not str or not each.name or "=" in each.name or each.name in TAKEN:
-            raise ConfigError(f"the name of {each!r} must be a text without '=', and not one of {', '.join(TAKEN)}")
+            raise ConfigError(f"the name of {each!r} must be a str without '=', and none of {', '.join(TAKEN)}")
         if each.of is not None and not callable(each.of) and (type(each.of) is not str or not each.of):
             raise ConfigError(
                 f"of={each.of!r} of {each!r} must be a function, such as lambda me: ..., or a key of the state"
@@ -106,7 +106,7 @@ def check_collect(collect: object, every: object) -> None:
 
 
 def check_chosen(collect: object, agents: AgentSet) -> None:
-    """Raise ConfigError if an argument `collect` chooses agents that are not among those of the run."""
+    """Raise ConfigError if an argument `collect` chooses agents that the run does not have."""
     for chosen in chosen_agents(collect):
         if len(strangers := chosen - agents):
             named = ", ".join(map(repr, [*strangers][:5]))

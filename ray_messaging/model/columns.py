@@ -38,14 +38,15 @@ _value_at = Packer("<q").unpack_from
 class IdColumn(msgspec.Struct, eq=False):
     """N ids: `values` int64 (n,), `kinds` uint8 (n,) or None if all are ints, and the table `strings` of str ids.
 
-    If a row's kind is STR, its value is an index into `strings`. If it is NONE, the id is None (the user). The values
-    are stored as an array, or as encoded bytes, int64 or if `_small` int32, from which the array is made on first use.
+    If a row's kind is STR, its value is an index into `strings`. If the kind is NONE, the id is None (the user). The
+    values are stored as an array, or as encoded bytes, int64 or if `_small` int32, from which the array is made on
+    first use.
     """
 
     _values: NDArray[np.int64] | None
     kinds: NDArray[np.uint8] | None = None
     strings: tuple[str, ...] = ()
-    _packed: bytes | memoryview = b""  # the ids as little-endian bytes, if there is no array yet
+    _packed: bytes | memoryview = b""  # the ids as little-endian bytes, as long as there is no array
     _objects: list[AgentId | None] | None = None
     _small: bool = False
 
@@ -167,14 +168,19 @@ def nobody(rows: int) -> IdColumn:
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:
-    """Make an array read-only, and return it, because a rule in this process gets the same array that is sent."""
+    """Make an array read-only, and return it.
+
+    A rule in this process gets the same array that is sent, and must not change it.
+    """
     values.flags.writeable = False
     return values
 
 
 # If there are more lines than this for each row, it is faster to sort the rows' lines than to mark them among all.
 _SPARSE = 8
-_FEW, _MANY = 2**14, 2**26  # Between these sizes numpy counts faster. It needs as much memory as the blob once more.
+# For a blob between these sizes, numpy counts line ends faster than Python. It needs additional memory of the blob's
+# size.
+_FEW, _MANY = 2**14, 2**26
 # Encoders raise these errors for a value that they refuse.
 _REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError)
 _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without line breaks"
@@ -216,14 +222,14 @@ def _encode_any(payload: Any) -> bytes:  # noqa: ANN401 - any payload
             raise InvalidPayload(
                 f"this payload cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
             ) from error
-    # LINE_END is an int, because a search for bytes would raise and drop an error internally, which takes time.
+    # LINE_END is an int, because `in` with bytes would internally raise and catch an error, which takes time.
     if LINE_END in line:
         raise InvalidPayload(_NEWLINE)
     return line
 
 
 def _dict_of(payload: object) -> dict[str, Any]:
-    """Return a Msg as its dict; raise InvalidPayload if it would not decode to an equal Msg."""
+    """Return a Msg as its dict; raise InvalidPayload if the dict would not decode to an equal Msg."""
     if not isinstance(payload, Msg):
         raise InvalidPayload(
             "a payload must be a dict, a Msg, a dataclass, a msgspec.Struct or a pydantic model, this is a "
@@ -281,7 +287,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
     def of(
         cls, lines: list[bytes], index: NDArray[np.uint32] | None = None, *, raw: bool = False, nbytes: int = -1
     ) -> "PayloadColumn":
-        """Build a column from one encoded payload per line.
+        """Build a column from encoded payloads, one for each line.
 
         `raw` lines come from foreign clients and may contain newlines.
 
@@ -328,7 +334,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def blob(self) -> bytes:
-        """Return all lines, each with its newline (raw ones without)."""
+        """Return all lines, each with its newline (raw lines without)."""
         if self._blob is None:
             assert self._list is not None
             self._blob = b"".join(self._list) if self.raw else b"\n".join([*self._list, b""])
@@ -338,7 +344,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def view(self) -> bytes | memoryview:
-        """Return all lines as in `blob`, without a copy if they are the end of a frame."""
+        """Return all lines as in `blob`; without a copy if the lines are the end of a frame."""
         return memoryview(self._blob)[self._at :] if self._blob is not None and self._at else self.blob
 
     @property
@@ -401,7 +407,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return self.list[row if self.index is None else self.index[row]]
 
     def take(self, rows: NDArray[np.intp]) -> "PayloadColumn":
-        """Return the payloads of some rows; a line that several rows share stays one line."""
+        """Return the payloads of some rows. A line that several rows share is stored once."""
         if self.index is None and self._list is None and self._blob is not None and adjoin(rows):
             ends, low = self._line_ends(), int(rows[0])
             return PayloadColumn(self._blob[ends[low - 1] if low else self._at : ends[rows[-1]]], len(rows))
@@ -418,7 +424,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
             for row, line in changed.items():
                 lines[row] = line
             return PayloadColumn.of(lines, raw=self.raw)
-        index, places = self.index.copy(), dict[bytes, int]()  # Rows that shared a line share the new line, too.
+        index, places = self.index.copy(), dict[bytes, int]()  # Rows that shared a line also share the new line.
         index[list(changed)] = [self.count + places.setdefault(line, len(places)) for line in changed.values()]
         return PayloadColumn.of([*self.list, *places], index, raw=self.raw).take(np.arange(rows))
 
@@ -434,7 +440,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
 
 def _distinct(lines: NDArray[np.uint32], count: int) -> tuple[NDArray[Any], NDArray[np.uint32]]:
-    """Return the distinct lines, ascending, and the place of each given line among these.
+    """Return the distinct lines, ascending, and for each given line its index among the distinct lines.
 
     Lines are given by their numbers, which are below `count`.
     """

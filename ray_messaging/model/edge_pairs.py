@@ -1,4 +1,4 @@
-"""Edges of a graph that a user gives."""
+"""Conversion of a graph that a user gives to pairs of agents."""
 
 from typing import Any
 

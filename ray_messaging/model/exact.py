@@ -30,7 +30,7 @@ KEPT = (
     "None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, datetime, date, time, timedelta, "
     "zones of zoneinfo and datetime.timezone, Decimal, UUID, and numpy's numbers and arrays"
 )
-# msgpack keeps these exactly, except some ints and strs, for which the encoder fails.
+# msgpack keeps values of these types exactly, except some ints and strs, for which the encoder raises an error.
 _LEAVES = frozenset((NOTHING, bool, int, float, str, bytes))
 _ADVICE: tuple[tuple[Any, str], ...] = (
     (Enum, "keep its .value"),
@@ -77,8 +77,8 @@ def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[
 def _examined(values: list[Any]) -> tuple[bool, bool]:
     """Return whether msgpack alone keeps values exactly, and whether each dict and list in them has one owner.
 
-    Each level is checked as a whole, which is many times as fast as a call for each part. No value may contain itself,
-    which is certain if the values were encoded before.
+    Each level is checked as a whole, which is many times as fast as a call for each part. The values must not contain
+    themselves. That is certain, because they were encoded before.
     """
     level, alone = values, True
     while True:
@@ -90,7 +90,7 @@ def _examined(values: list[Any]) -> tuple[bool, bool]:
             return True, alone
         if kinds != within:
             level = [part for part in level if type(part) in within]
-        # Besides `level`, which is a list, only one owner may refer to each part.
+        # Only `level`, which is a list, and one owner may refer to each part.
         alone = alone and max(map(getrefcount, level)) <= _LISTED + 1
         # The next level has the keys of dicts, too, which are never containers, because containers have no hash.
         # `get_referents` is faster than `_parts`. It leaves out keys of the type str, and in Python 3.13 all of an
@@ -144,7 +144,7 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a valu
 
 
 def _formed(kind: type, parts: Any, place: Place) -> Any:  # noqa: ANN401 - as an extension has them
-    """Return the forms of the parts of a value that has an extension type.
+    """Return the parts of a value that has an extension type, in the form of `_form`.
 
     Errors name the places of a tuple and the keys of a dict, but no other parts.
     """
@@ -214,7 +214,8 @@ def _number(parts: list[Any]) -> Any:  # noqa: ANN401 - a number, or a text, of 
     dtype = np.dtype(name)
     if dtype.kind not in "US":
         return _array(parts)[()]
-    # The text is built from its bytes, because one that is taken from an array loses the null characters at its end.
+    # The text is built from its bytes, because numpy removes null characters from the end of a text that is taken from
+    # an array.
     data = data[: dtype.itemsize]
     if dtype.kind == "S":
         return np.bytes_(data)
@@ -249,7 +250,7 @@ _FORMS: dict[type, _ExtensionType] = {
     frozenset: _ExtensionType(3, list, frozenset),
     dict: _ExtensionType(
         4, lambda found: [*chain.from_iterable(found.items())], _pairs
-    ),  # one with keys of other types
+    ),  # a dict with keys of other types than str
     int: _ExtensionType(
         5,
         lambda found: found.to_bytes(found.bit_length() // 8 + 1, signed=True),

@@ -60,18 +60,17 @@ Behind = dict[int, tuple[InHand, ...]]  # the row of a question -> the handlers 
 
 
 class Extension(msgspec.Struct, eq=False, kw_only=True):
-    """What a batch of n messages has in addition to the columns of a plain batch.
+    """Columns and fields that a batch of n messages has in addition to those of a plain batch.
 
     For steps: `attempt` is the sending group's attempt at the step (0: not in a step). `deliver` is the step in which
-    the messages are read (an int64 column, or one for all). `ordinal` (uint32) says of each message that it is the n-th
-    accepted one of its from_id in the step.
-    For questions and answers: `in_reply_to` has the ids of the questions. `expects_answer` (bool) marks questions.
-    `reply_mailbox` is the mailbox that gets the answers. `asked_outside` has, in a step, the questions from outside, by
-    the questions' rows or the rows of their answers. `behind` has, by the rows of questions, the chain of handlers that
-    wait for the answer; the last handler is the one that asks. `failed` says that the answers are failures of handlers.
-    `caused_by` has the ids of the messages that the senders of other messages were handling.
-    For broadcasts: the hearers in `audience` are the recipients. With a `fold` each row represents many recipients;
-    without a fold the batch has a row for each recipient.
+    the messages are read (an int64 column, or one for all). `ordinal` (uint32) numbers the messages that each from_id
+    sends in the step. For questions and answers: `in_reply_to` has the ids of the questions. `expects_answer` (bool)
+    marks questions. `reply_mailbox` is the mailbox that gets the answers. `asked_outside` has, in a step, the questions
+    from outside, by the questions' rows or the rows of their answers. `behind` has, by the rows of questions, the chain
+    of handlers that wait for the answer; the last handler is the one that asks. `failed` says that the answers are
+    failures of handlers. `caused_by` has the ids of the messages that the senders of other messages were handling. For
+    broadcasts: the hearers in `audience` are the recipients. With a `fold` each row represents many recipients; without
+    a fold the batch has a row for each recipient.
     """
 
     attempt: int = 0
@@ -135,7 +134,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         )
 
     def outside_of(self, rows: NDArray[np.intp]) -> AskedOutside:
-        """Return the questions from outside among some rows, by their new rows."""
+        """Return the questions from outside among some rows, each by its position among these rows."""
         return _rows_of(self.asked_outside, rows)
 
     @property
@@ -166,7 +165,7 @@ def _joined_rows(parts: Sequence[tuple[dict[int, T], int]]) -> dict[int, T]:
 
 
 def _rows_of(values: dict[int, T], rows: NDArray[np.intp]) -> dict[int, T]:
-    """Return the values of some rows, by their new rows."""
+    """Return the values of some rows, each by its position among these rows."""
     return {at: values[row] for at, row in enumerate(rows.tolist()) if row in values}
 
 

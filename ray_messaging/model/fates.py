@@ -1,4 +1,4 @@
-"""The fates of messages: what becomes of a send. The table here has all that differs from fate to fate.
+"""The fates of messages, such as "delivered" or "blocked". One table has the properties of each fate.
 
 The log stores the names of fates. Receipts, notes for the log, and calls between processes have codes, which are the
 numbers of the table's rows, so a new fate must be the table's last row.
@@ -17,9 +17,9 @@ class Fate(NamedTuple):
     meaning: str = ""
     colour: str = "#8b93a1"
     terminal: str = ""  # the colour in a terminal
-    sent: bool = False  # whether somebody has the message, so that its receipt is true
+    sent: bool = False  # whether some receiver has the message; then its receipt is true as a bool
     stored: bool = False  # whether a mailbox has the message: it counts as delivered, and can be read and answered
-    reason: str = ""  # why nobody has the message, unless a rule or the receipt gives a reason
+    reason: str = ""  # why no receiver has the message, unless a rule or the receipt gives a reason
 
 
 # The colours are Okabe and Ito's, which colour-blind readers can tell apart.
@@ -46,6 +46,6 @@ IS_SENT, IS_STORED = (np.array([name in those for name in NAMES]) for those in (
 def facts_of(name: str) -> Fate:
     """Return the properties of a fate.
 
-    A log of another version may have a name that is unknown here: it has the defaults.
+    A log of another version may have a name that is unknown here. Such a name gets the defaults.
     """
     return _TABLE.get(name, Fate())  # type: ignore[call-overload,no-any-return]  # other names have the defaults

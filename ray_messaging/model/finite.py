@@ -1,4 +1,4 @@
-"""Search for numbers that JSON does not have: NaN and the infinities, which msgspec and pydantic encode as null."""
+"""Search for numbers that JSON cannot represent: NaN and the infinities, which msgspec and pydantic encode as null."""
 
 import re
 from typing import Any
@@ -9,7 +9,8 @@ import numpy as np
 from ray_messaging.compat.msg import Msg
 
 NULL = b"null"  # NaN is encoded as null, so JSON without this text has lost no number.
-MAYBE_NULL = ord("u")  # search for this int first: a search for bytes by `in` raises and drops an error internally
+# Search for this int first, because `in` with bytes internally raises and catches an error, which takes time.
+MAYBE_NULL = ord("u")
 _NULL_WORD = int.from_bytes(NULL, "little")
 _MANY = 2**12  # From this size on, numpy searches faster.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # a double in msgpack that is not finite; few other bytes match
@@ -30,7 +31,7 @@ def may_have_null(lines: bytes) -> bool:
 def all_finite(payloads: object) -> bool:
     """Return whether all numbers in payloads are finite, which JSON requires.
 
-    Return False also if that is not certain, as for payloads that msgpack cannot encode.
+    Return False also if this is not certain, such as for payloads that msgpack cannot encode.
     """
     try:
         return _NOT_FINITE.search(_packed(payloads)) is None

@@ -1,7 +1,7 @@
 """Payloads as JSON: the form of each type, and errors that name the part that JSON cannot represent.
 
-A dict, list, str, int, float, bool or None is its own form. Other types have one form each (docs/api.md). A value
-without a form is refused.
+A form is the value that stands in the JSON. A dict, list, str, int, float, bool or None is its own form. Each other
+type has one form (docs/api.md). A value without a form is refused.
 """
 
 import json
@@ -35,7 +35,7 @@ _TOO_LONG = 10**INT_DIGITS
 PLAIN = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 LARGE, MAYBE_LARGE, LINE_END = b"e+", ord("+"), ord("\n")
 _BETWEEN = b"},{"  # This text separates two payloads in a list.
-_MANY = 2**14  # From so many bytes on, numpy is faster.
+_MANY = 2**14  # For texts from this many bytes on, numpy is faster.
 _PREFIX = "this payload cannot become JSON: "
 
 
@@ -59,10 +59,10 @@ def _is_plain_part(value: Any) -> bool:  # noqa: ANN401 - any part that is no sc
 
 
 def plain_text(payloads: object) -> bytes | None:
-    """Return payloads as one JSON list, or None if one is not plain, in a tenth of the time of `is_plain`.
+    """Return payloads as one JSON list, or None if one of them is not plain.
 
-    Unlike in `is_plain`, members of enums and UUIDs count as plain, because each has one form, and whole numbers beyond
-    64 bits do not.
+    This takes a tenth of the time of `is_plain`. Unlike in `is_plain`, members of enums and UUIDs count as plain,
+    because each has one form, and whole numbers beyond 64 bits do not.
     """
     try:
         return orjson.dumps(payloads, None, PLAIN)
@@ -98,7 +98,7 @@ def encode_plain(payload: dict[str, Any]) -> bytes | None:
         line = orjson.dumps(payload, None, PLAIN)
     except orjson.JSONEncodeError:
         return None
-    # One byte is searched first, because that is fastest and mostly decides.
+    # A search for one byte comes first, because it is the fastest, and mostly shows that there is no difference.
     differs = (
         (MAYBE_NULL in line and line.find(NULL) >= 0)
         or (MAYBE_LARGE in line and line.find(LARGE) >= 0)
@@ -147,7 +147,7 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
     if isinstance(value, list | tuple):
         if _EXACT_NUMBERS.issuperset(map(type, value)) and (
             not value or max(map(abs, value)) < _LARGE
-        ):  # as an array's
+        ):  # such as the shape of an array
             return value
         return [_form(part, (place, at)) for at, part in enumerate(value)]
     # The members are sorted, because a set's own order differs between processes.
@@ -254,7 +254,7 @@ def _leaf(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
 
 
 def _check_digits(number: int, place: Place, what: str = "is") -> None:
-    """Raise InvalidPayload for a number that nobody could read."""
+    """Raise InvalidPayload for a number with more digits than a reader accepts."""
     if not -_TOO_LONG < number < _TOO_LONG:
         raise InvalidPayload(
             f"{_PREFIX}{shown(place)} {what} {short_repr(number)}, and a number in JSON has at most {INT_DIGITS:,} "
@@ -291,7 +291,7 @@ def _same(value: object) -> object:
 
 
 def encode_whole(payload: Any) -> bytes:  # noqa: ANN401 - of any type that has a JSON form
-    """Encode an object as JSON; raise InvalidPayload, or an encoder's ValueError, if JSON cannot represent it."""
+    """Encode an object as JSON; raise InvalidPayload, or the ValueError of an encoder, if JSON cannot represent it."""
     line = encode_object(payload, encode_dict)
     # pydantic writes these if a model has ser_json_inf_nan="constants", although JSON does not have them.
     if b"NaN" in line or b"Infinity" in line:

@@ -26,7 +26,7 @@ _IGNORED = {
 _OF_NUMBERS = {
     "minimum": "ge", "maximum": "le", "exclusiveMinimum": "gt", "exclusiveMaximum": "lt", "multipleOf": "multiple_of"
 }  # fmt: skip
-BOUNDS = {  # for each kind of value: the constraints that it may have, by their names in msgspec
+BOUNDS = {  # for each kind of value, the constraints that it may have, with their names in msgspec
     "integer": _OF_NUMBERS,
     "number": _OF_NUMBERS,
     "string": {"minLength": "min_length", "maxLength": "max_length", "pattern": "pattern"},
@@ -37,7 +37,7 @@ _KNOWN = {
     *_IGNORED, *chain.from_iterable(BOUNDS.values()), "$ref", "allOf", "anyOf", "oneOf", "const", "enum", "type",
     "properties", "required", "additionalProperties", "items", "prefixItems",
 }  # fmt: skip
-# The formats of texts for which Python has a type, so that each has one meaning.
+# The formats of texts for which Python has a type. So the meaning of these formats is clear.
 FORMATS: dict[str, Any] = {
     "date-time": datetime, "date": date, "time": time, "duration": timedelta, "uuid": UUID, "decimal": Decimal
 }  # fmt: skip
@@ -47,13 +47,14 @@ _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boole
 class JsonTypes:
     """Builder of Python types from one JSON Schema. Raises ConfigError for a constraint that msgspec cannot check.
 
-    Args: with `formats` a text must have the format that the schema names, if that is one of `FORMATS`.
+    Args: `formats` says that a text must have the format that the schema names, if it is one of `FORMATS`.
     """
 
     def __init__(self, schema: Node, *, formats: bool = False) -> None:
         self._formats = FORMATS if formats else {}
         self._defs: Node = schema.get("$defs", {})
-        self._open: list[str] = []  # The references that led to the current node: one that comes again would never end.
+        # The references that led to the current node. If one of them comes again, the schema contains itself.
+        self._open: list[str] = []
         self._schema, self.top = schema, self.resolved(schema)
 
     def decoder(self, *, lists: bool = False) -> msgspec.json.Decoder[Any]:

@@ -9,9 +9,9 @@ from ray_messaging.errors import ConfigError
 def grid(rows: int, cols: int, *, torus: bool = False, moore: bool = True) -> NDArray[np.int64]:
     """Return the edges of a lattice, int64 (m, 2), for `graph=` of a run: each cell is an agent with its neighbours.
 
-    The cell in row r and column c has the id `r * cols + c`, so `divmod(me.id, cols)` is its place. An agent's
-    neighbours come row by row. On a torus that is so small that two cells would be neighbours twice, or a cell its
-    own, each edge comes once, and none leads from a cell to itself.
+    The cell in row r and column c has the id `r * cols + c`, so `divmod(me.id, cols)` is its place. The edges list an
+    agent's neighbours row by row. On a small torus two cells may be neighbours in two ways, or a cell may be its own
+    neighbour. Then each edge still comes only once, and no edge leads from a cell to itself.
 
     Args:
         rows: The number of rows, at least 1.

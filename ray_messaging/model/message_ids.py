@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NO_NUMBER = -1
-_MOST_DIGITS = 18  # Every number with so many digits fits int64.
+_MOST_DIGITS = 18  # Every number with this many digits fits int64.
 
 
 class MessageIdColumn(msgspec.Struct, eq=False):
@@ -25,7 +25,7 @@ class MessageIdColumn(msgspec.Struct, eq=False):
     @classmethod
     def of(cls, ids: Sequence[str | None]) -> "MessageIdColumn":
         """Build a column from ids."""
-        if len(ids) == 1:  # This is the fast way for a single answer, a quarter of the time.
+        if len(ids) == 1:  # For a single answer this way takes a quarter of the time.
             text, number = _split(ids[0] or "")
             return cls(np.array((number,), np.int64), (text,))
         table: dict[str, int] = {}
@@ -60,7 +60,8 @@ class MessageIdColumn(msgspec.Struct, eq=False):
         numbers, places = self.numbers[rows], None if self.places is None else self.places[rows]
         if places is None or len(rows) >= len(self.texts):
             return MessageIdColumn(numbers, self.texts, places)
-        used, among = np.unique(places, return_inverse=True)  # Frames contain the texts, so unused ones are dropped.
+        # Each frame contains all texts, so texts that no row uses are left out.
+        used, among = np.unique(places, return_inverse=True)
         texts = tuple(self.texts[place] for place in used) or ("",)
         return MessageIdColumn(numbers, texts, among.astype(np.uint32))
 

@@ -1,4 +1,4 @@
-"""Names for the parts of a value, such as `payload["t"][0]`, which errors show; and checks that all encoders share."""
+"""Names for the parts of a value, such as `payload["t"][0]`, for errors; and a check of texts for all encoders."""
 
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidPayload

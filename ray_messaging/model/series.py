@@ -1,4 +1,4 @@
-"""The values that a run collects in a step, as bytes: a row per agent, or aggregates of all agents.
+"""Encoding of the values that a run collects in a step: a row for each agent, or aggregates of all agents.
 
 The bytes begin with the shape, a line of JSON: whether there are rows or aggregates, and the kind of each column. All
 steps and groups of an experiment have the same shape, which the server checks.
@@ -37,7 +37,10 @@ def encode_rows(agents: NDArray[Any], columns: Mapping[str, Values]) -> bytes:
     """
     for name in columns:
         if type(name) is not str or not name or name in TAKEN or not is_text(name):
-            raise UnfitValue(f"collect has a column {name!r}: name it by a text, not one of {', '.join(TAKEN)}")
+            raise UnfitValue(
+                f"collect returned the column name {name!r}: a column name must be a str, and none of the reserved "
+                f"names {', '.join(TAKEN)}"
+            )
     found = {name: column_of(name, columns[name]) for name in sorted(columns)}
     ids = np.ascontiguousarray(agents).data if agents.dtype != object else agents.tolist()
     listed = [
@@ -88,10 +91,10 @@ def merged(parts: Sequence[StepSeries]) -> dict[str, Value]:
 
 
 def values_of(parts: Sequence[StepSeries]) -> dict[str, Any]:
-    """Return what all groups have collected in one step, by column.
+    """Return the values that all groups have collected in one step, by column.
 
-    Aggregates are single values. Of rows per agent each column is an array, in the order of the agents: ints before
-    strs. The column `agent` has their ids.
+    Aggregates are single values. If there is a row for each agent, each column is an array in the order of the agents,
+    ints before strs. The column `agent` has their ids.
     """
     if not parts or parts[0].agents is None:
         return {**merged(parts)} if parts else {}

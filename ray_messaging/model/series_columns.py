@@ -47,7 +47,7 @@ def column_of(name: str, values: Values) -> tuple[str, NDArray[Any] | list[str]]
                 if not text.isascii() and not is_text(text):
                     raise _unfit(name, text, place)
             return kind, plain
-        # numpy would round, without a warning, a whole number that has floats beside it.
+        # If a column has floats, numpy would round its whole numbers without a warning.
         whole = plain if kinds == {int} else [value for value in plain if type(value) is int] if int in kinds else []
         if not whole or (min(whole) >= -MOST_EXACT and max(whole) <= MOST_EXACT):
             return kind, np.array(plain, np.bool_ if kind == "bool" else np.float64 if float in kinds else np.int64)
@@ -76,7 +76,7 @@ def _array_column(name: str, array: NDArray[Any]) -> tuple[str, NDArray[Any] | l
 def float_columns(items: Sequence[Any], like: Callable[[float], Any]) -> list[NDArray[np.float64]] | None:
     """Return the floats of items as columns, in half of the time that Python and numpy take.
 
-    Return None unless each item has the form of `like(number)`, with any floats where `like` puts the number.
+    Return None unless each item has the form of `like(number)`, in which any floats may stand in place of the number.
     """
     try:
         zeros, ones = (np.frombuffer(_encode(like(number)), np.uint8) for number in _EXTREMES)

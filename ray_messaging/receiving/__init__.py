@@ -1,1 +1,1 @@
-"""Receiving: frames are read from the mailbox's durable cursor on, buffered, fetched and committed."""
+"""Receiving: frames are read from a mailbox, from its durable cursor on, put into a buffer, fetched and committed."""

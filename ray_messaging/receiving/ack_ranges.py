@@ -1,4 +1,4 @@
-"""The rows of messages in a mailbox, by which the messages are acknowledged."""
+"""Messages as rows of entries in a mailbox. An acknowledgement names such rows."""
 
 from collections.abc import Iterable
 from itertools import groupby, pairwise
@@ -18,7 +18,7 @@ Acked = Message | Iterable[Message]  # the argument of `ack`; a Messages object 
 
 
 class Span(NamedTuple):
-    """Rows `low` to `high`, exclusive, of an entry with `rows` rows.
+    """The rows from `low` to before `high` of an entry that has `rows` rows.
 
     `loan` is the delivery lease under which the rows were fetched, or None.
     """
@@ -50,7 +50,7 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
             else:
                 spans.append(Span(origin.entry, low, high, batch.rows, origin.loan))
         elif origin is not None and origin.mailbox == answer_mailbox(mailbox):
-            continue  # a late answer: it is in another mailbox, for answers only
+            continue  # a late answer came by the mailbox for answers, where it needs no acknowledgement
         elif origin is not None or not batch.sender.startswith(FOREIGN_SENDER):
             where = "in parts, by pickle" if origin is None else f"from {origin.mailbox!r}"
             raise ConfigError(
@@ -74,7 +74,7 @@ def slices_of(messages: Acked) -> list[Slice]:
                 found.append(part)
     except (TypeError, AttributeError):
         raise ConfigError(
-            f"pass a Message, some of them, or what a fetch returned, not {type(messages).__name__}"
+            f"pass a Message, a list of Messages, or the result of a fetch, not {type(messages).__name__}"
         ) from None
     return found
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
 Mask = NDArray[np.bool_]
-_NEWS_S = 1.0  # the longest wait for news in one call
+_NEWS_S = 1.0  # the longest wait for news of steps in one call
 
 
 def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -> None:
@@ -123,7 +123,7 @@ class AgentMover:
 
     async def _move(self, timeout: float, deadline: float) -> None:
         """Make attempts until an attempt succeeds or is refused for good; raise the same errors as `run`."""
-        tried: list[int] = []  # the directory's versions for which an attempt may have succeeded
+        tried: list[int] = []  # the versions of the directory that an earlier attempt would have made
         refused: MoveOutcome | None = None  # why the last attempt has changed nothing
         backoff = Backoff(STALE_DIRECTORY_RETRY, deadline=deadline)
         while True:
@@ -150,9 +150,9 @@ class AgentMover:
             await backoff.sleep()
 
     def _is_done(self, version: int) -> bool:
-        """Return whether, in steps, this move has made a version of the directory, although the answer was lost.
+        """Return whether an earlier attempt of this move, in steps, has made a version of the directory.
 
-        Instead, another process may have made the version, by a move of the same agents to another mailbox.
+        The answer to that attempt may have been lost. Another process may also have made the version, by another move.
         """
         changes = {
             record.mailbox: change
@@ -199,7 +199,7 @@ class AgentMover:
             await store.wait(progress.news, min(_NEWS_S, left))
 
     def _refuse(self, outcome: MoveOutcome) -> NoReturn:
-        """Raise the error of an attempt after which no other attempt can succeed."""
+        """Raise the error for an outcome after which no later attempt can succeed."""
         record = None if self._target is None else self._directory.records.get(self._target)
         if outcome is MoveOutcome.TOO_LARGE:
             raise self._failed(
@@ -233,9 +233,9 @@ class AgentMover:
 class UnreadMessages:
     """The messages that wait in a mailbox, outside of steps, while agents leave it.
 
-    Fetches return nothing from the first waiting message for the leaving agents on. Once the messages that were fetched
-    for these agents are committed, all waiting messages are read. An attempt writes the messages for the leaving agents
-    into the target's mailbox, and the messages for other agents into this mailbox again.
+    Meanwhile fetches return only messages before the first waiting message for the leaving agents. When the messages
+    that were fetched for these agents are committed, all waiting messages are read. An attempt writes the messages for
+    the leaving agents into the target's mailbox, and the messages for other agents into this mailbox again.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class UnreadMessages:
 
     @asynccontextmanager
     async def held_back(self, agents: AgentSet, timeout: float) -> AsyncIterator[float]:
-        """Hold back messages for agents. Once their fetched messages are committed, yield the move's deadline.
+        """Hold back messages for agents. When their fetched messages are committed, yield the move's deadline.
 
         There is one move at a time. If the move fails, an attempt that reaches the server later has no effect.
 
@@ -272,7 +272,8 @@ class UnreadMessages:
                 await self._await_commits(agents, timeout, deadline)
                 yield deadline
             except BaseException:
-                if self._number > before:  # an attempt may arrive late, and the mailbox may accept no messages
+                # An attempt may still reach the server, and may have made the mailbox refuse messages.
+                if self._number > before:
                     give_up = partial(self._transport.moves.give_up, self._name, self._epoch, self._number)
                     await persist(give_up, LEASE_RETRY, f"agents do not leave {self._name} after all")
                 raise
@@ -304,7 +305,7 @@ class UnreadMessages:
             ) from error
 
     async def _in_hand(self, agents: AgentSet, flight: InFlight) -> list[Slice]:
-        """Return the messages for agents in fetched entries after the cursor."""
+        """Return the messages for agents in entries that were fetched and are after the cursor."""
         cursor, end, found = flight.cursor, flight.at.entry, list[Slice]()
         first = keep_of(cursor)
         while order(first) <= order(end):
@@ -344,7 +345,7 @@ class UnreadMessages:
             )
 
     async def move(self, attempt_of: Callable[[], MoveAttempt], agents: AgentSet) -> Attempted:
-        """Make an attempt with all messages that wait. Meanwhile nothing is fetched or committed."""
+        """Make an attempt that moves all messages that wait for agents. Meanwhile nothing is fetched or committed."""
         commits, gate = self._fetcher.commits, self._fetcher.gate
         while True:
             await gate.wait_ended()
@@ -355,7 +356,8 @@ class UnreadMessages:
                 try:
                     attempt = attempt_of()
                     for staying in attempt.record.by_subtopic().values():
-                        self._unfolder.add(staying)  # a broadcast to the agents that stay may arrive before the answer
+                        # A broadcast to the agents that stay may arrive before the server's answer.
+                        self._unfolder.add(staying)
                     unread = self._frames(attempt, agents, commits.in_flight.copy(), aside)
                     move = partial(self._transport.moves.move, attempt._replace(unread=unread))
                     # Until the server answers, we do not know where the agents are.
@@ -369,7 +371,10 @@ class UnreadMessages:
             return found
 
     def _frames(self, attempt: MoveAttempt, agents: AgentSet, flight: InFlight, aside: list[Piece]) -> UnreadFrames:
-        """Return what an attempt does with all messages that wait; `flight` is a copy of the account in flight."""
+        """Return the changes that an attempt makes to the waiting messages.
+
+        `flight` is a copy of the mailbox's InFlight.
+        """
         slices, record, target = pass_over(flight, aside), attempt.record, attempt.target
         subtopics = set(record.by_subtopic())
         stay: list[Returned] = []
@@ -401,7 +406,7 @@ def _leaving(batch: Batch, agents: AgentSet, subtopics: set[str]) -> Mask:
 
 
 def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
-    """Take and acknowledge the rows of pieces; return the rows that were not acknowledged before."""
+    """Record the rows of pieces as taken and acknowledged; return the rows that were not acknowledged before."""
     found: list[Slice] = []
     for piece in pieces:
         assert piece.entry is not None

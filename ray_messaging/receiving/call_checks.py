@@ -6,7 +6,7 @@ from typing import Literal
 
 from ray_messaging.errors import ConfigError
 
-CommitMode = Literal["next", "acked"]  # what commits a message: the next fetch, or only `ack`
+CommitMode = Literal["next", "acked"]  # which call commits a message: the next fetch, or only `ack`
 
 
 def check_fetch(limit: int | None, commit: str = "next", *, complete: bool = False) -> None:
@@ -22,7 +22,7 @@ def check_fetch(limit: int | None, commit: str = "next", *, complete: bool = Fal
 
 
 def check_timeout(timeout: object, *, optional: bool = True, positive: bool = False) -> None:
-    """Raise ConfigError unless `seconds` is None or a finite number, 0 or more.
+    """Raise ConfigError unless `timeout` is None or a finite number of seconds, 0 or more.
 
     Args: with `optional=False` None is refused, with `positive` 0 is refused.
     """

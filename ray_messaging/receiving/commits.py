@@ -1,4 +1,4 @@
-"""Account of the messages taken from one mailbox: which are in flight, which are acknowledged, which are committed.
+"""Records of the messages taken from one mailbox: which of them are acknowledged, and which are committed.
 
 A message is committed when the server's cursor is after the message, or the server has a range that contains the
 message. After a crash, uncommitted messages are delivered again.
@@ -31,19 +31,20 @@ from ray_messaging.transports.transport_values import Conclusion
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
-MOST_RANGES = 10_000  # the most acknowledged ranges after the cursor, because each commit contains all of them
-_TRIMMED = 64  # finished parts are dropped when there are so many
+# The most acknowledged ranges after the cursor; there is a limit, because each commit contains all of them.
+MOST_RANGES = 10_000
+_TRIMMED = 64  # finished parts are deleted when there are more than this many
 
 
 class EntryRows(msgspec.Struct, gc=False):
-    """Rows `low` to `high`, exclusive, of one entry; row `low` has the number `first`."""
+    """The rows from `low` to before `high` of one entry. Row `low` has the number `first` in the order of taking."""
 
     first: int
     entry: str
     low: int
     high: int
     whole: bool  # the rows include the entry's last row
-    nbytes: int  # the size of the frame, if it was taken as a whole
+    nbytes: int  # the size of the frame, if all of its rows were taken; otherwise 0
 
     @property
     def end(self) -> Cursor:
@@ -52,7 +53,7 @@ class EntryRows(msgspec.Struct, gc=False):
 
 
 class InFlight:
-    """The rows that were taken from a mailbox, numbered in that order, until the cursor has passed them.
+    """The rows that were taken from a mailbox and are not before the cursor yet, numbered in the order of taking.
 
     `taken` rows were taken, and the first `front` of these rows are before the cursor. Rows that are acknowledged after
     the cursor are kept as intervals of numbers, so that adjacent rows are one interval even across entries. `ahead` has
@@ -64,22 +65,24 @@ class InFlight:
         self.cursor = cursor
         self.front = self.taken = 0
         self.nbytes = 0  # the bytes of whole frames before the cursor
-        self.changes = 0  # counts the changes that a commit has to write
+        self.changes = 0  # a number that rises with each change that a commit must write
         self.ahead = deque(acked)
-        # Ranges of rows that this reader never hands out.
+        # Ranges of rows that this reader skips, because they were acknowledged before this reader could take them.
         self._known = [AckRange(Cursor("0-0", 0), cursor, 0), *self.ahead]
         self._parts: list[EntryRows] = []
         self._head = 0  # the index of the first unfinished part
         self._nbytes = 0  # the bytes of whole frames that were taken
-        # Indexes of the parts are built when they are needed, because most parts are never looked up.
+        # Indexes of the parts: the first number of each part, and the parts by entry. They are built only when they are
+        # needed.
         self._firsts: list[int] = []
         self._by_entry: dict[str, EntryRows] = {}
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self.apart = 0  # the number of rows in these intervals
+        # How many rows are in the intervals from `_starts` to `_ends`, which are acknowledged after the cursor.
+        self.apart = 0
 
     def copy(self) -> "InFlight":
-        """Return a copy. If it later takes this object's place, rows that were taken meanwhile count as not taken."""
+        """Return a copy. If the copy later replaces this object, rows that were taken meanwhile count as not taken."""
         made = copy(self)
         made.ahead, made._known = deque(self.ahead), [*self._known]
         made._parts = [copy(part) for part in self._parts[self._head :]]
@@ -105,11 +108,12 @@ class InFlight:
         return sum(part.nbytes for part in self._parts[self._head :])
 
     def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - for each frame
-        """Add rows that were taken. A frame without rows only moves the cursor."""
+        """Record that rows were taken. A frame without rows only moves the cursor."""
         if not whole:
             nbytes = 0
         self._nbytes += nbytes
-        part = self._parts[-1] if (low or not high) and self._parts else None  # None: the rows begin an entry
+        # None: the rows are the first of an entry.
+        part = self._parts[-1] if (low or not high) and self._parts else None
         # Frames without rows need no acknowledgement. If many follow an unacknowledged row, they are one part.
         if part is not None and (part.entry == entry or part.low == part.high == low == high):
             part.entry, part.high, part.whole, part.nbytes = entry, high, whole, part.nbytes + nbytes
@@ -121,7 +125,7 @@ class InFlight:
             self._advance()
 
     def acked_before(self, entry: str, low: int, high: int) -> tuple[bool, int]:
-        """Return whether rows from `low` on were acknowledged before they were taken, and up to which row."""
+        """Return whether row `low` was acknowledged before it was taken, and up to which row the same holds."""
         while self.ahead:
             start, stop = begins(self.ahead[0], entry), ends(self.ahead[0], entry)
             if stop > low:
@@ -130,7 +134,7 @@ class InFlight:
         return False, high
 
     def skip(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - as take
-        """Add rows that were acknowledged before they were taken."""
+        """Record rows that were acknowledged before they were taken."""
         number, found = self.taken, self.ahead.popleft()
         self.take(entry, low, high, whole, nbytes)
         end = Cursor(entry, 0 if whole else high)
@@ -225,13 +229,13 @@ class InFlight:
         return True
 
     def _advance(self) -> None:
-        """Move the cursor after all rows that are acknowledged without a gap."""
+        """Move the cursor behind the last row before which all rows are acknowledged."""
         self.changes += 1
         parts = self._parts
-        if self.front == self.taken:  # No row is fetched and unacknowledged.
+        if self.front == self.taken:  # All rows that were taken are acknowledged.
             if parts:
                 last = parts[-1]
-                # This is `Part.end`, inlined, because each acknowledgement runs this.
+                # This is `EntryRows.end`, inlined, because each acknowledgement runs this line.
                 self.cursor = Cursor(last.entry, 0 if last.whole else last.high)
                 self.nbytes, self._head = self._nbytes, 0
                 parts.clear()
@@ -307,7 +311,7 @@ class Commits:
 
     @property
     def unwritten(self) -> bool:
-        """Return whether rows were acknowledged that the server does not know as acknowledged yet."""
+        """Return whether some acknowledgements were not written to the server yet."""
         return self.in_flight.changes != self._written
 
     def acknowledge(self, *, everything: bool = False) -> bool:
@@ -338,7 +342,8 @@ class Commits:
     ) -> Conclusion:
         """Return the changes of the mailbox that the server does not have yet.
 
-        Args: a transaction that has fetched nothing (`fetched` is False) leaves the cursor; one may change the state.
+        Args: `fetched` is False for a transaction that has fetched nothing, which does not move the cursor. With
+        `state_changed` the mailbox's state becomes `state`.
         """
         flight = self.in_flight
         done = Conclusion(
@@ -346,9 +351,10 @@ class Commits:
         )
         if fetched:
             done.cursor = flight.cursor
-            if self._ranges_stored or flight.apart or flight.ahead:  # else the server has no ranges, and gets none
+            # Otherwise the server has no ranges, and none must be written.
+            if self._ranges_stored or flight.apart or flight.ahead:
                 done.acks = flight.acks()
-                self._ranges_stored = True  # until the server has confirmed that it stores no ranges
+                self._ranges_stored = True  # this stays True until the server has confirmed a write without ranges
         return done
 
     def concluded(self, done: Conclusion) -> None:
@@ -358,21 +364,21 @@ class Commits:
             self.progress.set()
 
     async def write(self) -> None:
-        """Write the cursor, unless the server has it; raise Fenced if a newer reader has the mailbox."""
+        """Write the cursor, unless the server has the same cursor; raise Fenced if a newer reader has the mailbox."""
         async with self.writing:
             if self.in_flight.changes != self._written:
-                # The write has totals, not changes. So a repeated write, or a write that already has later changes,
-                # counts nothing twice.
+                # A write contains totals and not changes. So a repeated write counts nothing twice, even if the
+                # repetition contains later changes.
                 done = self.conclusion()
                 await self._transport.commit(done)
                 self.concluded(done)
 
     def note_stored(self, acks: SelectiveAcks) -> None:
-        """Record that another call has written these acknowledgements on the server; the next write replaces them."""
+        """Record that another call has written these acknowledgements to the server. The next write replaces them."""
         self._ranges_stored = self._ranges_stored or acks.ranges != b""
 
     def write_soon(self) -> None:
-        """Write the cursor in the background, until the server has all that is acknowledged.
+        """Write the cursor in the background, until the server has all acknowledgements.
 
         If the last write has failed, begin another write, then raise the error of the failed write.
         """

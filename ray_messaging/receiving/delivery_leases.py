@@ -1,4 +1,4 @@
-"""Delivery leases: messages that callers in other processes hold, and that are redelivered if not acknowledged."""
+"""Delivery leases: callers in other processes hold messages for a limited time, and must acknowledge them meanwhile."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.transports.cursors import AckRange, order
 
-# Seconds after which a waiting fetch checks again for leases that others gave up.
+# Seconds after which a waiting fetch looks again for leases that other callers gave up.
 _LOOK_S = 1.0
 # The most returned leases that are remembered, because Ray may repeat the call that returned a lease. The same number
 # limits the holders that are remembered.
@@ -43,8 +43,8 @@ NEXT = FetchOptions()
 class HeldByHandle(NamedTuple):
     """How many messages one handle holds, and for how many `seconds` it has held the oldest message.
 
-    `came_again` counts the messages that the handle held for too long, so that they were delivered again. The count
-    begins anew when the handle commits a lease in time.
+    `came_again` counts the messages that the handle held for too long, so that they were delivered again. The count is
+    set to 0 when the handle commits a lease in time.
     """
 
     holder: str
@@ -62,7 +62,8 @@ class Token(NamedTuple):
     lent_at: float  # in unix seconds
 
 
-Place = tuple[int, int, int]  # the place of a row in the mailbox: its entry's id (two numbers), its number in the entry
+# The position of a row in the mailbox: its entry's id (two numbers), and its number in the entry.
+Place = tuple[int, int, int]
 _BEFORE_ALL: Place = (0, 0, 0)
 
 
@@ -73,7 +74,7 @@ class _Lease:
     due: float  # loop time at which the lease ends, so that another caller gets the messages
     slices: list[Slice]
     rows: int  # the number of unacknowledged rows
-    asked: int  # the number of the fetch that this lease answers
+    asked: int  # the number of the holder's fetch that got this lease
     acked: bool  # False: the holder returns this lease with its next fetch
     lost: bool = False  # the holder has never received this lease
 
@@ -85,15 +86,15 @@ class _Lease:
 
 @dataclass(slots=True)
 class _Holder:
-    abandoned: int = -1  # the number of its last fetch that nobody waits for any more
+    abandoned: int = -1  # the number of its last fetch for whose answer it no longer waits
     reached: Place = _BEFORE_ALL  # the place after the last row that was lent to this holder
     came_again: int = 0  # see `HeldByHandle`
 
 
 class _AgainFirst(Exception):
-    """Signal that these leases, in the mailbox's order, are to be delivered before messages of the inbox.
+    """Signal that the messages of these leases must be delivered again, before messages of the inbox.
 
-    Without leases it is a signal that nobody waits for the fetch any more.
+    The leases are in the mailbox's order. An empty list means that the caller no longer waits for its fetch.
     """
 
     def __init__(self, leases: list[_Lease]) -> None:
@@ -108,20 +109,21 @@ class DeliveryLeases:
 
     - The answer with the lease was lost: the holder, with its next fetch.
     - The holder gave the lease up, or `lease_s` is over: any caller.
-    - The holder was gone before it was answered: the holder, or a caller that has not had later messages yet. Another
-      caller would see the messages of a pair out of order.
+    - The holder no longer waited for the answer: the holder, or a caller that has got no later messages. Any other
+      caller would read messages of a sender and recipient out of order.
 
-    Each time the lease gets a new token, and the old token becomes invalid.
+    Messages that are delivered again are in a new lease with a new token, and the old token is invalid.
     """
 
     def __init__(self, subscription: Subscription, lease_s: float) -> None:
         self._fetcher = subscription.fetcher
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
-        # With these three fields a fetch need not look at all leases.
+        # These three fields save a fetch from checking all leases.
         self._next_due = math.inf  # no lease ends before this time, except leases that are lost
         self._lost: dict[int, _Lease] = {}
-        self._unsure: dict[str, dict[int, _Lease]] = {}  # by holder: leases whose arrival it has not confirmed yet
+        # By holder: leases that the holder has not confirmed as received.
+        self._unsure: dict[str, dict[int, _Lease]] = {}
         self._returned = OnceByCall[tuple[str, int], None](most=_RETURNED)
         self._calls: dict[str, FetchOptions] = {}  # the options of the fetch in progress of each holder
         self._holders = OnceByCall[str, _Holder](most=_RETURNED)
@@ -139,7 +141,10 @@ class DeliveryLeases:
         return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
 
     def held(self) -> list[HeldByHandle]:
-        """Return what each handle holds, or has held for too long; not what it gave up or never received."""
+        """Return how many messages each handle holds, or has held for too long.
+
+        Messages that it gave up do not count.
+        """
         now, since = asyncio.get_running_loop().time(), defaultdict[str, list[tuple[float, int]]](list)
         for lease in self._leases.values():
             if lease.rows > 0 and lease.due and not lease.lost:
@@ -161,7 +166,7 @@ class DeliveryLeases:
     async def give_back(
         self, leases: Sequence[tuple[Token, Sequence[Span] | None]]
     ) -> tuple[list[Token], CommitFailed | None]:
-        """Commit some rows of leases, or all (None), in one write.
+        """Commit some rows of each lease, or all its rows (None), in one write.
 
         Return the leases that have ended, and an error if some rows could not be committed, otherwise None.
         """
@@ -213,7 +218,7 @@ class DeliveryLeases:
         """
         ranges = token.spans if some is None else [range_of(span) for span in some]
         flight = self._fetcher.commits.in_flight
-        # All ranges that can be acknowledged are acknowledged, even if other ranges cannot be.
+        # The list makes `all` try every range, also after one that cannot be acknowledged.
         if token.process == self._process or not all([flight.ack_ahead(found) for found in ranges]):  # noqa: C419
             raise self._late(token, sum(found.rows for found in ranges))
         if some is None:
@@ -239,9 +244,10 @@ class DeliveryLeases:
             self._fetcher.inbox.wake()
 
     async def abandon(self, holder: str, received: int, number: int) -> None:
-        """End the holder's fetch, because nobody waits for its answer. The messages that it took are delivered again.
+        """End the holder's fetch, because the holder no longer waits for its answer.
 
-        The fetch may come after this call, because Ray runs the calls of an async actor out of order.
+        The messages that the fetch took are delivered again. The fetch may arrive after this call, because Ray may run
+        the calls of an async actor out of order.
 
         Args: `received` and `number` are fields of the fetch's `FetchOptions`.
         """
@@ -249,7 +255,8 @@ class DeliveryLeases:
         if holder in self._calls and self._calls[holder].number <= number:
             del self._calls[holder]
         self._note_lost(holder, received, number)
-        self._fetcher.inbox.wake()  # wakes the fetch that ends, and other fetches that may now get its messages
+        # This wakes the fetch that must end, and other fetches that may get its messages now.
+        self._fetcher.inbox.wake()
 
     # -- lending --------------------------------------------------------------------------------------------------
 
@@ -260,7 +267,7 @@ class DeliveryLeases:
         self._fetcher.check_open()
         options = options._replace()  # a new object, whose identity stands for this fetch
         newest = max(self._holder(holder).abandoned, self._calls[holder].number - 1 if holder in self._calls else -1)
-        if options.number <= newest:  # the fetch was abandoned, and comes late
+        if options.number <= newest:  # this fetch was abandoned before it arrived
             return None, self._fetcher.messages([])
         if holder in self._calls:
             self._fetcher.inbox.wake()  # Waking the inbox ends an earlier fetch of the same holder.
@@ -298,9 +305,9 @@ class DeliveryLeases:
             self._returned.put(lease.token[:2], None)
 
     async def _take(self, holder: str, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
-        """Lease messages: of an ended lease if there is one, otherwise of the inbox (a complete fetch: all of them).
+        """Lease messages from an ended lease if there is one, otherwise from the inbox.
 
-        Return None if there are no messages, or the holder has given up the fetch.
+        A complete fetch takes all of both. Return None if there are no messages, or the holder has given up the fetch.
         """
         clock = asyncio.get_running_loop().time
 
@@ -325,11 +332,12 @@ class DeliveryLeases:
         if slices:
             return self._enter(sorted(slices, key=place_of) if options.complete else slices, holder, options)
         if taken.passed:
-            await self._fetcher.commits.write()  # unreadable frames fill the mailbox until the cursor has passed them
+            # Unreadable frames take room in the mailbox until the cursor is behind them.
+            await self._fetcher.commits.write()
         return None
 
     def _note_lost(self, holder: str, received: int, number: int) -> None:
-        """Note which leases up to fetch `number` the holder has never received; these leases are delivered again."""
+        """Mark the leases up to fetch `number` that the holder has never received, so that they are delivered again."""
         later: dict[int, _Lease] = {}
         for key, lease in self._unsure.pop(holder, {}).items():
             if lease.asked > number:
@@ -341,11 +349,12 @@ class DeliveryLeases:
             self._unsure[holder] = later
 
     def _expired(self, holder: str, now: float) -> list[_Lease]:
-        """Return the leases that are to be delivered again to this holder, in the mailbox's order."""
+        """Return the leases whose messages may be delivered again to this holder, in the mailbox's order."""
         if not self._lost and now < self._next_due:
             return []
         lost = self._lost.values()
-        # The holder of a lost lease has never seen the lease's messages.
+        # If this holder has lost leases, it has never seen their messages, so it may get all messages from the first of
+        # them on.
         mine = (lease.first for lease in lost if lease.holder == holder)
         reached = min(mine, default=self._holder(holder).reached)
         found = [lease for lease in lost if lease.holder == holder or lease.first >= reached]
@@ -356,7 +365,7 @@ class DeliveryLeases:
         return sorted(found, key=lambda lease: lease.first)
 
     def _cut(self, again: list[_Lease], holder: str, options: FetchOptions, limit: int | None) -> _Lease | None:
-        """Lend the first lease again: at most `limit` messages, and none behind the first message of the next lease."""
+        """Lend the first lease again: at most `limit` messages, and none after the first message of the next lease."""
         lease, *others = again
         slices = self._left_of(lease)
         first: list[Slice] = []

@@ -1,4 +1,4 @@
-"""Fetching from one mailbox: many messages, message by message, or for a transaction that may put all back."""
+"""Fetching from one mailbox: many messages in one call, one by one, or for a transaction that may put them back."""
 
 import asyncio
 import math
@@ -43,7 +43,7 @@ class FetchedRows(NamedTuple):
 
 
 class FetchGate:
-    """Exclusive access of one transaction to the messages, and the state after the last transaction.
+    """Exclusive access to a messager's messages for one transaction at a time; the state after the last transaction.
 
     If the outcome of the last transaction is unknown, the next caller first asks the server for the outcome.
     """
@@ -53,7 +53,7 @@ class FetchGate:
         self.free = True  # no transaction is open, and the outcome of the last one is known
         self._inbox = inbox
         self._commits: Commits | None = None  # None: no transaction is open
-        self._before: InFlight | None = None  # the account when the transaction was opened
+        self._before: InFlight | None = None  # the copy of the commits' InFlight from when the transaction was opened
         self._find_out: Callable[[], Awaitable[None]] | None = None
         self._finding_out = asyncio.Lock()
         self._ended = asyncio.Event()
@@ -91,7 +91,7 @@ class FetchGate:
             raise
 
     def conclusion(self, state: bytes | None, *, sends: bool) -> Conclusion | None:
-        """Return the changes of the transaction besides its messages, or None if it changes and sends nothing."""
+        """Return the transaction's changes of the mailbox, or None if it neither changes nor sends anything."""
         assert self._commits is not None
         assert self._before is not None
         flight, changed = self._commits.in_flight, state != self.state
@@ -135,10 +135,10 @@ class FetchGate:
 
 
 class Iteration(AsyncIterator[Message]):
-    """Iterator over messages, each of which is handled from when it is returned until the next one is requested.
+    """Iterator over messages. A message is being handled from its return until the next message is requested.
 
-    When a `for` block is left, Python drops the iterator at once, so that messages sent after the block have no cause.
-    A generator would end only later. And a cancelled request would end a generator for good.
+    When a `for` block is left, Python frees this iterator at once, so messages that are sent after the block have no
+    cause. A generator would end only later, and after a cancelled request it could not be used again.
     """
 
     def __init__(self, next_one: Callable[[], Awaitable[Message]]) -> None:
@@ -162,7 +162,8 @@ class Iteration(AsyncIterator[Message]):
 class Fetcher:
     """The fetching side of one messager. Its inbox is filled after the first subscription.
 
-    `unavailable` builds the error for a messager that is not open, and so cannot fetch. None: the messager can fetch.
+    `unavailable` builds the error for a messager that is not open, and so cannot fetch. It is None while the messager
+    can fetch.
     """
 
     def __init__(
@@ -192,7 +193,7 @@ class Fetcher:
 
     @property
     def commits(self) -> Commits:
-        """Return the account of taken and acknowledged messages.
+        """Return the records of taken and acknowledged messages.
 
         Raises: NotListening before the first subscription; the error that stopped the reader, such as Fenced or Closed.
         """
@@ -206,7 +207,7 @@ class Fetcher:
 
     @property
     def listens(self) -> bool:
-        """Return whether this messager listens on something."""
+        """Return whether this messager has subscribed to something."""
         return self._commits is not None
 
     def check_open(self) -> None:
@@ -217,16 +218,16 @@ class Fetcher:
     async def fetch(
         self, limit: int | None, timeout: float | None, commit: CommitMode = "next", *, complete: bool = False
     ) -> Messages:
-        """Commit the messages of the last fetch, and return new ones; wait up to `timeout` for the first."""
+        """Commit the messages of the last fetch, and return new messages; wait up to `timeout` seconds for one."""
         if self.unavailable is not None:
             raise self.unavailable()
         if limit is not None or commit != "next":
             check_fetch(limit, commit, complete=complete)
-        # This fast check saves a call for most timeouts.
+        # For most timeouts this quick check saves the call.
         if not (type(timeout) is float and 0.0 <= timeout < math.inf):
             check_timeout(timeout)
         if self._commits is None and timeout == 0:
-            # AgentSociety's loops may poll before they subscribe: let other tasks run meanwhile.
+            # AgentSociety's loops may poll before they have subscribed, and must let other tasks run.
             await asyncio.sleep(0)
             return Messages(self._exp_id, [])
         async with self._fetching:
@@ -261,7 +262,7 @@ class Fetcher:
         *,
         complete: bool = False,
     ) -> FetchedRows:
-        """Take messages out of the inbox; wait for the first.
+        """Take messages out of the inbox; wait for the first message.
 
         The wait also ends if a frame without messages arrives, because such frames fill the mailbox until they are
         committed.
@@ -402,7 +403,7 @@ class Fetcher:
     async def open_transaction(self) -> FetchGate:
         """Give a transaction exclusive access to the messages, and commit earlier fetches.
 
-        Raises: TransactionError if another transaction is open, or a fetch waits; as `commits`.
+        Raises: TransactionError if another transaction is open, or a fetch waits; the errors of `commits`.
         """
         self.check_open()
         commits = self.commits
@@ -415,7 +416,7 @@ class Fetcher:
     async def fetch_in_transaction(
         self, limit: int | None, timeout: float | None, check: Callable[[], object], *, complete: bool = False
     ) -> Messages:
-        """Return messages for the open transaction; wait up to `timeout` for the first.
+        """Return messages for the open transaction; wait up to `timeout` seconds for the first message.
 
         `check` raises an error if the transaction has ended meanwhile.
         """

@@ -23,7 +23,7 @@ class Piece(msgspec.Struct):
     high: int
     nbytes: int
     pattern: bytes | None = None
-    came: bool = False  # the frame says that agents have come to the mailbox
+    came: bool = False  # the frame reports that agents have come to the mailbox
 
 
 class Inbox:
@@ -34,7 +34,8 @@ class Inbox:
         self.size = 0
         self.behind = False  # the mailbox may have unread frames
         self.error: MessagingError | None = None  # the error that stopped the reader; None: it runs
-        self.trouble: MessagingError | None = None  # why the reader gets nothing at the moment, and tries again
+        # The error if the server refuses the reader now; the reader tries again.
+        self.trouble: MessagingError | None = None
         self.read_to = START.entry  # all frames up to this entry were put into the inbox
         self.foreign_bytes = 0  # the bytes of messages that foreign clients published
         self._pieces: deque[Piece] = deque()
@@ -46,8 +47,9 @@ class Inbox:
         self._emptied = asyncio.Event()
         # This is called after each frame and by `stop`, for a caller that does not wait in `arrival`.
         self.on_news: Callable[[], None] | None = None
-        self.awaited = False  # a fetch was waiting when the last frame came
-        self._withheld: AgentSet | None = None  # agents that leave: the first message to them, and all later, stay
+        self.awaited = False  # a fetch was waiting when the last frame arrived
+        # Agents that are leaving: the first message for them, and all messages after it, may not be taken.
+        self._withheld: AgentSet | None = None
         self.paused = False  # True: no message may be taken
         self._guarded = False  # some agents' messages are withheld, or the inbox is paused
         self.flowing = asyncio.Event()  # set unless the inbox is paused
@@ -59,7 +61,8 @@ class Inbox:
         """Add a frame."""
         pieces = self._pieces
         if piece.batch is None and pieces and pieces[-1].batch is None:
-            # Nobody fetches a frame without messages, so it needs no piece of its own: the last piece stands for it.
+            # A frame without messages is never fetched. If the last piece has no messages either, it stands for both
+            # frames.
             pieces[-1].entry, pieces[-1].nbytes = piece.entry, pieces[-1].nbytes + piece.nbytes
         else:
             pieces.append(piece)
@@ -96,7 +99,7 @@ class Inbox:
         self._grown.set()
 
     async def reach(self, entry: str, capacity: int, check: Callable[[], object]) -> bool:
-        """Wait until everything up to an entry was put in; return False if that is more than `capacity` messages.
+        """Wait until the inbox has all frames up to an entry; return False if these are more than `capacity` messages.
 
         The inbox's limit is raised meanwhile. `check` raises an error if no more frames will arrive.
         """
@@ -119,7 +122,7 @@ class Inbox:
         return True
 
     def wake(self) -> None:
-        """Let tasks that wait in `arrival` look again, because something other than a frame has changed."""
+        """Wake tasks that wait in `arrival`, because something other than the frames has changed."""
         self._arrived.set()
 
     async def arrival(self) -> None:
@@ -189,7 +192,7 @@ class Inbox:
         return piece.low + int(leaving.argmax())
 
     def withhold(self, agents: AgentSet | None) -> None:
-        """Hold back the first message for these agents and all later ones (None: hold back nothing any more)."""
+        """Hold back the first message for these agents, and all messages after it (None: hold back nothing)."""
         self._withheld = agents
         self._guarded = self.paused or agents is not None
         if agents is not None:
@@ -200,7 +203,7 @@ class Inbox:
                 self._arrived.set()
 
     def set_aside(self) -> list[Piece]:
-        """Let nothing be taken until `resume`; remove all pieces of the mailbox, and return them."""
+        """Prevent all takes until `resume`. Remove the pieces that came from the mailbox, and return them."""
         self.paused = self._guarded = True
         self.flowing.clear()
         aside = [piece for piece in self._pieces if piece.entry is not None]
@@ -209,7 +212,7 @@ class Inbox:
         return aside
 
     def resume(self, aside: list[Piece]) -> None:
-        """Put back pieces that were set aside, and let everything be taken again."""
+        """Put back pieces that were set aside, and allow takes again."""
         self._pieces.extendleft(reversed(aside))
         self.size += sum(piece.high - piece.low for piece in aside)
         self.paused, self._guarded = False, self._withheld is not None
@@ -234,7 +237,7 @@ class Inbox:
             self.foreign_bytes += piece.nbytes if piece.entry is None else 0
             first = self._pieces[0] if self._pieces else None
             if first is not None and first.batch is piece.batch and first.low == piece.high and first.batch is not None:
-                first.low = piece.low  # the rest of its frame
+                first.low = piece.low  # the first piece is the rest of the same frame
             else:
                 self._pieces.appendleft(piece)
         if self._pieces:

@@ -35,7 +35,7 @@ _LEAST_S = 0.01  # the least time between two checks of a lease
 
 
 class _WatchedLease:
-    """A lease as it was first seen, and the time for which it has stayed unchanged.
+    """A lease of another messager, and for how long an observer has seen it unchanged.
 
     The owner renews a lease three times within its duration. So the time between two checks counts for at most a third
     of the duration, even if it was longer: while this process stood still, or the server did not answer, perhaps the
@@ -85,10 +85,11 @@ class LeaseWatch:
 
 
 async def outlast(transport: "RedisTransport", mailbox: str, held: HeldMailbox, is_dead: IsDead | None) -> str:
-    """Wait until another owner's lease of a mailbox has ended; return the lease, or "" if there is none any more.
+    """Wait until another owner's lease of a mailbox has ended; return the lease, or "" if the lease was removed.
 
     If `is_dead` says that the owner is dead, the lease has ended at once. If the lease has ended by the server's clock,
-    wait until it has ended by our clock too, because the server's clock may have been changed. Otherwise do not wait.
+    wait until it has ended by our clock too, because the server's clock may have been changed. If the lease has not
+    ended by the server's clock, do not wait.
 
     Raises: AlreadyExists if the owner lives.
     """
@@ -122,8 +123,8 @@ class MailboxLease:
     """Lease of our mailbox, and the sender's state on the server. `run` renews both, and watches other leases.
 
     Args:
-        epoch: Returns the reader's epoch, or None before there is a reader.
-        stop: Is called with the error after which the lease cannot be renewed.
+        epoch: A function that returns the reader's epoch, or None before there is a reader.
+        stop: A function that is called with the error after which the lease cannot be renewed.
     """
 
     def __init__(
@@ -187,14 +188,14 @@ class MailboxLease:
         return self._stood_still
 
     async def confirm(self, timeout: float | None, check: Callable[[], object]) -> bool:
-        """Ask the server whether the mailbox is still ours, after this process stood still.
+        """After this process stood still, ask the server whether the mailbox is still ours.
 
-        Meanwhile a successor may have delivered and committed messages that we have read ahead. If the server does not
-        answer, try again until the timeout, and for at least one second.
+        While it stood still, another process may have taken the mailbox, and may have committed messages that we have
+        in our inbox. If the server does not answer, try again until the timeout, and for at least one second.
 
         Args:
             timeout: Seconds; None: no limit.
-            check: Raises an error if nobody waits for the answer any more.
+            check: A function that raises an error if the caller no longer waits for the answer.
 
         Returns: whether the server has confirmed it.
         Raises: Fenced if the mailbox has a newer reader; NotListening if the mailbox was removed; ServerRefused if the

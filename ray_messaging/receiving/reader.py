@@ -26,23 +26,24 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _BLOCK_S = 5.0
-# The most frames of a read from a near server, and about the most bytes, because the server does nothing else while it
-# copies the frames.
+# The most frames, and about the most bytes, of a read from a near server. There is a limit, because the server does
+# nothing else while it copies the frames.
 _FRAMES, _READ_BYTES = 32, 2 * 2**20
 _NEAR_S = 0.002  # A server is near if the first byte of an answer takes less time than this.
-_TIMES = 8  # A read from a far server takes at most so many times as much as a read from a near one.
+_TIMES = 8  # A read from a far server takes at most this many times as much as a read from a near server.
 _FRAME_BYTES = 64 * 2**10  # the assumed size of the first frame in bytes
 # Decoding must not block the event loop for longer than this, in seconds.
 _TURN_S = 0.001
-# The next read takes a system call. Before it, the waiting fetch, then the messages' handler, then the handler's sends
-# get their turn, which takes so many turns of the event loop.
+# The next read makes a system call, which takes time. So before it, the waiting fetch, then the messages' handler, then
+# the handler's sends may run. That takes this many turns of the event loop.
 _TURNS = 4
 
 
 async def persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: str) -> T:
-    """Repeat a call while the server does not answer or has no memory. No time limit is needed: the messages wait, too.
+    """Repeat a call while the server does not answer or has no memory.
 
-    Each time this logs a warning that begins with `why`.
+    There is no time limit, because the messages wait on the server meanwhile. Each time this logs a warning that begins
+    with `why`.
     """
     backoff: Backoff | None = None  # most calls succeed at once
     while True:
@@ -59,13 +60,15 @@ async def persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: st
 class ReadSize:
     """How many frames one read takes, while the mailbox has more frames than a read.
 
-    There is one read at a time, because only the end of its answer says where the next one begins. If the server is
-    far, a read takes so much that its bytes come for longer than the wait for its first byte. So most of the time some
-    bytes are under way. They do not come for much longer, because a message is seen only when all of them are here.
+    There is one read at a time, because the next read begins where the answer to the last read ends. If the server is
+    far, a read takes so many frames that the transfer of its bytes takes longer than the wait for its first byte, so
+    that the connection is used most of the time. The transfer should not take much longer than that, because the
+    messages of a read are fetched only when all its bytes have arrived.
     """
 
     def __init__(self, frame_rows: int) -> None:
-        self._rows, self._bytes = frame_rows, _FRAME_BYTES  # of the largest frame in the last read
+        # The most rows, and the most bytes, of a frame in the last read.
+        self._rows, self._bytes = frame_rows, _FRAME_BYTES
         self._times = 1
 
     def frames(self, capacity: int) -> int:
@@ -78,7 +81,7 @@ class ReadSize:
         self._rows, self._bytes = max(1, rows), max(1, nbytes)
 
     def adapt(self, waited_s: float, came_s: float) -> None:
-        """Adapt the size to a full read: how long it waited for the first byte, and how long the others came."""
+        """Adapt the size after a full read: `waited_s` until its first byte, `came_s` for the other bytes."""
         if waited_s < _NEAR_S or came_s > 4 * waited_s:
             self._times = max(1, self._times // 2)
         elif came_s < 2 * waited_s:
@@ -86,7 +89,7 @@ class ReadSize:
 
 
 class Reader:
-    """Reader of one mailbox; `frame_rows` is the largest frame that senders write into it.
+    """Reader of one mailbox. `frame_rows` is the most messages of a frame that senders write into the mailbox.
 
     `agents_came` is awaited when agents have come from another mailbox, before a message for them can be fetched.
     """
@@ -176,7 +179,8 @@ class Reader:
                 await self._persist(self._agents_came)
             most = max(most, rows := piece.high - piece.low)
             room = min(rows, self._frame_rows)
-            if not inbox.has_capacity(room):  # the frames of the last read had fewer messages
+            # This frame may have more messages than the frames of the last read, by which the count was chosen.
+            if not inbox.has_capacity(room):
                 await self._wait_capacity(room)
             if entry == frames[-1][0]:
                 inbox.behind = full
@@ -193,7 +197,7 @@ class Reader:
         self._waits, self._turned_at = False, time.monotonic()
 
     async def _let_others_go(self, *, came: bool) -> None:
-        """Let other tasks run, for more turns of the event loop if messages came for which a fetch has waited."""
+        """Let other tasks run; for more turns of the event loop if messages arrived for which a fetch was waiting."""
         turns = 1
         if came and self._inbox.awaited:
             turns, self._inbox.awaited = _TURNS, False

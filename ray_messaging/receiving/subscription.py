@@ -1,4 +1,4 @@
-"""A messager's subscription: its channels, its agents and its mailbox, from the first channel to the end."""
+"""A messager's subscription: its channels, agents and mailbox, from the first channel to the messager's close."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, number: int) -> Batch:
-    """Build the batch of a message that a foreign client published, the `number`th of a mailbox."""
+    """Build the batch of a message that a foreign client published. `number` counts such messages of a mailbox."""
     try:
         agent_id, topic = parse_channel(directory.exp_id, ingress.channel)
     except InvalidAddress:  # A pattern may match channels that are not built like ours.
@@ -61,7 +61,7 @@ def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, n
 
 
 class ForeignMessages:
-    """Messages of foreign clients for an inbox.
+    """Receiver of messages that foreign clients publish, for an inbox.
 
     These messages are in no mailbox, so no mailbox's limit holds for them. Instead, messages above the inbox's limit,
     or above `limit_bytes`, are dropped and counted.
@@ -80,7 +80,8 @@ class ForeignMessages:
     def arrived(self, ingress: Ingress) -> None:
         """Put one published message into the inbox."""
         inbox, nbytes = self._inbox, len(ingress.data)
-        # If the inbox has no other message of a foreign client, a message is accepted even if it exceeds the limit.
+        # If the inbox has no other message of a foreign client, a message is accepted even if it is above
+        # `limit_bytes`.
         too_much = inbox.foreign_bytes > 0 and inbox.foreign_bytes + nbytes > self._limit_bytes
         if inbox.size >= inbox.limit or too_much:
             self.dropped += 1
@@ -101,7 +102,10 @@ _LEAVE_S = 5.0
 
 
 class Subscription:
-    """The listening side of one messager. The first channel opens its mailbox, from which `fetcher` gets messages."""
+    """The listening side of one messager.
+
+    The first subscription opens its mailbox, from which `fetcher` gets messages.
+    """
 
     def __init__(
         self,
@@ -130,7 +134,7 @@ class Subscription:
         self._unread: UnreadMessages | None = None
         self._leaving = NO_AGENTS
         self._moves: set[asyncio.Task[None]] = set()
-        self.stepped = False  # the experiment has steps, so that changes of the agents apply from a step on
+        self.stepped = False  # whether the experiment has steps; then changes of the agents count from a step on
         self.agents_changed: Callable[[AgentSet, AgentSet], None] = lambda _came, _went: None
         self._foreign = ForeignMessages(self.inbox, directory, self.name, settings.mailbox_bytes)
         self._lease = MailboxLease(transport, self.name, settings.lease_s, lambda: self.epoch, self.stop, named=named)
@@ -146,7 +150,10 @@ class Subscription:
     async def host(
         self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str, gone: IsDead | None = None
     ) -> None:
-        """Claim agents exclusively and listen on their channels; `gone` returns whether another owner is dead."""
+        """Claim agents exclusively, and listen on their channels.
+
+        `gone` is a function that says whether another owner is dead.
+        """
         hosted = AgentSet.of(agents)
         async with self._changing:
             await self._listen(lambda spec: spec.with_agents(hosted, subtopics, owner), gone)
@@ -190,7 +197,8 @@ class Subscription:
                 version = self._directory.version + 1 if self.stepped else 0
                 record = record.succeeds(known, version, self._directory.dates)
             check_claims(record, self._directory)
-            self._note(spec)  # a broadcast to these agents may arrive before the server's answer
+            # Before the server's answer, because a broadcast to these agents may arrive earlier than the answer.
+            self._note(spec)
             listening = await self._transport.listen(
                 record, self._directory.version, limits, owner=spec.owner, epoch=self.epoch, over=over
             )
@@ -232,7 +240,7 @@ class Subscription:
         UnknownName if an agent is not here or the target does not exist; Fenced if the mailbox has a newer reader.
         """
         leaving_already = self._leaving & agents
-        if leaving_already and not self.stepped:  # in steps the later call finds that the agents are not here
+        if leaving_already and not self.stepped:  # in steps the later call gets the error that the agents are not here
             agent = next(iter(leaving_already))
             raise MoveFailed(
                 f"agent {agent!r} is leaving group {self.name!r} by another call: wait until that call has ended",
@@ -249,7 +257,8 @@ class Subscription:
         self._leaving |= agents
         channels, unread = self._spec.channels_of(agents), None if self.stepped else self._unread
         try:
-            if target is None:  # our subscription must not count as a receiver of later messages to these agents
+            # Otherwise our subscription would be counted as a receiver of later messages to these agents.
+            if target is None:
                 await self._transport.unsubscribe(channels)
             await AgentMover(self._transport, self._directory, agents, self.name, target, unread).run(timeout)
             await self.adopt()
@@ -269,7 +278,7 @@ class Subscription:
             self._unfolder.add(agents)
 
     async def adopt(self) -> None:
-        """Host the agents that are here according to the directory, because other processes may have moved some."""
+        """Host the agents that the directory has for this mailbox, because other processes may have moved some."""
         async with self._changing:
             self._directory.update(*await self._transport.load_directory(self._directory.version))
             hosted = self._spec.hosted
@@ -292,7 +301,7 @@ class Subscription:
         await self._transport.unsubscribe()
 
     async def close(self, *, commit: bool) -> None:
-        """Stop listening; if `commit`, commit fetched messages. Remove the mailbox if nobody named its messager."""
+        """Stop listening; if `commit`, commit fetched messages. Remove the mailbox if its messager has no name."""
         await end(self._renewing)
         for leaving in [*self._moves]:
             await end(leaving)
@@ -313,11 +322,11 @@ class Subscription:
                 await self._leave(self._commits, self.epoch, commit=commit)
         except (TimeoutError, ConnectionFailed, Closed) as error:
             self._report_unleft(self._commits, error)
-        except Fenced as error:  # no error for the caller: a fenced messager is to be closed
+        except Fenced as error:  # no error is raised, because a fenced messager should be closed
             logger.info("%s was closed after a newer messager took its mailbox over: %s", self.name, error)
 
     def _report_unleft(self, commits: Commits, error: Exception) -> None:
-        """Log that the mailbox was not given up in time; raise an error if handled messages will be delivered again."""
+        """Log that the mailbox could not be given up; raise an error if handled messages will be delivered again."""
         late = isinstance(error, TimeoutError)
         why = f"it took longer than {_LEAVE_S:g} s (is the server away?)" if late else str(error)
         if self._named and commits.unwritten:
@@ -325,7 +334,8 @@ class Subscription:
                 f"{self.name!r} could not commit what was fetched last when it was closed, so its next messager gets "
                 f"that again: {why}"
             ) from error
-        level = logging.INFO if isinstance(error, Closed) else logging.WARNING  # the experiment has ended anyway
+        # Closed means that the experiment has ended, which is no trouble.
+        level = logging.INFO if isinstance(error, Closed) else logging.WARNING
         logger.log(level, "%s could not leave, so its lease ends by itself: %s", self.name, why)
 
     async def _leave(self, commits: Commits, epoch: int, *, commit: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a messager subscribes to: channels, patterns, and the channels of its hosted agents."""
+"""The channels and patterns to which a messager subscribes, and the agents that it hosts."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,7 +62,7 @@ class SubscriptionSpec:
         return replace(self, agents=wider, exclusive=True, owner=owner, fresh=fresh, fresh_globs=())
 
     def hosting(self, record: MailboxRecord) -> "SubscriptionSpec":
-        """Return the spec with the agents of a record instead, because agents may have come or left since."""
+        """Return the spec with the agents of a record in place of its own, because agents may have come or left."""
         here = record.by_subtopic()
         return replace(self, agents=here, moved=record.moved, fresh=self._fresh(here, ()), fresh_globs=())
 
@@ -93,7 +93,8 @@ class SubscriptionSpec:
             [*self.plain],
             [*self.globs],
             self.exclusive,
-            # A frame has at most a quarter of the mailbox's limit, so that it need not wait until the mailbox is empty.
+            # A frame takes at most a quarter of the mailbox's limit, so that it need not wait until the mailbox is
+            # empty.
             max(1, min(settings.frame_rows, settings.mailbox_messages // 4, settings.inbox_messages // 4)),
             max(1024, min(settings.frame_bytes, settings.mailbox_bytes // 4)),
             self.moved,

@@ -11,9 +11,10 @@ from ray_messaging.model.batch import Batch
 
 
 class Unfolder:
-    """Unfolder of the folded frames of one mailbox, by its current and former agents.
+    """Unfolder of the folded frames of one mailbox. A folded frame has one row for each broadcast.
 
     A frame is folded for the agents that the mailbox had when the frame was written, and has a digest of these agents.
+    So the unfolder knows the mailbox's current and former agents.
     """
 
     def __init__(self, audiences: AudienceCache) -> None:

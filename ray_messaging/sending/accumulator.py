@@ -1,4 +1,4 @@
-"""The accumulator, which collects messages into batches, and its limits."""
+"""The accumulator, which collects accepted messages into batches, and the limiter of accepted messages."""
 
 import asyncio
 from collections import deque
@@ -43,7 +43,10 @@ _NONE_OPEN = PendingBatch()  # stands for "no batch is open": no message is appe
 
 
 class CapacityLimiter:
-    """Limiter of the messages and payload bytes that are accepted without a receipt: above the limit `send` waits."""
+    """Limiter of the messages, and their payload bytes, that are accepted and have no receipt yet.
+
+    At a limit, `send` waits.
+    """
 
     __slots__ = ("_admitted", "_turns", "max_bytes", "max_rows", "nbytes", "rows", "waited_for")
 
@@ -67,7 +70,10 @@ class CapacityLimiter:
         return self.waited_for or self.rows >= self.max_rows or self.nbytes >= self.max_bytes
 
     async def wait(self) -> None:
-        """Wait for a turn. The caller must accept a message before it awaits anything else."""
+        """Wait until there is capacity and it is the caller's turn.
+
+        The caller must accept a message before it awaits anything else.
+        """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns.append(turn)
         self._admit()
@@ -120,8 +126,9 @@ class Accumulator:
     ) -> None:
         self.tracer = tracer
         self.capacity = CapacityLimiter(settings.outbox_messages, settings.outbox_bytes)
-        self.rows_done = self.capacity.give_back  # called for some rows, while other rows of the batch may still wait
-        self.broken: MessagingError | None = None  # why nothing is accepted any more
+        # Called when some rows of a batch are done, while other rows of the batch may still wait.
+        self.rows_done = self.capacity.give_back
+        self.broken: MessagingError | None = None  # the error if nothing is accepted any more
         self._checks = checks
         self._addresses = checks.addresses
         self._log = log
@@ -136,7 +143,8 @@ class Accumulator:
         # A future for each message that the open batch may still accept without a check of the capacity.
         self._futures: Iterator[asyncio.Future[Receipt]] = iter(())
         self._loop = asyncio.get_running_loop()
-        self._thread = get_ident()  # the loop's thread; to ask for the running loop would take a tenth of a send's time
+        # The loop's thread, which is compared because to ask for the running loop would take a tenth of a send's time.
+        self._thread = get_ident()
         self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
         self._bulks = 0  # the number of bulk sends and transactions that are not finished
         self._flushes: list[asyncio.Future[None]] = []
@@ -176,7 +184,7 @@ class Accumulator:
     def accept(self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None) -> Awaitable[Receipt]:
         """Check and accept one message, at once if there is capacity.
 
-        Returns: an awaitable for the receipt; await it before anything else.
+        Returns: an awaitable for the receipt, which the caller must await before anything else.
         Raises: InvalidAddress for an invalid channel or id; UnknownSender if from_id may not send here; InvalidPayload
         or PayloadTooLarge for an invalid payload.
         """
@@ -207,7 +215,10 @@ class Accumulator:
         return self.append(*self._checks.checked(channel, payload, from_id, to_id))
 
     def append(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Awaitable[Receipt]:
-        """Accept one checked message, at once if there is capacity; await the result before anything else."""
+        """Accept one checked message, at once if there is capacity.
+
+        The caller must await the result before anything else.
+        """
         if get_ident() != self._thread:
             self.check_loop()
         cause = cause_here()
@@ -246,9 +257,9 @@ class Accumulator:
         batch.nbytes += size
         capacity.nbytes += size
         capacity.rows += 1
-        if batch.counted > ROW_CELLS:  # a single message takes the shortest path
+        if batch.counted > ROW_CELLS:  # for a single message no futures are prepared
             self._prepare_futures()
-        self.send_loop.wake()  # the send loop sleeps only while no batch is open
+        self.send_loop.wake()  # the send loop may sleep, but only while no batch is open
         return future
 
     async def _append_in_turn(
@@ -305,7 +316,7 @@ class Accumulator:
 
     def put(self, pending: PendingBatch) -> None:
         """Accept a whole batch. Call `enter` before."""
-        self._close_batch()  # Closing the batch makes later messages come after it.
+        self._close_batch()  # The open batch is closed, so that later messages come after this batch.
         self._pending.append(pending)
         self.capacity.rows += len(pending)
         self.capacity.nbytes += pending.nbytes
@@ -356,7 +367,7 @@ class Accumulator:
             batch.counted = len(batch.cells)
 
     def _prepare_futures(self) -> None:
-        """Prepare as many futures as small messages surely fit into the open batch and the capacity."""
+        """Prepare a future for each small message that surely fits into the open batch and into the capacity."""
         batch, capacity = self._open, self.capacity
         free = (capacity.max_bytes - capacity.nbytes) // LARGE_LINE
         rows = min(BATCH_ROWS - len(batch), capacity.max_rows - capacity.rows, free)
@@ -373,7 +384,8 @@ class Accumulator:
     def _batch_for(self, large: int, step: int | None, kind: Questions | Replies | None = None) -> PendingBatch:
         """Return the batch to which messages are to be appended.
 
-        Args: `large` is the size of the messages' large payloads. With a `kind`, the messages are questions or answers.
+        Args: `large` is the total size of those payloads of the messages that are large. `kind` is given for questions
+        and answers.
         """
         opened = self._open
         if opened is _NONE_OPEN or len(opened) >= BATCH_ROWS or not opened.takes(large, step, kind):
@@ -388,12 +400,15 @@ class Accumulator:
 
     @property
     def has_closed(self) -> bool:
-        """Return whether the next batch collects no more messages, so that nothing is gained by waiting with it."""
+        """Return whether the next batch is closed, so that it would gain no messages if it waited."""
         pending = self._pending
         return bool(pending) and pending[0] is not self._open and not isinstance(pending[0], TransactionBatch)
 
     def take(self) -> PendingBatch | None:
-        """Return the next batch, or None if no batch waits. Later messages come into another batch."""
+        """Return the next batch, or None if no batch waits.
+
+        The batch is closed, so later messages come into another batch.
+        """
         if not self._pending:
             return None
         pending = self._pending.popleft()

@@ -1,4 +1,4 @@
-"""Checks and encoding of the messages of bulk sends, before the first message is sent."""
+"""Checks and encoding of the messages of bulk sends (sends of many messages), before the first message is sent."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending.pending_batch import PendingBatch, caused_by_one
 
-_KEPT = 200_000  # the most ids in `known`, because each takes 64 bytes
+_KEPT = 200_000  # the most ids in `known`; there is a limit, because each id takes 64 bytes
 
 
 class AllowedSenders:
@@ -43,7 +43,7 @@ class AllowedSenders:
         self._set(self._agents | agents)
 
     def remove(self, agents: AgentSet) -> None:
-        """Allow the group to send for these agents no longer."""
+        """No longer allow the group to send for these agents."""
         self.known.clear()
         self._set(self._agents - agents)
 
@@ -52,7 +52,7 @@ class AllowedSenders:
         self._table = IdTable(ints, np.ones(len(ints), np.bool_)) if len(ints) else None
 
     def check(self, from_id: AgentId | None) -> None:
-        """Raise UnknownSender unless the agent is in the group; None is the user."""
+        """Raise UnknownSender unless the agent is in the group. An id of None, which means the user, is allowed."""
         if from_id is None or from_id in self.known:
             return
         if from_id not in self._agents:
@@ -66,7 +66,7 @@ class AllowedSenders:
         """Raise UnknownSender naming the first agent that is not in the group."""
         sparse = self._table is not None and self._table.dense is None
         if from_ids.kinds is None and sparse and self._contains(np.sort(from_ids.values)).all():
-            return  # a search for sorted ids uses the processor's cache better, and takes a third of the time
+            return  # sorted ids are found in a third of the time, because the search uses the processor's cache better
         ours = self._contains(from_ids.values)
         if from_ids.kinds is not None:
             strings = np.array([name in self._agents.strings for name in from_ids.strings], np.bool_)
@@ -150,8 +150,8 @@ def batches_of(
 ) -> list[Batch]:
     """Check and encode messages; return them as batches within the limits, which have no sender and no numbers yet.
 
-    Args: `group` is the name of a group, which sends only for its own agents, so that each message needs a from_id.
-    None: any sender.
+    Args: `group` is the name of a group, which sends only for its own agents, so that each message needs a from_id. If
+    it is None, a message may have any sender.
     Raises: the error of the first invalid message.
     """
     drafts = [PendingBatch(step)]
@@ -178,7 +178,7 @@ def batches_of(
 
 
 def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: int) -> list[ColumnChunk]:
-    """Check and encode columns; return chunks of at most one batch.
+    """Check and encode columns; return them in chunks, each of which fits into one batch.
 
     Raises: InvalidColumns if the columns do not fit together; InvalidAddress for an invalid id; InvalidPayload or
     PayloadTooLarge for an invalid payload.
@@ -224,7 +224,7 @@ def payload_column(payloads: object, rows: int, limit_bytes: int) -> Payloads:
 
 
 class _Given(NamedTuple):
-    """Payloads that a user passed: their number (None: one for all rows), the rows of a batch, and their encoder."""
+    """Payloads that a user passed: their number (None: one for all rows), how many rows a batch has, an encoder."""
 
     rows: int | None
     batch_rows: int
@@ -238,7 +238,7 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
         table = table_of(payloads)
         table.check_rows(limit_bytes)
         row_bytes = table.nbytes // max(1, table.count) + _IDS_BYTES
-        # With so many rows, a batch mostly becomes one frame.
+        # A batch of this many rows mostly becomes one frame.
         batch_rows = min(COLUMN_ROWS, max(BATCH_ROWS, CALL_BYTES // row_bytes))
         return _Given(table.count, batch_rows, lambda rows: table.part(rows.start, rows.stop))
     if one or is_object(payloads):
@@ -255,7 +255,7 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
         )
 
     def encoded(rows: slice) -> Payloads:
-        # A slice touches each payload once more, which takes an eighth of the time of the payload's encoding.
+        # To slice the list takes an eighth of the time of the encoding, so it is not done if all payloads are wanted.
         part = payloads if len(payloads) == rows.stop - rows.start else payloads[rows]
         return PayloadColumn.encode(part, limit_bytes)
 
@@ -263,7 +263,7 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
 
 
 def _check_arrays(payload: object) -> None:
-    """Raise InvalidColumns for a dict of arrays, which probably is meant as columns, not as one payload for all."""
+    """Raise InvalidColumns for a dict of arrays, which is probably meant as columns, not as one payload for all."""
     for name, value in payload.items() if isinstance(payload, dict) else ():
         if is_array(value):
             raise InvalidColumns(
@@ -314,7 +314,7 @@ async def edges_of(audience: AudiencePairs, topic: str, routes: Routes, audience
 
 
 def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:
-    """Yield the rows of a batch that have a hearer, in batches with at most BROADCAST_PAIRS pairs (or one row)."""
+    """Yield the broadcasts of a batch that have a hearer, in batches of at most BROADCAST_PAIRS pairs or one row."""
     counts = edges.counts(broadcasts.from_ids)
     heard = np.flatnonzero(counts)
     for rows in split_rows(heard, np.cumsum(counts[heard]), BROADCAST_PAIRS, len(heard)):

@@ -1,4 +1,4 @@
-"""Sends of many messages."""
+"""Bulk sends: sends of many messages in one call."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -72,7 +72,7 @@ class BulkSender:
         """
         if not broadcasts:
             return Receipts([])
-        await self._frames.refresh()  # once a call that changes the audience has returned, the new version must be used
+        await self._frames.refresh()  # if an earlier call has changed the audience, its new version must be used
         directory = self._frames.directory
         found = current_audience(directory.audiences, audience_of(broadcasts[0]).name)
         edges = await edges_of(found, broadcasts[0].topics[0], directory.routing, self._audiences)
@@ -98,7 +98,8 @@ class BulkSender:
         Args: `call_row` is the number of the first message in the call.
         """
         extension = batch.extension
-        # The messages are neither of a step, nor questions, answers or broadcasts, and nothing traces them.
+        # A batch is plain if its messages are not traced, belong to no step, and are no questions, answers or
+        # broadcasts.
         plain = extension is None or (extension.kind == _CAUSED and extension.ordinal is None)
         plain = plain and batch.trace is None and batch.numbers is None and not isinstance(batch.step, np.ndarray)
         if plain and batch.rows <= _FEW and isinstance(batch.lines, PayloadColumn) and not batch.lines.raw:
@@ -145,8 +146,8 @@ async def join_receipts(
 ) -> Receipts:
     """Wait for all parts of a bulk send; return their receipts, or raise one error for all parts.
 
-    The error has the receipts of the rows that were sent. If any part has an OutcomeUnknown, the first one is raised,
-    because only OutcomeUnknown warns against sending again.
+    The error has the receipts of the rows that were sent. If some parts have an OutcomeUnknown, the first of these
+    errors is raised, because only OutcomeUnknown warns the caller not to send again.
     """
     if len(futures) == 1 and stopped is None:
         return await futures[0]

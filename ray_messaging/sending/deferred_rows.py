@@ -1,4 +1,4 @@
-"""Rows that wait for a slow rule, and later rows of the same pairs, which must not overtake the waiting rows."""
+"""Messages (rows) that wait for a slow rule, and later messages of the same sender and recipient."""
 
 import asyncio
 import logging
@@ -28,10 +28,11 @@ logger = logging.getLogger(__name__)
 Pair = tuple[object, object]
 _UNKNOWN = None  # the verdict epoch of a row without a verdict
 _FAILED = -2
-# Rows that are deferred within this time share a request. The interceptor's lane accepts a limited number of requests
-# at once. An answer takes a few seconds at most, so this time keeps a messager below the limit.
+# Rows that are deferred within this time share a request for verdicts. The interceptor accepts a limited number of
+# requests at once, and an answer takes a few seconds at most. So this time keeps a messager below the limit.
 _GATHER_S = 0.005
-# The most rows of a request. The answer comes as soon as one verdict is known; the other rows are asked about again.
+# The most rows of a request. The answer comes as soon as one verdict is known, and the other rows are put into a later
+# request.
 ROWS = 1024
 
 
@@ -54,7 +55,7 @@ class DeferredRequest(NamedTuple):
     places: list[DeferredRow]
 
     def by_in_flight(self, but: set[int]) -> Iterator[tuple[InFlightBatch, list[tuple[int, DeferredRow]]]]:
-        """Yield each batch in flight with its rows in this request, without the request's rows in `but`."""
+        """Yield each InFlightBatch that has rows in this request, with these rows, without the rows in `but`."""
         kept = [(at, place) for at, place in enumerate(self.places) if at not in but]
         for in_flight, found in groupby(kept, lambda each: each[1].in_flight):
             yield in_flight, list(found)
@@ -68,7 +69,7 @@ class DeferredRows:
 
     def __init__(self, loop: "SendLoop") -> None:
         self.pairs: dict[Pair, list[DeferredRow]] = {}
-        self.moved: set[Pair] = set()  # pairs whose first waiting row may have got its verdict
+        self.moved: set[Pair] = set()  # pairs whose first waiting row may have a verdict now
         self._loop = loop
         self._places: dict[tuple[InFlightBatch, int], DeferredRow] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,8 +98,8 @@ class DeferredRows:
             if row in in_flight.stopped or (queue is None and row not in deferred):
                 continue
             place = DeferredRow(in_flight, row, _UNKNOWN if row in deferred else epoch)
-            # Mostly a row goes to the end of its queue. But if an earlier row is judged again, by a successor of the
-            # interceptor, it must come before later rows of its queue.
+            # Mostly a row goes to the end of its queue. But if an earlier row is judged again, because another
+            # interceptor has taken over, it must come before later rows in the queue.
             insort(self.pairs.setdefault(pair, []), place, key=_order)
             self._places[in_flight, row] = place
             held.append(row)
@@ -185,7 +186,7 @@ class DeferredRows:
             self._fail_all(request, OutcomeUnknown(f"deferred verdicts failed ({error}): please report this"))
 
     async def _wait(self, batch: Batch) -> BatchVerdict:
-        """Wait for verdicts of the current interceptor, or if it is gone, of its successor."""
+        """Wait for verdicts of the current interceptor, or if another interceptor has replaced it, of that one."""
         while True:
             client = self._loop.verdict_client
             try:
@@ -202,14 +203,14 @@ class DeferredRows:
     def _fail_all(self, request: DeferredRequest, error: MessagingError) -> None:
         for in_flight, places in request.by_in_flight(set()):
             rows = [place.row for _, place in places if place.epoch is _UNKNOWN]
-            self._resolve(in_flight, rows, _FAILED)  # the rows are closed now, and leave their queues
+            self._resolve(in_flight, rows, _FAILED)  # the rows leave their queues, and get the error below
             in_flight.fail(np.array(rows, np.intp), error)
 
     def _move(self, in_flight: InFlightBatch, rows: list[int]) -> None:
         """Let the next `take_ready` check the queues of some rows.
 
         Until then every row stays in its queue, because an earlier row of the pair may be judged again meanwhile, and
-        have to wait. A row that leaves the queue must be sent before all later rows of its pair.
+        may have to wait. A row that has left its queue must be sent before all later rows of its pair.
         """
         if rows:
             self.moved.update(_pair(in_flight.batch, row) for row in rows)

@@ -1,4 +1,4 @@
-"""Destinations of a sender: the mailboxes, or the boxes of a step."""
+"""Destination: where a sender writes its frames, to the mailboxes or to the boxes of a step."""
 
 import asyncio
 from itertools import islice
@@ -21,7 +21,7 @@ OF_VERDICTS = (SendStatus.STALE_VERDICTS, SendStatus.OTHER_RULES)
 
 
 class Destination:
-    """The routes and queues of frames that are written under one epoch: to mailboxes, or to the boxes of an attempt.
+    """The routes and queues of frames that a sender writes to the mailboxes, or to the boxes of a step.
 
     Each destination has its own routes, so that a message for a step is never routed like one for the mailboxes.
     """
@@ -33,9 +33,10 @@ class Destination:
         self.observer = observer
         self.schemas = schemas
         self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts no longer count
-        self.stale_by = SendStatus.OK  # why they do not count: STALE_VERDICTS or OTHER_RULES
+        self.stale_by = SendStatus.OK  # why the verdicts no longer count: STALE_VERDICTS or OTHER_RULES
         self.queues = MailboxQueues()
-        self.router = FrameRouter(routes, mirror=mirror)  # has the routes by which the queued frames were made
+        # The router, which keeps the routes by which the queued frames were made.
+        self.router = FrameRouter(routes, mirror=mirror)
 
     @property
     def routes(self) -> Routes:
@@ -43,7 +44,7 @@ class Destination:
         raise NotImplementedError
 
     def load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float) -> None:
-        """Queue the frames of rows of a batch (None: all), which passed under a verdict epoch."""
+        """Queue frames with some rows of a batch (None: all), which rules let pass under a verdict epoch."""
         if not in_flight.left:
             return
         self.reroute()
@@ -71,7 +72,7 @@ class Destination:
             self.load(in_flight, np.unique(np.concatenate(rows)), verdict_epoch, deadline)
 
     def next_call(self) -> list[OutboundFrame]:
-        """Return the frames of the next call, numbered, behind the frames of calls under way.
+        """Return the frames of the next call, with numbers that follow those of calls under way.
 
         All have the same verdict epoch.
         """
@@ -89,10 +90,13 @@ class Destination:
                 ready.append(frame)
                 queue.attempted += 1
                 if frame.mailbox == UNOWNED:
-                    # The server keeps one list of subscriber counts for repeats: one publication may be under way.
+                    # The server keeps only the last list of subscriber counts, for a repeated call. So one publication
+                    # may be under way.
                     break
                 if queue.refused:
-                    break  # the queue's head was refused: until the head is written, the rest would be refused too
+                    # The first frame of the queue was refused, and until it is written, the server would refuse the
+                    # rest too.
+                    break
         return ready
 
     def dequeue(self, frame: OutboundFrame) -> None:

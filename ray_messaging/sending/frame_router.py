@@ -28,13 +28,13 @@ _ROW_BYTES = 24
 
 
 _UNOWNED_BYTES = CALL_BYTES  # the most bytes of a frame for channels without a mailbox
-_SHORT = 2**16  # Fewer routes than this fit into 16 bits.
-_SETS = 1_000  # The digests of at most so many sets are remembered.
+_SHORT = 2**16  # If there are at most this many routes, their numbers fit into 16 bits.
+_SETS = 1_000  # The digests of about this many sets of agents are remembered.
 UNOWNED = ""  # the queue of messages on channels without a mailbox
 
 
 class OutboundFrame(FrameWrite, eq=False, kw_only=True):
-    """A write of some rows of a batch, `taken` (None: all). Each call that sends the frame sets its number.
+    """A frame with some rows of a batch, `taken` (None: all). Each call that sends the frame sets the frame's number.
 
     `nbytes` is the size of frame, publications and note. The last two fields are set when the frame is queued.
     """
@@ -62,14 +62,16 @@ class FrameRouter:
         self._routed: tuple[Batch, Routes, NDArray[np.int32]] | None = None  # the last batch, and its routes
         self._kinded: tuple[Batch, NDArray[np.intp] | None] | None = None  # the last batch, and its `_kinds`
         self._digests: dict[str, tuple[MailboxRecord, str, bytes]] = {}  # by mailbox, for one record and topic
-        self.unkept: dict[bytes, AgentSet] = {}  # sets that frames name and the server may not have, by digest
+        # Sets of agents that frames name and the server may not have, by digest.
+        self.unkept: dict[bytes, AgentSet] = {}
         self._kept: set[bytes] = set()
-        self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in their step
+        self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in the box's step
 
     def route(self, in_flight: InFlightBatch, rows: Rows | None, *, settle: bool = True) -> list[OutboundFrame]:
-        """Build the frames of open rows (None: all). A mailbox that has a row already does not get the row again.
+        """Build the frames of rows that have no fate yet (None: all).
 
-        If there is an event log, blocked rows are written to it. Otherwise they are settled here, if `settle`.
+        A mailbox that has a row already does not get it again. If there is an event log, blocked rows are written to
+        it. Otherwise they get their fate here, if `settle`.
         """
         in_flight.pending.trace.writing(in_flight.outgoing)
         if in_flight.pending.reaches is not None:
@@ -169,7 +171,7 @@ class FrameRouter:
         if in_flight.placed or any(len(known.mailboxes(route)) > 1 for route in used):
             return self._copied_rows(in_flight, opened, routes.tolist())
         in_flight.expect(opened, 1)
-        # Numbers of 16 bits are sorted in half the time.
+        # To sort numbers of 16 bits takes half the time.
         order = np.argsort(routes.astype(np.uint16) if len(counts) <= _SHORT else routes, kind="stable")
         found: dict[str, Rows | None] = {}
         low = 0
@@ -181,9 +183,10 @@ class FrameRouter:
         return found
 
     def _asker_of(self, batch: Batch) -> str | None:
-        """Return the queue of the mailbox that asked, for a batch of answers.
+        """Return the queue of the asker's mailbox, for a batch of answers.
 
-        Return None if the messages are no answers, or if that mailbox is gone, so that the agents' mailboxes get them.
+        Return None if the messages are no answers. Also return None if the asker's mailbox is gone: the answers then go
+        to the mailboxes of their recipients.
         """
         extension = batch.extension
         if extension is None or extension.in_reply_to is None:
@@ -219,12 +222,12 @@ class FrameRouter:
             else:
                 nowhere.append(row)
         if nowhere:
-            # The row is delivered, because one mailbox has it, and the mailbox that did not have it is gone.
+            # Each of these rows is delivered, because one mailbox has it, and the mailboxes that lacked it are gone.
             in_flight.settle(np.array(nowhere, np.intp), DELIVERED)
         return {mailbox: np.array(rows) for mailbox, rows in rows_of.items()}
 
     def _parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, row_bytes: int) -> list[Rows | None]:
-        """Split rows so that each frame is within the mailbox's limits, or without a mailbox within our own limits."""
+        """Split rows so that each frame is within its mailbox's limits; for channels without a mailbox, within ours."""
         record = self.routes.records.get(mailbox)
         lines = in_flight.outgoing.lines
         count = in_flight.batch.rows if rows is None else len(rows)
@@ -287,7 +290,8 @@ class FrameRouter:
         most_rows = COLUMN_ROWS if record.frame_rows >= FRAME_ROWS else record.frame_rows
         begins, kinds = np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0, self._kinds(in_flight)
         if kinds is not None:
-            begins |= np.diff(kinds[rows], prepend=-1) != 0  # at least as many rows as after folding
+            # These are at least as many rows as there are after folding.
+            begins |= np.diff(kinds[rows], prepend=-1) != 0
         lines = batch.lines.weights[rows if batch.lines.index is None else batch.lines.index[rows]]
         volumes = np.cumsum(np.where(begins, lines + _ROW_BYTES, 0))
         return [*split_rows(rows, volumes, min(record.frame_bytes, CALL_BYTES), most_rows)]
@@ -374,5 +378,5 @@ def _row_bytes(batch: Batch) -> int:
     columns += [column for each in ids for column in (each.values, each.kinds)]
     in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
     in_columns += 0 if batch.extension is None else batch.extension.row_bytes
-    # A row that is listed in the frame's header takes a uint32 there.
+    # Each label, and `noted`, lists rows in the frame's header, as a uint32 for each row.
     return in_columns + sum(each.width for each in ids) + 4 * (len(batch.labels) + (batch.noted is not None))

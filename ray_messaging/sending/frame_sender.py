@@ -42,20 +42,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Sequence numbers of mailboxes that are gone are deleted once there are so many, and so many in each call.
+# Sequence numbers of mailboxes that are gone are deleted when there are at least `_GONE`, in calls of `_MOST_FIELDS`
+# each.
 _GONE, _MOST_FIELDS = 64, 1_000
 _OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)  # the server refuses the sender itself
-_LARGE = 16 * 2**10  # a frame below this size is sent again without asking first whether there is room
-# The most calls under way, and their most bytes but for the last call: enough for 100 MB/s and 80 ms.
+_LARGE = 16 * 2**10  # a refused frame below this size is sent again without a question whether there is room
+# The most calls under way, and the most bytes under way before a further call is made. This is enough for a link of 100
+# MB/s with a round trip of 80 ms.
 _WINDOW_CALLS, _WINDOW_BYTES = 16, 8 * 2**20
-# Later replies, in seconds, show that the network or the server is slow. Then more bytes under way would only make each
-# call take longer than its timeout.
+# A reply that takes more seconds than this shows that the network or the server is slow. Then more bytes under way
+# would only make calls take longer than their timeout.
 _SLOW_S = 0.5
 _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
 
 class CallUnderWay(NamedTuple):
-    """A call of which the reply was not processed yet; `alone`: no other call was under way when it was made."""
+    """A call whose reply was not processed yet. `alone` says that no other call was under way when it was made."""
 
     frames: list[OutboundFrame]
     nbytes: int
@@ -67,9 +69,9 @@ class CallUnderWay(NamedTuple):
 class FrameSender(Destination):
     """The mailboxes as the destination of one sender: the sender's frames wait here until the server has written them.
 
-    A retry repeats the same bytes under the same sequence number. If an outcome stays unknown, the sends raise
-    OutcomeUnknown, and a higher epoch is claimed before anything else is sent, so that the server refuses the old
-    frame.
+    A retry repeats the same bytes under the same sequence number. If the outcome of a call stays unknown, the sends
+    raise OutcomeUnknown. Before anything else is sent, a higher epoch is claimed, so that the server refuses the old
+    frames.
 
     Several calls may be under way. The server takes frames only in the order of their numbers, so a frame that is
     refused holds up the later frames of its mailbox. After a refusal, nothing is changed and no call is made before all
@@ -90,18 +92,19 @@ class FrameSender(Destination):
         self.epoch = 0
         self.transactions = 0  # how many transactions the server has committed, as far as is known here
         self.subscriber_counts: list[int] = []  # subscribers of the last publications, read with the last epoch
-        self.fenced: Fenced | None = None  # why nothing can be sent any more
+        self.fenced: Fenced | None = None  # the error if nothing can be sent any more
         self.behind = False  # the server lost a transaction that it had confirmed
-        self.attempted = False  # a call is in flight, or its reply is not processed yet
+        self.attempted = False  # a call is under way, or its reply is not processed yet
         self.calls: deque[CallUnderWay] = deque()  # the calls that `send` has left under way, in order
-        self.replied: Callable[[], None] = lambda: None  # called when a call under way has its reply
-        self._window = 0  # if more bytes are under way, no further call is made; it grows with each reply
-        self._some_refused = False  # a queue may have a head that was refused
+        self.replied: Callable[[], None] = lambda: None  # called when the reply of a call under way has arrived
+        self._window = 0  # while more bytes than this are under way, no further call is made; it grows with each reply
+        self._some_refused = False  # the first frame of some queue may have been refused
         self._transport = transport
         self.directory = directory
         self._keep_s = keep_s
         self._first_epoch = asyncio.Lock()
-        self._fence_at: float | None = None  # loop time; None: no call of ours can still arrive late
+        # The loop time at which to claim a higher epoch; None: no call of ours can still arrive late.
+        self._fence_at: float | None = None
         self._directory_stale = False  # the server has a later version of the directory
         self._refusals = 0  # the number of calls in a row that the server refused as a whole
         self._refused_until = 0.0  # a time of the event loop's clock: until then, nothing is sent
@@ -115,7 +118,8 @@ class FrameSender(Destination):
     def reroute(self, *, again: bool = False) -> None:
         """Route all queued rows again, as `Destination.reroute` does, unless calls are under way.
 
-        The server refuses calls that are made by old routes. Then no call is under way any more.
+        While calls are under way, nothing need be done: the server refuses calls that were made by old routes, and then
+        this is called again.
         """
         if not self.calls:
             super().reroute(again=again)
@@ -129,7 +133,7 @@ class FrameSender(Destination):
             await self._forget_gone()
 
     async def refresh(self) -> None:
-        """Load the changes of the directory. Queued frames are not changed until the next send."""
+        """Load the changes of the directory. Queued frames are routed again at the next send."""
         self.directory.update(*await self._transport.load_directory(self.directory.version))
 
     def _is_gone(self, mailbox: str) -> bool:
@@ -157,15 +161,15 @@ class FrameSender(Destination):
                 await self.take_epoch()
 
     async def fence(self) -> None:
-        """Claim a higher epoch if a frame may still arrive after its send has raised OutcomeUnknown."""
+        """Claim a higher epoch if a frame may still reach the server although its send has raised OutcomeUnknown."""
         if self._fence_at is not None:
             await self.take_epoch()
 
     async def take_epoch(self) -> None:
         """Claim a higher epoch, and read which frames and transactions the server has written.
 
-        If there is no answer, the server may have a higher epoch than we know. So this is repeated before anything is
-        sent.
+        If there is no answer, the server may have a higher epoch than we know. So this is called again before anything
+        is sent.
 
         Raises: Fenced if another sender has our name.
         """
@@ -182,7 +186,7 @@ class FrameSender(Destination):
         self.queues.written = dict(state.last)
         for mailbox, queue in list(self.queues.items()):
             last = state.last.get(mailbox, 0)
-            # If the reply to a call was lost, the call's frames are at the heads of their queues.
+            # If the reply to a call was lost, the call's frames are still the first of their queues.
             for _ in range(min(last - queue.written, queue.attempted)):
                 self.written(queue.frames.popleft(), state.takers)
             queue.written, queue.attempted = last, 0
@@ -222,7 +226,8 @@ class FrameSender(Destination):
             if self.calls:
                 await self._take_replies(all_of_them=not ahead)
             if ahead:
-                # New routes may name sets of agents that the event log may lack: then nothing is called ahead.
+                # New routes may name sets of agents that must be written for the event log first. Then no call is left
+                # under way.
                 self.reroute()
             if ahead and self._is_calm():
                 self._call_ahead()
@@ -249,7 +254,7 @@ class FrameSender(Destination):
     # -- calls under way ------------------------------------------------------------------------------------------
 
     def _is_calm(self) -> bool:
-        """Return whether nothing was refused that is not written yet, and nothing else must be done before a call."""
+        """Return whether no refused frame waits, and nothing else must be done before the next call."""
         refused = self._some_refused or self._refusals or self.stale_verdicts or self._directory_stale
         return not refused and self._fence_at is None and not self.router.unkept
 
@@ -264,11 +269,12 @@ class FrameSender(Destination):
 
     def _has_replied(self, reply: "asyncio.Task[SendReply]") -> None:
         if not reply.cancelled():
-            reply.exception()  # it is raised when the reply is processed, unless sending has stopped
+            # Marks the error as seen; it is raised when the reply is processed, unless sending has stopped before.
+            reply.exception()
             self.replied()
 
     async def _take_replies(self, *, all_of_them: bool) -> None:
-        """Process the replies to calls under way that have come, in order, or wait for all of them."""
+        """Process, in order, the replies that have arrived to calls under way; with `all_of_them` wait for all."""
         while self.calls and (all_of_them or self.calls[0].reply.done()):
             call = self.calls[0]
             await asyncio.wait((call.reply,))
@@ -297,18 +303,18 @@ class FrameSender(Destination):
             unknown = [error for error in errors if not _is_unsent(error)]
             late = any(reply.repeated and not _all_written(reply) for _, reply in replied)
             if late and not unknown:
-                await self.take_epoch()  # an attempt that was refused may still arrive
+                await self.take_epoch()  # a repeated call that was refused may still reach the server a second time
             self.attempted = bool(unknown)
             raise [*unknown, *errors][0]
         await self._process(replied, alone=calls[0].alone)
         self.attempted = False
 
     async def _look_for_room(self) -> None:
-        """Ask whether there is room for large frames that were refused: to send and refuse them again takes long."""
+        """Ask whether there is room now for large frames that were refused. To send them in vain would take long."""
         self._some_refused = any(queue.refused for queue in self.queues.values())
         for queue in self.queues.refused(asyncio.get_running_loop().time()):
             head = queue.frames[0]
-            if len(head.frame) < _LARGE:  # Frames that are only published or logged count as small, too.
+            if len(head.frame) < _LARGE:  # Frames for channels without a mailbox, and log notes, count as small too.
                 continue
             why = await self._transport.still_full(head.mailbox, head.rows, len(head.frame))
             if why is not None:
@@ -325,8 +331,8 @@ class FrameSender(Destination):
     ) -> SendReply:
         """Make one call with numbered frames.
 
-        If the call was repeated, an earlier attempt may still arrive. Then `attempted` stays set, and the caller clears
-        it after it has processed the reply.
+        If the call was repeated, an earlier try of it may still reach the server. Then `attempted` stays set, and the
+        caller clears it after it has processed the reply.
         """
         await self.keep_agents()
         self.attempted = True
@@ -348,8 +354,8 @@ class FrameSender(Destination):
     async def _process(self, calls: Sequence[tuple[list[OutboundFrame], SendReply]], *, alone: bool = True) -> None:
         """Process the replies to calls that were under way at the same time, in order.
 
-        Only the first refusal is acted on, after which the other refused frames are sent again. But if the server
-        refuses the sender itself, that comes first.
+        Only the cause of the first refusal is removed, and then all refused frames are sent again. But if the server
+        refuses the sender itself, that refusal is handled first.
 
         Args: `alone` says that no earlier call was under way when the first of these calls was made.
         """
@@ -361,7 +367,8 @@ class FrameSender(Destination):
         sent, reply = next((each for each in failed if each[1].status in _OF_THE_SENDER), failed[0])
         reply.repeated = any(other.repeated for _, other in failed)
         if not alone or reply is not calls[0][1]:
-            # The frame before may only have come later. If the server has lost it, the next call, made alone, tells.
+            # A gap may only mean that the earlier frame arrived later than this one. If the server has lost the earlier
+            # frame, the next call, which is made alone, shows that.
             reply.fates = [FrameFate.HELD_BACK if fate is FrameFate.GAP else fate for fate in reply.fates]
         await self.settle_refusal(reply, [frame for frames, _ in failed for frame in frames])
         if reply.status in _OF_THE_SENDER:
@@ -377,10 +384,12 @@ class FrameSender(Destination):
     def _take_written(self, frames: list[OutboundFrame], reply: SendReply) -> None:
         """Take the frames that the server has written from their queues, and set the fates of their rows.
 
-        If the server has a frame, it has all earlier frames of the mailbox, though their call may have no reply.
+        If the server has written a frame, it has written all earlier frames of the mailbox, even if their call got no
+        reply.
         """
         written = False
-        for frame, fate in zip(frames, reply.fates, strict=False):  # no fates: the server refuses the sender
+        # There are no fates if the server refuses the sender.
+        for frame, fate in zip(frames, reply.fates, strict=False):
             if fate in _WRITTEN:
                 written, queue = True, self.queues[frame.mailbox]
                 while queue.written < frame.seq:
@@ -392,9 +401,10 @@ class FrameSender(Destination):
             self._backoff.reset()
 
     async def settle_refusal(self, reply: SendReply, sent: list[OutboundFrame]) -> None:
-        """Make sure that no attempt at a call arrives late, after the server refused the call or some of its frames.
+        """After the server refused a call or some of its frames, make sure that no earlier try of it is accepted later.
 
-        If an attempt may still arrive, claim a higher epoch, and read which frames the server has written.
+        If an earlier try may still reach the server, claim a higher epoch, and read which frames the server has
+        written.
 
         Raises: Fenced if another sender has our name, or the server lost it.
         """
@@ -408,8 +418,8 @@ class FrameSender(Destination):
         if gap:
             logger.error("the server lost messages that it had taken from %s: was it restored?", self.sender)
         if gap or reply.repeated:
-            # A higher epoch fences late attempts. Otherwise the server could accept one, because it has lost the
-            # number that the attempt uses, or because the frame with this number has changed since.
+            # A higher epoch fences late tries. Otherwise the server could accept a late frame, because it has lost the
+            # number that the frame uses, or because that number has another frame now.
             await self.take_epoch()
 
     async def _prepare_next(self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
@@ -428,7 +438,7 @@ class FrameSender(Destination):
         else:
             for frame, fate in refused:
                 queue = self.queues[frame.mailbox]
-                # A frame that is not the first waits for an earlier frame.
+                # A frame that is not the first of its queue was only refused because an earlier frame was.
                 if queue.frames and queue.frames[0] is frame:
                     self._process_refused(queue, status, fate)
 
@@ -444,14 +454,17 @@ class FrameSender(Destination):
             self._try_later(queue, fate)
 
     def _try_later(self, queue: MailboxQueue, why: FrameFate) -> None:
-        """Try a refused head again after a pause; fail the frames that are past their deadline."""
+        """Let a queue's refused first frame be tried again after a pause; fail frames that are past their deadline."""
         now = asyncio.get_running_loop().time()
         self._fail_late(queue, why, now)
         queue.back_off(now)
         self._some_refused = True
 
     def _back_off(self, why: SendStatus) -> None:
-        """Pause, from the second call in a row on that was refused as a whole; fail frames past their deadline."""
+        """After a call that was refused as a whole, fail frames past their deadline.
+
+        From the second such call in a row on, pause.
+        """
         now = asyncio.get_running_loop().time()
         self._refusals += 1
         if self._refusals > 1:
@@ -482,7 +495,7 @@ class FrameSender(Destination):
     def _end(self, reply: SendReply, frames: list[OutboundFrame]) -> Fenced:
         """Stop for good, because another sender has our name or the server lost it; return the error.
 
-        An earlier attempt of these frames may have been written.
+        If the call was repeated, an earlier try may have written its frames, so their outcome is unknown.
         """
         for frame in frames if reply.repeated else ():
             frame.in_flight.fail(frame.batch_rows(), send_errors.taken_over())
@@ -508,7 +521,7 @@ class FrameSender(Destination):
         return error
 
     def abandon(self, error: MessagingError) -> None:
-        """Fail all frames. Frames of calls in flight have an unknown outcome."""
+        """Fail all frames. The outcome of frames in calls under way is unknown."""
         for call in self.calls:
             call.reply.cancel()
         self.calls.clear()

@@ -1,4 +1,4 @@
-"""The batch in flight: the state of each row, from its verdict to its receipt."""
+"""A batch that is being sent: the state of each row, from its verdict to its receipt."""
 
 import time
 from collections import Counter
@@ -20,7 +20,7 @@ Rows = NDArray[np.intp]
 
 
 class BatchOwner(Protocol):
-    """The object that is called when rows of a batch in flight are done."""
+    """The object that is told when rows of an InFlightBatch are done."""
 
     def rows_done(self, rows: int, nbytes: int) -> None:
         """Take note that `rows` rows, with `nbytes` bytes of payload, have their fate or error."""
@@ -30,7 +30,7 @@ class BatchOwner(Protocol):
 
 
 class InFlightBatch:
-    """A batch between its verdicts and its receipts.
+    """A batch that is being sent. It exists until all its rows have a fate or an error.
 
     A row is open until it gets a fate or an error, which happens once. `left` is the number of open rows. `pending` has
     the futures of the receipts, the trace, and who hears broadcasts. `batch` is the batch as it was accepted, which
@@ -72,7 +72,7 @@ class InFlightBatch:
         self._weights: RowWeights | None = None
 
     def row_in_call(self, row: int) -> int | None:
-        """Return a row's number in the call that sent it, or None if the row was sent as a single message."""
+        """Return a row's number in the bulk send that sent it, or None if the row was sent as a single message."""
         for bulk in self.pending.bulks:
             if bulk.low <= row < bulk.high:
                 return bulk.call_row + row - bulk.low
@@ -109,7 +109,7 @@ class InFlightBatch:
     # -- verdicts -------------------------------------------------------------------------------------------------
 
     def apply(self, verdict: BatchVerdict, rows: Rows | None = None) -> None:
-        """Apply the verdicts on some rows (None: all), instead of earlier verdicts.
+        """Apply the verdicts on some rows (None: all), in place of earlier verdicts.
 
         A row that a mailbox already has keeps the verdict under which it was written.
         """
@@ -135,7 +135,7 @@ class InFlightBatch:
         }
 
     def stop(self, rows: Rows) -> None:
-        """Settle rows as blocked."""
+        """Set the fate BLOCKED for rows."""
         self.settle(rows, BLOCKED)
 
     # -- fates ----------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class InFlightBatch:
         self._tell(lost)
 
     def give_up(self, error: MessagingError) -> MessagingError:
-        """Set an error for all open rows; return the error, with the receipts of the other rows."""
+        """Set an error for all open rows; return the error, which has the receipts of the other rows."""
         self.fail(None, error)
         return self._error_of(0, self.batch.rows) if self.errors else error
 
@@ -206,7 +206,7 @@ class InFlightBatch:
     # -- receipts -------------------------------------------------------------------------------------------------
 
     def _tell(self, rows: Rows | None) -> None:
-        """Set the receipts or errors in the futures of rows that were just closed (None: all)."""
+        """Set the receipts or errors in the futures of rows that have just got their fate or error (None: all)."""
         pending = self.pending
         # A bulk send gets its receipts all at once, so it waits until no row is left.
         if self._told or (self.left and not pending.singles and len(pending.bulks) == 1):
@@ -234,7 +234,7 @@ class InFlightBatch:
                 future.set_result(self.outcome.receipt(row))
         for low, high, bulk, _ in self.pending.bulks:
             unknown = np.flatnonzero(fates[low:high] == UNKNOWN) + low
-            # Mostly nothing has failed, and single rows need not be checked.
+            # Mostly no row has failed, and then single rows need not be checked.
             if bulk.done() or len(unknown) > len(self.errors):
                 continue
             if any(row not in self.errors for row in unknown.tolist()):
@@ -251,7 +251,8 @@ class InFlightBatch:
         others = [found for found in dict.fromkeys(self.errors[row] for row in rows) if type(found) is not type(error)]
         text = str(error.args[0])
         if isinstance(error, OutcomeUnknown) and others:
-            # If the caller sent all rows again, some rows would be sent twice.
+            # The text names the other errors too, because the caller must not send all rows again: some may be sent
+            # twice.
             text += f". Others of these failed for another reason: {others[0]}"
         facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
         made = type(error)(text, **facts)
@@ -275,7 +276,7 @@ class RowWeights:
         self._open = None if lines.index is None else np.bincount(lines.index, minlength=lines.count)
 
     def take(self, rows: Rows) -> int:
-        """Return how many bytes are freed when these rows are closed. Each row may be passed only once."""
+        """Return how many bytes are freed when these rows are closed. Each row may be passed in only one call."""
         if self._index is None or self._open is None:
             freed = int(self._weights[rows].sum())
         else:

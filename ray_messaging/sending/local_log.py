@@ -11,7 +11,8 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.fates import UNKNOWN
 from ray_messaging.receipt import Outcome
 
-_BATCH_BYTES = 900  # the size of a batch and its outcome without payloads; most of the size if it is one message
+# The size of a batch and its outcome without payloads, which is most of the size of a batch of one message.
+_BATCH_BYTES = 900
 
 
 class SendLog(Protocol):
@@ -44,7 +45,7 @@ class LocalLog:
         return max(0, self._size - self._limit)
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
-        """Add a settled batch."""
+        """Add a batch whose rows all have their fates."""
         nbytes = _BATCH_BYTES
         if batch.lines is not None:
             batch.lines.pack()

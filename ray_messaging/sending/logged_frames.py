@@ -1,4 +1,4 @@
-"""Notes for the event log about messages that no mailbox has, or about facts that no mailbox has."""
+"""Log notes: messages, and facts about messages, that are in no mailbox, in the form for the event log."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from ray_messaging.wire.notes import Before, LogNote, before_of, encode_log_note
 
 
 def blocked(in_flight: InFlightBatch, rows: Rows) -> LoggedFrame:
-    """Build the note about blocked rows, with their payloads as the rule that blocked them has seen them."""
+    """Build the note about blocked rows. It has the payloads that the blocking rule has read."""
     places = rows.tolist()
     why = why_of(map(in_flight.stopped.__getitem__, places))
     return logged(in_flight.outgoing.take(rows), LogNote(BLOCKED, why=why, before=_originals(in_flight, places)))

@@ -1,4 +1,4 @@
-"""Per-mailbox FIFO queues of frames. A full mailbox blocks only its own queue."""
+"""Queues of frames, one for each mailbox. A full mailbox blocks only its own queue."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ class MailboxQueue:
     """The frames that wait for one mailbox.
 
     `written` is the sequence number of the last frame that the server has written. `attempted` counts the frames at the
-    head that are part of a call in flight, or of a call that may still reach the server. `refused` says that the head
-    was refused.
+    queue's beginning that are part of a call under way, or of a call that may still reach the server. `refused` says
+    that the server has refused the first frame, the head.
     """
 
     __slots__ = ("_backoff", "attempted", "frames", "refused", "retry_at", "written")
@@ -26,19 +26,19 @@ class MailboxQueue:
         self._backoff = Backoff(FULL_MAILBOX_RETRY)
 
     def reset(self) -> None:
-        """Record that the head, which was refused before, was written."""
+        """Record that the first frame, which was refused before, was written."""
         self.refused, self.retry_at = False, 0.0
         self._backoff.reset()
 
     def back_off(self, now: float) -> None:
-        """Record that the head was refused, and set a growing pause before the next try."""
+        """Record that the first frame was refused, and set a growing pause before the next try."""
         self.refused = True
         self.retry_at = now + self._backoff.next_pause()
 
     def take(self) -> list[OutboundFrame]:
         """Remove and return the frames.
 
-        A head that was refused is tried again at once, but the pause after the next refusal is longer.
+        A first frame that was refused may be tried again at once, but the pause after its next refusal is longer.
         """
         taken, self.frames = [*self.frames], deque()
         self.attempted, self.retry_at = 0, 0.0
@@ -57,7 +57,7 @@ class MailboxQueues(dict[str, MailboxQueue]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.written: dict[str, int] = {}  # mailbox without a queue -> the last sequence number written to it
+        self.written: dict[str, int] = {}  # by mailbox without a queue, the last sequence number that was written to it
 
     def queue_of(self, mailbox: str) -> MailboxQueue:
         """Return a mailbox's queue; create it if there is none."""
@@ -96,13 +96,13 @@ class MailboxQueues(dict[str, MailboxQueue]):
         return min((queue.retry_at for queue in self.values() if queue.frames), default=None)
 
     def refused(self, now: float) -> list[MailboxQueue]:
-        """Return the queues whose head was refused and is to be tried again now."""
+        """Return the queues whose first frame was refused, and may be tried again now."""
         return [queue for queue in self.values() if queue.refused and queue.frames and queue.retry_at <= now]
 
     def take_all(self) -> list[OutboundFrame]:
         """Empty the queues, and return their frames, the oldest first.
 
-        Rows of one batch that were queued later, because they had to wait for a verdict, have a later deadline.
+        If rows of one batch were queued later, because they had to wait for a verdict, they have a later deadline.
         """
         frames = [frame for queue in self.values() for frame in queue.take()]
         return sorted(frames, key=lambda frame: (frame.in_flight.batch.first, frame.deadline))

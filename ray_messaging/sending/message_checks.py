@@ -25,8 +25,8 @@ class CheckedMessage(NamedTuple):
 class MessageChecks:
     """The checks of one messager's messages.
 
-    Args: with `user_is_explicit`, a from_id of None always means the user. Without it, None may also mean that from_id
-    was left out, which is refused if only some agents may send.
+    Args: `user_is_explicit` says that a from_id of None always means the user. Otherwise None may also mean that
+    from_id was left out, which is refused if only some agents may send.
     """
 
     def __init__(self, exp_id: str, name: str, payload_bytes: int, *, user_is_explicit: bool = False) -> None:
@@ -50,7 +50,7 @@ class MessageChecks:
             self._allowed.remove(agents)
 
     def address(self, channel: str) -> tuple[AgentId | None, str]:
-        """Return the agent (None: it is not an agent's channel) and the topic of a channel.
+        """Return the agent (None: the channel is not an agent's) and the topic of a channel.
 
         Raises: InvalidAddress for an invalid channel.
         """
@@ -62,7 +62,7 @@ class MessageChecks:
         except TypeError:  # The channel has no hash, so it cannot be looked up, and is parsed.
             return parse_channel(self._exp_id, channel)
         if len(known) >= _ADDRESSES_KEPT:
-            known.clear()  # The table is full: from now on channels are parsed again.
+            known.clear()  # The table is full, so it is emptied, and channels are parsed again.
         known[channel] = agent_id, topic  # a plain tuple, which is the fastest to unpack
         return agent_id, topic
 

@@ -28,12 +28,13 @@ from ray_messaging.transports.transport_values import Conclusion
 if TYPE_CHECKING:
     from ray_messaging.message import Message
 
-_EXPECTS = np.ones(1, np.bool_)  # for a single question: building it would double the time for the extension
+# The column of a single question, because to build it each time would double the time for the extension.
+_EXPECTS = np.ones(1, np.bool_)
 _EXPECTS.flags.writeable = False
 
 
 class Questions(NamedTuple):
-    """Questions whose answers are sent to `mailbox`.
+    """Kind of rows: questions whose answers are sent to `mailbox`.
 
     `sealed` is called with each batch of questions, once its messages have their ids, and before the batch is sent. Its
     second argument has the futures of the answers, for questions that were asked one by one.
@@ -44,7 +45,7 @@ class Questions(NamedTuple):
 
 
 class Replies(NamedTuple):
-    """Answers for the mailbox that asked. With `failed`, the answers say that a handler has failed."""
+    """Kind of rows: answers for the mailbox that asked. `failed` says that they report a handler's failure."""
 
     mailbox: str
     failed: bool = False
@@ -53,8 +54,8 @@ class Replies(NamedTuple):
 class ConversationRows(msgspec.Struct, eq=False):
     """The rows of one batch that are all questions or all answers.
 
-    Answers have the ids of their questions in `in_reply_to`, questions the futures of their answers in `answers`.
-    `behind` has, by row, the handlers that wait for the answer to a question.
+    For answers, `in_reply_to` has the ids of their questions. For questions, `answers` has the futures of their
+    answers. `behind` has, by row, the handlers that wait for the answer to a question.
     """
 
     kind: Questions | Replies
@@ -78,7 +79,7 @@ class ConversationRows(msgspec.Struct, eq=False):
 
 
 class Reach(NamedTuple):
-    """How many of a mailbox's agents hear each sender, by the sender's place; `agents` is the digest of the agents."""
+    """How many agents of a mailbox hear each sender, by the sender's place. `agents` is the digest of these agents."""
 
     record: MailboxRecord
     agents: bytes
@@ -112,7 +113,7 @@ class Reaches:
         return found
 
     def are_all_in(self, records: Collection[MailboxRecord], from_ids: IdColumn) -> bool:
-        """Return whether each hearer of some senders is in one of some mailboxes."""
+        """Return whether every hearer of some senders is in one of these mailboxes."""
         there = sum((self.of(record).hearers for record in records), np.zeros(len(self.hearers), np.int64))
         places = self.places_of(from_ids)
         return bool((there[places] >= self.hearers[places]).all())
@@ -138,12 +139,13 @@ class BulkWaiter(NamedTuple):
 
 def _new_future() -> "asyncio.Future[Receipts]":
     future: asyncio.Future[Receipts] = asyncio.get_running_loop().create_future()
-    # A cancelled caller no longer reads the error.
+    # A caller that was cancelled does not read the error, so it is marked as seen here.
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
     return future
 
 
-# The cells of a row: from_id, to_id, topic, payload, time, and the future of its receipt (None: it is of a bulk send).
+# The cells of a row: from_id, to_id, topic, payload, time, and the future of its receipt (None: the row belongs to a
+# bulk send).
 ROW_CELLS = 6
 _LINE_CELL = 3
 _COLUMNS = [slice(cell, None, ROW_CELLS) for cell in range(ROW_CELLS)]
@@ -198,7 +200,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         return self.cells[cell + _LINE_CELL :: ROW_CELLS]
 
     def takes(self, large: int, step: int | None, kind: Questions | Replies | None) -> bool:
-        """Return whether rows of a step and kind (None: plain) fit in, with `large` more bytes of large payloads."""
+        """Return whether rows of a step and kind (None: plain) may be added, with `large` bytes of large payloads."""
         same = self.step == step and (kind is None if self.conversation is None else self.conversation.kind == kind)
         return same and (self.large == 0 or self.large + large <= BATCH_BYTES)
 
@@ -276,15 +278,15 @@ class PendingBatch(msgspec.Struct, eq=False):
             self._end_cells()
         batch = self.parts[0] if len(self.parts) == 1 else joined_batches(self.parts)
         batch.sender, batch.epoch, batch.first, batch.step, batch.frame = sender, epoch, first, self.step, None
-        batch.labels, batch.noted = {}, None  # a sender may not set these: only rules, and this process, may
+        batch.labels, batch.noted = {}, None  # only rules, and this process, may set these fields
         return batch if self.conversation is None else self.conversation.extend(batch)
 
 
 class TransactionBatch(PendingBatch, eq=False):
     """The messages of a transaction, which are written together or not at all, and the transaction's conclusion.
 
-    Without a conclusion the transaction writes nothing, and only finds out which transactions the server has. `future`
-    gets the receipts. `number` is the transaction's number, or None as long as no call with it was made.
+    Without a conclusion the transaction writes nothing, and only asks which transactions the server has committed.
+    `future` gets the receipts. `number` is the transaction's number, or None as long as no call with it was made.
     """
 
     future: "asyncio.Future[Receipts]" = msgspec.field(default_factory=_new_future)

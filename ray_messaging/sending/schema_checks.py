@@ -38,7 +38,10 @@ async def check_current(frames: "FrameSender", batches: Callable[[], Iterable[Ba
 
 
 def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:
-    """Return whether a payload in a batch does not fit its schema. If all fit, mark the batch as checked."""
+    """Return whether some payload in a batch does not fit its schema.
+
+    If all payloads fit, mark the batch as checked.
+    """
     try:
         found = next(_mismatches(schemas, in_flight.batch), None)
     except ConfigError:
@@ -67,14 +70,15 @@ def fitting(schemas: Schemas, in_flight: InFlightBatch, rows: Rows | None) -> Ro
 def _mismatches(
     schemas: Schemas, batch: Batch, first: int | None = None
 ) -> Iterator[tuple[int | None, PayloadMismatch]]:
-    """Yield the rows whose payloads do not fit (None: no payload fits), with their errors."""
+    """Yield the rows whose payloads do not fit their schema, with the errors. Row None means that no payload fits."""
     for number, topic in enumerate(batch.topics):
         schema = schemas.of(topic)
         if schema is None or batch.lines is None:
             continue
         rows = None if batch.topic is None else np.flatnonzero(batch.topic == number)
         for misfit in schema.misfits(batch.lines if rows is None else batch.lines.take(rows)):
-            if misfit.row is None and rows is not None:  # the error is about all rows of the topic, and about no others
+            # The error is about all rows of this topic, but not about rows of other topics.
+            if misfit.row is None and rows is not None:
                 error = _mismatch(misfit, topic, batch.from_ids[int(rows[0])], None)
                 yield from ((row, error) for row in rows.tolist())
                 continue

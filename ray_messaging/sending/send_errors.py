@@ -24,7 +24,7 @@ RULES_CAME = (
 
 
 def refused(frame: OutboundFrame, why: FrameFate | SendStatus) -> MailboxFull | TransitError:
-    """Build the error for a frame that the server refused until the frame's timeout."""
+    """Build the error for a frame that the server has refused until the frame's deadline."""
     placed = sorted(mailbox for mailbox, rows in frame.in_flight.placed.items() if rows.any())
     others = f"; other listeners of the channel have some of them: {', '.join(placed)}" if placed else ""
     if why is FrameFate.LOG_FULL:
@@ -83,7 +83,7 @@ def undecided(limit_s: float) -> InterceptorUnavailable:
 
 
 def fenced(sender: str, epoch: int) -> Fenced:
-    """Build the error for a sender that has a successor."""
+    """Build the error for a sender whose name another messager has taken over."""
     return Fenced(
         f"another messager sends under the name {sender!r} now (our epoch is {epoch}): close it",
         name=sender,
@@ -92,7 +92,7 @@ def fenced(sender: str, epoch: int) -> Fenced:
 
 
 def reader_fenced(conclusion: Conclusion) -> Fenced:
-    """Build the error for a transaction whose reader has a successor, or has lost its mailbox."""
+    """Build the error for a transaction whose mailbox a newer reader has, or which the server has lost."""
     return Fenced(
         f"a newer reader has taken over {conclusion.mailbox!r}, or removed it, or the server lost it (our epoch is "
         f"{conclusion.epoch}), so nothing of this transaction was done: close this messager; its messages go to its "
@@ -111,19 +111,19 @@ def behind() -> TransactionError:
 
 
 def taken_over() -> OutcomeUnknown:
-    """Build the error for messages that were in flight when a successor took over."""
+    """Build the error for messages that were being sent when another messager took over the name."""
     return OutcomeUnknown(
         "another messager took over this name, or the server lost it, while these messages were on their way"
     )
 
 
 def cut_off(why: Exception) -> OutcomeUnknown:
-    """Build the error for messages that were in flight when sending stopped."""
+    """Build the error for messages that were being sent when sending stopped."""
     return OutcomeUnknown(f"these messages were on their way when sending stopped ({why})")
 
 
 def unknown(cause: Exception) -> OutcomeUnknown:
-    """Build the error for messages in flight if the server or its replicas do not answer."""
+    """Build the error for messages that were being sent when the server or its replicas did not answer."""
     if isinstance(cause, NotReplicated):
         return NotReplicated(
             f"these messages are on the primary, which may lose them ({cause}). Look on the other side, or send again",

@@ -1,4 +1,4 @@
-"""The send loop: for one batch after the other, it gets the verdicts and writes the messages into the mailboxes."""
+"""The send loop takes one batch after the other, gets the verdicts on it, and writes its messages to the mailboxes."""
 
 import asyncio
 import logging
@@ -33,8 +33,8 @@ _LAST_FENCE_S = 1.0
 class SendLoop:
     """A task that gets the verdicts on one batch after the other, and writes the batches in this order.
 
-    The open batch collects messages as long as a call is under way. Batches that are closed, such as those of large
-    sends, would gain nothing by waiting, and are written while earlier calls are under way.
+    While a call is under way, the open batch collects messages. Closed batches, such as those of large sends, collect
+    no more messages, so they are written while earlier calls are under way.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SendLoop:
 
     @property
     def transactions(self) -> int:
-        """Return how many transactions the server has committed, as far as is known here."""
+        """Return how many transactions the server has committed, as far as this process knows."""
         return self._frames.transactions
 
     def wake(self) -> None:
@@ -79,7 +79,7 @@ class SendLoop:
             self._wake.set()
 
     def made_progress(self) -> None:
-        """Record that the loop is alive, although it waits for something."""
+        """Record that the loop works, although it waits for something."""
         self.turned_at = time.monotonic()
 
     async def stop(self, error: MessagingError) -> None:
@@ -94,7 +94,7 @@ class SendLoop:
     async def _run(self) -> None:
         try:
             while True:
-                # Let callers that wait for a receipt or for capacity go on before the next batch is closed.
+                # Callers that wait for a receipt or for capacity may go on before the next batch is closed.
                 await asyncio.sleep(0)
                 self.turned_at = time.monotonic()
                 await self._step()
@@ -160,7 +160,7 @@ class SendLoop:
     # -- batches --------------------------------------------------------------------------------------------------
 
     def begin(self, pending: PendingBatch) -> InFlightBatch:
-        """Assign numbers to the messages of a batch, and return it as a batch in flight."""
+        """Assign numbers to the messages of a batch, and return it as a batch that is being sent."""
         batch = pending.seal(self._frames.sender, self._frames.epoch, self.number)
         self.number += batch.rows
         self.batches += 1
@@ -170,7 +170,7 @@ class SendLoop:
         return InFlightBatch(pending, batch, self._source)
 
     async def _begin_first(self, pending: PendingBatch) -> None:
-        """Claim the first epoch, which is part of the messages' ids, and then put a batch in flight."""
+        """Claim the first epoch, which is part of the messages' ids, and then begin to send a batch."""
         error: MessagingError | None = None
         self._first = pending
         try:
@@ -209,7 +209,7 @@ class SendLoop:
         return verdict
 
     async def _judge_again(self) -> None:
-        """Get new verdicts on rows that passed by outdated rules or an earlier interceptor; wait for the verdicts."""
+        """Get new verdicts on rows that passed by outdated rules or by an earlier interceptor, and send these rows."""
         loop, backoff = asyncio.get_running_loop(), Backoff(STALE_VERDICT_RETRY)
         deadline = loop.time() + self._settings.interceptor_timeout_s
         while self._frames.stale_verdicts:
@@ -258,7 +258,8 @@ class SendLoop:
                 self.made_progress()
         if in_flight.errors:
             raise next(iter(in_flight.errors.values()))
-        return epochs.pop() if len(epochs) == 1 else MIXED  # verdicts of two epochs: the server will demand new ones
+        # If verdicts have two epochs, the server will refuse them, and new verdicts are asked for.
+        return epochs.pop() if len(epochs) == 1 else MIXED
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -267,7 +268,7 @@ class SendLoop:
         self._source.fail(error)
 
     def _abandon(self, error: MessagingError) -> None:
-        """Fail all messages that are in work with the error."""
+        """Fail all messages that were taken and have no receipt yet."""
         if self._transaction is not None:
             self._transaction.abandon(error)
             self._transaction = None

@@ -35,7 +35,7 @@ _REFUSED = (FrameFate.FULL, FrameFate.LOG_FULL, FrameFate.GONE, FrameFate.GAP)
 
 
 class TransactionSender:
-    """Sender of one transaction. Nothing else of the same sender is in flight at that time."""
+    """Sender of one transaction. Meanwhile the messager sends nothing else."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class TransactionSender:
         self._succeed()
 
     def abandon(self, error: MessagingError) -> None:
-        """Fail the transaction because sending stops. If a call is in flight, its outcome is unknown."""
+        """Fail the transaction because sending stops. If a call is under way, its outcome is unknown."""
         self._fail(send_errors.cut_off(error) if self._frames.attempted else error)
 
     def _succeed(self) -> None:
@@ -105,7 +105,7 @@ class TransactionSender:
 
     def _route(self) -> None:
         """Route the whole transaction by the current directory; raise PayloadTooLarge if its frames are too large."""
-        self._frames.reroute()  # no frame waits, so this only gives the router the current routes
+        self._frames.reroute()  # no frame is queued, so this only gives the router the current routes
         if self._in_flight is None:
             return
         self._outbound = self._frames.route_all(self._in_flight)
@@ -121,7 +121,8 @@ class TransactionSender:
     async def _attempt(self) -> SendReply | None:
         """Make one call; return None if the transaction is concluded.
 
-        Otherwise return the reply, which says why nothing was written, and that no earlier attempt can be written.
+        Otherwise return the reply, which says why nothing was written. Then no earlier try of the call can be accepted
+        later.
 
         Raises: Fenced if another sender has our name; OutcomeUnknown if the server did not answer; MailboxFull if the
         server's memory is full.
@@ -149,7 +150,7 @@ class TransactionSender:
     async def _process(self, reply: SendReply, number: int) -> SendReply | None:
         """Return None, and set the messages' fates, if the transaction was concluded; otherwise return the reply.
 
-        After a refusal, make sure that no earlier attempt arrives late.
+        After a refusal, make sure that no earlier try of the call is accepted later.
         """
         frames = self._frames
         subscriber_counts = reply.takers
@@ -206,7 +207,7 @@ class TransactionSender:
         await self._pause()
 
     async def _judge_again(self, why: SendStatus) -> None:
-        """Get verdicts by the current rules. If the interceptor is gone, wait for its successor."""
+        """Get verdicts by the current rules. If the interceptor is gone, wait for the interceptor that replaces it."""
         now = asyncio.get_running_loop().time()
         self._verdicts_until = self._verdicts_until or now + self._settings.interceptor_timeout_s
         if now >= self._verdicts_until:

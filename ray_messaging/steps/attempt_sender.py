@@ -348,8 +348,8 @@ def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted |
     if refused.deaf:
         hearers = ", ".join(map(repr, refused.deaf))
         return UndeclaredSend(
-            f"step {refused.step} of group {group!r} is not committed: it sends to {hearers}, declared not to hear "
-            f"{group!r}. Declare before the first step that it does, or in a run with at_step=: "
+            f"step {refused.step} of group {group!r} is not committed: it sends to {hearers}, for which no messages "
+            f"from {group!r} were declared. Declare them before the first step, or in a run with at_step=: "
             f"messaging.steps.declare({{{refused.deaf[0]!r}: [{group!r}, ...]}})",
             step=refused.step,
             group=group,

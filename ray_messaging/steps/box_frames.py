@@ -26,7 +26,7 @@ FIRST_OUTSIDE = 2**31  # ordinals from here on are of messages from outside
 
 
 class BoxBatches(NamedTuple):
-    """The frames of a box, decoded: messages, broadcasts (`folded`), and the supervisor's changes of both."""
+    """The decoded frames of a box: messages, broadcasts (`folded`), and amendments, which change messages of both."""
 
     messages: list[Batch]
     folded: list[Batch]

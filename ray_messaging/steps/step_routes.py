@@ -113,7 +113,7 @@ class Replied(NamedTuple):
 
     @classmethod
     def of(cls, replies: Sequence[tuple[str | None, OutsideQuestion | None]]) -> "Replied":
-        """Build from two values for each row: the question's id, and the outside question (None: asked in a step)."""
+        """Build from two values per row: the question's id, and the question from outside (None: asked in a step)."""
         outside = {row: asked for row, (_, asked) in enumerate(replies) if asked is not None}
         return cls(MessageIdColumn.of([question for question, _ in replies]), outside)
 

@@ -236,8 +236,8 @@ class StepSends:
             self._thread = thread
         elif self._thread != thread:
             raise ConfigError(
-                f"step {self.step} has sent from another thread: send from one, and to use more processors, spread the "
-                "agents over more groups"
+                f"step {self.step} has sent messages from another thread: send from one thread only. To use more "
+                "processors, spread the agents over more groups"
             )
 
     def batches(self) -> list[Batch]:

@@ -154,7 +154,7 @@ def _labels(copies: Copies, verdict: BatchVerdict) -> Mapping[str, set[int]]:
 
 
 def _taken(copies: Copies, sender: str, verdict: BatchVerdict) -> tuple[Batch, dict[int, str]]:
-    """Return the copies as a batch of the supervisor, with new labels and payloads, and the rules that rewrote rows."""
+    """Return the copies as the supervisor's batch, with new labels and payloads, and by row the rewriting rule."""
     taken = copies.source.batch.take(copies.rows)
     taken.sender, taken.numbers, taken.noted = sender, None, None
     found = {at: verdict.rewritten[row] for at, row in enumerate(copies.messages.tolist()) if row in verdict.rewritten}

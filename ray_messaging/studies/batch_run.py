@@ -197,19 +197,21 @@ def _shared_steps(template: RunTemplate, design: Sequence[PlannedRun], step: Any
     row = dict(before)
     for name, value in before.items():
         if name not in design[0].row:
-            raise ConfigError(f"before= has {name!r}, and parameters= has {', '.join(map(repr, design[0].row))}")
+            raise ConfigError(
+                f"before= has {name!r}, which is no parameter: parameters= has {', '.join(map(repr, design[0].row))}"
+            )
         wanted = [wanted_by(function, positional) for function, positional in later.values()]
         if not any(each.any_name or {name, ROW} & each.names for each in wanted):
             raise ConfigError(
                 f"the parameter {name!r} in before= cannot vary from step {step} on: only start=, agents= or groups= "
-                "take it, which are of the first step"
+                "take it, which are used only at the beginning of a run"
             )
         row[name] = parameter_value(value, f"before= has {name}=")
     calls = template.options["calls"]
     if isinstance(calls, Calls) and calls.budget is not None:
         raise ConfigError(
-            f"calls= has budget={calls.budget}, which ends each run for itself, and with vary_from={step} rows share "
-            "calls: leave one of them out"
+            f"calls= has budget={calls.budget}, which counts the calls of each run, but with vary_from={step} rows "
+            "share calls: leave one of them out"
         )
     for name in ("until", "max_steps"):
         most = template.given[name]

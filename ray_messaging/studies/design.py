@@ -75,7 +75,9 @@ def _levels(name: object, values: Any) -> list[Any]:  # noqa: ANN401 - as the us
         return [values]
     found = [*values]
     if not found:
-        raise ConfigError(f"parameters={{{name!r}: []}} has no value, and so the design no row")
+        raise ConfigError(
+            f"parameters={{{name!r}: []}} has no value, so the design has no row: give it at least one value"
+        )
     return found
 
 

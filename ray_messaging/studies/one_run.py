@@ -184,8 +184,8 @@ def _last_aggregates(template: RunTemplate, result: Result) -> dict[str, Any]:
     (last,) = result.collected.slice(len(result.collected) - 1).to_pylist()
     if (at := last.pop(STEP)) != result.steps - 1:
         raise ConfigError(
-            f"the last step is {result.steps - 1}, and the last one of which something is collected is {at}: the "
-            "outcome is that of the last step, so use a collect_every= by which until - 1 can be divided"
+            f"an outcome is the value in the last step, {result.steps - 1}, but the last step with collected values is "
+            f"{at}: use a collect_every= by which until - 1 can be divided"
         )
     return dict(last)
 
@@ -208,6 +208,6 @@ def _told(error: Exception) -> str:
     try:
         text = str(error)
     except Exception as other:  # noqa: BLE001 - of the user's own class, of any kind
-        text = f"its text cannot be had, by {type(other).__name__}"
+        text = f"its text is unknown, because str() of it raised {type(other).__name__}"
     place = "" if isinstance(error, StepFailed) else users_trace(error)[1]
     return f"{type(error).__name__}: {text}{place}".encode(errors="backslashreplace").decode()

@@ -243,7 +243,7 @@ class Study:
             raise ConfigError(f"base={short_repr(base)} must be a dict of parameters, as {{'rule': 'none'}}")
         for name, value in base.items():
             if name not in self.parameters:
-                raise ConfigError(f"base= has {name!r}, and the study has {_names(self.parameters)}")
+                raise ConfigError(f"base= has {name!r}, which is no parameter: the study has {_names(self.parameters)}")
             if value not in (levels := self._levels(name)):
                 raise ConfigError(f"no run has {name}={value!r}: the study has {', '.join(map(repr, levels[:20]))}")
         # The study's own value is returned, because 1, 1.0 and True are equal but look different in a table.

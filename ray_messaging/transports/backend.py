@@ -114,7 +114,7 @@ def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> "R
     if isinstance(server, str | BaseModel) and (config := experiment_config(server)) is not None:
         return backend_of(config).transport(exp_id, settings)
     refuse_broker(server)
-    raise ConfigError(f"{type(server).__name__} says no server: pass a RedisConfig, a redis:// URL or a LocalServer")
+    raise ConfigError(f"{type(server).__name__} names no server: pass a RedisConfig, a redis:// URL or a LocalServer")
 
 
 def refuse_broker(server: object) -> None:
@@ -140,7 +140,7 @@ def experiment_config(server: object) -> ServerConfig | None:
     if isinstance(server, BaseModel):
         return redis_config(server)
     raise ConfigError(
-        f"redis={type(server).__name__} says no server: pass a RedisConfig or a redis:// URL, or leave it out for an "
+        f"redis={type(server).__name__} names no server: pass a RedisConfig or a redis:// URL, or leave it out for an "
         "embedded server"
     )
 
@@ -154,4 +154,4 @@ def redis_config(server: BaseModel) -> RedisConfig:
         known = {name: getattr(server, name) for name in RedisConfig.model_fields if hasattr(server, name)}
         return RedisConfig.model_validate(known)
     except ValidationError as error:  # pydantic's text shows no values, which may be passwords
-        raise ConfigError(f"this {type(server).__name__} says no server: {error}") from None
+        raise ConfigError(f"this {type(server).__name__} names no server: {error}") from None

@@ -321,7 +321,7 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
             "experiment need one version of ray_messaging"
         )
     if at > size:
-        raise _invalid("its header is longer than itself")
+        raise _invalid("its header is longer than the frame")
     if not checked and crc32(view[_PREFIX.size :]) != checksum:
         raise _invalid("its checksum does not match")
     header = _header_of(view[_PREFIX.size : at])
@@ -355,20 +355,20 @@ def _header_trouble(header: Header, size: int) -> str | None:
     if header.rows > size:
         return "its count of rows is impossible"
     if header.flags >= 2 * _WIDE_TOPICS:
-        return "it has columns that there are not"
+        return "its flags name unknown columns"
     if bool(header.flags & _FOLD) != (header.fold is not None) or (header.fold and header.audience is None):
-        return "it stands for pairs that it does not name"
+        return "its facts about rows that represent pairs contradict each other"
     if header.flags & ~(_TYPED | _SMALL_IDS | _WIDE_TOPICS) >= _EXTENSION and not header.flags & _EXTENSION:
-        return "it has columns of an extension that it has not"
+        return "it has columns of an extension, but no extension"
     if len(header.trace) not in {0, CONTEXT_BYTES}:
-        return "it names no span"
+        return "its trace context has a wrong length"
     named = (*(row for row, *_ in header.asked_outside), *(row for row, _ in header.behind))
     if max(named, default=-1) >= header.rows:
-        return "it names rows it does not have"
+        return "it names rows that it does not have"
     if not header.flags & _TYPED:
-        return "it describes columns that it has not" if header.payload_columns else None
+        return "it describes typed columns, but has none" if header.payload_columns else None
     if header.flags & (_INDEX | _LENGTHS) or header.lines != header.rows:
-        return "its payloads are lines and columns"
+        return "its facts about JSON lines and typed columns contradict each other"
     return None
 
 
@@ -387,7 +387,7 @@ def _decode_columns(header: Header, reader: _FrameReader) -> Batch:
         _check_ids(from_ids)
         _check_ids(to_ids)
     if topic is not None and len(topic):
-        _check(int(topic.max()) < len(header.topics), "it uses a topic it does not name")
+        _check(int(topic.max()) < len(header.topics), "it uses a topic that it does not name")
     if header.flags & _TYPED:
         lines: Payloads | None = _read_columns(header.payload_columns, reader)
     else:
@@ -420,7 +420,7 @@ def _columns(header: Header, reader: _FrameReader, known: tuple[tuple[int, Any],
 def _extension(header: Header, reader: _FrameReader) -> Extension:
     delivers, ordinal, numbers, places, expects, causes, cause_places = _columns(header, reader, _EXTENSION_COLUMNS)
     if expects is not None:
-        _check(_largest(expects) <= 1, "it expects an answer in another way than yes or no")
+        _check(_largest(expects) <= 1, "its mark of a question is neither 0 nor 1")
     return Extension(
         attempt=header.attempt,
         deliver=header.deliver if delivers is None else delivers,
@@ -461,13 +461,15 @@ def _smallest(column: NDArray[Any]) -> int:
 def _rows(data: bytes, count: int) -> NDArray[np.uint32]:
     _check(len(data) % 4 == 0, "it ends within a row's number")
     rows = np.frombuffer(data, "<u4")
-    _check(not len(rows) or int(rows.max()) < count, "it names rows it does not have")
+    _check(not len(rows) or int(rows.max()) < count, "it names rows that it does not have")
     return rows
 
 
 def _lines(header: Header, reader: _FrameReader, index: NDArray[np.uint32] | None) -> PayloadColumn | None:
     if header.lines < 0:
-        _check(index is None and reader.at == len(reader.frame), "it holds payloads it does not announce")
+        _check(
+            index is None and reader.at == len(reader.frame), "it has payloads, but its header says that it has none"
+        )
         return None
     if header.flags & _LENGTHS:
         lengths = reader.column(_U4, header.lines)
@@ -486,7 +488,7 @@ def _check_ids(ids: IdColumn) -> None:
     _check(int(ids.kinds.max()) <= NONE, "it uses an unknown kind of id")
     indices = ids.values[ids.kinds == STR]
     if len(indices):
-        _check(int(indices.min()) >= 0 and int(indices.max()) < len(ids.strings), "it uses an id it does not name")
+        _check(int(indices.min()) >= 0 and int(indices.max()) < len(ids.strings), "it uses an id that it does not name")
 
 
 # -- typed columns --------------------------------------------------------------------------------------------------
@@ -512,7 +514,7 @@ def _read_columns(fields: tuple[ColumnField, ...], reader: _FrameReader) -> Type
     """Read a table at the end of a frame; its columns are views of the frame. Raises FrameError if it is invalid."""
     columns = {field.name: _column(field, reader) for field in fields}
     if len(columns) < len(fields) or not columns:
-        raise _invalid("it has no column, or two of one name")
+        raise _invalid("it has no typed column, or two with the same name")
     if reader.at != len(reader.frame):
         raise _invalid("its payloads have another length")
     return TypedColumns(columns, reader.rows)

@@ -72,7 +72,7 @@ def decode_log_note(data: bytes, rows: int) -> LogNote:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a note for the event log cannot be read: {error}") from error
     if len(note.places) not in {0, 4 * rows}:
-        raise FrameError("a note for the event log has not one place for each row")
+        raise FrameError("a note for the event log does not have one place for each row")
     if not 0 <= note.fate < len(FATES) or any(len(part) and int(part.max()) >= rows for part in named):
         raise FrameError("a note for the event log names rows that are not there")
     return note

@@ -17,7 +17,7 @@ NUMBERS = {
         *("float32", "float64", "bool"),
     )
 }
-NAMES = {dtype: name for name, dtype in NUMBERS.items()}  # This table is used because `dtype.name` is slow.
+NAMES = {dtype: name for name, dtype in NUMBERS.items()}  # `dtype.name` is slow, so this table is used.
 Rows = NDArray[np.intp] | slice
 # A byte in the middle of a UTF-8 character has these high bits: the mask, and the value under the mask.
 _CONTINUES, _CONTINUATION = 0xC0, 0x80
@@ -67,7 +67,7 @@ class NumberColumn(msgspec.Struct, eq=False):
         return NumberColumn(self.values[rows])
 
     def join(self, others: "list[NumberColumn]") -> "NumberColumn":
-        """Return the column with columns of the same type appended to it."""
+        """Return this column with other columns of the same type appended."""
         return NumberColumn(np.concatenate([self.values, *(other.values for other in others)]))
 
     def value(self, row: int) -> Any:  # noqa: ANN401 - a number or a list
@@ -97,7 +97,7 @@ class NumberColumn(msgspec.Struct, eq=False):
         return NumberColumn(values)
 
     def _fitting(self, value: Any, row: int) -> Any:  # noqa: ANN401 - decoded JSON
-        """Return a value that was decoded from JSON in the column's type; in a column of floats None becomes NaN.
+        """Return a value, which was decoded from JSON, in the column's type. In a column of floats, None becomes NaN.
 
         Raises: InvalidColumns if the value does not fit.
         """
@@ -120,11 +120,11 @@ class NumberColumn(msgspec.Struct, eq=False):
 
 
 def _float_holds(kind: np.dtype[Any], number: float) -> bool:
-    """Return whether a float type represents a number: a whole number exactly, a float without making it infinite."""
+    """Return whether a float type can store a number: a whole number exactly, a float without becoming infinite."""
     try:
         with np.errstate(over="ignore"):
             found = float(kind.type(number))
-    except OverflowError:  # The number is an int beyond all floats.
+    except OverflowError:  # The number is an int that is larger than all floats.
         return False
     return found == number if type(number) is int else np.isinf(found) == np.isinf(number)
 
@@ -187,7 +187,7 @@ class TextColumn(msgspec.Struct, eq=False):
         return TextColumn(offsets, self.data[places])
 
     def join(self, others: "list[TextColumn]") -> "TextColumn":
-        """Return the column with other columns appended to it."""
+        """Return this column with other columns appended."""
         columns = [self, *others]
         lengths = np.concatenate([np.diff(column.offsets) for column in columns])
         return TextColumn(_offsets(lengths), np.concatenate([column.buffers[1] for column in columns]))

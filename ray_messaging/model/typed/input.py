@@ -1,4 +1,4 @@
-"""Typed columns built from what users have: arrays, lists, Arrow tables, DataFrames."""
+"""Typed columns built from the data of users: arrays, lists, Arrow tables, DataFrames."""
 
 import sys
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _FAMILIES: dict[type, tuple[type, ...]] = {
 }
 # Pandas' types of missing values are compared by name, because pandas is not imported here.
 _MISSING = {"NAType", "NaTType"}
-_LAST_EXACT = 2**53  # A float represents every whole number below this one exactly.
+_LAST_EXACT = 2**53  # A float represents every whole number up to this number exactly.
 _DATES = (
     ". Send dates as texts (isoformat(), numpy.datetime_as_string(array)), or as numbers: array.astype('M8[us]')"
     ".astype('int64')"
@@ -45,7 +45,7 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
     made: dict[str, TypedColumn] = {}
     for name, values in found:
         if not isinstance(name, str) or not name:
-            raise InvalidColumns(f"the name of a column must be a text, not {name!r}")
+            raise InvalidColumns(f"the name of a column must be a str, not {name!r}")
         if _broken([name]):
             raise InvalidColumns(
                 f"the name of a column is {name!r}, which is not valid text: it holds half of a character"

@@ -172,5 +172,5 @@ def test_what_cannot_be_kept_exactly_is_refused_with_its_place(values, place):
 
 @pytest.mark.parametrize("name", ["step", "agent", "agent_name", "", 5, "\ud800"])
 def test_a_column_has_a_name_of_its_own(name):
-    with pytest.raises(UnfitValue, match="name it by a text"):
+    with pytest.raises(UnfitValue, match="a column name must be a str"):
         encode_rows(np.arange(1), {name: [1]})

@@ -243,7 +243,7 @@ def test_odd_texts_and_errors_are_errors_of_their_run(here, tmp_path):
     table = sweep(tmp_path / "s", parameters={"chance": [1, 2, 3, 4, 5]}, outcomes=outcome).to_pandas()
     said = [
         "ValueError: half of an emoji: \\ud83d (",
-        "OddError: its text cannot be had, by RuntimeError (",
+        "OddError: its text is unknown, because str() of it raised RuntimeError (",
         "ConfigError: the outcome 'a' is '\\ud83d': it must be a number, a bool, a valid text",
         "ConfigError: the outcome '\\ud83d' is 1",
     ]

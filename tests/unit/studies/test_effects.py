@@ -96,7 +96,7 @@ def test_what_cannot_be_compared_is_told(tmp_path):
     study = written_study(tmp_path / "s", rows, 2, lambda run: {"a": "x"})
     for call, said in (
         (lambda: study.effects({}), "base={} must be a dict"),
-        (lambda: study.effects({"rool": 1}), "base= has 'rool', and the study has 'rule', 'n'"),
+        (lambda: study.effects({"rool": 1}), "base= has 'rool', which is no parameter: the study has 'rule', 'n'"),
         (lambda: study.effects({"rule": "cap"}), "no run has rule='cap': the study has 'none', 'mask'"),
         (lambda: study.effects({"rule": "none"}), "no runs have"),
         (lambda: study.effects({"rule": "none", "n": 1}, outcomes="b"), "no run has the outcome 'b'"),

@@ -256,10 +256,16 @@ def test_a_beginning_whose_worker_dies_is_run_again(tmp_path, monkeypatch):
         ({"before": {"chance": 0.5}}, r"vary_from=None must"),
         ({"vary_from": FROM}, r"before=None must be a dict of parameters"),
         ({"vary_from": FROM, "before": {}}, r"before=.* must be a dict of parameters"),
-        ({"vary_from": FROM, "before": {"luck": 0.5}}, r"before= has 'luck', and parameters= has 'chance'"),
+        (
+            {"vary_from": FROM, "before": {"luck": 0.5}},
+            r"before= has 'luck', which is no parameter: parameters= has 'chance'",
+        ),
         ({"vary_from": FROM, "before": {"chance": object()}}, r"before= has chance=<object"),
         ({"vary_from": UNTIL, "before": {"chance": 0.5}}, r"until=10 must be above vary_from=10"),
-        ({"vary_from": FROM, "before": {"chance": 0.5}, "calls": Calls(budget=9)}, r"budget=9, which ends each run"),
+        (
+            {"vary_from": FROM, "before": {"chance": 0.5}, "calls": Calls(budget=9)},
+            r"budget=9, which counts the calls of each run",
+        ),
         ({"rules": None}, r"rules=None must be a list of rules.*leave rules= out"),
         ({"rules": rules.MaxLength(3)}, r"rules=.* must be a list of rules"),
     ],

@@ -44,17 +44,20 @@ NO_ROWS = [b"\x03\0\0\0", b"\xff" * 4, b"\0\0\0\0\x07\0\0\0", b"\0", b"\0" * 7]
         ("plain", {"step": 2**63}, "header"),  # the log could not take it
         ("plain", {"step": str(-(2**63) - 1)}, "header"),
         ("plain", {"flags": 2**17}, "columns"),
-        *(("plain", {"flags": 1 << flag}, "extension that it has not") for flag in range(9, 14)),
-        *(("traced", {"trace": span}, "names no span|header") for span in (b"x", SPAN + b"x", "text", None)),
+        *(("plain", {"flags": 1 << flag}, "columns of an extension, but no extension") for flag in range(9, 14)),
+        *(
+            ("traced", {"trace": span}, "trace context has a wrong length|header")
+            for span in (b"x", SPAN + b"x", "text", None)
+        ),
         *(("labelled", {"labels": [["tag", rows]]}, "row") for rows in NO_ROWS),
         *(("labelled", {"noted": rows}, "row") for rows in NO_ROWS),
-        ("extended", {"flags": 2**14 + 2**8}, "lines and columns"),
-        ("extended", {"payload_columns": [["x", "float64", 0]]}, "describes columns"),
-        ("extended", {"flags": 2**9}, "extension that it has not"),
-        ("extended", {"flags": 2**20 + 2**8}, "columns that there are not"),
-        ("extended", {"flags": 2**16 + 2**8}, "stands for pairs"),
-        ("extended", {"fold": [b"x", 2, b""]}, "stands for pairs"),
-        ("extended", {"flags": 0}, "another length|match its rows|does not announce|names messages|pairs"),
+        ("extended", {"flags": 2**14 + 2**8}, "JSON lines and typed columns"),
+        ("extended", {"payload_columns": [["x", "float64", 0]]}, "describes typed columns"),
+        ("extended", {"flags": 2**9}, "columns of an extension, but no extension"),
+        ("extended", {"flags": 2**20 + 2**8}, "flags name unknown columns"),
+        ("extended", {"flags": 2**16 + 2**8}, "represent pairs"),
+        ("extended", {"fold": [b"x", 2, b""]}, "represent pairs"),
+        ("extended", {"flags": 0}, "another length|match its rows|says that it has none|names messages|pairs"),
         ("extended", {"attempt": -1}, "header"),
         ("extended", {"deliver": 2**63}, "header"),
         ("extended", {"audience": ["friends"]}, "header"),
@@ -64,18 +67,18 @@ NO_ROWS = [b"\x03\0\0\0", b"\xff" * 4, b"\0\0\0\0\x07\0\0\0", b"\0", b"\0" * 7]
         ("extended", {"cause_texts": []}, "refers to a message"),
         ("extended", {"behind": [[3, []]]}, "names rows"),
         ("extended", {"behind": [[1, [["east", 7, None, 1]]]]}, "header"),
-        ("typed", {"payload_columns": []}, "no column"),
-        ("typed", {"payload_columns": [["a", "float64", 0], ["a", "float64", 0]]}, "two of one name"),
+        ("typed", {"payload_columns": []}, "no typed column"),
+        ("typed", {"payload_columns": [["a", "float64", 0], ["a", "float64", 0]]}, "two with the same name"),
         ("typed", {"payload_columns": [["a", "float16", 0]]}, "'a' has the type 'float16'.*does not know"),
         ("typed", {"payload_columns": [["a", "string", 2]]}, "does not know"),
         ("typed", {"payload_columns": [["a", "float64", 2**30]]}, "ends within"),
         ("typed", {"payload_columns": [["a", "float64", 0]]}, "another length"),
         ("typed", {"payload_columns": [["", "float64", 0]]}, "header"),
-        ("typed", {"lines": 1}, "lines and columns"),
-        ("typed", {"lines": -1}, "lines and columns"),
-        ("typed", {"flags": 2**14 | 2**6}, "lines and columns"),
-        ("typed", {"flags": 2**14 | 2**9}, "extension that it has not"),
-        ("typed", {"rows": 3}, "lines and columns"),
+        ("typed", {"lines": 1}, "JSON lines and typed columns"),
+        ("typed", {"lines": -1}, "JSON lines and typed columns"),
+        ("typed", {"flags": 2**14 | 2**6}, "JSON lines and typed columns"),
+        ("typed", {"flags": 2**14 | 2**9}, "columns of an extension, but no extension"),
+        ("typed", {"rows": 3}, "JSON lines and typed columns"),
         ("typed", {"rows": 2**40, "lines": 2**40}, "rows is impossible"),
     ],
     ids=str,
@@ -85,7 +88,7 @@ def test_a_header_that_says_what_cannot_be(kind, change, says):
         decode(rewritten(FRAMES[kind], change))
 
 
-@pytest.mark.parametrize(("at", "value", "says"), [(-1, 2, "yes or no"), (-16 - 12, 254, "impossible number")])
+@pytest.mark.parametrize(("at", "value", "says"), [(-1, 2, "neither 0 nor 1"), (-16 - 12, 254, "impossible number")])
 def test_extension_columns_with_impossible_values(at, value, says):
     batch = decode(FRAMES["extended"])
     batch.extension.caused_by = None  # `expects_answer` is the last column then
@@ -93,7 +96,7 @@ def test_extension_columns_with_impossible_values(at, value, says):
     length = int.from_bytes(frame[8:12], "little")
     ends = len(frame)
     frame[ends + at] = value
-    if says != "yes or no":
+    if says != "neither 0 nor 1":
         frame[ends - 15 - 24 : ends - 15] = np.full(3, -2, "<i8").tobytes()
     with pytest.raises(FrameError, match=says):
         decode(sealed(bytes(frame[12:]), length))

@@ -127,7 +127,7 @@ def test_columns_need_names_of_their_own_one_length_and_one_at_least():
         columns(pa.table([[1], [2]], names=["a", "a"]))
     with pytest.raises(InvalidColumns, match="two columns have the name 'a'"):
         columns({"a": [1]}, a=[1])
-    with pytest.raises(InvalidColumns, match="must be a text, not 0"):
+    with pytest.raises(InvalidColumns, match="must be a str, not 0"):
         columns(pd.DataFrame([[1, 2]]))
     with pytest.raises(InvalidColumns, match="not list"):
         columns([1, 2])
