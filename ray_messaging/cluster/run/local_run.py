@@ -250,7 +250,7 @@ async def _run(
             stack.callback(actor.forget)
             actors.append(actor)
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
-            running = actor.run(None, plan.name, inputs, until, _TURN, with_states=True)
+            running = actor.run(plan.name, [_known((None, inputs))], until, _TURN, with_states=True)
             calls.append(asyncio.create_task(_with_others(running, actors, store)))
             stack.push_async_callback(end, calls[-1])
             stack.push_async_callback(actor.close)  # ends first, so that remembered calls in flight are kept
