@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -30,6 +31,7 @@ _BLOCK_S = 5.0
 # copies the frames.
 _FRAMES, _READ_BYTES = 32, 2 * 2**20
 _NEAR_S = 0.002  # A server is near if the first byte of an answer takes less time than this.
+_WAITS = 8  # the latest waits, of which the shortest counts
 _TIMES = 8  # A read from a far server takes at most so many times as much as a read from a near one.
 _FRAME_BYTES = 64 * 2**10  # the assumed size of the first frame in bytes
 # Decoding must not block the event loop for longer than this, in seconds.
@@ -67,6 +69,8 @@ class ReadSize:
     def __init__(self, frame_rows: int) -> None:
         self._rows, self._bytes = frame_rows, _FRAME_BYTES  # of the largest frame in the last read
         self._times = 1
+        # A busy machine delays the answers of a near server too, but not all of them.
+        self._waits = deque[float](maxlen=_WAITS)
 
     def frames(self, capacity: int) -> int:
         """Return the most frames of the next read, if the inbox has room for `capacity` messages."""
@@ -79,6 +83,8 @@ class ReadSize:
 
     def adapt(self, waited_s: float, came_s: float) -> None:
         """Adapt the size to a full read: how long it waited for the first byte, and how long the others came."""
+        self._waits.append(waited_s)
+        waited_s = min(self._waits)
         if waited_s < _NEAR_S or came_s > 4 * waited_s:
             self._times = max(1, self._times // 2)
         elif came_s < 2 * waited_s:
