@@ -51,6 +51,7 @@ from ray_messaging.errors import (
 )
 
 if TYPE_CHECKING:
+    from ray_messaging.addressing.channels import id_tuple
     from ray_messaging.cluster.handles.audience import Audience
     from ray_messaging.cluster.handles.group.async_group import AsyncGroup
     from ray_messaging.cluster.handles.group.group import Group
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from ray_messaging.messages import Messages
     from ray_messaging.model.aggregates import Count, Gini, Max, Mean, Min, Quantile, Share, Sum
     from ray_messaging.model.call_content import by_content
+    from ray_messaging.model.collect import Of
     from ray_messaging.model.lattice import grid
     from ray_messaging.model.typed.input import columns
     from ray_messaging.observability.health.findings import Finding, Health
@@ -120,6 +122,7 @@ _HOMES = {
     "MessagingConfig": "ray_messaging.config",
     "Min": "ray_messaging.model.aggregates",
     "Msg": "ray_messaging.compat.msg",
+    "Of": "ray_messaging.model.collect",
     "Outgoing": "ray_messaging.outgoing",
     "Quantile": "ray_messaging.model.aggregates",
     "Receipt": "ray_messaging.receipt",
@@ -140,6 +143,7 @@ _HOMES = {
     "columns": "ray_messaging.model.typed.input",
     "compare": "ray_messaging.eventlog.comparison",
     "grid": "ray_messaging.model.lattice",
+    "id_tuple": "ray_messaging.addressing.channels",
     "run": "ray_messaging.cluster.run.local_run",
 }
 
@@ -198,6 +202,7 @@ __all__ = [
     "NotListening",
     "NotRepeatable",
     "NotReplicated",
+    "Of",
     "OutcomeUnknown",
     "Outgoing",
     "PayloadMismatch",
@@ -235,11 +240,12 @@ __all__ = [
     "columns",
     "compare",
     "grid",
+    "id_tuple",
     "rules",
     "run",
 ]
 
-if not TYPE_CHECKING:  # with __getattr__ in sight, checkers would accept any name
+if not TYPE_CHECKING:  # type checkers that see __getattr__ would accept any name
 
     def __getattr__(name: str) -> object:
         if name == "__version__":

@@ -28,6 +28,7 @@ from ray_messaging.receiving.ack_ranges import slices_of
 from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.mailbox_lease import IsDead
 from ray_messaging.receiving.subscription import Subscription
+from ray_messaging.sending.bulk_input import batches_of_columns, unspread_batches
 from ray_messaging.transaction import Transaction
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.wire.frames import decode
@@ -48,7 +49,7 @@ class Messager(names.ChannelNames):
     Use it as an async context manager, or call `init` and `close`.
     """
 
-    _user_is_explicit = False  # a from_id of None means the user, or, as in AgentSociety's code, that it was left out
+    _user_is_explicit = False  # False: as in AgentSociety's code, a from_id of None may mean that it was left out
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class Messager(names.ChannelNames):
         return self.engine.interceptor
 
     def set_message_interceptor(self, message_interceptor: object) -> None:
-        """Use another interceptor from the next batch on. None is for an experiment that has no interceptor."""
+        """Use another interceptor from the next batch on. Pass None if the experiment has no interceptor."""
         self.engine.interceptor = message_interceptor
 
     @property
@@ -171,7 +172,7 @@ class Messager(names.ChannelNames):
         Raises: the same errors as `send_message`.
         """
         bulk_sender = self.engine.bulk_sender
-        return await bulk_sender.send_entries(self.engine.checks.entries(messages))
+        return await bulk_sender.send_together(self.engine.checks.batches(messages, self.engine.step))
 
     async def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = names.AGENT_CHAT
@@ -184,7 +185,7 @@ class Messager(names.ChannelNames):
         """
         bulk_sender = self.engine.bulk_sender
         columns = self.engine.checks.columns(from_ids, to_ids, payloads)
-        return await bulk_sender.send_columns(columns, names.check_subtopic(subtopic))
+        return await bulk_sender.send(batches_of_columns(columns, names.check_subtopic(subtopic), self.engine.step))
 
     async def broadcast(
         self, from_id: AgentId | None, audience: object, payload: Payload, *, subtopic: str = names.AGENT_CHAT
@@ -205,7 +206,7 @@ class Messager(names.ChannelNames):
         """
         sender, engine = self.engine.bulk_sender, self.engine
         chunks = engine.checks.columns(from_ids, 0, payloads)
-        return await sender.broadcast(audience, chunks, names.check_subtopic(subtopic), engine.step)
+        return await sender.broadcast(unspread_batches(chunks, audience, names.check_subtopic(subtopic), engine.step))
 
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
         """Send batches that `sending.bulk_input` encoded in another process; return one receipt for each row."""
@@ -410,8 +411,8 @@ class Messager(names.ChannelNames):
 
         Many inboxes can be open at once. Requesting the next message commits the previous one, whatever the other
         agents do. A message whose handling ends by `break` or an exception is not committed: the agent's next inbox
-        gets it, or the next messager of this name. From then on nothing else may fetch from this messager. An agent
-        whose inbox nobody reads holds up the others once 5,000 fetched messages are uncommitted.
+        gets it, or the next messager of this name. After the first call of `inbox` nothing else may fetch from this
+        messager. An agent whose inbox nobody reads holds up the others once 5,000 fetched messages are uncommitted.
 
         Raises: ConfigError for an agent for which this messager does not listen; NotListening once the
         agent has left; Closed after `close`; Fenced if a newer process has taken over the mailbox.

@@ -38,7 +38,7 @@ from ray_messaging.receiving.ack_ranges import Acked, slices_of
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.sending.bulk_input import batches_of_columns
 from ray_messaging.sending.message_checks import CheckedMessage
-from ray_messaging.sending.pending_batch import ConversationRows, EncodedBatch, Questions, Replies
+from ray_messaging.sending.pending_batch import ConversationRows, PendingBatch, Questions, Replies
 from ray_messaging.wire.frames import encode
 from ray_messaging.wire.notes import Ask
 
@@ -57,7 +57,7 @@ class Conversation:
     """
 
     def __init__(self, engine: Engine, open_transport: "Callable[[], RedisTransport]") -> None:
-        self.name = engine.name  # also the name of its service: a messager has one service at a time
+        self.name = engine.name  # this is also the name of the messager's service, of which there is one at a time
         self._engine = engine
         self._open_transport = open_transport
         self._open = OpenQuestions(engine.exp_id, from_any=not engine.settings.strict_answers)
@@ -65,7 +65,7 @@ class Conversation:
         self.waits = Waits(engine)
         self.left: list[Message] = []  # messages that a service has fetched, but not handled
         self._mailbox: AnswerMailbox | None = None
-        self.opened = False  # there is a mailbox for answers: an attribute, because each fetch reads it
+        self.opened = False  # True: there is a mailbox for answers; this is an attribute, because each fetch reads it
         self._opening = asyncio.Lock()
         self.handed_out: list[Slice] = []  # late answers that the last fetch returned
         self.keeps_late = True  # False: a late answer is committed as soon as it is in the inbox
@@ -176,7 +176,8 @@ class Conversation:
             if asker is not None:
                 rows.behind[len(rows.answers)] = asker.chain
             rows.answers.append(answer)
-            await asyncio.sleep(0)  # sends the question first, because setting the timer takes as long as all checks
+            # The question is sent first, because to set the timer takes as long as all checks of the question.
+            await asyncio.sleep(0)
             async with asyncio.timeout_at(due):
                 receipt = await sent
                 if receipt:
@@ -241,9 +242,9 @@ class Conversation:
         pending, place = [], 0
         for batch in batches:
             kind = Questions(mailbox, partial(self._asked_columns, answers, place))
-            pending.append(EncodedBatch(step=None, batch=batch, conversation=ConversationRows(kind)))
+            pending.append(PendingBatch.of(batch, ConversationRows(kind)))
             place += batch.rows
-        answers.sent(await self._engine.bulk_sender.send_batches(pending))
+        answers.sent(await self._engine.bulk_sender.send_questions(pending))
 
     def _asked_columns(self, answers: Answers, place: int, batch: Batch, _: "list[asyncio.Future[Message]]") -> None:
         self._open.add(batch, answers, place)

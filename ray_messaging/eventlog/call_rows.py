@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import LogError
-from ray_messaging.eventlog.collected import NOTHING, Unwritten, steps_in
-from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.collected import NOTHING, Unwritten
+from ray_messaging.eventlog.folder import Folder, steps_and_epoch
 from ray_messaging.model.calls import CallRecord, decode_calls, exact_of, json_of, json_text
 from ray_messaging.transports.step_values import Collected, CollectedKind
 
@@ -47,7 +47,10 @@ _FORMAT = ds.ParquetFileFormat(
 
 
 class Called(NamedTuple):
-    """A remembered call. `arguments` (None if they are not kept) and `result` are JSON; `source` is as in the table."""
+    """A remembered call. `arguments` (None if they are not kept) and `result` are JSON.
+
+    `source` is as in `EventLog.calls`.
+    """
 
     function: str
     arguments: str | None
@@ -64,7 +67,10 @@ class Called(NamedTuple):
 
 
 def calls_table(entries: Sequence[Collected]) -> pa.Table:
-    """Return all groups' calls in some steps as a table in its stored form, by step and agent, ints before strs."""
+    """Return all groups' calls in some steps as a table to be stored.
+
+    It is sorted by step and agent; int ids come before str ids.
+    """
     rows = [(entry.step, call) for entry in entries for call in decode_calls(entry.data)]
     rows.sort(key=lambda row: (row[0], isinstance(row[1].agent, str), row[1].agent))
     return pa.Table.from_pylist([_row(step, call) for step, call in rows], _SCHEMA)
@@ -78,7 +84,7 @@ def calls_file(table: pa.Table) -> pa.Buffer:
 
 
 def stored_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
-    """Return all calls as tables with the columns of the files; raise LogError if a file cannot be read."""
+    """Return all calls as one table with the columns of the files; raise LogError if a file cannot be read."""
     files, entries = unwritten.beside_files(folder, CollectedKind.CALLS)
     return pa.concat_tables([*(_read(folder, file) for file in files), calls_table(entries)])
 
@@ -129,7 +135,7 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
 def calls_of(
     folder: Folder, unwritten: Unwritten, hands: Collection[tuple[AgentId, int]]
 ) -> dict[tuple[AgentId, int], list[Called]]:
-    """Return the calls of some agents, each in a step, as {(agent, step): calls}.
+    """Return the remembered calls of some agents, for each agent in a given step, as {(agent, step): calls}.
 
     Raises: the same errors as `stored_calls`.
     """
@@ -148,7 +154,7 @@ def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Ta
 
     The `agent` of a dict is an int or a str.
     """
-    spans = ((file, *steps_in(file)) for file in files)
+    spans = ((file, *steps_and_epoch(file)[:2]) for file in files)
     stored = (_read(folder, file, step) for file, low, high in spans for step in sorted(steps) if low <= step <= high)
     for row in (row for table in (*more, *stored) for row in table.to_pylist()):
         yield row | ({} if row["agent_name"] is None else {"agent": row["agent_name"]})

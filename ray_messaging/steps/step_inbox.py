@@ -90,7 +90,8 @@ def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
 
 NOTHING_HEARD = HeardBroadcasts()
 EVERYBODY = slice(None)  # the places of all agents
-_AHEAD = 64  # rows are decoded so many at once: more would have left the processor's cache before they are read
+# How many rows are decoded at once; with more rows, the first would leave the processor's cache before they are read.
+_AHEAD = 64
 
 
 class StepInbox:
@@ -148,7 +149,7 @@ class StepInbox:
         return self._slice(low, low + count)
 
     def questions_of(self, messages: Acked, number: int) -> list[Slice]:
-        """Return messages that are to be answered as slices.
+        """Return messages that an agent wants to answer, as slices.
 
         Raises: NoQuestion if a message was read in another step, or is not a question.
         """
@@ -173,14 +174,15 @@ class StepInbox:
     def inboxes(self, places: "NDArray[np.intp] | slice" = EVERYBODY) -> Iterator[Messages]:
         """Yield the messages of each agent at some places, in canonical order, even if an agent has no messages."""
         batch = self._batch
-        begin = end = 0  # the rows that `near` has
+        begin = end = 0  # the first row in `near`, and the row after the last
         nothing = _AgentMessages(near := _DecodedRows(self._exp_id, batch, 0, 0), 0, 0)
         for low, count in zip(*[each[places].tolist() for each in self._spans], strict=True):
             if not count:
                 yield nothing
                 continue
             high = low + count
-            if high > end or low < begin:  # the places need not ascend
+            # The next agent's rows may be before `near`, because the places need not ascend.
+            if high > end or low < begin:
                 assert batch is not None
                 begin, end = low, max(high, min(low + _AHEAD, batch.rows))
                 near = _DecodedRows(self._exp_id, batch, begin, end)
@@ -192,14 +194,15 @@ class StepInbox:
 
 
 class _DecodedRows:
-    """Some rows of an inbox, which are decoded together when the first agent reads its messages among them."""
+    """Some rows of an inbox. They are decoded together when the first agent reads messages among these rows."""
 
     __slots__ = ("_high", "_low", "_messages", "batch", "exp_id")
 
     def __init__(self, exp_id: str, batch: Batch | None, low: int, high: int) -> None:
         self.exp_id, self.batch = exp_id, batch
         self._low, self._high = low, high
-        self._messages: list[Any] = []  # None: the message was taken, and its reader may have changed it
+        # None: the agent's messages were taken already, and the reader may have changed the objects.
+        self._messages: list[Any] = []
 
     def take(self, low: int, high: int) -> list[Message]:
         """Return new objects for the messages of an agent, which are some of these rows."""

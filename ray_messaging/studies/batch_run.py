@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ray_messaging.cluster.run.content_digest import content_digest
+from ray_messaging.cluster.run.ending import ending_of
 from ray_messaging.cluster.run.model_source import name_of, source_of
 from ray_messaging.cluster.run.run_actor import RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import check_run
@@ -16,8 +17,9 @@ from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.texts import short_repr
 from ray_messaging.config import Calls, check_calls
 from ray_messaging.errors import ConfigError
-from ray_messaging.model.aggregates import Aggregate, Count, aggregates_of
-from ray_messaging.studies.by_name import bound, check_names, values_of, wanted_by
+from ray_messaging.model.aggregates import Aggregate, Count
+from ray_messaging.model.collect import Of, aggregates_of, function_of
+from ray_messaging.studies.by_name import GIVEN, bound, check_names, values_of, wanted_by
 from ray_messaging.studies.design import ROW, PlannedRun, Row, design_of, key_of, parameter_value
 from ray_messaging.studies.one_run import OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
 from ray_messaging.studies.ray_workers import workers_for
@@ -25,10 +27,11 @@ from ray_messaging.studies.run_workers import packed
 from ray_messaging.studies.study import Study
 from ray_messaging.studies.study_folder import DIED, StudyFolder
 
-_DEATHS = 3  # A run whose workers have died so many times counts as the cause, and this call does not try it again.
-# Ended runs are written into the folder after so many seconds, or once there are so many runs or bytes.
+# If this many workers have died during the same run, the run itself is taken to be the cause, and is not tried again.
+_DEATHS = 3
+# Ended runs are written into the folder after this many seconds, or when there are this many runs or bytes.
 _FLUSH_S, _FLUSH_RUNS, _FLUSH_BYTES = 1.0, 500, 2**25
-_LOOK_S = 0.5  # The progress is looked at after at most so many seconds.
+_LOOK_S = 0.5  # The longest wait for a run's end before the progress is shown again.
 
 # A function of the result, an aggregate, a dict of functions by name, or a list with any of these.
 Outcomes = Any
@@ -39,7 +42,8 @@ def batch_run(
     parameters: Any = None,  # noqa: ANN401 - a dict of lists, a list of dicts or a DataFrame
     *,
     agents: Any,  # noqa: ANN401 - as in `run`, or a function
-    until: int | Callable[..., int],
+    until: int | Callable[..., int | bool],
+    max_steps: int | Callable[..., int] | None = None,
     replicates: int = 1,
     seed: int = 0,
     folder: str | Path | None = None,
@@ -65,10 +69,10 @@ def batch_run(
     """Run a model for each row of parameters and each replicate, and return the study: a table with a row per run.
 
     Each run is one of `ray_messaging.run`, in a process with one core: in tasks of Ray if this process uses Ray or
-    RAY_ADDRESS names a cluster, otherwise in processes of this machine. What a run gives does not depend on where it
-    runs. Runs that end are written into the folder. After the death of the program, the same call goes on with the
-    runs that are left; a run whose worker dies is carried out again. A run that raises an exception is a row with its
-    error, and the other runs go on.
+    RAY_ADDRESS names a cluster, otherwise in processes of this machine. The result of a run does not depend on the
+    machine or process. Runs that end are written into the folder. After the death of the program, the same call goes on
+    with the runs that are left; a run whose worker dies is carried out again. A run that raises an exception is a row
+    with its error, and the other runs go on.
 
     The model gets parameters by name, as `def person(me, inbox, *, chance)`, and so do all functions given here. They
     may also take `seed` and `replicate` of the run, and `row`, the dict of all parameters.
@@ -77,13 +81,16 @@ def batch_run(
         model: The model, as for `run`, which may take parameters by name.
         parameters: A dict of lists, of which each combination is a row; a list of dicts; or a DataFrame.
         agents: As for `run`, or a function of parameters that returns it.
-        until: The first step that is not run, or a function of parameters.
-        replicates: The number of runs of each row, with a seed each. All rows have the same seeds.
-        seed: The number from which the seeds of the runs follow.
-        folder: The folder of the study, a path or a URI. None: a temporary one that ends with the process.
-        outcomes: What each run is measured by: a dict of functions by name, each of which gets the run's `Result`; a
-            function that returns a dict; an aggregate, as `Mean("mood")`, of which the last step counts; or a list of
-            those. The aggregates of `collect` are outcomes in any case.
+        until: The first step that is not run, or a function of parameters. With `max_steps` a condition as for `run`,
+            which may take parameters by name after the collected values, as `lambda now, goal: now["mood"] > goal`.
+        max_steps: If `until` is a condition, the first step that is not run in any case, or a function of parameters.
+        replicates: The number of runs of each row, each with its own seed. All rows have the same seeds.
+        seed: The number from which the seeds of all runs are derived.
+        folder: The folder of the study, a path or a URI. None: a temporary folder, which is removed when the process
+            ends.
+        outcomes: The measures of each run: a dict of functions by name, each of which gets the run's `Result`; a
+            function that returns a dict; an aggregate, such as `Mean("mood")`, whose value in the last step counts; or
+            a list of these. The aggregates of `collect` are always outcomes.
         start: As for `run`; it may take parameters by name.
         graph: As for `run`, or a function of parameters. With `seed` as an argument, each replicate has a graph.
         shared: As for `run`, or a function of parameters.
@@ -92,15 +99,15 @@ def batch_run(
         by: As for `run`.
         concurrency: As for `run`.
         timeout: As for `run`.
-        collect: As for `run`; `study.series` has the series of all runs.
+        collect: As for `run`; `study.series` has the collected values of all runs.
         collect_every: As for `run`.
         only_active: As for `run`.
-        calls: As for `run`: the limits are those of each run. With a store, calls that are equal are made once for the
-            study, and also once with other studies that have this store.
+        calls: As for `run`: the limits are those of each run. With a store, equal calls are made only once in the
+            study, and only once in all studies that use the same store.
         vary_from: The step from which on the parameters in `before` have the values of the rows. The steps before it
             are run once for all rows that are otherwise equal, and each row goes on from there. Not with a budget of
             calls.
-        before: The values of these parameters in the steps before `vary_from`, as {"limit": "none"}.
+        before: The values of these parameters in the steps before `vary_from`, such as {"limit": "none"}.
         workers: The number of runs at the same time; None: one for each core.
         on_existing: "resume" goes on with the study in the folder; "reset" begins anew.
         progress: Show how many runs have ended, and the time left.
@@ -116,8 +123,8 @@ def batch_run(
     template = RunTemplate(
         model=model,
         given={
-            "agents": _listed(agents), "until": until, "graph": _listed(graph), "shared": shared,
-            "rules": rules if callable(rules) else _rules(rules), "groups": groups,
+            "agents": _listed(agents), "until": until, "max_steps": max_steps, "graph": _listed(graph),
+            "shared": shared, "rules": rules if callable(rules) else _rules(rules), "groups": groups,
         },
         outcomes=functions,
         start=start,
@@ -204,14 +211,15 @@ def _shared_steps(template: RunTemplate, design: Sequence[PlannedRun], step: Any
             f"calls= has budget={calls.budget}, which ends each run for itself, and with vary_from={step} rows share "
             "calls: leave one of them out"
         )
-    until = template.given["until"]
-    if not callable(until) and isinstance(until, int) and until <= step:
-        raise ConfigError(f"until={until} must be above vary_from={step}, as the rows' own steps begin there")
+    for name in ("until", "max_steps"):
+        most = template.given[name]
+        if isinstance(most, int) and most <= step:
+            raise ConfigError(f"{name}={most} must be above vary_from={step}, as the rows' own steps begin there")
     return _SharedSteps(step, row)
 
 
 def _outcomes(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], list[Aggregate]]:  # noqa: ANN401 - as the user has written it
-    """Return the functions among `outcomes` and the aggregates among them.
+    """Return the functions in `outcomes`, and the aggregates in `outcomes`.
 
     The functions are returned by name; a function that returns a dict has the name "".
     """
@@ -226,8 +234,8 @@ def _outcomes(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], list
                         "as {'steps': lambda result: result.steps}"
                     )
                 functions.append((name, function))
-        elif isinstance(each, Aggregate):
-            aggregates.append(each)
+        elif isinstance(each, Aggregate) or (isinstance(each, Of) and aggregates_of(each)):
+            aggregates += aggregates_of(each)
         elif callable(each):
             functions.append(("", each))
         else:
@@ -265,29 +273,44 @@ def _check(template: RunTemplate, design: Sequence[PlannedRun]) -> None:
             raise ConfigError(f"two outcomes have the name {each.name!r}: rename one")
     if not callable(template.model) and not isinstance(template.model, Mapping):
         check_run(template.model, RunOptions(None, "agent", 1, None))
-    check_names(template.functions(), design[0].row)
+    _check_names(template, design[0].row)
     values = values_of(design[0])
     start = None if template.start is None else bound(template.start, 1, values)
     check_run(bound(template.model, 2, values), RunOptions(start, *(options[name] for name in RunOptions._fields[1:])))
 
 
+def _check_names(template: RunTemplate, row: Row) -> None:
+    until, most = template.given["until"], template.given["max_steps"]
+    if most is None and callable(until):
+        for name in sorted(wanted_by(until, 0).needed - {*row, *GIVEN}):
+            raise ConfigError(
+                f"until= takes {name!r}, which is no parameter of the study: for a condition of the collected values "
+                "pass max_steps=, the first step that does not run in any case"
+            )
+    check_names(template.functions(), row)
+    if most is not None and not callable(most):
+        condition = bound(until, 1, row | dict.fromkeys(GIVEN)) if callable(until) else until
+        ending_of(condition, most, RunOptions(None, "agent", 1, None, template.options["collect"]))
+
+
 def _record(
     template: RunTemplate, design: Sequence[PlannedRun], seed: int, functions: Sequence[tuple[str, Any]]
 ) -> dict[str, Any]:
-    """Return a record of what is studied.
+    """Return a record of the study: its model, parameters, options, and digests of other arguments.
 
-    A later call compares it with its own, to see whether the folder has the same study.
+    A later call compares its own record with this one, to see whether the folder has the same study.
     """
     sources = {what: source_of(function) for what, (function, _) in template.functions().items()}
     given = {name: value for name, value in template.given.items() if name not in sources}
     rules = given.pop("rules", None)
-    # An argument that was not given has "". An argument that was given, but has no digest, differs from that.
+    # The digest of an argument that was not given is "". It is None for an argument that was given, but of which no
+    # digest can be made.
     inputs = {name: "" if value is None else content_digest(value) for name, value in given.items()}
     if rules is not None:
         inputs["rules"] = content_digest([(name_of(rule), vars(rule)) for rule in rules])
     collect = template.options["collect"]
-    if callable(collect):
-        sources["collect"] = source_of(collect)
+    if (function := function_of(collect)[0]) is not None:
+        sources["collect"] = source_of(function)
     options = {
         name: value for name, value in template.options.items() if name not in ("collect", "concurrency", "calls")
     }
@@ -297,7 +320,7 @@ def _record(
         "parameters": [*design[0].row],
         "outcomes": [name for name, _ in functions if name],
         "counts": [each.name for each in aggregates_of(collect) if isinstance(each, Count)],
-        "options": options | {"collect": [*map(_told, aggregates_of(collect))]},
+        "options": options | {"collect": [*map(_told, aggregates_of(collect)), *_rows_of(collect)]},
         "sources": sources,
         "inputs": inputs,
     }
@@ -305,7 +328,14 @@ def _record(
 
 def _told(aggregate: Aggregate) -> str:
     of = source_of(aggregate.of) if callable(aggregate.of) else repr(aggregate.of)
-    return f"{aggregate!r}, of={of}, living={aggregate.living}"
+    among = "" if aggregate.among is None else f", among={[*aggregate.among]}"
+    return f"{aggregate!r}, of={of}, living={aggregate.living}{among}"
+
+
+def _rows_of(collect: object) -> list[str]:
+    """Return a text that lists the agents for which a function in `collect` is called; [] if these are all agents."""
+    among = function_of(collect)[1]
+    return [] if among is None else [repr([*among])]
 
 
 def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[PlannedRun]) -> None:
@@ -347,7 +377,7 @@ def _carry_out(
     *,
     progress: bool,
 ) -> None:
-    """Carry out the runs that are left, and write all into the study's final files."""
+    """Carry out the runs that have no result yet, and write all runs into the study's final files."""
     there = files.runs(record)
     left = [run for run in design if run.key not in there or there[run.key].died]
     if left:
@@ -362,16 +392,18 @@ def _carry_out(
 
 
 class _Tasks:
-    """The tasks of a study that wait for a worker: runs, or the beginnings that runs share, and then their rests.
+    """The tasks of a study that wait for a worker: whole runs, or first steps that runs share, and then later steps.
 
-    The rests of a beginning come before the next beginning, so that few beginnings are in memory.
+    The shared first steps are a beginning, and the later steps of a run are its rest. All rests of one beginning come
+    before the next beginning, so that few beginnings are in memory.
     """
 
     def __init__(self, left: Sequence[PlannedRun], shared_steps: _SharedSteps | None) -> None:
         self._shared = shared_steps
         self._waiting: list[Task] = [*reversed(left)]
         self._runs: dict[str, list[PlannedRun]] = {}  # by the key of their beginning
-        self._calls: dict[str, tuple[int, int]] = {}  # those of a beginning count with its first run
+        # By the key of a beginning, its calls, which are counted with the first run that goes on from the beginning.
+        self._calls: dict[str, tuple[int, int]] = {}
         if shared_steps is not None:
             self._waiting = []
             for planned in left:
@@ -392,7 +424,10 @@ class _Tasks:
         self._waiting.append(task)
 
     def ended(self, task: Task, ended: EndedRun) -> Iterator[tuple[PlannedRun, EndedRun]]:
-        """Yield the runs that have ended with a task: after a beginning that failed, those that share it."""
+        """Yield the runs that have ended because a task has ended.
+
+        If a shared beginning failed, all its runs have ended.
+        """
         if isinstance(task, PlannedRun):
             yield task, ended
         elif isinstance(task, ForkedRun):
@@ -440,7 +475,7 @@ def _died(row: Row) -> str:
 
 
 class _EndedRuns:
-    """Runs that have ended, on their way to the folder."""
+    """Runs that have ended, and will be written into the folder together."""
 
     def __init__(self, files: StudyFolder) -> None:
         self._files = files
@@ -467,7 +502,7 @@ class _EndedRuns:
 
 
 class StudyProgress(ProgressLine):
-    """Display of how many runs of a study have ended, how many failed, of the time left, and of the calls saved."""
+    """Display of a study's progress: how many runs have ended and failed, the time left, how many calls were saved."""
 
     def __init__(self, total: int, left: int, *, shown: bool) -> None:
         super().__init__(total, shown=shown)
@@ -476,7 +511,7 @@ class StudyProgress(ProgressLine):
         self._begun = time.monotonic()
 
     def count(self, *, failed: bool, saved: int = 0) -> None:
-        """Count a run that has ended, and the calls that the store has saved it."""
+        """Count a run that has ended, and the calls for which the run found an answer in the store."""
         self._done += 1
         self._failed += failed
         self._saved += saved

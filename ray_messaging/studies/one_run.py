@@ -16,16 +16,17 @@ from ray_messaging.cluster.run.local_run import Part, run_part
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.errors import ConfigError, StepFailed
-from ray_messaging.model.aggregates import aggregates_of
+from ray_messaging.model.collect import aggregates_of
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.model.series_columns import STEP, is_text
 from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 from ray_messaging.studies.by_name import bound, values_of
 from ray_messaging.studies.design import KEY, REPLICATE, TAKEN, PlannedRun, plain_value
 
-OF_THE_BEGINNING = "agents", "groups"  # With `start`, a run has these from its first step to its last one.
+# These two arguments, and `start`, are used when a run begins, and hold for all its steps.
+OF_THE_BEGINNING = "agents", "groups"
 # These arguments may be functions of a row of parameters.
-OF_THE_ROW = "agents", "until", "graph", "shared", "rules", "groups"
+OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -41,18 +42,21 @@ class EndedRun(NamedTuple):
     error: str | None = None
     series: bytes | None = None
     calls: tuple[int, int] = 0, 0  # remembered calls that the run has made, and that the store has saved
-    end: bytes | None = None  # of a BeginningRun: that with which other runs go on
+    end: bytes | None = None  # of a BeginningRun: the state from which other runs go on
 
 
 class BeginningRun(NamedTuple):
-    """The steps before `step` of runs that begin alike; `planned` has the parameters that these steps have."""
+    """The steps before `step`, which several runs share. `planned` has the parameters of these steps."""
 
     planned: PlannedRun
     step: int
 
 
 class ForkedRun(NamedTuple):
-    """The rest of a run; `before` is the row of its beginning, which is in `beginning`."""
+    """The steps of a run from `step` on.
+
+    `beginning` is the state after the steps before; `before` has their parameters.
+    """
 
     planned: PlannedRun
     before: PlannedRun
@@ -65,10 +69,10 @@ Task = PlannedRun | BeginningRun | ForkedRun  # what a worker is given
 
 @dataclass(frozen=True)
 class RunTemplate:
-    """What all runs of a study have in common.
+    """The facts that are the same for all runs of a study.
 
     `given` maps the arguments of a run to their values, or for those in OF_THE_ROW to functions of the row. `outcomes`
-    has functions of a run's result: by name, or under "" those that return a dict.
+    has functions of a run's result, each with its name; the name is "" for a function that returns a dict.
     """
 
     model: Callable[..., Any] | Mapping[str, Callable[..., Any]]
@@ -82,8 +86,15 @@ class RunTemplate:
         found = {name: (each, 2) for name, each in functions_in("model", self.model)}
         if self.start is not None:
             found |= {name: (each, 1) for name, each in functions_in("start", self.start)}
-        found |= {name: (self.given[name], 0) for name in OF_THE_ROW if callable(self.given.get(name))}
+        found |= {name: (self.given[name], self.values_of(name)) for name in OF_THE_ROW if callable(self.given[name])}
         return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
+
+    def values_of(self, name: str) -> int:
+        """Return how many arguments a function in `given` gets besides parameters.
+
+        A condition gets the collected values.
+        """
+        return int(name == "until" and self.given["max_steps"] is not None)
 
 
 def carry_out(template: RunTemplate, task: Task) -> EndedRun:
@@ -110,21 +121,21 @@ def _result(template: RunTemplate, task: Task) -> tuple[Part, dict[str, Any]]:
     planned = task if isinstance(task, PlannedRun) else task.planned
     values = values_of(planned)
     first = values_of(task.before) if isinstance(task, ForkedRun) else values
-    given = {
-        name: bound(value, 0, first if name in OF_THE_BEGINNING else values)()
-        if name in OF_THE_ROW and callable(value)
-        else value
-        for name, value in template.given.items()
-    }
+    given = dict(template.given)
+    for name, value in template.given.items():
+        if name in OF_THE_ROW and callable(value):
+            function = bound(value, template.values_of(name), first if name in OF_THE_BEGINNING else values)
+            given[name] = function if template.values_of(name) else function()
     options = dict(template.options)
-    calls, until = options.pop("calls", None), given.pop("until")
+    calls, most = options.pop("calls", None), "max_steps" if callable(given["until"]) else "until"
     if isinstance(task, BeginningRun):
-        until = task.step
-    elif isinstance(task, ForkedRun) and until <= task.step:
-        raise ConfigError(f"until={until!r} must be above vary_from={task.step}, as the row's own steps begin there")
+        given[most] = task.step
+    elif isinstance(task, ForkedRun) and given[most] <= task.step:
+        raise ConfigError(
+            f"{most}={given[most]!r} must be above vary_from={task.step}, as the row's own steps begin there"
+        )
     part = run_part(
         bound(template.model, 2, values),
-        until=until,
         options=RunOptions(None if template.start is None else bound(template.start, 1, first), **options),
         seed=planned.seed,
         calls=calls,
@@ -180,7 +191,7 @@ def _last_aggregates(template: RunTemplate, result: Result) -> dict[str, Any]:
 
 
 def _digest(result: Result) -> str:
-    """Return a digest of the run: of its last messages and of all states."""
+    """Return a digest of the run: of its steps' count, of its last messages, and of all final states."""
     whole = [result.steps, [*result.digests.items()], [*result.states.items()]]
     return blake2b(encode_exactly(whole, "the states"), digest_size=16).hexdigest()
 

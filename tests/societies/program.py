@@ -7,6 +7,7 @@ from pprint import pformat
 from zlib import crc32
 
 NOBODY = (999, "nobody")
+PLACE = "(3, 4)"  # the id of an agent that is given as a tuple
 TEXTS = ("mild", "rude", "odd", "tag", "a long text of more than forty bytes in all")
 AUDIENCES = ("friends", "club", "near", "*")
 SUBTOPICS = ("agent-chat", "user-chat", "gossip")  # few agents listen to gossip
@@ -34,7 +35,7 @@ def program(seed, features=FEATURES):
     draw = random.Random(f"society {seed}")
     has = {name: name in features and draw.random() < 0.6 for name in sorted(features)}
     count, steps = draw.randint(3, 9), draw.randint(2, 6)
-    agents = [*range(count), *(["ann", "b:1"] if has.get("names") else [])]
+    agents = [*range(count), *(["ann", "b:1", *([PLACE] if seed % 3 == 0 else [])] if has.get("names") else [])]
     made = {
         "seed": seed,
         "agents": agents,
@@ -50,6 +51,7 @@ def program(seed, features=FEATURES):
         "outside": [],
         "deaths": [],
         "collect": draw.choice(["agents", "steps"]) if has.get("collect") else None,
+        "chosen": chosen(seed, agents) if has.get("collect") else None,
         "fork": None,
     }
     writer = Writer(draw, made, has)
@@ -60,6 +62,17 @@ def program(seed, features=FEATURES):
         victims = draw.sample(VICTIMS, draw.randint(1, 3))
         made["deaths"] = [[draw.randrange(steps), draw.choice(agents), victim] for victim in victims]
     return made
+
+
+def chosen(seed, agents):
+    """Return the agents of which something is collected by itself; in every other program None."""
+    draw = random.Random(f"chosen {seed}")
+    return draw.sample(agents, draw.randint(1, len(agents))) if draw.random() < 0.5 else None
+
+
+def chosen_in(made):
+    """Return those of the chosen agents that a program still has, or None."""
+    return [agent for agent in made["chosen"] or () if agent in made["agents"]] or None
 
 
 def forked(made):

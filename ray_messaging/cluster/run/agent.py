@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id, check_name
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.kinds import Kinds
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
@@ -33,7 +33,7 @@ from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.moved_agents import Arrival
-from ray_messaging.steps.random_numbers import StepGenerators
+from ray_messaging.steps.random_numbers import StepGenerators, step_generator
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_inbox import EVERYBODY
 
@@ -97,6 +97,18 @@ class Agent:
         return found
 
     @property
+    def step_rng(self) -> np.random.Generator:
+        """Return a random number generator of this step, which gives all agents the same numbers, such as the weather.
+
+        It depends on the seed and the step only, and begins anew for each agent.
+        """
+        drawn, mine = self._society.drawn, ~self._place
+        found = drawn.get(mine)
+        if found is None:
+            found = drawn[mine] = step_generator(self._society.seed, self._society.number)
+        return found
+
+    @property
     def blocked(self) -> Sequence[BlockedSend]:
         """Return the messages of the agent that rules blocked in the previous step, each with rule and reason.
 
@@ -104,7 +116,14 @@ class Agent:
         """
         return () if self._society.step is None else self._society.step.blocked.of(self._place)
 
-    def send(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> None:
+    def send(
+        self,
+        to: AgentId | tuple[Any, ...],
+        payload: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        deliver_at: int | None = None,
+    ) -> None:
         """Send a message, which is read in the next step or in step `deliver_at`.
 
         Raises the same errors as `Step.send`.
@@ -117,12 +136,19 @@ class Agent:
         """Send one message to all hearers of this agent in an audience. Raises the same errors as `Step.broadcast`."""
         self._open_step.broadcast(self.id, audience, payload, subtopic=subtopic, deliver_at=deliver_at)
 
-    def ask(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> str:
+    def ask(
+        self,
+        to: AgentId | tuple[Any, ...],
+        payload: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        deliver_at: int | None = None,
+    ) -> str:
         """Ask an agent; return the question's id. The answer has this id as `in_reply_to`.
 
         Raises the same errors as `Step.ask`.
         """
-        return self._open_step.ask(self.id, to, payload, subtopic=subtopic, deliver_at=deliver_at)
+        return self._open_step.ask(self.id, check_id(to), payload, subtopic=subtopic, deliver_at=deliver_at)
 
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
         """Answer a question in this step's inbox.
@@ -155,12 +181,12 @@ class Agent:
         This is for calls that cost money or vary, such as calls of a language model; await it in an async model. Calls
         are equal if the same agent makes them in the same step, of a function with the same qualified name, with equal
         arguments. If an agent makes several equal calls in a step, each has its own result. If msgpack cannot encode a
-        call's arguments, the call is known by its place among the agent's other such calls of the function. The result
+        call's arguments, the call is known by its place among all such calls of the function by the agent. The result
         is an equal copy of what the function returned. A plain function runs in a thread. An exception is not kept.
         With `Calls(store=)` calls of the same content are made once, whoever makes them: see `by_content`.
 
         Raises: what the function raises; ConfigError outside of an async model, and with a store for a call whose
-        content cannot be told; InvalidPayload, which names the part,
+        content cannot be compared; InvalidPayload, which names the part,
         for a result that cannot be stored exactly; PayloadTooLarge for a result above MessagingConfig.payload_bytes.
         """
         calls = self._society.calls
@@ -227,10 +253,11 @@ class AgentLoop:
         self.open_step: Step | None = None  # the step while the model's function may send
         self.number = START  # the number of the step
         self.send: Callable[..., None] = self._refuse  # the function by which agents send in the step
-        self.last_step: int | None = None  # the last step that ran here to its end, after which the states are
+        # the last step that this process ran to its end; the states are the states after this step
+        self.last_step: int | None = None
         self.calls: RememberedCalls | None = None  # the remembered calls of the step
         self.change = NO_CHANGE
-        self.records_calls = False  # the step keeps its remembered calls for an event log
+        self.records_calls = False  # True: the step keeps its remembered calls for an event log
         self.call_settings = NO_LIMITS
         self.call_gate: CallGate | None = None
         self.call_store: CallStore | None = None
@@ -242,7 +269,8 @@ class AgentLoop:
         self.moves: dict[AgentId, str] = {}  # the agents that move after this step, and to which group
         self.staying: set[int] = set()  # the places of the agents that asked to stay active
         self._only_active = only_active
-        self._active: list[int] = []  # with `only_active`: the places of agents that are called without messages
+        # With `only_active`: the places of the agents that are called even without messages.
+        self._active: list[int] = []
         self._forms: list[msgspec.Raw] = []  # with `only_active`: the encoded states, once all were encoded
         self._places = NO_PLACES
         self._group = group
@@ -254,7 +282,7 @@ class AgentLoop:
         self._agents: list[Agent] = []
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # the step's random numbers, by the agents' places
-        self.drawn: dict[int, np.random.Generator] = {}  # the generators that agents asked for
+        self.drawn: dict[int, np.random.Generator] = {}  # the generators that agents asked for; ~place: of the step
         self._stopped: list[int] = []  # the places of the agents that have stopped
         self._model_thread = thread or ModelThread()
         self._holder = Holder(group)
@@ -300,7 +328,7 @@ class AgentLoop:
             await self._calls.run(zip(agents, step.inboxes(called), strict=True))
         finally:
             self._calls = None
-        if (error := self._broken) is not None:  # even if the model has caught the error
+        if (error := self._broken) is not None:  # the step must fail even if the model has caught the error
             raise error
         if self.calls is not None and self.records_calls:
             step.keep_calls(encode_calls(self.calls.records()))
@@ -321,7 +349,8 @@ class AgentLoop:
                 except InvalidPayload as error:
                     raise self._failed(agent, error, "states=") from error
                 self._active.append(agent._place)
-        self._forms = []  # an agent that has stopped is not called, but its state has changed
+        # So that all states are encoded again: an agent that has stopped is not called, but its state may have changed.
+        self._forms = []
 
     def _called(self, step: Step) -> NDArray[np.intp] | slice:
         """Return the places of the agents for which the model is called."""
@@ -332,7 +361,10 @@ class AgentLoop:
         return np.flatnonzero(called)
 
     async def end(self) -> None:
-        """End the step that runs. Return when its remembered calls in flight have ended, or their time is over."""
+        """End the step that runs.
+
+        Return when its remembered calls in flight have ended, or their time limit has passed.
+        """
         if self._calls is not None:
             await self._calls.end_and_wait(Closed(f"the run of group {self._group!r} has ended"))
 

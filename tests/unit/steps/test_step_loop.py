@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from support.step_faults import commit_in_parts
 from support.stepped import begin_steps
 
 from ray_messaging.errors import Fenced
@@ -55,6 +56,31 @@ async def test_a_loop_that_stands_keeps_its_driver_until_it_is_closed(messagers)
     assert (await store.progress()).groups["all"].driver is None
     assert len(attempts) == 1
     assert seen == [(0, []), *((number, [{"n": number - 1}]) for number in range(1, 5))]
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+async def test_a_group_that_writes_only_to_itself_reads_no_box(messagers, monkeypatch, in_parts):
+    host, store = await driven(messagers)
+    if in_parts:
+        commit_in_parts(monkeypatch)
+    seen, read = [], set()
+
+    def noting(call):
+        def noted(box, *args):
+            read.add(box)
+            return call(box, *args)
+
+        return noted
+
+    for name in ("read_box", "open_box"):
+        monkeypatch.setattr(store, name, noting(getattr(store, name)))
+    async for step in step_loop.step_loop(host.engine).steps(until=5):
+        seen.append([message.payload["n"] for message in step.messages])
+        step.send(1, 2, {"n": step.number})
+        if step.number == 0:
+            step.send(1, 1, {"n": 10}, deliver_at=3)
+    assert seen == [[], [0], [1], [10, 2], [3]]
+    assert read == {"all@0", "all@3"}  # the first box, and one that has messages of an earlier step too
 
 
 async def test_a_loop_that_stands_is_fenced_by_another_driver(messagers):

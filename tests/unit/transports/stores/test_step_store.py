@@ -667,6 +667,36 @@ async def test_a_box_comes_with_the_news_that_are_awaited_from_the_close_on(step
     await reader.end()
 
 
+async def test_frames_that_this_process_has_written_are_not_read_again(steps, monkeypatch):
+    await steps.begin(StepSettings(groups=1))
+    a = await member(steps, "a")
+    await a.open(0)
+    await a.send("a@1", b"one")
+    await a.send("a@1", b"two")
+    covers = (await a.close(go_on=True)).following.covers
+    read = await BoxReader(steps, "a@1").covered(covers)
+    no_more_calls(steps, monkeypatch)
+    reader = BoxReader(steps, "a@1")
+    reader.hand_over([frame._replace(entry="") for frame in read])
+    assert [frame.frame for frame in await reader.covered(covers)] == [b"one", b"two"]
+
+
+async def test_frames_of_others_are_read_with_those_that_this_process_has_written(steps):
+    a, b = await open_pair(steps)
+    await a.send("a@1", b"one")
+    own = await steps.read_box("a@1")
+    await b.send("a@1", b"two")
+    for actor in (b, a):
+        closed = await actor.close(go_on=True)
+    reader = BoxReader(steps, "a@1")
+    reader.hand_over(own)
+    assert [frame.frame for frame in await reader.covered(closed.following.covers)] == [b"one", b"two"]
+    dead = [own[0]._replace(tag=own[0].tag._replace(attempt=a.attempt + 1), frame=b"dead")]
+    reader = BoxReader(steps, "a@1")
+    reader.hand_over(dead)
+    assert [frame.frame for frame in await reader.covered(closed.following.covers)] == [b"one", b"two"]
+
+
 async def test_news_of_something_else_do_not_make_a_part_of_a_box_pass_for_all(steps, another):
     a, b = await open_pair(steps)
     b.steps = another.steps
