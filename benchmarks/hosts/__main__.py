@@ -1,13 +1,13 @@
 """Messages and steps between three hosts on this machine, beside plain Ray, by turns in one run.
 
-    python -m benchmarks.hosts                    # all links, 3 rounds: 6 to 9 minutes on two cores
+    python -m benchmarks.hosts                    # all links, 3 rounds: 12 to 15 minutes on two cores
     python -m benchmarks.hosts --rounds 1 --link "10 ms"
     python -m benchmarks.hosts --part step --json
 
 The hosts are namespaces, and the links a program with delay, loss and rate: Linux, root, iproute2 and gcc
-(tests/support/hosts.py). Server and interceptor are on a, the sender on b, the receiver on c. A time is a median in ms,
-and in round trips of the link; a ratio is that to plain Ray in the same round, its median over the rounds. All
-processes share the processors of this machine: at 0 ms they are what is measured.
+(tests/support/hosts.py). Server and interceptor are on a, the sender on b, the receiver on c. A rate is the median of
+five windows, a time a median in ms, and in round trips of the link; a ratio is that to plain Ray in the same round, its
+median over the rounds. All processes share the processors of this machine: at 0 ms they are what is measured.
 """
 
 import argparse
@@ -56,6 +56,7 @@ class Part(NamedTuple):
 
 
 OURS = "ray_messaging"
+AWAITING = 1_000  # the agents that await one message after the other: WEST in society.py
 LINKS = (
     Link("0 ms", 0),
     Link("1 ms", 1),
@@ -121,6 +122,8 @@ def cell(link: Link, line: Line, plain: Line) -> str:
     """Return what the table says of a side: its time or rate, and its ratio to plain Ray's."""
     if line.unit != "ms":
         said = f"{line.median:,.0f}/s"
+        if link.rtt_ms and line.part.startswith("awaited"):  # each agent waits for as long as all agents take
+            said += f", {1e3 * AWAITING / line.median / link.rtt_ms:.2f} RTT a call"
     elif link.rtt_ms:
         said = f"{line.median:.1f} ms, {line.median / link.rtt_ms:.2f} RTT"
     else:
@@ -148,7 +151,7 @@ def main() -> None:
     parser.add_argument("--link", action="append", choices=[link.name for link in LINKS], help="only this; repeatable")
     parser.add_argument("--part", action="append", choices=[part.name for part in PARTS], help="only this; repeatable")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.7, help="of a rate")
+    parser.add_argument("--seconds", type=float, default=0.7, help="of each of the five windows of a rate")
     parser.add_argument("--messages", type=int, default=8, help="lone messages in a round")
     parser.add_argument("--steps", type=int, default=14, help="in a round")
     parser.add_argument("--json", action="store_true", help="print JSON rather than the table")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -30,6 +31,7 @@ _BLOCK_S = 5.0
 # nothing else while it copies the frames.
 _FRAMES, _READ_BYTES = 32, 2 * 2**20
 _NEAR_S = 0.002  # A server is near if the first byte of an answer takes less time than this.
+_WAITS = 8  # The shortest of this many latest waits counts.
 _TIMES = 8  # A read from a far server takes at most this many times as much as a read from a near server.
 _FRAME_BYTES = 64 * 2**10  # the assumed size of the first frame in bytes
 # Decoding must not block the event loop for longer than this, in seconds.
@@ -70,6 +72,8 @@ class ReadSize:
         # The most rows, and the most bytes, of a frame in the last read.
         self._rows, self._bytes = frame_rows, _FRAME_BYTES
         self._times = 1
+        # A busy machine delays the answers of a near server too, but not all of them.
+        self._waits = deque[float](maxlen=_WAITS)
 
     def frames(self, capacity: int) -> int:
         """Return the most frames of the next read, if the inbox has room for `capacity` messages."""
@@ -82,6 +86,8 @@ class ReadSize:
 
     def adapt(self, waited_s: float, came_s: float) -> None:
         """Adapt the size after a full read: `waited_s` until its first byte, `came_s` for the other bytes."""
+        self._waits.append(waited_s)
+        waited_s = min(self._waits)
         if waited_s < _NEAR_S or came_s > 4 * waited_s:
             self._times = max(1, self._times // 2)
         elif came_s < 2 * waited_s:

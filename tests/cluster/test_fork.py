@@ -169,7 +169,7 @@ def test_a_step_that_must_repeat_and_does_not_is_named(ended, tmp_path):
     with forked(folder, tmp_path / "other", 8, 5) as messaging, pytest.raises(NotRepeatable) as caught:
         ran(messaging, STEPS, model=other)
     assert (caught.value.step, caught.value.agent) == (6, 8)
-    assert '{"word":"new"} here, and missing there' in str(caught.value)
+    assert '{"word":"new"} in the fork, and missing in the parent' in str(caught.value)
 
 
 @pytest.mark.long

@@ -395,7 +395,7 @@ class DrivenGroup:
     async def run(self, until):
         while True:
             self.task = asyncio.create_task(
-                self.actor.run(None, self.plan.name, self.inputs, until, until, with_states=True)
+                self.actor.run(self.plan.name, [known((None, self.inputs))], until, until, with_states=True)
             )
             try:
                 return await self.task

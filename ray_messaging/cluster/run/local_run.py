@@ -260,7 +260,9 @@ async def _run(
 
         async def go_on(last: int, **asked: bool) -> Sequence[GroupResult]:
             groups = zip(actors, plans, inputs, strict=True)
-            running = [actor.run(None, plan.name, given, last, _TURN, **asked) for actor, plan, given in groups]
+            running = [
+                actor.run(plan.name, [_known((None, given))], last, _TURN, **asked) for actor, plan, given in groups
+            ]
             calls[:] = [asyncio.create_task(_with_others(each, actors, store)) for each in running]
             await _all_done(calls, supervising, lambda: _show(store, line, ending.most))
             return [call.result() for call in calls]

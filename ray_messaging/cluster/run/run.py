@@ -211,7 +211,9 @@ class Run(AbstractContextManager["Run"]):
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
             stranger = next(iter(strangers))
             raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
-        self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent, change)
+        given = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent, change)
+        # The groups get a reference, which Ray does not resolve in a list.
+        self._given = [sent("the run", (messaging, given))]
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})
         self._open = True
         self._spent = False
@@ -250,7 +252,7 @@ class Run(AbstractContextManager["Run"]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"Run(step {self.step}, {len(self._inputs.plans):,} groups{'' if self._open else ', closed'})"
+        return f"Run(step {self.step}, {len(self._actors):,} groups{'' if self._open else ', closed'})"
 
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
         """Let n more steps run; return the first step that did not run. After Ctrl-C no further step begins.
@@ -297,8 +299,7 @@ class Run(AbstractContextManager["Run"]):
 
             def go_on(last: int, **asked: bool) -> None:
                 refs[:] = [
-                    actor.run.remote(self._messaging, name, self._inputs, last, turn, **asked)
-                    for name, actor in self._actors.items()
+                    actor.run.remote(name, self._given, last, turn, **asked) for name, actor in self._actors.items()
                 ]
 
             looks, calls = ending.condition is not None, Counter[str]()

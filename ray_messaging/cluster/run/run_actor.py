@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -123,6 +123,7 @@ class RunActor:
         self._stands = False  # no call of `run` is under way, and the loop waits for the next call
         self._society: AgentLoop | CrowdSociety | None = None
         self._homes: Homes | None = None
+        self._parent_calls: str | None = None
         self._watch: ModelWatch | None = None
         self._told = told
         self._limit_calls_here = limit_calls
@@ -150,9 +151,8 @@ class RunActor:
 
     async def run(
         self,
-        messaging: "Messaging | None",
         group: str,
-        inputs: RunInputs,
+        given: "Sequence[Awaitable[tuple[Messaging | None, RunInputs]]]",
         until: int,
         turn: int,
         *,
@@ -162,13 +162,14 @@ class RunActor:
     ) -> GroupResult:
         """Run the steps of a group that come before step `until`; return the group's result.
 
-        Args: `turn` is the number of this call, for `end_after`. With `with_states` the result has the agents' states,
-        with `with_collected` what was collected in the last step. With `stands` the group keeps its driver for the next
-        call.
+        Args: `given` has one element, which only the first call of a process awaits: to unpickle the experiment and
+        the inputs in each call would take some milliseconds. `turn` is the number of this call, for `end_after`. With
+        `with_states` the result has the agents' states, with `with_collected` what was collected in the last step. With
+        `stands` the group keeps its driver for the next call.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
         if self._society is None:
-            await self._load(messaging, group, inputs)
+            await self._load(group, *await given[0])
         society, homes = self._society, self._homes
         assert society is not None
         assert homes is not None
@@ -178,7 +179,7 @@ class RunActor:
         if isinstance(society, AgentLoop):
             society.call_counts = counts
         try:
-            while not await self._run_steps(until, society, homes, inputs.parent_calls, stands=stands):
+            while not await self._run_steps(until, society, homes, stands=stands):
                 pass
         except BudgetSpent:
             spent = True
@@ -196,9 +197,7 @@ class RunActor:
             collected = self._collected[1] if self._collected[0] == loop.committed else None
         return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed, collected)
 
-    async def _run_steps(
-        self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, parent_calls: str | None, *, stands: bool
-    ) -> bool:
+    async def _run_steps(self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, *, stands: bool) -> bool:
         """Run the steps before `until`, unless `end_after` ends them; return False if the group needs another driver.
 
         Raises: ConnectionFailed if a step has waited for the server for as long as it may; the errors of the model.
@@ -220,7 +219,7 @@ class RunActor:
                             self._stands = True
                         break
                     again = False
-                    await self._run_step(step, loop, society, homes, parent_calls)
+                    await self._run_step(step, loop, society, homes)
         except Fenced:
             if not again:  # if this call goes on with old steps, another driver has had the group since the last call
                 raise
@@ -232,11 +231,11 @@ class RunActor:
             return False
         return True
 
-    async def _load(self, messaging: "Messaging | None", group: str, inputs: RunInputs) -> None:
+    async def _load(self, group: str, messaging: "Messaging | None", inputs: RunInputs) -> None:
         plan: GroupPlan = await inputs.plans[group]
         model, options, shared = await inputs.model, await inputs.options, await inputs.shared
         self._society = society_of(plan, model, options, shared, self._thread)
-        self._society.change = inputs.change
+        self._society.change, self._parent_calls = inputs.change, inputs.parent_calls
         self._watch = ModelWatch(model, {"shared": shared, "me.data": changeable(plan.rows)}, self._told)
         self._homes = Homes(plan, inputs.plans)
         if self._limit_calls_here is not None and isinstance(self._society, AgentLoop):
@@ -262,11 +261,9 @@ class RunActor:
                 logger.warning("group %r waits for its server, up to %g s: %s", plan.name, cut_timeout_s, error)
             await backoff.sleep()
 
-    async def _run_step(
-        self, step: Step, loop: StepLoop, society: AgentLoop | CrowdSociety, homes: Homes, parent: str | None
-    ) -> None:
+    async def _run_step(self, step: Step, loop: StepLoop, society: AgentLoop | CrowdSociety, homes: Homes) -> None:
         await homes.prepare(step.places.agents)
-        if parent is not None and loop.calls is not None:
+        if (parent := self._parent_calls) is not None and loop.calls is not None:
             from ray_messaging.eventlog.call_rows import parent_calls  # noqa: PLC0415 - brings pyarrow, 80 MB
 
             loop.calls.parent = partial(parent_calls, parent, step.number, step.places.agents)

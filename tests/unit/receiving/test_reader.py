@@ -11,7 +11,7 @@ from ray_messaging.errors import Closed
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.receiving import reader as module
 from ray_messaging.receiving.inbox import Inbox
-from ray_messaging.receiving.reader import Reader
+from ray_messaging.receiving.reader import Reader, ReadSize
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.cursors import START
 from ray_messaging.wire.frames import decode, encode
@@ -63,6 +63,28 @@ async def test_after_large_frames_it_asks_for_few_at_a_time(read_all):
     assert many > 3
     assert transport.counts[2:] == [2, many, 1]  # of larger ones than a reply one alone
     assert inbox.size == 6
+
+
+def size_after(*reads):
+    """Return how many small frames a read takes after full reads, of which each is (seconds waited, seconds came)."""
+    size = ReadSize(1)
+    size.note(1, 100)
+    for waited_s, came_s in reads:
+        size.adapt(waited_s, came_s)
+    return size.frames(10**6)
+
+
+def test_a_read_takes_more_only_while_the_wait_is_longer_than_the_bytes_come():
+    near = size_after()
+    assert size_after((0.1, 0.01)) == 2 * near
+    assert size_after(*[(0.1, 0.01)] * 9) == 8 * near
+    assert size_after((0.1, 0.01), (0.1, 0.3)) == 2 * near
+    assert size_after((0.1, 0.01), (0.1, 0.5)) == near
+    assert size_after(*[(0.1, 3.0)] * 9) == near  # a narrow link
+
+
+def test_late_answers_of_a_near_server_do_not_make_reads_larger():
+    assert size_after((0.001, 0.01), *[(0.1, 0.01)] * 7) == size_after()
 
 
 async def test_others_go_on_while_many_frames_are_decoded(read_all, monkeypatch):
