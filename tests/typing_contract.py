@@ -266,6 +266,7 @@ def in_steps(messaging: Messaging, given: Iterator[UUID]) -> None:
     messaging.run(person, agents=[np.int64(3)], until=5, graph=[np.array([1, 2]), np.array([2, 1])])
     messaging.run(person, agents=given, until=5, graph=[[np.int64(3), "ann"]])
     messaging.run(crowd, agents=range(10), until=5, by="group", collect=[Mean("mood"), Of([7], Count("side"))])
+    messaging.run(person, agents=[(0, 1)], until=lambda now: now["a"] > 1, max_steps=9, collect=Mean("a"))
     standing = messaging.start_run(person, agents=10, collect=Of([7, "ann"], mood))
     assert_type(standing, Run)
     assert_type(standing.states(), dict[int | str, dict[str, Any]])

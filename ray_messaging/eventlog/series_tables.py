@@ -60,10 +60,12 @@ def _rows(step: int, parts: Sequence[StepSeries]) -> pa.Table:
 
 
 def values_in(table: pa.Table, step: int) -> dict[str, Any]:
-    """Return what was collected in a step, by column, as `model.series.values_of` does."""
+    """Return what was collected in a step, by column, as `model.series.values_of` does; {} if nothing was."""
     rows = table.filter(pc.equal(table[STEP], step)).drop_columns([STEP])
+    if not len(rows):
+        return {}
     if AGENT not in rows.column_names:
-        return {name: values[0] for name, values in rows.to_pydict().items() if values}
+        return {name: values[0] for name, values in rows.to_pydict().items()}
     ids = rows[AGENT].to_numpy()
     if AGENT_NAME in rows.column_names:
         pairs = zip(rows[AGENT].to_pylist(), rows[AGENT_NAME].to_pylist(), strict=True)

@@ -11,6 +11,7 @@ from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.model.aggregates import Count
 from ray_messaging.model.collect import aggregates_of
 from ray_messaging.model.series import decode_series, values_of
+from ray_messaging.model.series_columns import STEP
 from ray_messaging.steps.step_loop import check_until
 
 if TYPE_CHECKING:
@@ -41,11 +42,15 @@ class Ending(NamedTuple):
         return self.condition is not None and step >= 0 and step % self.every == 0
 
     def is_fulfilled(self, step: int, values: Mapping[str, Any]) -> bool:
-        """Return whether the run ends after a step with these collected values.
+        """Return whether the run ends after a step with these collected values, which include the step.
+
+        If nothing else was collected, as in a call of `run` without `collect=`, the condition is not asked.
 
         Raises: StepFailed if the condition raises an exception; ConfigError if it does not return a bool.
         """
         assert self.condition is not None
+        if values.keys() <= {STEP}:
+            return False
         try:
             answer = self.condition(_Values(values, self.counts))
         except RAISED as error:
@@ -105,4 +110,4 @@ def ending_of(until: object, max_steps: object, options: "RunOptions") -> Ending
 
 def values_after(step: int, parts: Sequence[bytes]) -> dict[str, Any]:
     """Return the values that all groups have collected in a step, by column, from the encoded parts of the groups."""
-    return {"step": step} | values_of([decode_series(part) for part in parts if part])
+    return {STEP: step} | values_of([decode_series(part) for part in parts if part])

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from ray_messaging import Calls, ConfigError, Count, Mean, Of, StepFailed, Sum, rules, run
+from ray_messaging.cluster.run.ending import Ending, values_after
+from ray_messaging.eventlog.series_tables import series_table, values_in
 from ray_messaging.interception.rules import StepRule, StepVerdicts
 
 AGENTS = 12
@@ -147,3 +149,30 @@ def test_an_async_condition_is_told():
 
     with pytest.raises(ConfigError, match="it is async"):
         epidemic(until)
+
+
+def test_a_condition_is_not_asked_where_nothing_was_collected():
+    asked = []
+    ending = Ending(9, lambda now: asked.append(dict(now)) is None)
+    assert not ending.is_fulfilled(3, values_after(3, [b"", b""]))
+    assert not ending.is_fulfilled(3, {"step": 3} | values_in(series_table([]), 3))
+    assert asked == []
+    assert ending.is_fulfilled(3, {"step": 3, "age": 1})
+    assert asked == [{"step": 3, "age": 1}]
+
+
+@pytest.mark.parametrize("collect", [[Mean("age"), Count("name")], lambda me: dict(me.state)])
+def test_the_stored_series_has_the_values_that_the_groups_have(collect):
+    seen = {}
+
+    def grown(me, inbox):
+        me.state |= {"age": me.step / 3 + (me.id != "book"), "name": str(me.id)}
+
+    found = run(
+        grown, agents=[*range(5), "book"], until=lambda now: seen.update({now["step"]: dict(now)}) is not None,
+        max_steps=4, groups=3, collect=collect, progress=False,
+    )  # fmt: skip
+    for step, values in seen.items():
+        stored = {"step": step} | values_in(found.collected, step)
+        assert stored.keys() == values.keys()
+        assert all(np.array_equal(stored[name], value) for name, value in values.items())
